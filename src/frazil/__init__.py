@@ -1,0 +1,1 @@
+"""Frazil: an Iceberg-native streaming log."""

@@ -1,0 +1,143 @@
+"""The words of Frazil as types: names, ids, topics, acks. No I/O, no clock."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final, Literal, NewType
+
+import msgspec
+
+from frazil.errors import InvalidRequest
+
+__all__ = [
+    "Ack",
+    "AckLevel",
+    "Lane",
+    "Lsn",
+    "Offset",
+    "OffsetRange",
+    "OnFull",
+    "PartitionField",
+    "SegmentId",
+    "SyncMode",
+    "TopicId",
+    "TopicKind",
+    "TopicSpec",
+    "full_topic_name",
+    "part_name",
+]
+
+Offset = NewType("Offset", int)
+Lsn = NewType("Lsn", int)
+SegmentId = NewType("SegmentId", int)
+TopicId = NewType("TopicId", int)
+
+SyncMode = Literal["none", "periodic", "commit"]
+AckLevel = Literal["received", "fsynced", "uploaded", "committed"]
+TopicKind = Literal["message", "table"]
+Lane = Literal["shared", "dedicated"]
+OnFull = Literal["block", "expire"]
+
+NAME_PART_CHARACTERS_MAX: Final = 200
+NAMESPACE_DEFAULT: Final = "default"
+_NAME_PART: Final = re.compile(r"[\w-]+\Z")
+_PART_SUFFIX: Final = re.compile(r"-part-[0-9]+\Z")
+
+
+class Ack(msgspec.Struct, frozen=True, gc=False):
+    """What a publish returns: where its records are.
+
+    `offset` and `offset_last` are the first and last offset of the call's records in the topic;
+    `lsn` is the position of their batch in the journal's order over all topics.
+    """
+
+    offset: int
+    offset_last: int
+    lsn: int
+
+
+class OffsetRange(msgspec.Struct, frozen=True, order=True):
+    """A half-open range of offsets `[first, end)` and why it is special."""
+
+    first: int
+    end: int
+    reason: str = ""
+
+
+class PartitionField(msgspec.Struct, frozen=True):
+    """One field of a table's partition spec: a transform of a column, e.g. `bucket[16]`."""
+
+    column_id: int
+    transform: str
+
+
+class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Everything that defines a topic but its columns, which live in versioned schemas.
+
+    `partitions` > 0 makes it the parent of a partitioned topic; its parts are topics of their
+    own with `part_of` and `part_index` set. Columns are named by id, so that a rename is safe.
+    None in a limit means "as the settings say".
+    """
+
+    id: int
+    name: str
+    kind: TopicKind
+    created_us: int
+    sync: SyncMode = "commit"
+    lane: Lane = "shared"
+    primary_key: tuple[int, ...] = ()
+    partition_by: tuple[PartitionField, ...] = ()
+    partitions: int = 0
+    part_of: int = 0
+    part_index: int = -1
+    retention_us: int | None = None
+    retention_bytes: int | None = None
+    on_full: OnFull | None = None
+    version: int = 1
+    deleted_us: int = 0
+
+
+def full_topic_name(name: str) -> str:
+    """Return `name` as `/namespace/name`, in NFC; a bare name is in the namespace `default`.
+
+    Raises:
+        InvalidRequest: if it is not two parts of letters, digits, `_` and `-`.
+    """
+    if not isinstance(name, str):
+        raise InvalidRequest("topic name must be a string", got=type(name).__name__)
+    text = unicodedata.normalize("NFC", name)
+    if "/" not in text:
+        text = f"/{NAMESPACE_DEFAULT}/{text}"
+    parts = text.split("/")
+    if len(parts) != 3 or parts[0]:
+        raise InvalidRequest("topic name has the wrong shape, use /namespace/name", topic=name)
+    for part in parts[1:]:
+        _check_name_part(part, whole=name)
+    return text
+
+
+def _check_name_part(part: str, *, whole: str) -> None:
+    if not part:
+        raise InvalidRequest("topic name has an empty part, use /namespace/name", topic=whole)
+    if len(part) > NAME_PART_CHARACTERS_MAX:
+        raise InvalidRequest(
+            "topic name is too long", topic=whole, characters_max=NAME_PART_CHARACTERS_MAX
+        )
+    if not _NAME_PART.match(part):
+        raise InvalidRequest(
+            "topic name may have letters, digits, '_' and '-' only, as /namespace/name",
+            topic=whole,
+        )
+    if part.startswith("_"):
+        raise InvalidRequest("names that start with '_' are reserved", topic=whole)
+
+
+def part_name(name: str, index: int) -> str:
+    """Return the name of part `index` of the partitioned topic `name`."""
+    return f"{name}-part-{index}"
+
+
+def is_part_name(name: str) -> bool:
+    """Tell whether `name` looks like a part of a partitioned topic."""
+    return _PART_SUFFIX.search(name) is not None
