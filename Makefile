@@ -1,0 +1,64 @@
+# `make help` lists what there is. Nothing but Python 3.11-3.13 (with venv) and make is needed.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+DATA ?= ./data
+NAME ?= log
+SECONDS ?= 60
+SEEDS ?= 100000
+KILLS ?= 500
+JOBS ?= 2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTEST := $(PY) -m pytest
+# Product code runs with assertions on, whatever the shell has set.
+unexport PYTHONOPTIMIZE
+
+.PHONY: help run test test-times check bench crash fuzz soak clean environment environment-dev static
+
+help: ## Show this list
+	@echo "usage: make TARGET [NAME=value ...]"
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
+
+run: environment ## Install and start the guided run in DATA=./data
+	@$(VENV)/bin/frazil demo --data "$(DATA)"
+
+test: environment-dev static ## Install and run every check and all tests
+	@$(PYTEST) tests -n $(JOBS) --dist worksteal
+
+test-times: environment-dev ## Run the suites one by one; print each one's time and its share
+	@$(PY) scripts/test_times.py --jobs $(JOBS)
+
+check: environment-dev static ## Format, lint, types, layers, unit + contract + property tests
+	@$(PY) scripts/run_suites.py --jobs $(JOBS) unit contract property
+
+bench: environment-dev ## Run the benchmark NAME=log
+	@$(PY) bench/$(NAME).py
+
+crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n, exhaustive damage
+	@FRAZIL_CRASH_SEEDS=$(SEEDS) FRAZIL_CRASH_KILLS=$(KILLS) FRAZIL_EXHAUSTIVE=1 \
+		$(PYTEST) tests/crash -m "crash_long or not crash_long" --timeout 0 -n $(JOBS) --dist worksteal
+
+fuzz: environment-dev ## Fuzz every decoder for SECONDS=n
+	@$(PY) -m tests.fuzz.run --seconds $(SECONDS)
+
+soak: environment-dev ## Hours of load with checks on memory, disk and order
+	@$(PY) bench/soak.py
+
+clean: ## Remove the environment and caches; ./data stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests bench scripts -type d -name __pycache__ -prune -exec rm -rf {} +
+
+static:
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports
+
+environment:
+	@sh scripts/environment.sh run "$(PYTHON)"
+
+environment-dev:
+	@sh scripts/environment.sh dev "$(PYTHON)"

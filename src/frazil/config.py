@@ -1,0 +1,327 @@
+"""The settings: one frozen tree, checked whole before anything starts.
+
+A value comes from the defaults below, a YAML file, the environment (`FRAZIL_LOG__SYNC`) or a flag,
+each over the one before. Unknown keys, wrong types and contradictions are `InvalidRequest`, with
+the key, the nearest valid key, and where it was set. `Settings()` is the defaults alone: it never
+looks at the environment, `load_settings` does.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+from pydantic import ValidationError as TreeError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from frazil.config_sections import (
+    LogSettings,
+    MetadataSettings,
+    ProducerSettings,
+    Section,
+    SettingInfo,
+    TelemetrySettings,
+    TopicSettings,
+    setting,
+    setting_info,
+)
+from frazil.config_sources import (
+    ENVIRONMENT_PREFIX,
+    NESTED_DELIMITER,
+    Entry,
+    environment_entries,
+    environment_name,
+    flag_entries,
+    read_settings_file,
+)
+from frazil.errors import InvalidRequest
+from frazil.units import DURATION_PATTERN, SIZE_PATTERN
+
+__all__ = [
+    "LogSettings",
+    "MetadataSettings",
+    "ProducerSettings",
+    "SettingInfo",
+    "Settings",
+    "TelemetrySettings",
+    "TopicSettings",
+    "describe",
+    "json_schema",
+    "load_settings",
+]
+
+SEGMENT_OVERHEAD_BYTES: Final = 1 << 20
+"""Header, checkpoint and footer of a segment beside its largest write."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, frozen. Build it with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        env_prefix=ENVIRONMENT_PREFIX,
+        env_nested_delimiter=NESTED_DELIMITER,
+    )
+
+    data_dir: str = setting("./data", "The directory that holds the log and its metadata.")
+    log: LogSettings = Field(default=LogSettings(), description="The journal.")
+    topics: TopicSettings = Field(default=TopicSettings(), description="Topics and messages.")
+    producers: ProducerSettings = Field(
+        default=ProducerSettings(), description="Idempotent producers."
+    )
+    metadata: MetadataSettings = Field(default=MetadataSettings(), description="Metadata.")
+    telemetry: TelemetrySettings = Field(
+        default=TelemetrySettings(), description="Events and metrics."
+    )
+
+    _set_at: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Keep the stock sources out: they pass over unknown names and forget origins."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        found = _contradiction(self)
+        if found is not None:
+            raise found
+        return self
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each setting was set, by dotted path; `default` for those nobody set."""
+        return {info.path: self._set_at.get(info.path, "default") for info in describe()}
+
+    def with_origins(self, origins: Mapping[str, str]) -> Self:
+        """Return the same settings, which remember where they were set."""
+        found = self.model_copy()
+        found._set_at = dict(origins)  # noqa: SLF001 - a copy of our own class
+        return found
+
+    def values(self) -> dict[str, object]:
+        """Return every setting by its dotted path, in the order of `describe`."""
+        found: dict[str, object] = {}
+        for info in describe():
+            section, _, name = info.path.rpartition(".")
+            found[info.path] = getattr(getattr(self, section) if section else self, name)
+        return found
+
+
+def load_settings(
+    *,
+    file: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """Return the settings from defaults < YAML file < environment < overrides by dotted path.
+
+    Args:
+        file: the YAML file; without it `FRAZIL_CONFIG` may name one.
+        environment: the variables to look at; the process's own without it.
+        overrides: values by dotted path, e.g. `{"log.sync": "periodic"}`.
+
+    Raises:
+        InvalidRequest: if a key is unknown, a value is wrong, or values contradict each other.
+        NotFound: if the file does not exist.
+    """
+    variables = os.environ if environment is None else environment
+    path = file if file is not None else variables.get("FRAZIL_CONFIG")
+    entries = read_settings_file(path) if path else []
+    entries += environment_entries(variables)
+    entries += flag_entries(overrides or {})
+    return _settled(entries)
+
+
+def describe() -> tuple[SettingInfo, ...]:
+    """Return every setting with its limits and one sentence about it, in the tree's order."""
+    return _INFOS
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of the YAML file, human units included."""
+    schema: dict[str, Any] = copy.deepcopy(Settings.model_json_schema(mode="validation"))
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Frazil settings"
+    for info in _INFOS:
+        section, _, name = info.path.rpartition(".")
+        node = schema if not section else schema["$defs"][_SECTIONS[section].__name__]
+        pattern = {"size": SIZE_PATTERN, "duration": DURATION_PATTERN}.get(info.kind)
+        if pattern is not None:
+            node["properties"][name] = _either(node["properties"][name], pattern)
+    return schema
+
+
+def _either(number: dict[str, Any], pattern: str) -> dict[str, Any]:
+    limits = {key: number.pop(key) for key in ("type", "minimum", "maximum") if key in number}
+    return {**number, "anyOf": [limits, {"type": "string", "pattern": pattern}]}
+
+
+def _settled(entries: Iterable[Entry]) -> Settings:
+    tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for entry in entries:
+        if entry.value is None and entry.path[0] in _SECTIONS and len(entry.path) == 1:
+            continue  # An empty section of a YAML file.
+        if entry.key not in _BY_PATH or len(entry.path) != entry.key.count(".") + 1:
+            raise _unknown(entry)
+        node = tree if len(entry.path) == 1 else tree.setdefault(entry.path[0], {})
+        node[entry.path[-1]] = entry.value
+        origins[entry.key] = entry.origin
+    try:
+        settings = Settings(**tree)
+    except TreeError as error:
+        raise _refused(error, origins) from error
+    except InvalidRequest as error:
+        raise _located(error, origins) from error
+    return settings.with_origins(origins)
+
+
+def _unknown(entry: Entry) -> InvalidRequest:
+    if entry.path[0] in _SECTIONS and len(entry.path) == 1:
+        nearest = ", ".join(path for path in _BY_PATH if path.startswith(f"{entry.key}."))
+        message = "a section takes no value, set one of its keys"
+    else:
+        nearest = _nearest(entry.key)
+        message = f"unknown setting, did you mean {nearest}?" if nearest else "unknown setting"
+    if entry.origin.startswith("environment ") and nearest in _BY_PATH:
+        nearest = environment_name(nearest)
+    return InvalidRequest(message, key=entry.key, nearest=nearest, set_at=entry.origin)
+
+
+def _nearest(key: str) -> str:
+    """Return the valid key most like `key`, by the whole path or by its last word."""
+    found = difflib.get_close_matches(key, _BY_PATH, n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    by_name = {path.rpartition(".")[2]: path for path in _BY_PATH}
+    found = difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=0.6)
+    return by_name[found[0]] if found else ""
+
+
+def _refused(error: TreeError, origins: Mapping[str, str]) -> InvalidRequest:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    key = ".".join(str(step) for step in first["loc"])
+    facts: dict[str, object] = {"key": key, "value": first["input"]}
+    info = _BY_PATH.get(key)
+    if info is not None and info.choices:
+        near = difflib.get_close_matches(str(first["input"]).lower(), info.choices, n=1)
+        facts["nearest"] = near[0] if near else "|".join(info.choices)
+    if info is not None and info.limits():
+        facts |= {"value": info.shown(first["input"]), "allowed": info.limits()}
+    if len(problems) > 1:
+        facts["further_problems"] = len(problems) - 1
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    reason = reason[:1].lower() + reason[1:]
+    facts["set_at"] = origins.get(key, "default")
+    return InvalidRequest(f"setting is refused: {reason}", **facts)
+
+
+def _located(error: InvalidRequest, origins: Mapping[str, str]) -> InvalidRequest:
+    keys = [str(error.details[name]) for name in ("key", "against") if name in error.details]
+    places = [f"{key} {origins.get(key, 'default')}" for key in keys]
+    return InvalidRequest(error.message, **{**error.details, "set_at": "; ".join(places)})
+
+
+class _Rule(NamedTuple):
+    """A relation between two settings: `wrong` tells when they contradict each other."""
+
+    message: str
+    key: str
+    against: str
+    wrong: Callable[[Settings], bool]
+
+
+_RULES: Final = (
+    _Rule(
+        "a segment must hold the largest write and 1MiB beside it",
+        "log.segment_bytes_max",
+        "log.write_bytes_max",
+        lambda s: s.log.segment_bytes_max < s.log.write_bytes_max + SEGMENT_OVERHEAD_BYTES,
+    ),
+    _Rule(
+        "the queue must hold the largest write",
+        "log.queue_bytes_max",
+        "log.write_bytes_max",
+        lambda s: s.log.queue_bytes_max < s.log.write_bytes_max,
+    ),
+    _Rule(
+        "a message must fit into one write",
+        "topics.message_bytes_max",
+        "log.write_bytes_max",
+        lambda s: s.topics.message_bytes_max > s.log.write_bytes_max,
+    ),
+    _Rule(
+        "periodic syncing needs an interval above zero",
+        "log.sync_interval_s",
+        "log.sync",
+        lambda s: s.log.sync_interval_s <= 0,
+    ),
+    _Rule(
+        "a segment must hold what is filled ahead",
+        "log.prefill_bytes",
+        "log.segment_bytes_max",
+        lambda s: s.log.prefill_bytes > s.log.segment_bytes_max,
+    ),
+    _Rule(
+        "a key must fit into a message",
+        "topics.key_bytes_max",
+        "topics.message_bytes_max",
+        lambda s: s.topics.key_bytes_max > s.topics.message_bytes_max,
+    ),
+    _Rule(
+        "the directory must have a name without zero bytes",
+        "data_dir",
+        "data_dir",
+        lambda s: not s.data_dir.strip() or "\0" in s.data_dir,
+    ),
+)
+
+
+def _contradiction(settings: Settings) -> InvalidRequest | None:
+    for rule in _RULES:
+        if not rule.wrong(settings):
+            continue
+        values = settings.values()
+        facts: dict[str, object] = {"key": rule.key, "value": _shown(values, rule.key)}
+        if rule.against != rule.key:
+            facts |= {"against": rule.against, "against_value": _shown(values, rule.against)}
+        return InvalidRequest(f"settings contradict each other: {rule.message}", **facts)
+    return None
+
+
+def _shown(values: Mapping[str, object], path: str) -> str:
+    return _BY_PATH[path].shown(values[path])
+
+
+def _infos() -> Iterator[SettingInfo]:
+    for name, field in Settings.model_fields.items():
+        if name not in _SECTIONS:
+            yield setting_info(name, field)
+            continue
+        for key, part in _SECTIONS[name].model_fields.items():
+            yield setting_info(f"{name}.{key}", part)
+
+
+_SECTIONS: Final[dict[str, type[Section]]] = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+_INFOS: Final = tuple(_infos())
+_BY_PATH: Final = {info.path: info for info in _INFOS}

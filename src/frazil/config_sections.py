@@ -1,0 +1,325 @@
+"""The sections of the settings: every field with its default, limits and one sentence.
+
+Sizes and durations take human units (`frazil.units`); texts from the environment or a flag are
+read by the same readers as values of a YAML file, and nothing else is converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from frazil.errors import InvalidRequest
+from frazil.model import OnFull, SyncMode
+from frazil.units import format_bytes, format_duration, parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+__all__ = [
+    "LogSettings",
+    "MetadataSettings",
+    "ProducerSettings",
+    "Section",
+    "SettingInfo",
+    "TelemetrySettings",
+    "TopicSettings",
+    "setting",
+    "setting_info",
+]
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+MINUTE: Final = 60.0
+HOUR: Final = 3600.0
+DAY: Final = 86400.0
+
+MESSAGE_BYTES_CAP: Final = 16 * MIB
+_TRUE: Final = ("true", "yes", "on", "1")
+_FALSE: Final = ("false", "no", "off", "0")
+
+Kind = Literal["size", "duration", "count", "ratio", "switch", "choice", "text"]
+
+
+def _read_with(parse: Callable[[object], object]) -> BeforeValidator:
+    def read(value: object) -> object:
+        try:
+            return parse(value)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from error
+
+    return BeforeValidator(read)
+
+
+def _parse_count(value: object) -> int:
+    if isinstance(value, str):
+        text = value.strip().replace("_", "")
+        if text.isascii() and text.isdigit() and len(text) <= 20:
+            return int(text)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise InvalidRequest("must be a whole number")
+
+
+def _parse_ratio(value: object) -> float:
+    try:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return float(value)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidRequest("must be a number between 0 and 1")
+
+
+def _parse_switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise InvalidRequest("must be true or false")
+
+
+Bytes = Annotated[int, _read_with(parse_bytes)]
+Seconds = Annotated[float, _read_with(parse_duration_s)]
+Count = Annotated[int, _read_with(_parse_count)]
+Ratio = Annotated[float, _read_with(_parse_ratio)]
+Switch = Annotated[bool, _read_with(_parse_switch)]
+
+
+def setting(
+    default: object, text: str, *, low: float | None = None, high: float | None = None
+) -> Any:
+    """Declare one setting; `text` is its sentence, `low` and `high` are allowed values."""
+    limits: dict[str, Any] = {} if low is None else {"ge": low, "le": high}
+    if isinstance(default, float):
+        limits["allow_inf_nan"] = False
+    return Field(default=default, description=text, **limits)
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, nothing unknown, nothing converted in silence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+class LogSettings(Section):
+    """The journal: segments, syncing, admission, retention, disk space."""
+
+    segment_bytes_max: Bytes = setting(
+        128 * MIB, "A segment is sealed when it has this many bytes.", low=64 * KIB, high=16 * GIB
+    )
+    segment_age_max_s: Seconds = setting(
+        HOUR, "A segment with data is sealed at this age.", low=0.1, high=30 * DAY
+    )
+    sync: SyncMode = setting(
+        "commit", "When a publish is acked: after its sync, before a periodic one, or without any."
+    )
+    sync_interval_s: Seconds = setting(
+        1.0, "In periodic mode the log is synced at least this often.", low=0, high=HOUR
+    )
+    sync_bytes_max: Bytes = setting(
+        10_000_000, "In periodic mode the log is also synced after so much.", low=1, high=TIB
+    )
+    marker_delay_s: Seconds = setting(
+        0.02, "An idle log writes a sync marker after this pause.", low=0, high=MINUTE
+    )
+    queue_bytes_max: Bytes = setting(
+        64 * MIB, "So many bytes may wait for the writer.", low=KIB, high=64 * GIB
+    )
+    queue_records_max: Count = setting(
+        100_000, "So many records may wait for the writer.", low=1, high=100_000_000
+    )
+    queue_wait_s: Seconds = setting(
+        5.0, "A publish waits so long for room in the queue before it is refused.", low=0, high=HOUR
+    )
+    write_bytes_max: Bytes = setting(
+        10 * MIB,
+        "One group of frames is written in pieces of at most this size.",
+        low=KIB,
+        high=GIB,
+    )
+    compression: Literal["none", "lz4", "zstd"] = setting(
+        "none", "How the bodies of frames are compressed."
+    )
+    prefill_bytes: Bytes = setting(
+        256 * KIB, "The file is filled with zeros so far ahead of the data.", low=0, high=GIB
+    )
+    reserve_offsets: Count = setting(
+        1_000_000, "So many offsets of a topic are reserved at once.", low=1, high=1 << 40
+    )
+    rows_arrow_min: Count = setting(
+        32, "A group of at least so many rows becomes an Arrow frame.", low=1, high=1_000_000
+    )
+    retention_age_s: Seconds = setting(
+        48 * HOUR, "Data that no hold needs is kept for this long.", low=0, high=36_500 * DAY
+    )
+    retention_bytes: Bytes = setting(
+        20 * GIB, "Data that no hold needs is kept up to this size.", low=0, high=1 << 60
+    )
+    retention_check_s: Seconds = setting(
+        60.0, "How often retention looks for segments to free.", low=0.01, high=DAY
+    )
+    on_full: OnFull = setting(
+        "block", "On a full disk publishers wait, or the oldest data expires."
+    )
+    ballast_bytes: Bytes = setting(
+        64 * MIB,
+        "A reserved file of this size is given up to finish work on a full disk.",
+        low=0,
+        high=TIB,
+    )
+    free_bytes_min: Bytes = setting(
+        GIB, "Publishing stops when the disk has less room than this.", low=0, high=1 << 50
+    )
+    free_ratio_min: Ratio = setting(
+        0.05, "Publishing stops when a smaller share of the disk is free.", low=0, high=0.9
+    )
+    free_check_s: Seconds = setting(
+        1.0, "How often the room on the disk is looked at.", low=0.01, high=HOUR
+    )
+    free_hysteresis_ratio: Ratio = setting(
+        0.1, "Publishing resumes when free room exceeds the mark by this share.", low=0, high=10
+    )
+    scrub_interval_s: Seconds = setting(
+        DAY, "Each sealed segment is read and verified this often.", low=1, high=3650 * DAY
+    )
+    open_files_max: Count = setting(
+        64, "So many sealed segments are kept open for readers.", low=1, high=100_000
+    )
+    read_bytes: Bytes = setting(
+        4 * MIB,
+        "A read returns pieces of about this size unless told otherwise.",
+        low=KIB,
+        high=GIB,
+    )
+    allow_network_fs: Switch = setting(
+        False, "Allow a data directory on a network file system, whose syncs may lie."
+    )
+
+
+class TopicSettings(Section):
+    """What topics and messages may look like."""
+
+    auto_create: Switch = setting(True, "A publish to an absent topic creates it.")
+    topics_max: Count = setting(10_000, "So many topics may exist.", low=1, high=10_000_000)
+    partitions_max: Count = setting(
+        256, "So many partitions may a topic have.", low=1, high=100_000
+    )
+    message_bytes_max: Bytes = setting(
+        MIB, "A message may have this many bytes.", low=1, high=MESSAGE_BYTES_CAP
+    )
+    key_bytes_max: Bytes = setting(
+        KIB, "The key of a message may have this many bytes.", low=0, high=MIB
+    )
+    attributes_max: Count = setting(
+        64, "A message may have so many attributes.", low=0, high=10_000
+    )
+    attributes_bytes_max: Bytes = setting(
+        32 * KIB, "The attributes of a message may have so many bytes together.", low=0, high=MIB
+    )
+    columns_max: Count = setting(
+        1000, "A table topic may have so many columns.", low=1, high=10_000
+    )
+    nesting_max: Count = setting(8, "Columns may be nested so deeply.", low=1, high=64)
+    future_time_max_s: Seconds = setting(
+        HOUR, "A publish time may be so far ahead of this machine's clock.", low=0, high=365 * DAY
+    )
+    delete_grace_s: Seconds = setting(
+        DAY, "The data of a deleted topic is kept so long.", low=0, high=365 * DAY
+    )
+
+
+class ProducerSettings(Section):
+    """Idempotent producers: how repeats are recognised."""
+
+    window_batches: Count = setting(
+        5, "A repeat among the last so many batches of a producer is recognised.", low=1, high=1000
+    )
+    window_age_s: Seconds = setting(
+        DAY, "A silent producer is forgotten after this time.", low=1, high=365 * DAY
+    )
+    producers_max: Count = setting(
+        100_000, "So many producers are remembered.", low=1, high=100_000_000
+    )
+
+
+class MetadataSettings(Section):
+    """What is where: the store beside the log."""
+
+    backend: Literal["sqlite", "memory"] = setting(
+        "sqlite", "Where metadata is kept; memory is rebuilt from the log at each start."
+    )
+    quick_check: Switch = setting(True, "The store's file is checked at each start.")
+
+
+class TelemetrySettings(Section):
+    """What Frazil says about itself."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "Events below this level are not written."
+    )
+    log_format: Literal["text", "json"] = setting("text", "How events are written.")
+
+
+class SettingInfo(NamedTuple):
+    """What is known about one setting."""
+
+    path: str
+    kind: Kind
+    default: object
+    minimum: float | None
+    maximum: float | None
+    choices: tuple[str, ...]
+    description: str
+
+    def shown(self, value: object) -> str:
+        """Write a value of this setting with its unit, as it may be written back."""
+        if self.kind == "size" and isinstance(value, int):
+            return format_bytes(value)
+        if self.kind == "duration" and isinstance(value, float):
+            return format_duration(value)
+        if self.kind == "switch":
+            return str(value).lower()
+        return str(value)
+
+    def limits(self) -> str:
+        """Write the allowed range, empty if there is none."""
+        if self.minimum is None or self.maximum is None:
+            return ""
+        number = float if isinstance(self.default, float) else int
+        return f"{self.shown(number(self.minimum))}..{self.shown(number(self.maximum))}"
+
+
+def setting_info(path: str, field: FieldInfo) -> SettingInfo:
+    """Read from the model what is known about the setting at `path`."""
+    reader = next((item for item in field.metadata if isinstance(item, BeforeValidator)), None)
+    low = next((item.ge for item in field.metadata if hasattr(item, "ge")), None)
+    high = next((item.le for item in field.metadata if hasattr(item, "le")), None)
+    choices = tuple(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ()
+    kind: Kind = "choice" if choices else "text"
+    if reader is not None:
+        kind = _KINDS[reader]
+    return SettingInfo(
+        path=path,
+        kind=kind,
+        default=field.default,
+        minimum=low if isinstance(low, int | float) else None,
+        maximum=high if isinstance(high, int | float) else None,
+        choices=choices,
+        description=field.description or "",
+    )
+
+
+_KINDS: Final[dict[BeforeValidator, Kind]] = {
+    get_args(Bytes)[1]: "size",
+    get_args(Seconds)[1]: "duration",
+    get_args(Count)[1]: "count",
+    get_args(Ratio)[1]: "ratio",
+    get_args(Switch)[1]: "switch",
+}

@@ -1,0 +1,182 @@
+"""Sizes and durations as people write them: `128MB`, `64MiB`, `20ms`, `1h30m`.
+
+Decimal size units are powers of 1000 (`MB` is 10^6 bytes), binary ones powers of 1024 (`MiB` is
+2^20). Arithmetic is exact: what `format_bytes` and `format_duration` write is read back unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+from frazil.errors import InvalidRequest
+
+__all__ = ["format_bytes", "format_duration", "parse_bytes", "parse_duration_s"]
+
+TEXT_CHARACTERS_MAX: Final = 64
+
+_BYTES: Final[dict[str, int]] = {
+    "PiB": 1 << 50,
+    "TiB": 1 << 40,
+    "GiB": 1 << 30,
+    "MiB": 1 << 20,
+    "KiB": 1 << 10,
+    "PB": 10**15,
+    "TB": 10**12,
+    "GB": 10**9,
+    "MB": 10**6,
+    "kB": 10**3,
+    "B": 1,
+}
+_BYTES_BY_NAME: Final = {name.lower(): size for name, size in _BYTES.items()}
+
+_SECONDS: Final[dict[str, Fraction]] = {
+    "w": Fraction(7 * 86400),
+    "d": Fraction(86400),
+    "h": Fraction(3600),
+    "m": Fraction(60),
+    "min": Fraction(60),
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
+_WHOLE: Final = (("d", 86400 * 10**9), ("h", 3600 * 10**9), ("m", 60 * 10**9))
+_SMALL: Final = (("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1))
+
+_NUMBER: Final = r"[0-9](?:_?[0-9])*(?:\.[0-9]+)?"
+_PLAIN: Final = re.compile(rf"{_NUMBER}\Z")
+_SIZE: Final = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)\Z")
+_DURATION: Final = re.compile(rf"(?:{_NUMBER}\s*[a-zµ]+\s*)+\Z")
+_DURATION_STEP: Final = re.compile(rf"({_NUMBER})\s*([a-zµ]+)")
+
+SIZE_PATTERN: Final = r"^\s*[0-9][0-9_]*(\.[0-9]+)?\s*([kKmMgGtTpP][iI]?)?[bB]?\s*$"
+DURATION_PATTERN: Final = (
+    r"^\s*([0-9][0-9_]*(\.[0-9]+)?|([0-9][0-9_]*(\.[0-9]+)?\s*(w|d|h|min|m|s|ms|us|µs|ns)\s*)+)\s*$"
+)
+
+
+def parse_bytes(value: object) -> int:
+    """Return a size in bytes from a number or a text such as `128MB`, `64MiB` or `4096`.
+
+    Raises:
+        InvalidRequest: if it is no size, is negative, or is not a whole number of bytes.
+    """
+    if isinstance(value, str):
+        size = _bytes_of_text(value)
+    else:
+        size = _fraction_of_number(value, what="size")
+    if size.denominator != 1:
+        raise InvalidRequest("size is not a whole number of bytes", value=value)
+    return int(size)
+
+
+def parse_duration_s(value: object) -> float:
+    """Return seconds from a number or a text such as `20ms`, `5m`, `48h` or `1h30m`.
+
+    Raises:
+        InvalidRequest: if it is no duration or is negative.
+    """
+    if isinstance(value, str):
+        return float(_seconds_of_text(value))
+    return float(_fraction_of_number(value, what="duration"))
+
+
+def format_bytes(count: int, *, exact: bool = True) -> str:
+    """Write a size in the largest unit that fits: `128MiB`, `10MB`, `1234B`.
+
+    Without `exact` it is rounded to three digits for a reader in a hurry: `1.23kB`.
+    """
+    if count == 0:
+        return "0B"
+    for name, size in sorted(_BYTES.items(), key=lambda item: -item[1]):
+        if count % size == 0 and size > 1:
+            return f"{count // size}{name}"
+    if exact or abs(count) < 1000:
+        return f"{count}B"
+    decimal = [item for item in _BYTES.items() if item[1] % 1000 == 0 and item[1] <= abs(count)]
+    name, size = max(decimal, key=lambda item: item[1])
+    return f"{_three_digits(count / size)}{name}"
+
+
+def format_duration(seconds: float, *, exact: bool = True) -> str:
+    """Write a duration in seconds: `20ms`, `1m30s`, `2d`.
+
+    Without `exact` it is rounded to three digits in one unit: `1.23ms`.
+    """
+    if not exact:
+        return _rounded_duration(seconds)
+    nanoseconds = Fraction(repr(float(seconds))) * 10**9
+    if nanoseconds.denominator != 1:
+        return f"{Decimal(repr(float(seconds))):f}s"
+    rest = int(nanoseconds)
+    if rest == 0:
+        return "0s"
+    words = []
+    for name, size in _WHOLE:
+        count, rest = divmod(rest, size)
+        if count:
+            words.append(f"{count}{name}")
+    if rest:
+        name, size = next(item for item in _SMALL if rest % item[1] == 0)
+        words.append(f"{rest // size}{name}")
+    return "".join(words)
+
+
+def _bytes_of_text(text: str) -> Fraction:
+    found = _SIZE.match(_checked(text, what="size"))
+    if found is None:
+        raise InvalidRequest("not a size, write a number and a unit such as 128MB", value=text)
+    number, unit = found.groups()
+    if unit and unit.lower() not in _BYTES_BY_NAME:
+        hint = f"{unit.upper()}B or {unit.upper()}iB" if len(unit) == 1 else "kB, MB, GB, KiB, MiB"
+        raise InvalidRequest(f"unknown unit of size, use {hint}", value=text)
+    return Fraction(number) * _BYTES_BY_NAME[unit.lower() or "b"]
+
+
+def _seconds_of_text(text: str) -> Fraction:
+    checked = _checked(text, what="duration")
+    if _PLAIN.match(checked):
+        return Fraction(checked)
+    if _DURATION.match(checked) is None:
+        raise InvalidRequest("not a duration, write a number and a unit such as 5m", value=text)
+    total = Fraction(0)
+    for number, unit in _DURATION_STEP.findall(checked):
+        if unit not in _SECONDS:
+            raise InvalidRequest("unknown unit of time, use ns, us, ms, s, m, h, d, w", value=text)
+        total += Fraction(number) * _SECONDS[unit]
+    return total
+
+
+def _checked(text: str, *, what: str) -> str:
+    # The limit keeps the exact arithmetic below small, whatever the text says.
+    if len(text) > TEXT_CHARACTERS_MAX:
+        raise InvalidRequest(f"{what} is too long a text", characters_max=TEXT_CHARACTERS_MAX)
+    return text.strip()
+
+
+def _fraction_of_number(value: object, *, what: str) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{what} must be a number or a text", got=type(value).__name__)
+    if not math.isfinite(value) or value < 0:
+        raise InvalidRequest(f"{what} must be a finite number of at least 0", value=value)
+    return Fraction(value)
+
+
+def _rounded_duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0s"
+    units = [("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)]
+    for name, size in units:
+        if seconds >= size:
+            return f"{_three_digits(seconds / size)}{name}"
+    return f"{_three_digits(seconds * 1e9)}ns"
+
+
+def _three_digits(value: float) -> str:
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, 3 - whole)}f}"

@@ -1,0 +1,34 @@
+"""What all suites share: profiles of hypothesis, and a report of what repeats a run."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, Verbosity, settings
+
+# Random on purpose: a run that always tries the same examples finds nothing new. The blob that
+# hypothesis prints repeats a failure, so nothing is lost by it.
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("long", settings.get_profile("ci"), max_examples=2000)
+settings.register_profile("debug", settings.get_profile("ci"), verbosity=Verbosity.verbose)
+settings.load_profile(os.environ.get("FRAZIL_TEST_PROFILE", "ci"))
+
+
+def pytest_report_header(config):
+    """Name the profile and the seed of the order, also where quiet output hides it."""
+    seed = config.getoption("randomly_seed", None)
+    profile = os.environ.get("FRAZIL_TEST_PROFILE", "ci")
+    return f"hypothesis profile={profile} order seed={seed}"
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    """Print after a failure what repeats the order of the tests."""
+    if exitstatus:
+        seed = config.getoption("randomly_seed", None)
+        terminalreporter.write_line(f"repeat this order with: --randomly-seed={seed}")
