@@ -208,9 +208,9 @@ class Inode:
             for sector, chunk in enumerate(chunks, first):
                 versions.setdefault(sector, []).append(chunk)
         size_next = pending[sizes_kept][2] if sizes_kept < len(pending) else size
-        if size_next > size and random.random() < 0.5:
+        steps = range(sector_count(size), sector_count(size_next))
+        if steps and random.random() < 0.5:
             # A long write grows the file in steps.
-            steps = range(sector_count(size), sector_count(size_next))
             size = max(size, random.choice(steps) * SECTOR_BYTES)
             _resize(sectors, size=size)
         chance = random.choice((0.1, 0.5, 0.9, 1.0))
