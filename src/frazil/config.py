@@ -219,11 +219,13 @@ def _refused(error: TreeError, origins: Mapping[str, str]) -> InvalidRequest:
     key = ".".join(str(step) for step in first["loc"])
     facts: dict[str, object] = {"key": key, "value": first["input"]}
     info = _BY_PATH.get(key)
+    if info is not None:
+        facts["value"] = info.shown(first["input"])
     if info is not None and info.choices:
-        near = difflib.get_close_matches(str(first["input"]).lower(), info.choices, n=1)
+        near = difflib.get_close_matches(str(facts["value"]).lower(), info.choices, n=1)
         facts["nearest"] = near[0] if near else "|".join(info.choices)
     if info is not None and info.limits():
-        facts |= {"value": info.shown(first["input"]), "allowed": info.limits()}
+        facts["allowed"] = info.limits()
     if len(problems) > 1:
         facts["further_problems"] = len(problems) - 1
     reason = str(first["msg"]).removeprefix("Value error, ")

@@ -6,6 +6,7 @@ read by the same readers as values of a YAML file, and nothing else is converted
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
@@ -280,9 +281,11 @@ class SettingInfo(NamedTuple):
 
     def shown(self, value: object) -> str:
         """Write a value of this setting with its unit, as it may be written back."""
-        if self.kind == "size" and isinstance(value, int):
+        if isinstance(value, int) and value.bit_length() > 128:
+            return f"an integer of {value.bit_length()} bits"
+        if self.kind == "size" and type(value) is int:
             return format_bytes(value)
-        if self.kind == "duration" and isinstance(value, float):
+        if self.kind == "duration" and isinstance(value, float) and math.isfinite(value):
             return format_duration(value)
         if self.kind == "switch":
             return str(value).lower()

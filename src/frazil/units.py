@@ -6,7 +6,6 @@ Decimal size units are powers of 1000 (`MB` is 10^6 bytes), binary ones powers o
 
 from __future__ import annotations
 
-import math
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -17,6 +16,7 @@ from frazil.errors import InvalidRequest
 __all__ = ["format_bytes", "format_duration", "parse_bytes", "parse_duration_s"]
 
 TEXT_CHARACTERS_MAX: Final = 64
+NUMBER_MAX: Final = 1e30
 
 _BYTES: Final[dict[str, int]] = {
     "PiB": 1 << 50,
@@ -162,8 +162,9 @@ def _checked(text: str, *, what: str) -> str:
 def _fraction_of_number(value: object, *, what: str) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{what} must be a number or a text", got=type(value).__name__)
-    if not math.isfinite(value) or value < 0:
-        raise InvalidRequest(f"{what} must be a finite number of at least 0", value=value)
+    # The value is not repeated: an integer may be too long to print.
+    if not 0 <= value <= NUMBER_MAX:
+        raise InvalidRequest(f"{what} must be a number of at least 0 and at most 1e30")
     return Fraction(value)
 
 
