@@ -23,7 +23,7 @@ SEAM_EXCEPTIONS = {
     "config_sources.py": ({"open"}, "the settings file is read before there is an engine"),
     "testing/": (
         {"random", "read_bytes", "write_bytes"},
-        "simulations draw from a seeded generator and have file methods of their own",
+        "simulations draw from a seeded generator, and copy real directories in and out",
     ),
     "cli/": (
         {"open", "time", "os.path.exists", "os.path.isdir", "os.path.isfile", "os.path.getsize"},
