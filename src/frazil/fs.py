@@ -185,6 +185,9 @@ class RealFile:
         return os.pwritev(self._descriptor, buffers[:IOV_MAX], position)
 
     def sync(self) -> None:
+        if self._descriptor < 0:
+            # Python refuses a negative descriptor with ValueError here, unlike in the other calls.
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         os.fdatasync(self._descriptor)
 
     def truncate(self, size: int) -> None:
