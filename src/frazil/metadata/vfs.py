@@ -138,7 +138,10 @@ class _SeamVFS(apsw.VFS):
         except OSError as error:
             raise _sqlite_error(apsw.SQLITE_IOERR_DELETE, error, filename) from error
         if syncdir:
-            self.sync_directory_of(filename)
+            try:
+                self.sync_directory_of(filename)
+            except OSError as error:
+                raise _sqlite_error(apsw.SQLITE_IOERR_DIR_FSYNC, error, filename) from error
 
     @override
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
@@ -161,10 +164,7 @@ class _SeamVFS(apsw.VFS):
 
     def sync_directory_of(self, path: str) -> None:
         """Make the names beside `path` durable."""
-        try:
-            self._file_system.sync_directory(posixpath.dirname(path))
-        except OSError as error:
-            raise _sqlite_error(apsw.SQLITE_IOERR_DIR_FSYNC, error, path) from error
+        self._file_system.sync_directory(posixpath.dirname(path))
 
     def forget(self, path: str, *, delete: bool) -> None:
         """Note that a file was closed; `delete` removes one that was opened to be temporary."""
@@ -195,7 +195,7 @@ class _SeamFile(apsw.VFSFile):
         self._path = path
         self._directory_unsynced = created
         self._delete_on_close = bool(flags & apsw.SQLITE_OPEN_DELETEONCLOSE)
-        self._sync_failed = False
+        self._sync_failure: tuple[int, OSError] | None = None
 
     @override
     def xRead(self, amount: int, offset: int) -> bytes:
@@ -221,19 +221,17 @@ class _SeamFile(apsw.VFSFile):
     @override
     def xSync(self, flags: int) -> None:
         file = self._healthy_file()
+        code = apsw.SQLITE_IOERR_FSYNC
         try:
             file.sync()
-        except OSError as error:
-            self._sync_failed = True
-            raise _sqlite_error(apsw.SQLITE_IOERR_FSYNC, error, self._path) from error
-        # The content before the name: a name that survives has what was synced behind it.
-        if self._directory_unsynced:
-            try:
+            # The content before the name: a name that survives has what was synced behind it.
+            if self._directory_unsynced:
+                code = apsw.SQLITE_IOERR_DIR_FSYNC
                 self._vfs.sync_directory_of(self._path)
-            except apsw.Error:
-                self._sync_failed = True
-                raise
-            self._directory_unsynced = False
+                self._directory_unsynced = False
+        except OSError as error:
+            self._sync_failure = (code, error)
+            raise _sqlite_error(code, error, self._path) from error
 
     @override
     def xFileSize(self) -> int:
@@ -284,7 +282,7 @@ class _SeamFile(apsw.VFSFile):
         return self._file
 
     def _healthy_file(self) -> File:
-        if self._sync_failed:
-            refused = OSError(errno.EIO, "an earlier sync failed: reopen the database")
-            raise _sqlite_error(apsw.SQLITE_IOERR_FSYNC, refused, self._path)
+        if self._sync_failure is not None:
+            code, error = self._sync_failure
+            raise _sqlite_error(code, error, self._path) from error
         return self._open_file()
