@@ -1,0 +1,141 @@
+"""Leases: who may act under a name, and the epoch that fences everybody who could before.
+
+An epoch is stored and only grows. How long a lease lasts is known to the process that keeps the
+book, by its monotonic clock; after a restart nobody holds a lease until it is acquired again, with
+a higher epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import msgspec
+
+from frazil.errors import Conflict, CorruptionError, InvalidRequest, Overloaded
+from frazil.metadata.transaction import NUMBER_MAX, check_name
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+
+__all__ = ["LEASES_MAX", "LEASE_TTL_S_MAX", "Lease", "LeaseBook", "LeaseRecord"]
+
+LEASES_MAX: Final = 10_000
+LEASE_TTL_S_MAX: Final = 86_400.0
+
+
+@attrs.frozen
+class Lease:
+    """The right to act under `name` until `expires_at` (by the clock's `monotonic`)."""
+
+    name: str
+    holder: str
+    epoch: int
+    ttl_s: float
+    expires_at: float
+
+
+class LeaseRecord(msgspec.Struct, frozen=True):
+    """What is stored about a lease; it stays when the lease ends, so that epochs only grow."""
+
+    epoch: int
+    holder: str
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> LeaseRecord:
+        """Read the stored form."""
+        try:
+            return msgspec.json.decode(value, type=cls)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError("lease record is damaged", value=value.hex()) from error
+
+
+class LeaseBook:
+    """The leases that are held now. Not thread-safe: the store calls it under its lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._leases: dict[str, Lease] = {}
+
+    def held(self, name: str) -> Lease | None:
+        """Return the lease if somebody holds it now."""
+        lease = self._leases.get(name)
+        if lease is None or lease.expires_at <= self._clock.monotonic():
+            return None
+        return lease
+
+    def check_acquire(self, name: str, holder: str, ttl_s: float, epoch_above: int) -> None:
+        """Refuse a lease that another holder has, or a bad request.
+
+        Raises:
+            Conflict: another holder has it; `remaining_s` says for how long at most.
+            Overloaded: too many leases are held.
+        """
+        check_name(name, what="lease name")
+        check_name(holder, what="lease holder")
+        if not 0 < ttl_s <= LEASE_TTL_S_MAX:
+            raise InvalidRequest(
+                "ttl of a lease is out of range", ttl_s=ttl_s, ttl_s_max=LEASE_TTL_S_MAX
+            )
+        if not 0 <= epoch_above < NUMBER_MAX:
+            raise InvalidRequest("epoch is out of range", epoch=epoch_above)
+        found = self.held(name)
+        now = self._clock.monotonic()
+        if found is not None and found.holder != holder:
+            raise Conflict(
+                "lease is held by another",
+                lease=name,
+                holder=found.holder,
+                epoch=found.epoch,
+                remaining_s=round(found.expires_at - now, 3),
+            )
+        if found is None and len(self._leases) >= LEASES_MAX:
+            self._leases = {
+                other.name: other for other in self._leases.values() if other.expires_at > now
+            }
+            if len(self._leases) >= LEASES_MAX:
+                raise Overloaded("too many leases are held", leases_max=LEASES_MAX)
+
+    def grant(self, name: str, record: LeaseRecord, ttl_s: float) -> Lease:
+        """Note the lease as held, from now on; the record must be durable."""
+        expires_at = self._clock.monotonic() + ttl_s
+        lease = Lease(name, record.holder, record.epoch, ttl_s, expires_at)
+        self._leases[name] = lease
+        return lease
+
+    def renew(self, lease: Lease) -> Lease:
+        """Let a held lease last its time again, from now on.
+
+        Raises:
+            Conflict: it expired or was acquired anew; stop acting under it.
+        """
+        self.check(lease.name, lease.epoch)
+        expires_at = self._clock.monotonic() + lease.ttl_s
+        renewed = attrs.evolve(lease, expires_at=expires_at)
+        self._leases[lease.name] = renewed
+        return renewed
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; nothing happens if it is already lost."""
+        found = self._leases.get(lease.name)
+        if found is not None and found.epoch == lease.epoch:
+            del self._leases[lease.name]
+
+    def check(self, name: str, epoch: int) -> None:
+        """Refuse an epoch that is not the held one.
+
+        Raises:
+            Conflict: the lease is expired, released, or held under another epoch.
+        """
+        found = self.held(name)
+        if found is None or found.epoch != epoch:
+            raise Conflict(
+                "lease is no longer held, stop acting under it",
+                lease=name,
+                epoch=epoch,
+                epoch_held=found.epoch if found is not None else "none",
+            )

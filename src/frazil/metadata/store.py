@@ -1,0 +1,130 @@
+"""The metadata store's interface: small enough for SQLite, memory and etcd alike.
+
+Keys are paths, values are bytes, a change is a transaction of compares, puts and deletes, and
+every transaction that changes anything has a revision. `docs/internals/metadata.md` has the
+format of the SQLite file and what a crash leaves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from frazil.errors import InvalidRequest
+from frazil.metadata.transaction import (
+    LIST_ENTRIES_MAX,
+    Compare,
+    Entry,
+    Revision,
+    Transaction,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.metadata.lease import Lease
+    from frazil.metadata.watch import Watch
+
+__all__ = ["MetadataStore", "Page", "compare_and_set", "entries"]
+
+Page: TypeAlias = list[Entry]
+
+
+class MetadataStore(Protocol):
+    """Metadata of one broker. All methods may be called from any thread.
+
+    Every method raises `Closed` when the store is closed or has failed, `InvalidRequest` for
+    arguments beyond the limits in `frazil.metadata.transaction`, `CorruptionError` for damage, and
+    `Unavailable` when storage fails. A store that failed stays closed: open it again, and read
+    before deciding anything about a commit with `outcome="unknown"`.
+    """
+
+    def get(self, key: str) -> Entry | None:
+        """Return what is stored under `key`."""
+
+    def list(self, prefix: str, *, limit: int = LIST_ENTRIES_MAX, after: str | None = None) -> Page:
+        """Return entries whose keys start with `prefix`, sorted, from the first one behind `after`.
+
+        A page is the state at one moment and has at most `limit` entries. Large values can make
+        it shorter: only an empty page is the end.
+        """
+
+    def commit(self, transaction: Transaction) -> Revision:
+        """Apply a transaction; it is durable on return.
+
+        Returns:
+            The transaction's revision, or the current one if it changed nothing.
+
+        Raises:
+            Conflict: a compare failed (`key` names it), an applied LSN or the generation would
+                go back, or the required lease is lost. Nothing was applied.
+            Unavailable: with `outcome="unknown"`: it may have been applied. The store is closed.
+        """
+
+    def revision(self) -> Revision:
+        """Return the revision of the last change, 0 for a new store."""
+
+    def applied_lsn(self, journal_id: str) -> int | None:
+        """Return the LSN up to which the journal is applied, None if it never was."""
+
+    def generation(self) -> int:
+        """Return the generation that the last transaction with one has set, 0 at first."""
+
+    def watch(self, prefix: str, *, after_revision: int | None = None) -> Watch:
+        """Return the changes under `prefix` after a revision, or from now on.
+
+        To follow a prefix without missing anything: watch it, read it with `entries`, then take
+        each event whose revision is above the `mod_revision` of what is known of its key. When
+        the watch ends as `lagging` (the consumer was too slow, or changes after `after_revision`
+        are no longer kept), do the same again and drop keys that the new reading lacks.
+
+        Raises:
+            Overloaded: too many watches are open.
+        """
+
+    def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
+        """Take a lease under a new epoch, higher than all before; the epoch is durable on return.
+
+        A holder that acquires its own lease again gets a new epoch as well: its earlier self is
+        fenced. `epoch_above` is the highest epoch seen elsewhere, for metadata that was rebuilt.
+
+        Raises:
+            Conflict: another holder has it.
+        """
+
+    def renew(self, lease: Lease) -> Lease:
+        """Let a lease last its `ttl_s` from now on; raises `Conflict` if it is lost."""
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back; nothing happens if it is already lost."""
+
+    def held(self, name: str) -> Lease | None:
+        """Return the lease if somebody holds it now."""
+
+    def close(self) -> None:
+        """End the watches and release everything. May be called again."""
+
+
+def compare_and_set(
+    store: MetadataStore, key: str, value: bytes | None, *, expected: Entry | None
+) -> Revision:
+    """Put `value` (None deletes) if the key is still as it was read; None expects no key.
+
+    Raises:
+        Conflict: somebody changed it first: read it again.
+    """
+    compare = Compare.absent(key) if expected is None else Compare.unchanged(expected)
+    if compare.key != key:
+        raise InvalidRequest("expected entry is of another key", key=key, expected=compare.key)
+    if value is None:
+        return store.commit(Transaction(compares=(compare,), deletes=(key,)))
+    return store.commit(Transaction(compares=(compare,), puts={key: value}))
+
+
+def entries(
+    store: MetadataStore, prefix: str, *, page_entries: int = LIST_ENTRIES_MAX
+) -> Iterator[Entry]:
+    """Yield all entries under `prefix` in order, page by page (each one moment, not all)."""
+    after: str | None = None
+    while page := store.list(prefix, limit=page_entries, after=after):
+        yield from page
+        after = page[-1].key

@@ -1,0 +1,241 @@
+"""What the metadata store keeps and how it is changed: entries, compares, transactions, limits.
+
+Nothing here does I/O. Every limit and every rule about keys is checked here, once, so that all
+stores refuse the same calls with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NewType
+
+import attrs
+
+from frazil.errors import InvalidRequest
+
+__all__ = [
+    "KEY_BYTES_MAX",
+    "LIST_BYTES_MAX",
+    "LIST_ENTRIES_MAX",
+    "NUMBER_MAX",
+    "TRANSACTION_BYTES_MAX",
+    "TRANSACTION_OPERATIONS_MAX",
+    "VALUE_BYTES_MAX",
+    "Compare",
+    "Entry",
+    "LeaseEpoch",
+    "Revision",
+    "Transaction",
+    "check_key",
+    "check_name",
+    "check_page",
+    "check_transaction",
+    "prefix_end",
+]
+
+KEY_BYTES_MAX: Final = 1 << 10
+NAME_BYTES_MAX: Final = 256
+VALUE_BYTES_MAX: Final = 1 << 20
+TRANSACTION_OPERATIONS_MAX: Final = 1_000
+TRANSACTION_BYTES_MAX: Final = 8 << 20
+LIST_ENTRIES_MAX: Final = 1_000
+LIST_BYTES_MAX: Final = 8 << 20
+NUMBER_MAX: Final = (1 << 63) - 1
+
+_CHARACTER_LAST: Final = 0x10FFFF
+_SURROGATES: Final = range(0xD800, 0xE000)
+
+Revision = NewType("Revision", int)
+"""The number of a change to the store: grows by one with each transaction that changed anything."""
+
+
+@attrs.frozen
+class Entry:
+    """One key as stored.
+
+    `version` counts the puts since the key was created, from 1; a key that is deleted and made
+    again starts at 1 again. `mod_revision` is the revision of the last put and never repeats: it
+    is what to compare when a key may have been deleted in between.
+    """
+
+    key: str
+    value: bytes
+    version: int
+    mod_revision: Revision
+
+
+@attrs.frozen
+class Compare:
+    """A condition of a transaction on one key; use one of the three constructors."""
+
+    key: str
+    version: int | None = None
+    mod_revision: int | None = None
+
+    @classmethod
+    def absent(cls, key: str) -> Compare:
+        """Require that the key does not exist."""
+        return cls(key, version=0)
+
+    @classmethod
+    def version_is(cls, key: str, version: int) -> Compare:
+        """Require that the key was put exactly `version` times since its creation."""
+        return cls(key, version=version)
+
+    @classmethod
+    def unchanged(cls, entry: Entry) -> Compare:
+        """Require that nobody put or deleted the key since `entry` was read."""
+        return cls(entry.key, mod_revision=entry.mod_revision)
+
+    def holds(self, found: Entry | None) -> bool:
+        """Tell whether the condition is true of what the store has under the key."""
+        if self.mod_revision is not None:
+            return found is not None and found.mod_revision == self.mod_revision
+        return (found.version if found is not None else 0) == self.version
+
+
+@attrs.frozen
+class LeaseEpoch:
+    """The lease that a transaction must still hold, by its name and epoch."""
+
+    name: str
+    epoch: int
+
+
+@attrs.frozen(kw_only=True)
+class Transaction:
+    """Conditions and changes that happen together or not at all.
+
+    Attributes:
+        compares: all must hold before anything is changed.
+        puts: keys and their new values.
+        deletes: keys to remove; an absent one is fine.
+        applied: per journal the LSN up to which this transaction brings the metadata. It is kept
+            in the same transaction as what it describes and never goes back.
+        generation: the new generation of the metadata; it never goes back either.
+        requires: the lease that the caller acts under; refused if it is no longer held.
+    """
+
+    compares: tuple[Compare, ...] = ()
+    puts: Mapping[str, bytes] = attrs.field(factory=dict)
+    deletes: tuple[str, ...] = ()
+    applied: Mapping[str, int] = attrs.field(factory=dict)
+    generation: int | None = None
+    requires: LeaseEpoch | None = None
+
+    @property
+    def operations(self) -> int:
+        """The number of conditions and changes, which is limited."""
+        alone = (self.generation is not None) + (self.requires is not None)
+        return sum(map(len, (self.compares, self.puts, self.deletes, self.applied))) + alone
+
+
+def check_key(key: str) -> int:
+    """Refuse what cannot be a key or a prefix of keys; return its size in bytes."""
+    size = _text_bytes(key, what="key", bytes_max=KEY_BYTES_MAX)
+    if not key.startswith("/"):
+        raise InvalidRequest("metadata key must start with '/'", key=key)
+    return size
+
+
+def check_name(name: str, *, what: str) -> int:
+    """Refuse what cannot name a journal or a lease; return its size in bytes."""
+    return _text_bytes(name, what=what, bytes_max=NAME_BYTES_MAX)
+
+
+def _text_bytes(text: str, *, what: str, bytes_max: int) -> int:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"metadata {what} must be a string", got=type(text).__name__)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"metadata {what} is not valid unicode", text=ascii(text)) from error
+    if not 0 < size <= bytes_max:
+        raise InvalidRequest(
+            f"metadata {what} is empty or too long", text=text, bytes=size, bytes_max=bytes_max
+        )
+    if min(text) < " ":
+        raise InvalidRequest(f"metadata {what} has a control character", text=text)
+    return size
+
+
+def check_page(prefix: str, *, limit: int, after: str | None) -> None:
+    """Refuse a page of a listing that is out of bounds."""
+    check_key(prefix)
+    if after is not None:
+        check_key(after)
+    if not 1 <= limit <= LIST_ENTRIES_MAX:
+        raise InvalidRequest(
+            "limit of a metadata listing is out of range", limit=limit, limit_max=LIST_ENTRIES_MAX
+        )
+
+
+def check_transaction(transaction: Transaction) -> None:
+    """Refuse a transaction that is too large, names a key twice, or has a bad key or value."""
+    operations = transaction.operations
+    if operations > TRANSACTION_OPERATIONS_MAX:
+        raise InvalidRequest(
+            "metadata transaction has too many operations, split it",
+            operations=operations,
+            operations_max=TRANSACTION_OPERATIONS_MAX,
+        )
+    size = sum(map(_put_bytes, transaction.puts.items())) + sum(map(check_key, transaction.deletes))
+    if size > TRANSACTION_BYTES_MAX:
+        raise InvalidRequest(
+            "metadata transaction is too large, split it",
+            bytes=size,
+            bytes_max=TRANSACTION_BYTES_MAX,
+        )
+    changed = set(transaction.puts).union(transaction.deletes)
+    if len(changed) != len(transaction.puts) + len(transaction.deletes):
+        twice = _first_twice((*transaction.puts, *transaction.deletes))
+        raise InvalidRequest("metadata transaction changes a key twice", key=twice)
+    for compare in transaction.compares:
+        _check_compare(compare)
+    for journal_id, lsn in transaction.applied.items():
+        check_name(journal_id, what="journal id")
+        _check_number(lsn, what="applied lsn")
+    if transaction.generation is not None:
+        _check_number(transaction.generation, what="generation")
+    if transaction.requires is not None:
+        check_name(transaction.requires.name, what="lease name")
+
+
+def _put_bytes(put: tuple[str, bytes]) -> int:
+    key, value = put
+    if not isinstance(value, bytes):
+        raise InvalidRequest("metadata value must be bytes", key=key, got=type(value).__name__)
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidRequest(
+            "metadata value is too large", key=key, bytes=len(value), bytes_max=VALUE_BYTES_MAX
+        )
+    return check_key(key) + len(value)
+
+
+def _first_twice(keys: tuple[str, ...]) -> str:
+    return next(key for index, key in enumerate(keys) if key in keys[:index])
+
+
+def _check_compare(compare: Compare) -> None:
+    check_key(compare.key)
+    if (compare.version is None) == (compare.mod_revision is None):
+        raise InvalidRequest("compare needs either a version or a mod_revision", key=compare.key)
+
+
+def _check_number(number: object, *, what: str) -> None:
+    if not isinstance(number, int) or not 0 <= number <= NUMBER_MAX:
+        raise InvalidRequest(f"{what} is out of range", number=number, number_max=NUMBER_MAX)
+
+
+def prefix_end(prefix: str) -> str:
+    """Return the smallest string above every string that starts with `prefix`.
+
+    Strings are ordered by code point, which is also the order of their UTF-8 bytes. There is
+    such a string because a prefix starts with '/'.
+    """
+    kept = prefix.rstrip(chr(_CHARACTER_LAST))
+    assert kept, "a prefix starts with '/'"
+    following = ord(kept[-1]) + 1
+    if following in _SURROGATES:
+        following = _SURROGATES.stop
+    return kept[:-1] + chr(following)
