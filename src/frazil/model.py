@@ -129,8 +129,6 @@ def _check_name_part(part: str, *, whole: str) -> None:
             "topic name may have letters, digits, '_' and '-' only, as /namespace/name",
             topic=whole,
         )
-    if part.startswith("_"):
-        raise InvalidRequest("names that start with '_' are reserved", topic=whole)
 
 
 def part_name(name: str, index: int) -> str:

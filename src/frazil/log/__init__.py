@@ -1,1 +1,3 @@
-"""TO BE WRITTEN."""
+"""The log: durable order. Frames, segments, recovery, the journal and its readers."""
+
+from __future__ import annotations

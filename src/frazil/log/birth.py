@@ -1,0 +1,481 @@
+"""Open a journal: recover what is there, then give birth to (or go on in) its active segment.
+
+Order matters. The new segment, with the checkpoint and everything that could not be proven to be
+synced, is durable before the old one is cut; only then is the old one sealed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import msgspec
+
+from frazil.fs import File, read_fully, write_fully
+from frazil.log import format as fmt
+from frazil.log.checkpoint import encode_checkpoint
+from frazil.log.index import Places
+from frazil.log.recovery import Found, RecoveryReport, Survey
+from frazil.log.segment import Segment, give_birth, seal, segment_name
+from frazil.log.state import RANGE_GAP, JournalState, SpecialRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from typing_extensions import Buffer
+
+    from frazil.clock import Clock
+    from frazil.config import LogSettings, ProducerSettings
+    from frazil.fs import FileSystem
+    from frazil.log.segment import OpenFiles
+    from frazil.log.state import TopicState
+    from frazil.model import TopicSpec
+
+QUARANTINE: Final = "quarantine"
+COPY_BYTES: Final = 4 << 20
+RESUME_SHARE_MAX: Final = 0.5
+"""A cleanly closed segment is written on only while it is filled up to this share."""
+
+
+@attrs.define
+class Opened:
+    """A journal ready to be written."""
+
+    state: JournalState
+    report: RecoveryReport
+    header: fmt.SegmentHeader
+    segments: list[Segment]
+    active: Segment
+    file: File
+    position: int
+    frames: int
+    marked_lsn: int
+
+
+def open_journal(
+    file_system: FileSystem,
+    directory: str,
+    *,
+    clock: Clock,
+    settings: LogSettings,
+    producers: ProducerSettings,
+    files: OpenFiles,
+    watermarks: Mapping[int, int],
+    known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]],
+) -> Opened:
+    """Recover the journal in `directory` and return it ready for appending."""
+    if file_system.stat(directory) is None:
+        file_system.make_directory(directory)
+        file_system.sync_directory(directory.rpartition("/")[0] or "/")
+    survey = Survey(
+        file_system,
+        directory,
+        files=files,
+        producer_window=producers.window_batches,
+        known_topics=known_topics,
+    )
+    survey.run()
+    opening = _Opening(file_system, directory, clock, settings, files, survey)
+    opening.drop_unborn()
+    opening.quarantine()
+    if not survey.found:
+        return opening.first()
+    state = survey.state
+    gaps = declare_gaps(state.topics.values(), watermarks)
+    survey.report.gaps.extend(gaps)
+    if opening.may_resume(gaps):
+        return opening.resume()
+    return opening.succeed(gaps)
+
+
+def declare_gaps(
+    topics: Iterable[TopicState], watermarks: Mapping[int, int]
+) -> list[tuple[int, SpecialRange]]:
+    """Raise heads to every end that is remembered anywhere; the difference is a declared gap."""
+    gaps: list[tuple[int, SpecialRange]] = []
+    for topic in topics:
+        head = max(topic.next, topic.reserved, watermarks.get(topic.id, 0), *topic.holds.values())
+        if head > topic.next:
+            reason = "offsets that may have been given out before they were synced"
+            special = SpecialRange(topic.next, head, RANGE_GAP, reason)
+            gaps.append((topic.id, special))
+            topic.add_range(special)
+        topic.reserved = topic.next
+    return gaps
+
+
+def birth_frames(
+    header: fmt.SegmentHeader,
+    checkpoint: bytes,
+    *,
+    lsn: int,
+    time_us: int,
+    rest: Sequence[Buffer] = (),
+    lsn_end: int | None = None,
+) -> list[Buffer]:
+    """Return the frames a segment is born with: checkpoint, `rest`, and a marker.
+
+    The marker may say that all of them are synced, since nobody sees the file before they are.
+    """
+    end = lsn if lsn_end is None else lsn_end
+    same = {"salt": header.salt, "generation": header.generation, "time_us": time_us, "offset": 0}
+    first = fmt.frame_buffers(
+        fmt.KIND_CHECKPOINT,
+        checkpoint,
+        len(checkpoint),
+        lsn=lsn,
+        synced=lsn,
+        **same,  # type: ignore[arg-type]
+    )
+    marker = fmt.frame_buffers(fmt.KIND_MARKER, b"", 0, lsn=end, synced=end, **same)  # type: ignore[arg-type]
+    return [*first[:3], *rest, *marker[:3]]
+
+
+def refresh_topics(topics: Iterable[TopicState], segments: Sequence[Segment]) -> None:
+    """Recompute what each topic holds locally from the segments that are left."""
+    for topic in topics:
+        start, size = None, 0
+        for segment in segments:
+            summary = segment.summary(topic.id)
+            if summary is not None:
+                start = summary[0] if start is None else start
+                size += summary[2]
+        topic.start = max(topic.start, topic.next if start is None else start)
+        topic.bytes_local = size
+        topic.ranges = [special for special in topic.ranges if special.end > topic.start]
+
+
+class _Opening:
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: str,
+        clock: Clock,
+        settings: LogSettings,
+        files: OpenFiles,
+        survey: Survey,
+    ) -> None:
+        self._file_system = file_system
+        self._directory = directory
+        self._clock = clock
+        self._settings = settings
+        self._files = files
+        self._survey = survey
+
+    # -- before ----------------------------------------------------------------------------------
+
+    def drop_unborn(self) -> None:
+        """Remove segments that never got their name: nothing in them was ever exposed."""
+        for name in self._survey.unborn:
+            self._file_system.unlink(f"{self._directory}/{name}")
+
+    def quarantine(self) -> None:
+        """Copy damaged segments aside with the reason, before anything is changed."""
+        report = self._survey.report
+        for found in self._survey.found:
+            if found.damaged:
+                lost = [
+                    {"topic": topic, "first": special.first, "end": special.end}
+                    for topic, special in report.lost
+                ]
+                self._copy_aside(found.path, found.segment.id, found.damaged, lost)
+        hopeless, report.quarantined = report.quarantined, []
+        for path in hopeless:
+            self._copy_aside(path, 0, ["neither header nor first frame is valid"], [])
+            self._files.drop(path)
+            self._file_system.rename(path, f"{path}.damaged")
+            self._file_system.sync_directory(self._directory)
+
+    def _copy_aside(
+        self, path: str, segment: int, damage: list[str], lost: list[dict[str, int]]
+    ) -> None:
+        name = path.rpartition("/")[2]
+        aside = f"{self._directory}/{QUARANTINE}"
+        self._file_system.make_directory(aside)
+        target = f"{aside}/{name}.{self._clock.now_us()}"
+        existing = self._file_system.list_directory(aside)
+        if any(other.startswith(name) and other.endswith(".json") for other in existing):
+            return
+        self._copy(path, target, start=0)
+        reason = json.dumps({"segment": segment, "damage": damage, "lost": lost}, indent=2)
+        self._write_new(f"{target}.reason.json", reason.encode())
+        self._file_system.sync_directory(aside)
+        self._file_system.sync_directory(self._directory)
+        self._survey.report.quarantined.append(target)
+
+    def _copy(self, path: str, target: str, *, start: int) -> None:
+        source = self._files.get(path)
+        size = source.size()
+        if self._file_system.stat(target) is not None:
+            self._file_system.unlink(target)
+        copy = self._file_system.open(target, "create")
+        try:
+            position = start
+            while position < size:
+                data = read_fully(source, position, min(COPY_BYTES, size - position))
+                write_fully(copy, position - start, [data])
+                position += len(data)
+            copy.sync()
+        finally:
+            copy.close()
+
+    def _write_new(self, path: str, data: bytes) -> None:
+        if self._file_system.stat(path) is not None:
+            self._file_system.unlink(path)
+        file = self._file_system.open(path, "create")
+        try:
+            write_fully(file, 0, [data])
+            file.sync()
+        finally:
+            file.close()
+
+    # -- the active segment ----------------------------------------------------------------------
+
+    def first(self) -> Opened:
+        """Begin a new journal."""
+        state = self._survey.state
+        state.segment_first = 1
+        header = self._header(segment=1, generation=1, previous=0, length=0, lsn=0)
+        return self._born(header, [], lsn=0, segments=[])
+
+    def may_resume(self, gaps: Sequence[object]) -> bool:
+        """Tell whether the last segment was closed cleanly and may be written on."""
+        last = self._survey.found[-1]
+        scan = last.scan
+        report = self._survey.report
+        return (
+            scan is not None
+            and scan.closed
+            and not (last.sealed or gaps or report.lost or last.damaged or last.header_damaged)
+            and last.torn_from < 0
+            and scan.lsn == scan.synced
+            and last.header.format_version == fmt.FORMAT_VERSION
+            and scan.end <= self._settings.segment_bytes_max * RESUME_SHARE_MAX
+        )
+
+    def resume(self) -> Opened:
+        """Go on in the last segment behind its closing marker."""
+        survey = self._survey
+        last = survey.found[-1]
+        assert last.scan is not None
+        self._seal(survey.found[:-1])
+        survey.report.resumed = True
+        refresh_topics(survey.state.topics.values(), [found.segment for found in survey.found])
+        return Opened(
+            state=survey.state,
+            report=survey.report,
+            header=last.header,
+            segments=[found.segment for found in survey.found],
+            active=last.segment,
+            file=self._file_system.open(last.path, "write"),
+            position=last.scan.end,
+            frames=last.scan.frames,
+            marked_lsn=survey.state.lsn,
+        )
+
+    def succeed(self, gaps: list[tuple[int, SpecialRange]]) -> Opened:
+        """Give birth to a successor of the last segment, then cut and seal the old one."""
+        survey = self._survey
+        last = survey.found[-1]
+        scan = last.scan
+        assert scan is not None
+        cut = scan.end if last.sealed else scan.unproven
+        lsn = scan.lsn if last.sealed else min(scan.synced, scan.lsn)
+        header = self._header(
+            segment=max(last.header.segment, survey.state.segment_first) + 1,
+            generation=last.header.generation + 1,
+            previous=last.header.segment,
+            length=cut,
+            lsn=lsn,
+        )
+        rest = _Rewriter(header, self._files.get(last.path), survey.state, lsn)
+        rest.copy(cut, scan.end)
+        for topic, special in [*survey.report.lost, *gaps]:
+            rest.gap(topic, special)
+        survey.report.frames_rewritten = rest.copied
+        for places in scan.places.values():
+            places.cut(cut)
+        last.segment.body_end = cut
+        last.segment.lsn_last = lsn
+        opened = self._born(
+            header,
+            rest.frames,
+            lsn=lsn,
+            segments=[found.segment for found in survey.found],
+            rest=rest,
+        )
+        self._save_torn(last)
+        self._seal(survey.found)
+        return opened
+
+    def _header(
+        self, *, segment: int, generation: int, previous: int, length: int, lsn: int
+    ) -> fmt.SegmentHeader:
+        found = self._survey.found
+        journal = found[-1].header.journal if found else self._clock.random_bytes(16)
+        return fmt.SegmentHeader(
+            journal=journal,
+            segment=segment,
+            salt=self._clock.random_bytes(8),
+            generation=generation,
+            previous_segment=previous,
+            previous_length=length,
+            previous_lsn=lsn,
+            created_us=max(self._clock.now_us(), self._survey.state.time_us),
+        )
+
+    def _born(
+        self,
+        header: fmt.SegmentHeader,
+        frames: list[Buffer],
+        *,
+        lsn: int,
+        segments: list[Segment],
+        rest: _Rewriter | None = None,
+    ) -> Opened:
+        state = self._survey.state
+        lsn_end = lsn if rest is None else rest.lsn
+        checkpoint = encode_checkpoint(state, lsn=lsn)
+        if rest is not None:
+            rest.place(fmt.SEGMENT_HEADER_BYTES + _frame_size(len(checkpoint)))
+        buffers = birth_frames(
+            header, checkpoint, lsn=lsn, time_us=header.created_us, rest=frames, lsn_end=lsn_end
+        )
+        file, position = give_birth(self._file_system, self._directory, header, buffers)
+        state.lsn = lsn_end
+        path = f"{self._directory}/{segment_name(header.segment)}"
+        active = Segment(path, header, self._files)
+        active.body_end = position
+        active.lsn_last = lsn_end
+        if rest is not None:
+            active.use_places(rest.places)
+        segments = [*segments, active]
+        refresh_topics(state.topics.values(), segments)
+        return Opened(
+            state=state,
+            report=self._survey.report,
+            header=header,
+            segments=segments,
+            active=active,
+            file=file,
+            position=position,
+            frames=2 + len(frames),
+            marked_lsn=lsn_end,
+        )
+
+    # -- after -----------------------------------------------------------------------------------
+
+    def _save_torn(self, found: Found) -> None:
+        """Keep the bytes behind the torn point: they are evidence, not data."""
+        if found.torn_from < 0:
+            return
+        self._copy(found.path, f"{found.path}.torn-{self._clock.now_us()}", start=found.torn_from)
+        self._file_system.sync_directory(self._directory)
+
+    def _seal(self, found: Iterable[Found]) -> None:
+        for item in found:
+            if item.sealed:
+                continue
+            file = self._file_system.open(item.path, "write")
+            try:
+                if item.size < item.segment.body_end:
+                    # A cut-short file has no honest end to put a footer behind.
+                    continue
+                frames = item.scan.frames if item.scan is not None else 0
+                footer = seal(file, item.segment, frames=frames, time_us=self._clock.now_us())
+            finally:
+                file.close()
+            self._files.drop(item.path)
+            item.segment.use_footer(footer)
+            item.sealed = True
+
+
+def _frame_size(payload_bytes: int) -> int:
+    return fmt.FRAME_HEAD_BYTES + payload_bytes + (-payload_bytes & 7)
+
+
+class _Rewriter:
+    """Writes frames again for another segment: same offsets and sequence, new salt."""
+
+    def __init__(
+        self, header: fmt.SegmentHeader, source: File, state: JournalState, lsn: int
+    ) -> None:
+        self._header = header
+        self._source = source
+        self._state = state
+        self._data: list[tuple[fmt.FrameHead, int, int]] = []
+        self.frames: list[Buffer] = []
+        self.places: dict[int, Places] = {}
+        self.size = 0
+        self.lsn = lsn
+        self.synced = lsn
+        self.copied = 0
+
+    def copy(self, start: int, end: int) -> None:
+        """Take over the frames in `[start, end)` of the old segment, all verified before."""
+        position = start
+        while position < end:
+            head = fmt.read_head(read_fully(self._source, position, fmt.FRAME_HEAD_BYTES), 0)
+            whole = fmt.FRAME_PREFIX_BYTES + head.length
+            if head.kind not in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER):
+                data = memoryview(read_fully(self._source, position, whole))
+                runs_end = fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
+                runs = bytes(data[fmt.FRAME_HEAD_BYTES : runs_end])
+                self._put(head, fmt.payload_of(data, 0, head), runs)
+                self.copied += 1
+            position += whole
+
+    def gap(self, topic: int, special: SpecialRange) -> None:
+        """Add a frame that declares a range of offsets to hold no record."""
+        payload = msgspec.msgpack.encode((special.end, special.kind, special.reason))
+        head = fmt.FrameHead(
+            offset=special.first,
+            length=0,
+            crc=0,
+            kind=fmt.KIND_GAP,
+            salt=b"",
+            flags=0,
+            runs=0,
+            topic=topic,
+            records=0,
+            schema=0,
+            lsn=self.lsn + 1,
+            synced=0,
+            generation=0,
+            size=len(payload),
+            time=self._header.created_us,
+            head_crc=0,
+            zero=0,
+        )
+        self._put(head, payload, b"")
+
+    def _put(self, head: fmt.FrameHead, payload: Buffer, runs: bytes) -> None:
+        first, data, padding, size = fmt.frame_buffers(
+            head.kind,
+            payload,
+            head.size,
+            offset=head.offset,
+            salt=self._header.salt,
+            generation=self._header.generation,
+            lsn=head.lsn,
+            synced=self.synced,
+            time_us=head.time,
+            topic=head.topic,
+            count=head.records,
+            schema=head.schema,
+            flags=head.flags,
+            runs=runs,
+        )
+        assert head.lsn == self.lsn + 1
+        self.lsn = head.lsn
+        if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
+            self._data.append((head, self.size, size))
+        self.frames += (first, data, padding)
+        self.size += size
+
+    def place(self, position: int) -> None:
+        """Say where the frames will lie in the new segment."""
+        for head, at, size in self._data:
+            places = self.places.setdefault(head.topic, Places())
+            places.append(head.offset, position + at, size, head.time, head.records)

@@ -1,0 +1,99 @@
+"""What the log needs to know of records: how a topic's records become a frame's payload.
+
+The codecs of tables and messages live in `frazil.ingest`; the log knows payload bytes only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from frazil.log import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Buffer
+
+    from frazil.log.state import TopicState
+    from frazil.model import Ack
+
+
+class Payload(NamedTuple):
+    """A frame's payload and the fields that say how to read it."""
+
+    kind: int
+    flags: int
+    data: Buffer
+    size: int
+
+
+class Codec(Protocol):
+    """Turns validated records of one schema version into a payload. Stateless and pure."""
+
+    solo: bool
+    """An entry of this codec is a frame of its own."""
+    version: int
+    """The schema version its records were validated against."""
+
+    def encode(self, records: Sequence[Any]) -> Payload:
+        """Encode records into one payload.
+
+        Raises:
+            InvalidRequest: if a record cannot be encoded; the writer then finds which one.
+        """
+
+    def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
+        """Return codec and data under the topic's current schema, after it changed."""
+
+
+class PlainCodec:
+    """Records that are payload bytes and nothing else."""
+
+    solo = False
+    version = 0
+
+    def encode(self, records: Sequence[bytes]) -> Payload:
+        data = fmt.plain_payload(records)
+        return Payload(fmt.KIND_ROWS, fmt.FLAG_PLAIN, data, len(data))
+
+    def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
+        del many
+        return self, data
+
+
+PLAIN: Final = PlainCodec()
+
+
+class Control(NamedTuple):
+    """A frame that changes state instead of carrying records.
+
+    `topic` is the id the frame names; the topic itself may not exist yet.
+    """
+
+    kind: int
+    topic: int
+    payload: bytes
+    offset: int = 0
+    schema: int = 0
+    flags: int = 0
+
+
+class Sender(NamedTuple):
+    """Who sent an entry and how safe it must be, where that differs from the topic's default."""
+
+    producer: str | None = None
+    epoch: int = 0
+    sequence: int = 0
+    sync: bool = False
+
+
+if TYPE_CHECKING:
+    Waiter = Any
+    """An asyncio future or a `Pending`; only the deliverer looks at it."""
+    Entry = tuple[TopicState | None, Codec | None, Any, int, int, Waiter, Sender | None]
+    """(topic, codec, data, count, bytes, waiter, sender).
+
+    `count` 0 means that `data` is one record; else it is a sequence of `count` records (or the
+    encoded batch of a solo codec). No codec means that `data` is a `Control`.
+    """
+    Deliver = Callable[[list[Waiter], Sequence[Ack | BaseException]], None]

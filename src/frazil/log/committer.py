@@ -1,0 +1,273 @@
+"""The one thread that owns a journal: it takes all that waits, commits it, and wakes the waiters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.errors import Closed, Overloaded, Unavailable
+from frazil.model import Ack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from frazil.config import LogSettings
+    from frazil.log.codec import Entry, Waiter
+    from frazil.log.journal import Journal
+
+TICK_GROUPS: Final = 256
+"""Under constant load, what is due by time is looked at once in so many groups."""
+
+
+class Pending:
+    """An answer that is on its way: `result` waits for it. Used once, by one thread."""
+
+    __slots__ = ("_lock", "_value")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._value: Any = None
+
+    def settle(self, value: Any) -> None:
+        """Give the answer; called once by the journal's thread."""
+        self._value = value
+        self._lock.release()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the answer, then return it or raise it.
+
+        Raises:
+            Unavailable: if it does not come in time; the outcome is then unknown.
+        """
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            raise Unavailable("no answer in time", outcome="unknown", timeout_s=timeout_s)
+        self._lock.release()
+        value = self._value
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+
+class Committer:
+    """A bounded queue in front of a journal, and the thread that empties it."""
+
+    def __init__(self, journal: Journal, settings: LogSettings, *, name: str) -> None:
+        self.journal = journal
+        self._bytes_max = settings.queue_bytes_max
+        self._records_max = settings.queue_records_max
+        self._wait_s = settings.queue_wait_s
+        self._lock = threading.Lock()
+        self._entries: list[Entry] = []
+        self._bytes = 0
+        self._records = 0
+        self._tasks: list[tuple[Callable[[], Any], Pending]] = []
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._sleeping = False
+        self._stopping = False
+        self._space_waiters: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    # -- any thread ------------------------------------------------------------------------------
+
+    def submit(self, entry: Entry) -> bool:
+        """Put an entry into the queue; False if it is full.
+
+        Raises:
+            Closed: if the journal is closed or has failed.
+        """
+        with self._lock:
+            size = self._bytes + entry[4]
+            records = self._records + (entry[3] or 1)
+            full = size > self._bytes_max or records > self._records_max
+            if full and self._entries:
+                return False
+            if self._stopping or self.journal.failed is not None:
+                raise self.journal.closed_error()
+            self._bytes = size
+            self._records = records
+            self._entries.append(entry)
+            if self._sleeping:
+                self._sleeping = False
+                self._wake.release()
+        return True
+
+    def submit_waiting(self, entry: Entry) -> None:
+        """Put an entry into the queue, waiting for room as long as the settings allow.
+
+        Raises:
+            Overloaded: if the queue stays full.
+        """
+        if self.submit(entry):
+            return
+        deadline = self._wait_s
+        while True:
+            room = threading.Event()
+            with self._lock:
+                self._space_waiters.append(room.set)
+            if self.submit(entry):
+                return
+            if not room.wait(deadline):
+                raise self.overloaded()
+            deadline = max(deadline / 2, 0.001)
+
+    def on_space(self, callback: Callable[[], None]) -> None:
+        """Call back once when the queue has been emptied next."""
+        with self._lock:
+            self._space_waiters.append(callback)
+
+    def overloaded(self) -> Overloaded:
+        """Return the error for a full queue."""
+        return Overloaded(
+            "the journal's queue is full, slow down",
+            bytes_max=self._bytes_max,
+            records_max=self._records_max,
+            retry_after_ms=100,
+        )
+
+    @property
+    def wait_s(self) -> float:
+        """Return how long a publish may wait for room."""
+        return self._wait_s
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Return the records and bytes that wait."""
+        return self._records, self._bytes
+
+    def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
+        """Run a function on the journal's thread between two groups and return its result."""
+        pending = Pending()
+        with self._lock:
+            if self._stopping:
+                raise self.journal.closed_error()
+            self._tasks.append((function, pending))
+            if self._sleeping:
+                self._sleeping = False
+                self._wake.release()
+        return pending.result(timeout_s)
+
+    def stop(self) -> None:
+        """Commit what waits, close the journal, end the thread."""
+        with self._lock:
+            self._stopping = True
+            if self._sleeping:
+                self._sleeping = False
+                self._wake.release()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.journal.close()
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        entries: list[Entry] = []
+        groups = 0
+        try:
+            while True:
+                entries, tasks = self._take()
+                if entries:
+                    self.journal.commit(entries, deliver)
+                    entries = []
+                    groups += 1
+                    if groups % TICK_GROUPS == 0:
+                        self.journal.tick()
+                for function, pending in tasks:
+                    _run_task(function, pending)
+                if not entries and not tasks and not self._idle():
+                    break
+                if self.journal.failed is not None:
+                    self._refuse_rest([])
+        except BaseException as error:  # noqa: BLE001 - the thread's top: any bug is a fail-stop
+            self.journal.fail(error)
+            self._refuse_rest(entries)
+
+    def _take(self) -> tuple[list[Entry], list[tuple[Callable[[], Any], Pending]]]:
+        with self._lock:
+            entries, self._entries = self._entries, []
+            tasks, self._tasks = self._tasks, []
+            self._bytes = self._records = 0
+            waiters = self._space_waiters
+            if waiters:
+                self._space_waiters = []
+        for wake in waiters:
+            wake()
+        return entries, tasks
+
+    def _idle(self) -> bool:
+        """Wait for work or for what is due by time; False when it is time to end."""
+        with self._lock:
+            if self._entries or self._tasks:
+                return True
+            if self._stopping:
+                return False
+            self._sleeping = True
+        timeout = self.journal.tick()
+        if self._wake.acquire(timeout=-1 if timeout is None else max(timeout, 0.001)):
+            return True
+        with self._lock:
+            if not self._sleeping:
+                # It was woken between the time-out and here: take that signal off again.
+                self._wake.acquire()
+            self._sleeping = False
+        return True
+
+    def _refuse_rest(self, entries: list[Entry]) -> None:
+        rest, tasks = self._take()
+        waiters = [entry[5] for entry in (*entries, *rest)]
+        error = self.journal.closed_error()
+        deliver(waiters, [error] * len(waiters))
+        for _function, pending in tasks:
+            pending.settle(error)
+
+
+def _run_task(function: Callable[[], Any], pending: Pending) -> None:
+    try:
+        pending.settle(function())
+    except Exception as error:  # noqa: BLE001 - the caller of `call` gets whatever it was
+        pending.settle(error)
+
+
+def deliver(waiters: list[Waiter], results: Sequence[Ack | BaseException]) -> None:
+    """Hand results to their waiters: futures through their loops, the others directly."""
+    if not waiters:
+        return
+    by_loop: dict[Any, tuple[list[Any], list[Any]]] = {}
+    loop = None
+    futures: list[Any] = []
+    answers: list[Any] = []
+    for waiter, result in zip(waiters, results, strict=True):
+        if type(waiter) is Pending:
+            waiter.settle(result)
+            continue
+        own = waiter.get_loop()
+        if own is not loop:
+            loop = own
+            futures, answers = by_loop.setdefault(own, ([], []))
+        futures.append(waiter)
+        answers.append(result)
+    for own, (some, values) in by_loop.items():
+        try:
+            own.call_soon_threadsafe(settle_futures, some, values)
+        except RuntimeError:
+            # The loop is closed: nobody waits any more.
+            continue
+
+
+def settle_futures(futures: list[asyncio.Future[Ack]], results: list[Any]) -> None:
+    """Settle futures on their own loop; cancelled ones are passed over."""
+    for future, result in zip(futures, results, strict=True):
+        if not future.done():
+            if type(result) is Ack:
+                future.set_result(result)
+            else:
+                future.set_exception(result)
+
+
+__all__ = ["Closed", "Committer", "Pending", "deliver", "settle_futures"]

@@ -1,0 +1,456 @@
+"""Encode a group of waiting entries into frames: offsets, producers, runs, reservations. No I/O.
+
+Nothing in the state changes here: a group that cannot be written leaves no trace.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from frazil.errors import Conflict, FrazilError, InvalidRequest
+from frazil.log import format as fmt
+from frazil.log.codec import Control, Payload
+from frazil.log.state import STATE_PRODUCER, Producer, Sent
+from frazil.model import Ack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
+    from frazil.log.codec import Codec, Entry, Waiter
+    from frazil.log.state import JournalState, TopicState
+
+JOIN_BYTES_MAX: Final = 16 << 10
+"""Frames up to this size are joined before writing; larger ones are written from where they lie."""
+FRAME_RECORDS_MAX: Final = 60_000
+
+_topic_of = itemgetter(0)
+_codec_of = itemgetter(1)
+_data_of = itemgetter(2)
+_count_of = itemgetter(3)
+_size_of = itemgetter(4)
+_waiter_of = itemgetter(5)
+_sender_of = itemgetter(6)
+
+
+class Group:
+    """One group of entries as frames ready to be written at `position`."""
+
+    def __init__(
+        self,
+        state: JournalState,
+        *,
+        salt: bytes,
+        generation: int,
+        lsn: int,
+        synced: int,
+        time_us: int,
+        position: int,
+        bytes_max: int,
+        reserve: int,
+        window_age_us: int,
+    ) -> None:
+        self.buffers: list[Buffer] = []
+        self.size = 0
+        self.data: list[tuple[TopicState, int, int, int, int]] = []
+        """(topic, offset, position, length, count) of each data frame"""
+        self.controls: list[tuple[fmt.FrameHead, bytes]] = []
+        self.sent: list[tuple[Producer, Sent, int]] = []
+        self.reserved: list[tuple[TopicState, int]] = []
+        self.waiters: list[Waiter] = []
+        self.results: list[Any] = []
+        self.early: list[int] = []
+        """Numbers of the waiters that need no sync."""
+        self.sync = False
+        self.lsn = lsn
+        self._state = state
+        self._salt = salt
+        self._generation = generation
+        self._synced = synced
+        self.time_us = time_us
+        self._position = position
+        self._bytes_max = bytes_max
+        self._reserve = reserve
+        self._window_age_us = window_age_us
+        self._next: dict[int, int] = {}
+        self._producers: dict[tuple[int, str], Producer] = {}
+        self._windows: dict[tuple[int, str], list[Sent]] = {}
+        self._epochs: dict[tuple[int, str], int] = {}
+        self._repeats: list[tuple[tuple[int, str], int, Entry]] = []
+
+    def encode(self, entries: list[Entry]) -> None:
+        """Encode all entries; each waiter gets its ack or its error in `results`."""
+        if len(set(map(_topic_of, entries))) == 1:
+            self._encode_topic(entries)
+            return
+        buckets: dict[Any, list[Entry]] = {}
+        for entry in entries:
+            topic = entry[0]
+            bucket = buckets.get(topic)
+            if bucket is None:
+                buckets[topic] = [entry]
+            else:
+                bucket.append(entry)
+        for bucket in buckets.values():
+            self._encode_topic(bucket)
+
+    # -- one topic -------------------------------------------------------------------------------
+
+    def _encode_topic(self, entries: list[Entry]) -> None:
+        topic = entries[0][0]
+        if len(set(map(_codec_of, entries))) == 1 and not any(map(_sender_of, entries)):
+            codec = entries[0][1]
+            joins = codec is not None and topic is not None and not codec.solo
+            if joins and sum(map(_size_of, entries)) <= self._bytes_max:
+                assert codec is not None
+                assert topic is not None
+                self._encode_same(topic, codec, entries)
+                return
+        batch: list[Entry] = []
+        size = records = 0
+        for entry in entries:
+            codec = entry[1]
+            alone = codec is None or codec.solo
+            full = size + entry[4] > self._bytes_max or records + entry[3] > FRAME_RECORDS_MAX
+            if batch and (alone or full or codec is not batch[0][1]):
+                self._encode_checked(topic, batch)
+                batch, size, records = [], 0, 0
+            if codec is None:
+                self._encode_control(entry)
+            elif alone:
+                self._encode_checked(topic, [entry])
+            else:
+                batch.append(entry)
+                size += entry[4]
+                records += entry[3] or 1
+        if batch:
+            self._encode_checked(topic, batch)
+
+    def _encode_checked(self, topic: TopicState | None, entries: list[Entry]) -> None:
+        """Encode entries of one codec, repeats of idempotent producers taken out before."""
+        assert topic is not None
+        if any(map(_sender_of, entries)):
+            entries = [entry for entry in entries if self._admit(topic, entry)]
+            if not entries:
+                return
+        codec = entries[0][1]
+        assert codec is not None
+        self._encode_same(topic, codec, entries)
+
+    def _encode_same(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
+        """Encode entries of one topic and one codec into one frame."""
+        if codec.version != topic.schema_version:
+            codec, entries = _upgraded(entries)
+        singles = not any(map(_count_of, entries))
+        records: Sequence[Any]
+        if singles:
+            records = list(map(_data_of, entries))
+        elif codec.solo or len(entries) == 1:
+            records = entries[0][2]
+        else:
+            records = []
+            for entry in entries:
+                if entry[3]:
+                    records.extend(entry[2])
+                else:
+                    records.append(entry[2])
+        try:
+            payload = codec.encode(records)
+        except InvalidRequest as error:
+            self._isolate(topic, codec, entries, error)
+            return
+        count = entries[0][3] if codec.solo else len(records)
+        offset = self._next.get(topic.id, topic.next)
+        if not topic.sync_on_append:
+            self._reserve_block(topic, offset + count)
+        lsn = self.lsn + 1
+        runs = self._runs(topic, entries, offset, lsn) if any(map(_sender_of, entries)) else b""
+        start = len(self.waiters)
+        self._frame(topic, payload, offset=offset, count=count, version=codec.version, runs=runs)
+        self._next[topic.id] = offset + count
+        self.waiters += map(_waiter_of, entries)
+        if singles:
+            offsets = range(offset, offset + count)
+            self.results += map(Ack, offsets, offsets, repeat(lsn))
+        else:
+            for entry in entries:
+                end = offset + (entry[3] or 1)
+                self.results.append(Ack(offset, end - 1, lsn))
+                offset = end
+        self._note_levels(topic, entries, start)
+
+    def _note_levels(self, topic: TopicState, entries: list[Entry], start: int) -> None:
+        if topic.sync_on_append:
+            self.sync = True
+            return
+        for number, entry in enumerate(entries, start):
+            sender = entry[6]
+            if sender is not None and sender.sync:
+                self.sync = True
+            else:
+                self.early.append(number)
+
+    def _isolate(
+        self, topic: TopicState, codec: Codec, entries: list[Entry], error: InvalidRequest
+    ) -> None:
+        """Find the entries that cannot be encoded, refuse them alone, and encode the others."""
+        if len(entries) == 1:
+            self._refuse(topic, entries[0], error)
+            return
+        good: list[Entry] = []
+        for entry in entries:
+            try:
+                codec.encode(entry[2] if entry[3] else [entry[2]])
+            except InvalidRequest as own:
+                self._refuse(topic, entry, own)
+            else:
+                good.append(entry)
+        if good:
+            self._encode_same(topic, codec, good)
+
+    def _refuse(self, topic: TopicState, entry: Entry, error: FrazilError) -> None:
+        sender = entry[6]
+        if sender is not None and sender.producer is not None:
+            # It was admitted to the window, but no record of it will be written.
+            window = self._windows.get((topic.id, sender.producer))
+            if window and window[-1].sequence == sender.sequence:
+                window.pop()
+        self.early.append(len(self.waiters))
+        self.waiters.append(entry[5])
+        self.results.append(error)
+
+    # -- idempotent producers --------------------------------------------------------------------
+
+    def _admit(self, topic: TopicState, entry: Entry) -> bool:
+        """Tell whether an entry is new; answer a repeat or a misfit at once."""
+        sender = entry[6]
+        if sender is None or sender.producer is None:
+            return True
+        key = (topic.id, sender.producer)
+        producer = self._producers.get(key) or topic.producers.get(sender.producer)
+        count = entry[3] or 1
+        if producer is None:
+            producer = self._register(topic, sender.producer, sender.epoch)
+            self._producers[key] = producer
+        epoch = self._epochs.get(key, producer.epoch)
+        if sender.epoch < epoch:
+            self._refuse(
+                topic,
+                _without_sender(entry),
+                Conflict(
+                    "producer is fenced by a newer epoch",
+                    producer=sender.producer,
+                    epoch=sender.epoch,
+                    epoch_current=epoch,
+                ),
+            )
+            return False
+        staged = self._windows.setdefault(key, [])
+        if sender.epoch > epoch:
+            staged.clear()
+            self._epochs[key] = sender.epoch
+        known = [] if self._epochs.get(key, producer.epoch) > producer.epoch else producer.window
+        oldest_us = self.time_us - self._window_age_us
+        window = [sent for sent in known if sent.time_us >= oldest_us] + staged
+        verdict = judge(window, sequence=sender.sequence, count=count, producer=sender.producer)
+        if verdict is None:
+            staged.append(Sent(sender.sequence, count, -1, -1, self.time_us))
+            return True
+        if isinstance(verdict, Sent):
+            if verdict.offset < 0:
+                # The first one is in this very group: the repeat gets the ack it will get.
+                self._repeats.append((key, verdict.sequence, entry))
+                return False
+            last = verdict.offset + verdict.records - 1
+            self._answer(topic, entry, Ack(verdict.offset, last, verdict.lsn))
+            return False
+        self._refuse(topic, _without_sender(entry), verdict)
+        return False
+
+    def _answer(self, topic: TopicState, entry: Entry, ack: Ack) -> None:
+        """Answer a repeat; if its first record is not durable yet, a sync comes first."""
+        number = len(self.waiters)
+        self.waiters.append(entry[5])
+        self.results.append(ack)
+        if ack.offset_last < topic.durable:
+            self.early.append(number)
+        else:
+            self._note_levels(topic, [entry], number)
+
+    def _register(self, topic: TopicState, name: str, epoch: int) -> Producer:
+        producer_id = self._state.producer_id_last + 1 + len(self._producers)
+        payload = msgspec.msgpack.encode((STATE_PRODUCER, name, (producer_id, epoch)))
+        self._control_frame(Control(fmt.KIND_STATE, topic.id, payload))
+        return Producer(
+            producer_id=producer_id,
+            topic=topic.id,
+            name=name,
+            epoch=epoch,
+            window=self._state.producer_window,
+        )
+
+    def _runs(self, topic: TopicState, entries: list[Entry], offset: int, lsn: int) -> bytes:
+        runs: list[fmt.Run] = []
+        for entry in entries:
+            sender, count = entry[6], entry[3] or 1
+            if sender is not None and sender.producer is not None:
+                key = (topic.id, sender.producer)
+                producer = self._producers.get(key) or topic.producers[sender.producer]
+                runs.append(fmt.Run(producer.id, sender.epoch, sender.sequence, count))
+                sent = Sent(sender.sequence, count, offset, lsn, self.time_us)
+                self.sent.append((producer, sent, sender.epoch))
+                self._settle_repeats(key, sent)
+            elif runs and not runs[-1].producer:
+                runs[-1] = runs[-1]._replace(records=runs[-1].records + count)
+            else:
+                runs.append(fmt.Run(0, 0, 0, count))
+            offset += count
+        return fmt.encode_runs(runs)
+
+    def _settle_repeats(self, key: tuple[int, str], sent: Sent) -> None:
+        window = self._windows[key]
+        for number, staged in enumerate(window):
+            if staged.sequence == sent.sequence:
+                window[number] = sent
+
+    def finish(self) -> None:
+        """Answer the repeats of entries that were in this group themselves."""
+        for key, sequence, entry in self._repeats:
+            for sent in self._windows[key]:
+                if sent.sequence == sequence and sent.offset >= 0:
+                    self.waiters.append(entry[5])
+                    last = sent.offset + sent.records - 1
+                    self.results.append(Ack(sent.offset, last, sent.lsn))
+                    break
+            else:
+                self.early.append(len(self.waiters))
+                self.waiters.append(entry[5])
+                self.results.append(Conflict("the first try of this batch failed, send it again"))
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _reserve_block(self, topic: TopicState, end: int) -> None:
+        """Reserve offsets that may leave the process before they are synced."""
+        reserved = next((e for t, e in reversed(self.reserved) if t is topic), topic.reserved)
+        if end + self._reserve // 2 <= reserved:
+            return
+        if end > topic.reserved:
+            self.sync = True
+        if end + self._reserve // 2 > reserved:
+            target = end + self._reserve
+            self.reserved.append((topic, target))
+            payload = msgspec.msgpack.encode([(topic.id, target)])
+            self._control_frame(Control(fmt.KIND_MARKER, 0, payload))
+
+    def _encode_control(self, entry: Entry) -> None:
+        control = entry[2]
+        self._control_frame(control)
+        self.sync = True
+        self.waiters.append(entry[5])
+        self.results.append(Ack(control.offset, control.offset, self.lsn))
+
+    def _control_frame(self, control: Control) -> None:
+        payload = Payload(control.kind, control.flags, control.payload, len(control.payload))
+        consumes = control.kind not in (fmt.KIND_MARKER, fmt.KIND_CHECKPOINT)
+        lsn = self.lsn + 1 if consumes else self.lsn
+        head, body, padding, size = fmt.frame_buffers(
+            payload.kind,
+            payload.data,
+            payload.size,
+            offset=control.offset,
+            salt=self._salt,
+            generation=self._generation,
+            lsn=lsn,
+            synced=self._synced,
+            time_us=self.time_us,
+            topic=control.topic,
+            schema=control.schema,
+            flags=control.flags,
+        )
+        self.buffers.append(b"".join((head, body, padding)))
+        self.size += size
+        self.lsn = lsn
+        self.controls.append((fmt.read_head(head, 0), control.payload))
+
+    def _frame(
+        self,
+        topic: TopicState,
+        payload: Payload,
+        *,
+        offset: int,
+        count: int,
+        version: int,
+        runs: bytes,
+    ) -> None:
+        self.lsn += 1
+        head, data, padding, size = fmt.frame_buffers(
+            payload.kind,
+            payload.data,
+            payload.size,
+            offset=offset,
+            salt=self._salt,
+            generation=self._generation,
+            lsn=self.lsn,
+            synced=self._synced,
+            time_us=self.time_us,
+            topic=topic.id,
+            count=count,
+            schema=version,
+            flags=payload.flags,
+            runs=runs,
+        )
+        self.data.append((topic, offset, self._position + self.size, size, count))
+        if size <= JOIN_BYTES_MAX:
+            self.buffers.append(b"".join((head, data, padding)))
+        else:
+            self.buffers += (head, data, padding) if padding else (head, data)
+        self.size += size
+
+
+def judge(
+    window: Sequence[Sent], *, sequence: int, count: int, producer: str
+) -> Sent | Conflict | None:
+    """Judge a batch against its producer's window: None is new, `Sent` is the one it repeats."""
+    if not window:
+        return None
+    for sent in window:
+        if sent.sequence == sequence:
+            if sent.records == count:
+                return sent
+            return Conflict(
+                "sequence was used for another batch",
+                producer=producer,
+                sequence=sequence,
+                count=count,
+                count_first=sent.records,
+            )
+    expected = window[-1].sequence + window[-1].records
+    if sequence == expected:
+        return None
+    message = (
+        "gap in the producer's sequence"
+        if sequence > expected
+        else ("sequence is older than the producer's window, the outcome is not known any more")
+    )
+    return Conflict(message, producer=producer, sequence=sequence, sequence_expected=expected)
+
+
+def _without_sender(entry: Entry) -> Entry:
+    return (*entry[:6], None)
+
+
+def _upgraded(entries: list[Entry]) -> tuple[Codec, list[Entry]]:
+    """Bring entries validated under an older schema version to the topic's current one."""
+    result: list[Entry] = []
+    codec: Codec | None = None
+    for topic, old, data, count, size, waiter, sender in entries:
+        assert old is not None
+        codec, fresh = old.upgraded(data, many=count > 0)
+        result.append((topic, codec, fresh, count, size, waiter, sender))
+    assert codec is not None
+    return codec, result

@@ -1,0 +1,502 @@
+"""The journal: one ordered file of frames for many topics, written by one owner.
+
+`Journal` is single-threaded: whoever calls `commit`, `tick` and `close` owns it (the committer's
+thread in production, the test itself in a simulation). Readers use `segments` and the topics'
+fields, which are swapped or grow so that a reader never sees a half-made state.
+"""
+
+from __future__ import annotations
+
+import errno
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
+from frazil.fs import write_fully
+from frazil.log import format as fmt
+from frazil.log.birth import Opened, birth_frames, open_journal, refresh_topics
+from frazil.log.checkpoint import encode_checkpoint
+from frazil.log.codec import Control
+from frazil.log.group import Group
+from frazil.log.index import Places
+from frazil.log.segment import OpenFiles, Segment, give_birth, seal, segment_name
+from frazil.log.state import STATE_FREED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from frazil.clock import Clock
+    from frazil.config import LogSettings, ProducerSettings
+    from frazil.fs import FileSystem
+    from frazil.log.codec import Deliver, Entry
+    from frazil.log.recovery import RecoveryReport
+    from frazil.log.state import TopicState
+    from frazil.model import TopicSpec
+
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_codec_of = itemgetter(1)
+
+
+class Journal:
+    """One journal in one directory. See the module's text for who may call what."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: str,
+        opened: Opened,
+        *,
+        clock: Clock,
+        settings: LogSettings,
+        producers: ProducerSettings,
+        files: OpenFiles,
+    ) -> None:
+        self.directory = directory
+        self.state = opened.state
+        self.report: RecoveryReport = opened.report
+        self.journal_id = opened.header.journal
+        self.failed: BaseException | None = None
+        self.closed = False
+        self.active = opened.active
+        self.segments: tuple[Segment, ...] = tuple(opened.segments)
+        self.to_seal: list[tuple[Segment, int]] = []
+        """Segments that were rotated away and wait for their footer, with their frame counts."""
+        self.sync_count = 0
+        self.group_count = 0
+        self.bytes_written = 0
+        self.synced_lsn = self.state.lsn
+        self.marked_lsn = opened.marked_lsn
+        self._file_system = file_system
+        self._files = files
+        self._clock = clock
+        self._settings = settings
+        self._producers = producers
+        self._file = opened.file
+        self._position = opened.position
+        self._filled = opened.position
+        self._frames = opened.frames
+        self._zeroes = bytes(settings.prefill_bytes)
+        self._dirty: dict[int, TopicState] = {}
+        self._dirty_reserved: list[tuple[TopicState, int]] = []
+        self._dirty_bytes = 0
+        self._dirty_since = 0.0
+        self._last_append = clock.monotonic()
+        self.on_visible: Callable[[TopicState], None] | None = None
+        for topic in self.state.topics.values():
+            topic.durable = topic.visible = topic.next
+            topic.places = self.active.live_places.get(topic.id)
+
+    @classmethod
+    def open(
+        cls,
+        file_system: FileSystem,
+        directory: str,
+        *,
+        clock: Clock,
+        settings: LogSettings,
+        producers: ProducerSettings,
+        watermarks: Mapping[int, int] | None = None,
+        known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]] | None = None,
+    ) -> Journal:
+        """Recover the journal in `directory`, or make a new one.
+
+        On return every record acked as fsynced is readable, everything readable is durable, and
+        what could not be kept is in `report`. `watermarks` (topic → offset) are ends that other
+        places remember; heads never fall below them.
+        """
+        files = OpenFiles(file_system, count_max=settings.open_files_max)
+        opened = open_journal(
+            file_system,
+            directory,
+            clock=clock,
+            settings=settings,
+            producers=producers,
+            files=files,
+            watermarks=watermarks or {},
+            known_topics=known_topics or {},
+        )
+        return cls(
+            file_system,
+            directory,
+            opened,
+            clock=clock,
+            settings=settings,
+            producers=producers,
+            files=files,
+        )
+
+    # -- appending -------------------------------------------------------------------------------
+
+    def commit(self, entries: list[Entry], deliver: Deliver) -> None:
+        """Write a group of entries and answer each: acks only after what their level promises.
+
+        Never raises for a single entry; raises nothing at all but bugs. After a storage failure
+        every waiter gets `Unavailable(outcome="unknown")` and the journal is failed for good.
+        """
+        while entries:
+            cut = _barrier(entries)
+            self._commit_some(entries[:cut], deliver)
+            entries = entries[cut:]
+
+    def _commit_some(self, entries: list[Entry], deliver: Deliver) -> None:
+        waiters = [entry[5] for entry in entries]
+        if self.failed is not None or self.closed:
+            error = self.closed_error()
+            deliver(waiters, [error] * len(waiters))
+            return
+        try:
+            size = sum(entry[4] for entry in entries)
+            if self._position + size > self._settings.segment_bytes_max and self._frames > 2:
+                self.rotate()
+            group = self._encode(entries)
+            if not self._write(group, deliver):
+                return
+            self._apply(group)
+            if group.sync or self._sync_due():
+                if group.early and len(group.early) == len(group.waiters):
+                    self._show(group)
+                    deliver(group.waiters, group.results)
+                    self._sync()
+                    return
+                self._sync()
+                deliver(group.waiters, group.results)
+                return
+            self._show(group)
+            deliver(group.waiters, group.results)
+        except OSError as error:
+            self._fail(error)
+            unknown = Unavailable(
+                "storage failed, the journal is closed; whether the records are durable is unknown",
+                outcome="unknown",
+                cause=error,
+            )
+            deliver(waiters, [unknown] * len(waiters))
+
+    def _encode(self, entries: list[Entry]) -> Group:
+        now_us = self._clock.now_us()
+        group = Group(
+            self.state,
+            salt=self.active.salt,
+            generation=self.active.generation,
+            lsn=self.state.lsn,
+            synced=self.synced_lsn,
+            time_us=max(now_us, self.state.time_us),
+            position=self._position,
+            bytes_max=self._settings.write_bytes_max,
+            reserve=self._settings.reserve_offsets,
+            window_age_us=int(self._producers.window_age_s * 1_000_000),
+        )
+        group.encode(entries)
+        group.finish()
+        return group
+
+    def _write(self, group: Group, deliver: Deliver) -> bool:
+        """Write a group's frames at the end; on a full disk undo it and say so."""
+        if not group.size:
+            return True
+        buffers = group.buffers
+        end = self._position + group.size
+        if end > self._filled and group.size < len(self._zeroes):
+            # One write a step fills ahead with zeroes, so that most syncs change no file size.
+            buffers = [*buffers, self._zeroes]
+            self._filled = end + len(self._zeroes)
+        try:
+            write_fully(self._file, self._position, buffers)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            self._undo_write()
+            full = Overloaded(
+                "the disk is full, nothing was written; free space, then retry",
+                path=self.directory,
+                retry_after_ms=1000,
+            )
+            deliver(group.waiters, [full] * len(group.waiters))
+            return False
+        self._filled = max(self._filled, end)
+        return True
+
+    def _undo_write(self) -> None:
+        """Cut a half-written group off, durably; if that fails the caller fails the journal."""
+        self._file.truncate(self._position)
+        self._file.sync()
+        self._filled = self._position
+
+    def _apply(self, group: Group) -> None:
+        """Take a written group into the state; nothing of it is visible yet."""
+        state = self.state
+        time_us = group.time_us
+        for head, payload in group.controls:
+            if head.kind != fmt.KIND_MARKER:
+                state.apply(head, payload)
+                if head.topic in state.topics:
+                    self._dirty[head.topic] = state.topics[head.topic]
+        places_of = self.active.live_places
+        for topic, offset, position, length, count in group.data:
+            places = topic.places
+            if places is None:
+                places = topic.places = places_of.get(topic.id) or Places()
+                places_of[topic.id] = places
+            places.append(offset, position, length, time_us, count)
+            topic.next = offset + count
+            topic.bytes_local += length
+            self._dirty[topic.id] = topic
+        for producer, sent, epoch in group.sent:
+            state.record_sent(producer.id, sent, epoch=epoch)
+        self._dirty_reserved += group.reserved
+        if not self._dirty_bytes:
+            self._dirty_since = self._clock.monotonic()
+        self._dirty_bytes += group.size
+        self._position += group.size
+        self._frames += len(group.buffers)
+        state.lsn = group.lsn
+        state.time_us = time_us
+        self.active.body_end = self._position
+        self.active.lsn_last = group.lsn
+        self.bytes_written += group.size
+        self.group_count += 1
+
+    def _sync_due(self) -> bool:
+        if not self._dirty_bytes:
+            return False
+        settings = self._settings
+        if self._dirty_bytes >= settings.sync_bytes_max and self._periodic():
+            return True
+        age = self._clock.monotonic() - self._dirty_since
+        return age >= settings.sync_interval_s and self._periodic()
+
+    def _periodic(self) -> bool:
+        return any(topic.spec.sync != "none" for topic in self._dirty.values())
+
+    def _show(self, group: Group) -> None:
+        """Let readers see the unsynced records of topics whose mode allows it."""
+        for topic, _offset, _position, _length, _count in group.data:
+            if not topic.sync_on_append:
+                topic.visible = topic.next
+                self._wake(topic)
+
+    def _sync(self) -> None:
+        """Make everything written durable, then visible. An error here is final."""
+        self._file.sync()
+        self.sync_count += 1
+        self.synced_lsn = self.state.lsn
+        self._last_append = self._clock.monotonic()
+        for topic, end in self._dirty_reserved:
+            topic.reserved = max(topic.reserved, end)
+        self._dirty_reserved.clear()
+        dirty = self._dirty
+        self._dirty = {}
+        self._dirty_bytes = 0
+        for topic in dirty.values():
+            topic.durable = topic.visible = topic.next
+            if topic.waiters:
+                self._wake(topic)
+
+    def _wake(self, topic: TopicState) -> None:
+        waiters, topic.waiters = topic.waiters, []
+        for wake in waiters:
+            wake()
+
+    # -- in the background -----------------------------------------------------------------------
+
+    def tick(self) -> float | None:
+        """Do what is due by time: a periodic sync, a marker, rotation by age.
+
+        Returns the seconds until something will be due, None if nothing is.
+        """
+        if self.failed is not None or self.closed:
+            return None
+        try:
+            return self._tick()
+        except OSError as error:
+            self._fail(error)
+            return None
+
+    def _tick(self) -> float | None:
+        settings = self._settings
+        now = self._clock.monotonic()
+        due: list[float] = []
+        if self._dirty_bytes and self._periodic():
+            left = self._dirty_since + settings.sync_interval_s - now
+            if left <= 0:
+                self._sync()
+            else:
+                due.append(left)
+        if self.marked_lsn < self.synced_lsn:
+            left = self._last_append + settings.marker_delay_s - now
+            if left <= 0:
+                self.write_marker()
+            else:
+                due.append(left)
+        age_s = (self._clock.now_us() - self.active.created_us) / 1e6
+        if self._frames > 2 and self.active.topics:
+            if age_s >= settings.segment_age_max_s:
+                self.rotate()
+            else:
+                due.append(settings.segment_age_max_s - age_s)
+        return min(due, default=None)
+
+    def write_marker(self, *, close: bool = False) -> None:
+        """Append and sync a frame that proves the last group synced; best effort when full."""
+        payload = b""
+        if close:
+            released = [(t.id, t.next) for t in self.state.topics.values() if t.reserved > t.next]
+            payload = msgspec.msgpack.encode(released) if released else b""
+        head, body, padding, size = fmt.frame_buffers(
+            fmt.KIND_MARKER,
+            payload,
+            len(payload),
+            offset=0,
+            salt=self.active.salt,
+            generation=self.active.generation,
+            lsn=self.state.lsn,
+            synced=self.synced_lsn,
+            time_us=self.state.time_us,
+            flags=fmt.FLAG_CLOSE if close else 0,
+        )
+        try:
+            write_fully(self._file, self._position, [b"".join((head, body, padding))])
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            self._undo_write()
+            return
+        self._position += size
+        self._filled = max(self._filled, self._position)
+        self._frames += 1
+        self.active.body_end = self._position
+        synced = self.synced_lsn
+        self._sync()
+        self.marked_lsn = synced
+
+    def rotate(self) -> None:
+        """Start a new segment; the old one is sealed later by `seal_one`."""
+        if self._dirty_bytes:
+            self._sync()
+        old = self.active
+        segment = old.id + 1
+        lsn = self.state.lsn
+        now_us = max(self._clock.now_us(), self.state.time_us)
+        header = fmt.SegmentHeader(
+            journal=self.journal_id,
+            segment=segment,
+            salt=self._clock.random_bytes(8),
+            generation=old.generation + 1,
+            previous_segment=old.id,
+            previous_length=self._position,
+            previous_lsn=lsn,
+            created_us=now_us,
+        )
+        frames = birth_frames(
+            header, encode_checkpoint(self.state, lsn=lsn), lsn=lsn, time_us=now_us
+        )
+        file, position = give_birth(self._file_system, self.directory, header, frames)
+        fresh = Segment(f"{self.directory}/{segment_name(segment)}", header, self._files)
+        fresh.body_end = position
+        self.to_seal.append((old, self._frames))
+        self._file = file
+        self._position = self._filled = position
+        self._frames = 2
+        self.active = fresh
+        self.marked_lsn = lsn
+        for topic in self.state.topics.values():
+            topic.places = None
+        self.segments = (*self.segments, fresh)
+
+    def seal_one(self) -> bool:
+        """Write the footer of one rotated segment; return whether there was one.
+
+        May run beside the owner's other calls: it touches only a segment that is not active.
+        """
+        if not self.to_seal:
+            return False
+        segment, frames = self.to_seal[0]
+        file = self._file_system.open(segment.path, "write")
+        try:
+            footer = seal(file, segment, frames=frames, time_us=self._clock.now_us())
+        finally:
+            file.close()
+        self._files.drop(segment.path)
+        segment.use_footer(footer)
+        segment.forget_places()
+        self.to_seal.pop(0)
+        return True
+
+    def free(self, segment_first: int) -> Control:
+        """Return the control frame that frees all segments below `segment_first`.
+
+        Commit it, then call `drop_freed`: a crash between the two is finished by recovery.
+        """
+        payload = msgspec.msgpack.encode((STATE_FREED, "", segment_first))
+        return Control(fmt.KIND_STATE, 0, payload)
+
+    def drop_freed(self) -> list[Segment]:
+        """Unlink the segments that the state says are freed; open readers keep their bytes."""
+        first = self.state.segment_first
+        gone = [segment for segment in self.segments if segment.id < first]
+        if not gone:
+            return gone
+        self.segments = tuple(segment for segment in self.segments if segment.id >= first)
+        self.to_seal = [item for item in self.to_seal if item[0].id >= first]
+        refresh_topics(self.state.topics.values(), self.segments)
+        for segment in gone:
+            self._files.drop(segment.path)
+            if self._file_system.stat(segment.path) is not None:
+                self._file_system.unlink(segment.path)
+        self._file_system.sync_directory(self.directory)
+        return gone
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop for good: never sync again, never write again (F6)."""
+        if self.failed is None:
+            self.failed = error
+        for topic in self.state.topics.values():
+            self._wake(topic)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the journal from outside, e.g. when its thread met a bug."""
+        self._fail(error)
+
+    def closed_error(self) -> FrazilError:
+        """Return the error for calls after the end."""
+        if self.failed is not None:
+            return Closed(
+                "the journal is closed because storage failed; find the cause, then open it again",
+                cause=self.failed,
+                directory=self.directory,
+            )
+        return Closed("the engine is closed")
+
+    def close(self) -> None:
+        """Sync everything, give reserved offsets back and mark the journal as cleanly closed."""
+        if self.closed:
+            return
+        try:
+            if self.failed is None:
+                if self._dirty_bytes:
+                    self._sync()
+                self.write_marker(close=True)
+                if self._filled > self._position:
+                    self._file.truncate(self._position)
+                    self._file.sync()
+        except OSError as error:
+            self._fail(error)
+        finally:
+            self.closed = True
+            self._file.close()
+            self._files.clear()
+            for topic in self.state.topics.values():
+                self._wake(topic)
+
+
+def _barrier(entries: list[Entry]) -> int:
+    """Return how many entries go before the state changes under the rest of them."""
+    if None in set(map(_codec_of, entries)):
+        for number, entry in enumerate(entries):
+            if entry[1] is None and entry[2].kind in (fmt.KIND_TOPIC, fmt.KIND_SCHEMA):
+                return number + 1
+    return len(entries)

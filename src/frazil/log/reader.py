@@ -1,0 +1,302 @@
+"""Read a journal by topic and offset while its writer appends: the log as a `HistorySource`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from frazil.errors import CorruptionError, NotFound, Unavailable
+from frazil.fs import read_fully
+from frazil.log import format as fmt
+from frazil.log.history import Batch, Piece
+from frazil.log.state import RANGE_LOST
+from frazil.model import OffsetRange
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import pyarrow as pa
+
+    from frazil.log.index import Places
+    from frazil.log.journal import Journal
+    from frazil.log.segment import Segment
+    from frazil.log.state import SpecialRange, TopicState
+
+HOLE_BYTES_MAX: Final = 256
+"""Adjacent frames of a topic are read at once over holes of at most this many bytes."""
+
+
+class Frame(NamedTuple):
+    """A verified data frame in memory."""
+
+    head: fmt.FrameHead
+    buffer: bytes
+    start: int
+    """Where the payload starts in the buffer."""
+
+
+class Decoder(Protocol):
+    """Turns the data frames of one topic into record batches under its current schema."""
+
+    def decode(self, frame: Frame) -> pa.RecordBatch:
+        """Decode one frame without copying where the layout allows it."""
+
+    def decode_small(self, frames: list[Frame]) -> pa.RecordBatch | None:
+        """Decode consecutive small frames at once; None if they cannot be joined."""
+
+
+class LogPin:
+    """A reader's claim on a topic's records; it holds back retention, in memory only."""
+
+    def __init__(self, source: LogSource, topic: int, offset: int) -> None:
+        self._source = source
+        self.topic = topic
+        self.offset = offset
+
+    def advance(self, offset: int) -> None:
+        self.offset = max(self.offset, offset)
+
+    def close(self) -> None:
+        self._source.unpin(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LogSource:
+    """Gives the records of a journal's topics back. Any number of threads may read."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pins: set[LogPin] = set()
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+        self.frames_read = 0
+
+    def range(self, topic: int) -> OffsetRange:
+        state = self._journal.state.topics.get(topic)
+        if state is None:
+            return OffsetRange(0, 0)
+        return OffsetRange(state.start, state.visible)
+
+    def read(self, topic: int, *, offset: int, bytes_max: int) -> Piece:
+        state = self._topic(topic)
+        visible = state.visible
+        if self._journal.failed is not None and offset >= state.durable:
+            raise self._journal.closed_error()
+        if offset < state.start:
+            raise NotFound(
+                "offset is no longer in the log, start at the first available one",
+                offset=offset,
+                offset_first=state.start,
+            )
+        gaps: list[OffsetRange] = []
+        special = _covering(state.ranges, offset)
+        while special is not None:
+            _refuse_lost(special, state)
+            gaps.append(OffsetRange(offset, special.end, special.reason))
+            offset = special.end
+            special = _covering(state.ranges, offset)
+        if offset >= visible:
+            return Piece([], offset, tuple(gaps))
+        batches = self._read_frames(state, offset, visible, bytes_max)
+        batches[0].gaps = tuple(gaps)
+        return Piece(batches, batches[-1].offset_next)
+
+    def offset_at(self, topic: int, *, time_us: int) -> int | None:
+        state = self._topic(topic)
+        visible = state.visible
+        for segment in self._journal.segments:
+            summary = segment.summary(topic)
+            if summary is None or summary[4] < time_us:
+                continue
+            places = self._places(segment, topic)
+            number = places.find_time(time_us)
+            if number < places.count and places.offsets[number] < visible:
+                return max(places.offsets[number], state.start)
+        return None
+
+    def pin(self, topic: int, *, offset: int) -> LogPin:
+        pin = LogPin(self, topic, offset)
+        with self._lock:
+            self._pins.add(pin)
+        return pin
+
+    def unpin(self, pin: LogPin) -> None:
+        """Forget a pin; closing twice is fine."""
+        with self._lock:
+            self._pins.discard(pin)
+
+    def pinned(self, topic: int) -> int | None:
+        """Return the lowest offset that a reader of the topic still needs."""
+        with self._lock:
+            return min((pin.offset for pin in self._pins if pin.topic == topic), default=None)
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _topic(self, topic: int) -> TopicState:
+        state = self._journal.state.topics.get(topic)
+        if state is None:
+            raise NotFound("no such topic in this journal", topic=topic)
+        return state
+
+    def _places(self, segment: Segment, topic: int) -> Places:
+        places = segment.places(topic)
+        assert places is not None
+        return places
+
+    def _read_frames(
+        self, state: TopicState, offset: int, visible: int, bytes_max: int
+    ) -> list[Batch]:
+        for segment in self._journal.segments:
+            summary = segment.summary(state.id)
+            if summary is None or summary[1] <= offset:
+                continue
+            places = self._places(segment, state.id)
+            first = places.find(offset)
+            if _frame_end(places, first) <= offset:
+                first += 1
+            stop = _stop(places, first, visible, bytes_max, state.ranges)
+            frames = self._load(segment, places, first, stop, state)
+            return _batches(frames, state, offset)
+        raise CorruptionError(
+            "no segment holds this offset; run `frazil doctor`",
+            topic=state.spec.name,
+            offset=offset,
+        )
+
+    def _load(
+        self, segment: Segment, places: Places, first: int, stop: int, state: TopicState
+    ) -> list[Frame]:
+        """Read frames `[first, stop)`, neighbours with one call, and verify each."""
+        try:
+            file = segment.file()
+        except OSError as error:
+            raise Unavailable("segment cannot be opened", path=segment.path, error=error) from error
+        frames: list[Frame] = []
+        number = first
+        while number < stop:
+            start = places.positions[number] << 3
+            end = start + places.lengths[number]
+            last = number + 1
+            while last < stop:
+                position = places.positions[last] << 3
+                if position - end > HOLE_BYTES_MAX:
+                    break
+                end = position + places.lengths[last]
+                last += 1
+            try:
+                data = read_fully(file, start, end - start)
+            except OSError as error:
+                raise Unavailable("segment cannot be read", path=segment.path) from error
+            self.bytes_read += len(data)
+            found = _Found(data, start, places, segment, state)
+            frames.extend(found.verified(each) for each in range(number, last))
+            number = last
+        self.frames_read += len(frames)
+        return frames
+
+
+class _Found(NamedTuple):
+    """Bytes read from a segment at `start`, and what must lie in them."""
+
+    data: bytes
+    start: int
+    places: Places
+    segment: Segment
+    state: TopicState
+
+    def verified(self, number: int) -> Frame:
+        """Return frame `number` of the places, checked against all that is known of it."""
+        data, places, segment = self.data, self.places, self.segment
+        at = (places.positions[number] << 3) - self.start
+        fault = "segment is cut short"
+        if at + places.lengths[number] <= len(data):
+            head = fmt.read_head(data, at)
+            fault = fmt.frame_fault(memoryview(data), at, head)
+            if not fault and (
+                head.topic != self.state.id
+                or head.offset != places.offsets[number]
+                or head.salt != segment.salt
+                or head.generation != segment.generation
+            ):
+                fault = "frame is not the one that was written here"
+            if not fault:
+                return Frame(head, data, at + fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size)
+        raise CorruptionError(
+            "stored records are damaged, run `frazil doctor`; reading may go on at offset_next",
+            topic=self.state.spec.name,
+            offset_first=places.offsets[number],
+            offset_next=_frame_end(places, number),
+            reason=fault,
+            segment=segment.id,
+            position=places.positions[number] << 3,
+        )
+
+
+def _frame_end(places: Places, number: int) -> int:
+    """Return the offset behind a frame; a gap behind it counts as its own, which is harmless."""
+    if number + 1 < places.count:
+        return places.offsets[number + 1]
+    return places.end
+
+
+def _stop(
+    places: Places, first: int, visible: int, bytes_max: int, ranges: list[SpecialRange]
+) -> int:
+    """Return the number behind the last frame of a piece: within bytes, visible, before a gap."""
+    limit = visible
+    offset = places.offsets[first]
+    for special in ranges:
+        if special.first > offset:
+            limit = min(limit, special.first)
+            break
+    size = places.lengths[first]
+    stop = first + 1
+    count = places.count
+    offsets, lengths = places.offsets, places.lengths
+    while stop < count and offsets[stop] < limit:
+        size += lengths[stop]
+        if size > bytes_max:
+            break
+        stop += 1
+    return stop
+
+
+def _batches(frames: list[Frame], state: TopicState, offset: int) -> list[Batch]:
+    decoder = state.codec
+    batches: list[Batch] = []
+    if len(frames) > 1 and all(frame.head.records <= 4 for frame in frames):
+        data = decoder.decode_small(frames)
+        if data is not None:
+            times = tuple((frame.head.records, frame.head.time) for frame in frames)
+            batches.append(Batch(data, offset=frames[0].head.offset, times=times))
+    if not batches:
+        for frame in frames:
+            head = frame.head
+            data = decoder.decode(frame)
+            batches.append(Batch(data, offset=head.offset, times=((head.records, head.time),)))
+    if batches[0].offset < offset:
+        batches[0] = batches[0].slice(offset - batches[0].offset)
+    return batches
+
+
+def _covering(ranges: list[SpecialRange], offset: int) -> SpecialRange | None:
+    for special in ranges:
+        if special.first <= offset < special.end:
+            return special
+    return None
+
+
+def _refuse_lost(special: SpecialRange, state: TopicState) -> None:
+    if special.kind == RANGE_LOST:
+        raise CorruptionError(
+            "records were lost to damage, run `frazil doctor`; reading may go on at offset_next",
+            topic=state.spec.name,
+            offset_first=special.first,
+            offset_next=special.end,
+            reason=special.reason,
+        )

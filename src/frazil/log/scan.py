@@ -1,0 +1,259 @@
+"""Read a segment's frames one after another, find the bad ones, and go on behind them.
+
+Recovery and `frazil log verify` use it; sealed segments are known by their footer instead.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from frazil.log import format as fmt
+from frazil.log.index import Places
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.fs import File
+
+WINDOW_BYTES: Final = 8 << 20
+
+
+class Fault(NamedTuple):
+    """A stretch `[position, end)` of the file that holds no valid frame, and what is around it."""
+
+    position: int
+    end: int
+    reason: str
+    lsn_before: int
+    lsn_after: int
+    """The first batch sequence found behind it; 0 if nothing valid follows."""
+    zero: bool
+    """The stretch is all zeroes."""
+
+
+class Control(NamedTuple):
+    """A frame that is not data: it must be applied to the state."""
+
+    position: int
+    head: fmt.FrameHead
+    payload: bytes
+
+
+class Scan:
+    """What one pass over a segment found."""
+
+    def __init__(self, *, lsn: int) -> None:
+        self.places: dict[int, Places] = {}
+        self.controls: list[Control] = []
+        self.faults: list[Fault] = []
+        self.runs: list[tuple[int, fmt.FrameHead, bytes]] = []
+        """(position, head, encoded runs) of the data frames of idempotent producers"""
+        self.breaks: list[tuple[int, int, int]] = []
+        """(topic, expected offset, found offset) where a topic's offsets are not dense"""
+        self.positions = array("Q")
+        self.lsn_first = lsn
+        self.lsn = lsn
+        self.synced = 0
+        self.end = 0
+        self.frames = 0
+        self.time_us = 0
+        self.closed = False
+        """The last frame is the marker of a clean close."""
+
+    @property
+    def unproven(self) -> int:
+        """Return where the frames start that no later frame proves to have been synced."""
+        count = self.lsn - min(self.synced, self.lsn)
+        return self.positions[-count] if count else self.end
+
+    def cut(self, position: int, *, lsn: int) -> None:
+        """Forget every frame at and behind `position`."""
+        for places in self.places.values():
+            places.cut(position)
+        self.controls = [item for item in self.controls if item.position < position]
+        self.runs = [item for item in self.runs if item[0] < position]
+        self.faults = [item for item in self.faults if item.position < position]
+        while self.positions and self.positions[-1] >= position:
+            self.positions.pop()
+        self.end = position
+        self.lsn = lsn
+        self.closed = False
+
+
+class Scanner:
+    """One pass over `[start, end)` of a segment file."""
+
+    def __init__(
+        self, file: File, *, salt: bytes, generation: int, start: int, end: int, lsn: int
+    ) -> None:
+        self._file = file
+        self._salt = salt
+        self._generation = generation
+        self._end = end
+        self._position = start
+        self.result = Scan(lsn=lsn)
+
+    def run(self) -> Scan:
+        """Scan to the end; faults are listed, frames behind them are taken too."""
+        result = self.result
+        result.end = self._position
+        window_bytes = WINDOW_BYTES
+        while self._position < self._end:
+            size = min(window_bytes, self._end - self._position)
+            window = memoryview(self._file.read_at(self._position, size))
+            used, want = self._take(window)
+            self._position += used
+            window_bytes = WINDOW_BYTES
+            rest = self._end - self._position
+            if want and rest:
+                if want <= rest and (used or want > len(window)):
+                    window_bytes = max(want, WINDOW_BYTES)
+                    continue
+                self._skip_fault("")
+        return result
+
+    def _take(self, window: memoryview) -> tuple[int, int]:
+        """Take frames off the window; return the bytes used and the bytes needed to go on.
+
+        A need beyond the file's end is a fault, which the caller handles.
+        """
+        unpack = fmt.FRAME_HEAD.unpack_from
+        crc32 = zlib.crc32
+        result = self.result
+        salt, generation = self._salt, self._generation
+        base = self._position
+        limit = len(window)
+        at = 0
+        while True:
+            if at + fmt.FRAME_HEAD_BYTES > limit:
+                return at, fmt.FRAME_HEAD_BYTES
+            head = unpack(window, at)
+            length = head[1]
+            kind = head[3]
+            if head[4] != salt or head[12] != generation or not 0 < kind <= fmt.KIND_LAST:
+                break
+            end = at + 16 + length
+            if end > limit:
+                if length > fmt.BODY_BYTES_MAX or length < fmt.BODY_HEAD_BYTES:
+                    break
+                return at, end - at
+            if crc32(window[at + 16 : end], crc32(window[at : at + 12])) != head[2]:
+                break
+            expected = result.lsn if kind in (6, 7) else result.lsn + 1
+            if head[10] != expected:
+                if head[10] < expected:
+                    break
+                self._missing(base + at, head[10])
+            if kind <= 2:
+                self._data(head, base + at, length + 16)
+                if head[6]:
+                    runs = bytes(window[at + 16 : at + 80 + head[6] * fmt.RUN.size])
+                    result.runs.append((base + at, fmt.FrameHead(*head), runs))
+            else:
+                self._control(window, at, fmt.FrameHead(*head))
+            at = end
+            result.end = base + end
+        self._position = base + at
+        self._skip_fault("")
+        return 0, 0
+
+    def _missing(self, position: int, lsn: int) -> None:
+        """Note that batch sequences are missing before a valid frame; a fault may explain it."""
+        faults = self.result.faults
+        if not faults or faults[-1].end != position:
+            reason = "frames are missing"
+            faults.append(Fault(position, position, reason, self.result.lsn, lsn, zero=False))
+
+    def _data(self, head: Sequence[Any], position: int, length: int) -> None:
+        result = self.result
+        topic = head[7]
+        offset = head[0]
+        places = result.places.get(topic)
+        if places is None:
+            places = result.places[topic] = Places()
+        elif offset != places.end:
+            result.breaks.append((topic, places.end, offset))
+        places.append(offset, position, length, head[14], head[8])
+        self._passed(head, position)
+
+    def _passed(self, head: Sequence[Any], position: int) -> None:
+        result = self.result
+        if head[10] != result.lsn:
+            result.lsn = head[10]
+            result.positions.append(position)
+        if head[11] > result.synced:
+            result.synced = head[11]
+        if head[14] > result.time_us:
+            result.time_us = head[14]
+        result.frames += 1
+        result.closed = False
+
+    def _control(self, window: memoryview, at: int, head: fmt.FrameHead) -> None:
+        payload = bytes(fmt.payload_of(window, at, head))
+        position = self._position + at
+        self._passed(head, position)
+        self.result.controls.append(Control(position, head, payload))
+        self.result.closed = head.kind == fmt.KIND_MARKER and bool(head.flags & fmt.FLAG_CLOSE)
+
+    def _skip_fault(self, reason: str) -> None:
+        """Note the fault at the current position and find the next valid frame behind it."""
+        result = self.result
+        position = self._position
+        found, zero, lsn_after = self._search(position)
+        if not reason:
+            reason = self._reason(position)
+        if result.faults and result.faults[-1].end == position:
+            last = result.faults.pop()
+            position, zero, reason = last.position, last.zero and zero, last.reason
+        result.faults.append(Fault(position, found, reason, result.lsn, lsn_after, zero))
+        self._position = found
+
+    def _reason(self, position: int) -> str:
+        head_bytes = self._file.read_at(position, min(fmt.FRAME_HEAD_BYTES, self._end - position))
+        if not any(head_bytes):
+            return "zeroes"
+        if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
+            return "head is cut short"
+        head = fmt.read_head(head_bytes, 0)
+        if head.salt != self._salt or head.generation != self._generation:
+            return "not a frame of this segment"
+        return "checksum does not match"
+
+    def _search(self, position: int) -> tuple[int, bool, int]:
+        """Return where the next valid frame starts (or the end), if all before is zero, its lsn."""
+        zero = True
+        at = position
+        overlap = fmt.SALT_POSITION + len(self._salt)
+        while at < self._end:
+            window = self._file.read_at(at, min(WINDOW_BYTES, self._end - at))
+            if not window:
+                break
+            found = window.find(self._salt)
+            while found >= 0:
+                start = at + found - fmt.SALT_POSITION
+                if start > position and start % fmt.ALIGNMENT == 0:
+                    head = self._valid_at(start)
+                    if head is not None:
+                        zero = zero and not window[: max(start - at, 0)].strip(b"\0")
+                        return start, zero, head.lsn
+                found = window.find(self._salt, found + 1)
+            zero = zero and not window.strip(b"\0")
+            if at + len(window) >= self._end:
+                break
+            at += max(len(window) - overlap, 1)
+        return self._end, zero, 0
+
+    def _valid_at(self, position: int) -> fmt.FrameHead | None:
+        head_bytes = self._file.read_at(position, fmt.FRAME_HEAD_BYTES)
+        if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
+            return None
+        head = fmt.read_head(head_bytes, 0)
+        whole = fmt.FRAME_PREFIX_BYTES + head.length
+        if head.length > fmt.BODY_BYTES_MAX or position + whole > self._end:
+            return None
+        if head.generation != self._generation or head.lsn < self.result.lsn:
+            return None
+        data = memoryview(self._file.read_at(position, whole))
+        return None if fmt.frame_fault(data, 0, head) else head

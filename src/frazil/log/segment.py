@@ -1,0 +1,255 @@
+"""Segment files: their birth, their seal, and what readers need to know of each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from frazil.errors import CorruptionError
+from frazil.fs import read_fully, write_fully
+from frazil.log import format as fmt
+from frazil.log.index import Footer, Places, TopicEntry, decode_footer, decode_places, footer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
+    from frazil.fs import File, FileSystem
+
+HASH_WINDOW_BYTES: Final = 4 << 20
+SUFFIX: Final = ".seg"
+SUFFIX_UNBORN: Final = ".new"
+
+
+def segment_name(segment: int) -> str:
+    """Return the file name of a segment."""
+    return f"{segment:016x}{SUFFIX}"
+
+
+def segment_number(name: str) -> int | None:
+    """Return the id in a segment's file name, None if it is no such name."""
+    stem = name.removesuffix(SUFFIX)
+    if stem == name or len(stem) != 16:
+        return None
+    try:
+        return int(stem, 16)
+    except ValueError:
+        return None
+
+
+class Segment:
+    """One segment as readers see it: which topics it holds and where their frames are.
+
+    `body_end` is the end of its valid frames. The active segment's places grow under the readers;
+    those of a sealed one are loaded from its footer when first needed.
+    """
+
+    __slots__ = (
+        "_entries",
+        "_files",
+        "_places",
+        "base_lsn",
+        "body_end",
+        "created_us",
+        "generation",
+        "id",
+        "lsn_last",
+        "path",
+        "salt",
+        "sealed_us",
+    )
+
+    def __init__(self, path: str, header: fmt.SegmentHeader, files: OpenFiles) -> None:
+        self.path = path
+        self.id = header.segment
+        self.salt = header.salt
+        self.generation = header.generation
+        self.base_lsn = header.previous_lsn
+        self.created_us = header.created_us
+        self.body_end = 0
+        self.lsn_last = header.previous_lsn
+        self.sealed_us = 0
+        self._files = files
+        self._places: dict[int, Places] = {}
+        self._entries: dict[int, TopicEntry] = {}
+
+    @property
+    def topics(self) -> set[int]:
+        """Return the ids of the topics that have frames here."""
+        return {t for t, p in list(self._places.items()) if p.count} | set(self._entries)
+
+    @property
+    def live_places(self) -> dict[int, Places]:
+        """Return the places by topic of a segment that is not known by its footer."""
+        return self._places
+
+    def use_places(self, places: dict[int, Places]) -> None:
+        """Take places found by a scan or kept by the writer."""
+        self._places = places
+
+    def use_footer(self, footer: Footer) -> None:
+        """Know this segment by its footer; places are loaded on demand."""
+        self.body_end = footer.body_end
+        self.lsn_last = footer.lsn_last
+        self.sealed_us = footer.time_us
+        self._entries = {entry.topic: entry for entry in footer.topics}
+
+    def summary(self, topic: int) -> tuple[int, int, int, int, int] | None:
+        """Return first and end offset, bytes, first and last time of a topic here."""
+        places = self._places.get(topic)
+        if places is not None and places.count:
+            return places.first, places.end, places.bytes, places.times[0], places.time_max
+        entry = self._entries.get(topic)
+        if entry is None:
+            return None
+        return entry.first, entry.end, entry.bytes, entry.time_min, entry.time_max
+
+    def places(self, topic: int) -> Places | None:
+        """Return where a topic's frames are; reads the footer's index the first time."""
+        places = self._places.get(topic)
+        if places is not None:
+            return places
+        entry = self._entries.get(topic)
+        if entry is None:
+            return None
+        file = self.file()
+        blob = read_fully(file, entry.index_position, entry.index_length)
+        places = decode_places(blob, entry)
+        self._places = {**self._places, topic: places}
+        return places
+
+    def forget_places(self) -> None:
+        """Give the memory of places back that the footer can give again."""
+        if self._entries:
+            self._places = {}
+
+    def file(self) -> File:
+        """Return an open file to read from."""
+        return self._files.get(self.path)
+
+    @property
+    def data_bytes(self) -> int:
+        """Return the bytes of data frames in it."""
+        return sum((self.summary(topic) or (0, 0, 0))[2] for topic in self.topics)
+
+
+class OpenFiles:
+    """Files opened for reading, the least recently used ones let go beyond a limit.
+
+    A file that a reader still uses stays open until that reader drops it.
+    """
+
+    def __init__(self, file_system: FileSystem, *, count_max: int) -> None:
+        self._file_system = file_system
+        self._count_max = count_max
+        self._files: OrderedDict[str, File] = OrderedDict()
+
+    def get(self, path: str) -> File:
+        """Return the open file of `path`."""
+        file = self._files.get(path)
+        if file is None:
+            file = self._open(path)
+            while len(self._files) >= self._count_max:
+                self._files.popitem(last=False)
+            self._files[path] = file
+        return file
+
+    def _open(self, path: str) -> File:
+        try:
+            return self._file_system.open(path, "read")
+        except OSError:
+            # Out of descriptors, perhaps: give ours back and try once more.
+            self._files.clear()
+            return self._file_system.open(path, "read")
+
+    def drop(self, path: str) -> None:
+        """Let a file go, because it is gone or was replaced."""
+        self._files.pop(path, None)
+
+    def clear(self) -> None:
+        """Let all files go."""
+        self._files.clear()
+
+
+def give_birth(
+    file_system: FileSystem,
+    directory: str,
+    header: fmt.SegmentHeader,
+    frames: Sequence[Buffer],
+) -> tuple[File, int]:
+    """Create a segment whose header and first frames are durable, and return it open.
+
+    It is written under another name, synced, then renamed and the directory synced: a segment
+    with its real name is always whole. Returns the file and the position behind the frames.
+    """
+    path = f"{directory}/{segment_name(header.segment)}"
+    unborn = path.removesuffix(SUFFIX) + SUFFIX_UNBORN
+    if file_system.stat(unborn) is not None:
+        file_system.unlink(unborn)
+    file = file_system.open(unborn, "create")
+    try:
+        size = write_fully(file, 0, [fmt.encode_segment_header(header), *frames])
+        file.sync()
+        file_system.rename(unborn, path)
+        file_system.sync_directory(directory)
+    except OSError:
+        file.close()
+        raise
+    return file, size
+
+
+def seal(file: File, segment: Segment, *, frames: int, time_us: int) -> Footer:
+    """Cut the file at the segment's valid end, write its footer and make both durable."""
+    digest = body_hash(file, segment.body_end)
+    blobs, footer = footer_of(
+        segment.live_places,
+        segment=segment.id,
+        generation=segment.generation,
+        body_end=segment.body_end,
+        frames=frames,
+        lsn_last=segment.lsn_last,
+        time_us=time_us,
+        sha256=digest,
+    )
+    trailer = fmt.encode_trailer(footer, index_position=segment.body_end)
+    file.truncate(segment.body_end)
+    write_fully(file, segment.body_end, [blobs, footer, trailer])
+    file.sync()
+    return decode_footer(footer)
+
+
+def body_hash(file: File, body_end: int) -> bytes:
+    """Return the SHA-256 of a segment's bytes before its footer."""
+    digest = hashlib.sha256()
+    position = 0
+    while position < body_end:
+        data = file.read_at(position, min(HASH_WINDOW_BYTES, body_end - position))
+        if not data:
+            raise CorruptionError("segment is shorter than its body", position=position)
+        digest.update(data)
+        position += len(data)
+    return digest.digest()
+
+
+def read_footer(file: File) -> Footer | None:
+    """Return the verified footer of a sealed segment, None if there is none or it is damaged."""
+    size = file.size()
+    if size < fmt.SEGMENT_HEADER_BYTES + fmt.TRAILER.size:
+        return None
+    found = fmt.decode_trailer(read_fully(file, size - fmt.TRAILER.size, fmt.TRAILER.size))
+    if found is None:
+        return None
+    index_position, length, crc = found
+    position = size - fmt.TRAILER.size - length
+    if not fmt.SEGMENT_HEADER_BYTES <= index_position <= position:
+        return None
+    data = read_fully(file, position, length)
+    if not fmt.footer_matches(data, index_position=index_position, crc=crc):
+        return None
+    try:
+        footer = decode_footer(data)
+    except CorruptionError:
+        return None
+    return footer if footer.body_end == index_position else None

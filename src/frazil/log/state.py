@@ -1,0 +1,276 @@
+"""What a journal knows of its topics: heads, schemas, holds, producers, gaps. No I/O.
+
+The newest checkpoint plus the frames behind it is the whole state; `checkpoint.py` writes it out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from frazil.errors import CorruptionError
+from frazil.log import format as fmt
+from frazil.model import TopicSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+STATE_HOLD: Final = 1
+STATE_PRODUCER: Final = 2
+STATE_FREED: Final = 3
+STATE_FIRST_FREE: Final = 16
+"""Tags of `state` frames; those from `STATE_FIRST_FREE` on are kept as key → value."""
+
+RANGE_GAP: Final = "gap"
+RANGE_LOST: Final = "lost"
+
+PRODUCER_WINDOW_DEFAULT: Final = 5
+
+
+class SpecialRange(NamedTuple):
+    """Offsets `[first, end)` without records: a declared gap, or acked data that is lost."""
+
+    first: int
+    end: int
+    kind: str
+    reason: str
+
+
+class Sent(NamedTuple):
+    """One batch of an idempotent producer, remembered so that a repeat gets the same ack."""
+
+    sequence: int
+    records: int
+    offset: int
+    lsn: int
+    time_us: int
+
+
+class Producer:
+    """An idempotent producer of one topic and the window of its last batches."""
+
+    __slots__ = ("epoch", "id", "name", "topic", "window")
+
+    def __init__(self, *, producer_id: int, topic: int, name: str, epoch: int, window: int) -> None:
+        self.id = producer_id
+        self.topic = topic
+        self.name = name
+        self.epoch = epoch
+        self.window: deque[Sent] = deque(maxlen=window)
+
+    @property
+    def time_us(self) -> int:
+        """Return when it last published; 0 if it never did."""
+        return self.window[-1].time_us if self.window else 0
+
+    def record(self, sent: Sent, *, epoch: int) -> None:
+        """Remember a batch; a higher epoch starts afresh."""
+        if epoch > self.epoch:
+            self.window.clear()
+            self.epoch = epoch
+        # Recovery may show a frame twice: in the checkpoint's window and behind the checkpoint.
+        if not self.window or sent.lsn > self.window[-1].lsn or sent not in self.window:
+            self.window.append(sent)
+
+
+class TopicState:
+    """One topic in one journal. Owned by the writer; readers look at single fields only.
+
+    `start` is the oldest offset held here; `next` is the head; `durable` is fsynced below; `visible` is what readers may see;
+    `reserved` is the durable end of the block of offsets that may leave the process unsynced.
+    """
+
+    __slots__ = (
+        "bytes_local",
+        "codec",
+        "durable",
+        "holds",
+        "id",
+        "next",
+        "places",
+        "producers",
+        "ranges",
+        "reserved",
+        "schema_version",
+        "schemas",
+        "spec",
+        "start",
+        "sync_on_append",
+        "visible",
+        "waiters",
+    )
+
+    def __init__(self, spec: TopicSpec) -> None:
+        self.id = spec.id
+        self.spec = spec
+        self.sync_on_append = spec.sync == "commit"
+        self.schemas: dict[int, bytes] = {}
+        self.schema_version = 0
+        self.start = 0
+        self.next = 0
+        self.durable = 0
+        self.visible = 0
+        self.reserved = 0
+        self.holds: dict[str, int] = {}
+        self.ranges: list[SpecialRange] = []
+        self.producers: dict[str, Producer] = {}
+        self.bytes_local = 0
+        self.places: Any = None
+        self.codec: Any = None
+        self.waiters: list[Callable[[], None]] = []
+
+    def define(self, spec: TopicSpec) -> None:
+        """Take a newer definition."""
+        assert spec.id == self.id
+        self.spec = spec
+        self.sync_on_append = spec.sync == "commit"
+
+    def add_range(self, special: SpecialRange) -> None:
+        """Remember a gap or a lost range; offsets below its end are never given again."""
+        if special not in self.ranges:
+            self.ranges = sorted([*self.ranges, special])
+        self.next = max(self.next, special.end)
+
+    @property
+    def floor(self) -> int:
+        """Return the lowest hold, `durable` if there is none."""
+        return min(self.holds.values(), default=self.durable)
+
+
+class JournalState:
+    """All topics of one journal and everything else that its checkpoints carry."""
+
+    def __init__(self, *, producer_window: int = PRODUCER_WINDOW_DEFAULT) -> None:
+        self.topics: dict[int, TopicState] = {}
+        self.producers: OrderedDict[int, Producer] = OrderedDict()
+        self.producer_window = producer_window
+        self.producer_id_last = 0
+        self.cursors: dict[tuple[int, str], bytes] = {}
+        self.values: dict[tuple[int, str], bytes] = {}
+        self.unknown_sections: list[tuple[int, bytes]] = []
+        self.segment_first = 0
+        """The oldest segment that is still part of the journal."""
+        self.lsn = 0
+        self.time_us = 0
+
+    # -- changes that frames carry -------------------------------------------------------------
+
+    def apply(self, head: fmt.FrameHead, payload: bytes, runs: Iterable[fmt.Run] = ()) -> None:
+        """Fold one verified frame into the state.
+
+        Raises:
+            CorruptionError: if a control frame's payload cannot be decoded or fits no topic.
+        """
+        kind = head.kind
+        try:
+            if kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
+                topic = self._topic(head.topic)
+                topic.next = max(topic.next, head.offset + head.records)
+                self.apply_runs(head, runs)
+            elif kind == fmt.KIND_TOPIC:
+                self.define_topic(msgspec.msgpack.decode(payload, type=TopicSpec))
+            elif kind == fmt.KIND_SCHEMA:
+                self._topic(head.topic).schemas[head.schema] = payload
+                self._topic(head.topic).schema_version = head.schema
+            elif kind == fmt.KIND_GAP:
+                self._apply_gap(head, payload)
+            elif kind == fmt.KIND_MARKER:
+                self._apply_marker(payload)
+            elif kind == fmt.KIND_STATE:
+                self._apply_state(head, payload)
+            elif kind == fmt.KIND_CURSOR:
+                name, value = msgspec.msgpack.decode(payload, type=tuple[str, bytes])
+                self.cursors[head.topic, name] = value
+        except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
+            raise CorruptionError(
+                "control frame cannot be decoded", kind=fmt.KIND_NAMES[kind], lsn=head.lsn
+            ) from error
+        self.lsn = max(self.lsn, head.lsn)
+        self.time_us = max(self.time_us, head.time)
+
+    def _topic(self, topic_id: int) -> TopicState:
+        return self.topics[topic_id]
+
+    def apply_runs(self, head: fmt.FrameHead, runs: Iterable[fmt.Run]) -> None:
+        """Put the batches of a data frame into their producers' windows."""
+        offset = head.offset
+        for run in runs:
+            if run.producer:
+                sent = Sent(run.sequence, run.records, offset, head.lsn, head.time)
+                self.record_sent(run.producer, sent, epoch=run.epoch)
+            offset += run.records
+
+    def _apply_gap(self, head: fmt.FrameHead, payload: bytes) -> None:
+        end, kind, reason = msgspec.msgpack.decode(payload, type=tuple[int, str, str])
+        self._topic(head.topic).add_range(SpecialRange(head.offset, end, kind, reason))
+
+    def _apply_marker(self, payload: bytes) -> None:
+        if payload:
+            for topic_id, end in msgspec.msgpack.decode(payload, type=list[tuple[int, int]]):
+                self._topic(topic_id).reserved = end
+
+    def _apply_state(self, head: fmt.FrameHead, payload: bytes) -> None:
+        tag, key, value = msgspec.msgpack.decode(payload, type=tuple[int, str, Any])
+        if tag == STATE_HOLD:
+            set_or_drop(self._topic(head.topic).holds, key, value)
+        elif tag == STATE_PRODUCER:
+            producer_id, epoch = value
+            self.add_producer(producer_id, topic=head.topic, name=key, epoch=epoch)
+        elif tag == STATE_FREED:
+            self.segment_first = max(self.segment_first, int(value))
+        else:
+            set_or_drop(self.values, (tag, key), value)
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def define_topic(self, spec: TopicSpec) -> TopicState:
+        """Add a topic or take its newer definition."""
+        topic = self.topics.get(spec.id)
+        if topic is None:
+            topic = self.topics[spec.id] = TopicState(spec)
+        else:
+            topic.define(spec)
+        return topic
+
+    def add_producer(self, producer_id: int, *, topic: int, name: str, epoch: int) -> Producer:
+        """Register an idempotent producer of a topic."""
+        producer = Producer(
+            producer_id=producer_id,
+            topic=topic,
+            name=name,
+            epoch=epoch,
+            window=self.producer_window,
+        )
+        self.producers[producer_id] = producer
+        self._topic(topic).producers[name] = producer
+        self.producer_id_last = max(self.producer_id_last, producer_id)
+        return producer
+
+    def record_sent(self, producer_id: int, sent: Sent, *, epoch: int) -> None:
+        """Put a batch into its producer's window; a forgotten producer is passed over."""
+        producer = self.producers.get(producer_id)
+        if producer is not None:
+            producer.record(sent, epoch=epoch)
+            self.producers.move_to_end(producer_id)
+
+    def forget_producers(self, *, count_max: int, older_than_us: int) -> int:
+        """Drop producers that were silent too long, and the longest silent beyond `count_max`."""
+        dropped = 0
+        while self.producers:
+            producer = next(iter(self.producers.values()))
+            if len(self.producers) <= count_max and producer.time_us >= older_than_us:
+                break
+            del self.producers[producer.id]
+            self.topics[producer.topic].producers.pop(producer.name, None)
+            dropped += 1
+        return dropped
+
+
+def set_or_drop(mapping: dict[Any, Any], key: Any, value: Any) -> None:
+    """Set a key; None removes it."""
+    if value is None:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = value
