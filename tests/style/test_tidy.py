@@ -32,7 +32,9 @@ SEAM_EXCEPTIONS = {
 }
 """Paths under src/frazil with what they may call although it belongs to the seams, and why."""
 
-BROAD_EXCEPTS: dict[str, str] = {}
+BROAD_EXCEPTS = {
+    "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",
+}
 """Paths under src/frazil that may catch everything without raising it again, and why."""
 
 

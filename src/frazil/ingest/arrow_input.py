@@ -84,7 +84,11 @@ class ArrowInput:
     def _arranged(self, raw: pa.RecordBatch, row: int) -> pa.RecordBatch:
         """Bring the columns into the schema's order and types."""
         places: dict[str, int] = {}
-        for index, name in enumerate(raw.schema.names):
+        try:
+            names = raw.schema.names
+        except UnicodeDecodeError as error:
+            raise InvalidRequest("column name is not valid UTF-8", cause=error) from error
+        for index, name in enumerate(names):
             if name in places:
                 raise InvalidRequest("column comes twice", column=name)
             if self.schema.get_field_index(name) < 0:

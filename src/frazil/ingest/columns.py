@@ -124,7 +124,7 @@ def column_of(schema: pa.Schema, name: str) -> pa.Field:
     Raises:
         InvalidRequest: if there is none; the details name the columns there are.
     """
-    index = schema.get_field_index(name)
+    index = schema.get_field_index(normal_name(name))
     if index < 0:
         raise InvalidRequest("column does not exist", column=name, columns=",".join(schema.names))
     return schema.field(index)
@@ -200,7 +200,15 @@ def _fields_of(columns: object) -> Iterator[pa.Field]:
 
 
 def normal_name(name: str) -> str:
-    """Return `name` in NFC, the one form in which names are stored and compared."""
+    """Return `name` in NFC, the one form in which names are stored and compared.
+
+    Raises:
+        InvalidRequest: if it is not text that UTF-8 can hold, which Arrow would crash upon.
+    """
+    try:
+        name.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidRequest("column name must be valid text", column=ascii(name)) from None
     return unicodedata.normalize("NFC", name)
 
 

@@ -298,7 +298,7 @@ def _added_field(change: AddColumn) -> pa.Field:
         raise InvalidRequest(
             "added column must be nullable, older records have no value for it", column=change.name
         )
-    return pa.field(change.name, _type_of(text))
+    return pa.field(normal_name(change.name), _type_of(text))
 
 
 def _widened(field: pa.Field, change: WidenColumn) -> pa.DataType:
@@ -325,5 +325,5 @@ def _same_type(left: pa.DataType, right: pa.DataType) -> bool:
 
 
 def _index_of(fields: list[pa.Field], name: str) -> int:
-    column_of(pa.schema(fields), name)
-    return next(index for index, field in enumerate(fields) if field.name == name)
+    found = column_of(pa.schema(fields), name).name
+    return next(index for index, field in enumerate(fields) if field.name == found)

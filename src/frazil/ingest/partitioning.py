@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
-from frazil.ingest.columns import column_id, column_of, type_name
+from frazil.ingest.columns import column_id, column_of, normal_name, type_name
 from frazil.model import PartitionField
 
 __all__ = ["parse_partition_spec", "partition_spec_text"]
@@ -119,6 +119,7 @@ def partition_spec_text(fields: Sequence[PartitionField], schema: pa.Schema) -> 
 def _parse_one(text: str, schema: pa.Schema) -> PartitionField:
     if not isinstance(text, str):
         raise InvalidRequest("partition field must be text", got=type(text).__name__)
+    text = normal_name(text)
     if schema.get_field_index(text) >= 0:
         transform, parameter, name = "identity", None, text
     else:

@@ -78,6 +78,7 @@ def open_journal(
     survey.run()
     opening = _Opening(file_system, directory, clock, settings, files, survey)
     opening.drop_unborn()
+    opening.drop_freed()
     opening.quarantine()
     if not survey.found:
         return opening.first()
@@ -169,6 +170,17 @@ class _Opening:
         """Remove segments that never got their name: nothing in them was ever exposed."""
         for name in self._survey.unborn:
             self._file_system.unlink(f"{self._directory}/{name}")
+
+    def drop_freed(self) -> None:
+        """Finish freeing segments that a crash cut short."""
+        first = self._survey.state.segment_first
+        freed = [found for found in self._survey.found if found.header.segment < first]
+        for found in freed:
+            self._files.drop(found.path)
+            self._file_system.unlink(found.path)
+            self._survey.found.remove(found)
+        if freed:
+            self._file_system.sync_directory(self._directory)
 
     def quarantine(self) -> None:
         """Copy damaged segments aside with the reason, before anything is changed."""

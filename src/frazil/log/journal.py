@@ -25,7 +25,7 @@ from frazil.log.segment import OpenFiles, Segment, give_birth, seal, segment_nam
 from frazil.log.state import STATE_FREED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from frazil.clock import Clock
     from frazil.config import LogSettings, ProducerSettings
@@ -427,26 +427,28 @@ class Journal:
     def free(self, segment_first: int) -> Control:
         """Return the control frame that frees all segments below `segment_first`.
 
-        Commit it, then call `drop_freed`: a crash between the two is finished by recovery.
+        Commit it, then `detach_freed` and `unlink`; recovery finishes what a crash cut short.
         """
         payload = msgspec.msgpack.encode((STATE_FREED, "", segment_first))
         return Control(fmt.KIND_STATE, 0, payload)
 
-    def drop_freed(self) -> list[Segment]:
-        """Unlink the segments that the state says are freed; open readers keep their bytes."""
+    def detach_freed(self) -> list[Segment]:
+        """Take the segments that the state says are freed out of the readers' sight."""
         first = self.state.segment_first
         gone = [segment for segment in self.segments if segment.id < first]
-        if not gone:
-            return gone
-        self.segments = tuple(segment for segment in self.segments if segment.id >= first)
-        self.to_seal = [item for item in self.to_seal if item[0].id >= first]
-        refresh_topics(self.state.topics.values(), self.segments)
+        if gone:
+            self.segments = tuple(segment for segment in self.segments if segment.id >= first)
+            self.to_seal = [item for item in self.to_seal if item[0].id >= first]
+            refresh_topics(self.state.topics.values(), self.segments)
+        return gone
+
+    def unlink(self, gone: Iterable[Segment]) -> None:
+        """Remove detached segments' files; open readers keep their bytes. Any thread may call."""
         for segment in gone:
             self._files.drop(segment.path)
             if self._file_system.stat(segment.path) is not None:
                 self._file_system.unlink(segment.path)
         self._file_system.sync_directory(self.directory)
-        return gone
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -311,6 +311,19 @@ def test_any_failed_call_loses_no_committed_transaction(verb, error):
     assert nth > 1
 
 
+@pytest.mark.parametrize("verb", ["read_at", "write_at"])
+def test_short_reads_and_writes_are_continued(verb):
+    """Calls that move half of their bytes change nothing but the number of calls."""
+    disk = new_disk()
+    writer = Writer(random.Random(1))
+    for _ in range(3):
+        faulty = FaultyFileSystem(disk, [Fault(verb, short="half", persistent=True)])
+        with opened(faulty) as connection:
+            writer.check(connection)
+            writer.transact(connection)
+        assert faulty.fired > 10
+
+
 def test_a_failed_look_for_a_journal_is_an_error():
     """If the seam cannot say whether there is a journal, SQLite does not take that as no."""
     plan = [Fault("stat", path_part="-journal", persistent=True)]

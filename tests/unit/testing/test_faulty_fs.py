@@ -131,6 +131,17 @@ def test_a_second_sync_after_a_failed_one_is_counted():
     assert file_system.sync_retried == 2
 
 
+def test_a_new_file_over_a_failed_one_is_not_a_retry():
+    """Syncing a file that was renamed over the failed one retries nothing."""
+    file_system = faulty(Fault("sync"))
+    with pytest.raises(OSError):
+        file_system.open("/data/a", "write").sync()
+    file_system.open("/data/new", "create").sync()
+    file_system.rename("/data/new", "/data/a")
+    file_system.open("/data/a", "write").sync()
+    assert file_system.sync_retried == 0
+
+
 def test_a_write_after_a_failed_sync_is_counted():
     """Writes and truncates through the failed handle show, those through a new one do not."""
     file_system = faulty(Fault("sync"))

@@ -98,6 +98,11 @@ def test_bytes_behind_the_surviving_size_are_gone(disk):
     file = durable_file(disk, data=b"a" * 100)
     write_fully(file, 100, [b"b" * 100])
     assert contents(disk) == {b"a" * 100, b"a" * 100 + bytes(100), b"a" * 100 + b"b" * 100}
+    for seed in SEEDS:
+        clone = disk.crash_clone(seed)
+        if len(clone.read_bytes("/d/a")) == 100:
+            clone.open("/d/a", "write").truncate(200)
+            assert clone.read_bytes("/d/a") == b"a" * 100 + bytes(100)
 
 
 def test_a_truncate_may_be_lost(disk):
@@ -118,6 +123,16 @@ def test_a_cut_that_survives_does_not_bring_back_what_it_cut(disk):
     assert {content for content in contents(disk) if len(content) == 1200} == {
         b"a" * 300 + bytes(900)
     }
+
+
+def test_a_cut_that_survives_takes_unsynced_bytes_along(disk):
+    """What was written, cut off before any sync and grown over is zero when the growth survives."""
+    file = durable_file(disk)
+    write_fully(file, 0, [b"b" * 1000])
+    file.truncate(300)
+    file.truncate(1200)
+    grown = {content for content in contents(disk) if len(content) == 1200}
+    assert grown == {b"b" * 300 + bytes(900), bytes(1200)}
 
 
 def test_a_new_file_without_a_synced_directory_may_be_missing(disk):
@@ -220,6 +235,23 @@ def test_the_changes_of_one_name_keep_their_order(disk):
     }
 
 
+def test_a_name_used_again_does_not_lose_the_file_that_had_it(disk):
+    """If a later file has the name, the earlier one has the name it was moved to."""
+    durable_file(disk, data=b"first")
+    disk.rename("/d/a", "/d/b")
+    write_fully(file := disk.open("/d/a", "create"), 0, [b"second"])
+    file.sync()
+    found = set()
+    for seed in SEEDS:
+        clone = disk.crash_clone(seed)
+        found.add(tuple((path, clone.read_bytes(path)) for path in clone.paths()))
+    assert found == {
+        (("/d/a", b"first"),),
+        (("/d/b", b"first"),),
+        (("/d/a", b"second"), ("/d/b", b"first")),
+    }
+
+
 def test_the_pure_states_can_be_forced(disk):
     """Nothing, or everything, of what is unsynced survives on demand."""
     file = durable_file(disk, data=sectors("a", "b"))
@@ -267,6 +299,18 @@ def test_clones_do_not_share_changes(disk):
         assert clone.read_bytes("/d/a") == expected[:700]
         assert clone.read_bytes("/d/a", durable=True) == expected
     assert disk.read_bytes("/d/a", durable=True) == b"z" * 10 + sectors("a", "b")[10:]
+
+
+def test_the_original_does_not_write_into_its_clones(disk):
+    """What the original writes and syncs after cloning shows in no clone."""
+    file = durable_file(disk, data=sectors("a", "b"))
+    for clone in (lambda: disk.crash_clone(1), disk.kill_clone):
+        before = disk.read_bytes("/d/a")
+        twin = clone()
+        write_fully(file, 0, [bytes([before[0] + 1]) * 100])
+        file.sync()
+        assert twin.read_bytes("/d/a") == before
+        assert twin.read_bytes("/d/a", durable=True) == before
 
 
 def test_a_kill_keeps_all_writes_and_leaves_them_unsynced(disk):
