@@ -321,7 +321,7 @@ def test_short_reads_and_writes_are_continued(verb):
         with opened(faulty) as connection:
             writer.check(connection)
             writer.transact(connection)
-        assert faulty.fired > 10
+    assert faulty.fired > 10
 
 
 def test_a_failed_look_for_a_journal_is_an_error():
