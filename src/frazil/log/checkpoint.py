@@ -43,7 +43,15 @@ def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
     sections: list[tuple[int, bytes]] = [
         (
             TAG_JOURNAL,
-            _encode([lsn, state.time_us, state.producer_id_last, state.segment_first]),
+            _encode(
+                [
+                    lsn,
+                    state.time_us,
+                    state.producer_id_last,
+                    state.segment_first,
+                    state.topic_id_last,
+                ]
+            ),
         ),
         (TAG_TOPICS, _encode([[t.spec, t.next, t.reserved, t.start] for t in topics])),
         (
@@ -92,8 +100,9 @@ def _fill(state: JournalState, sections: dict[int, bytes]) -> None:
     def rows(tag: int, kind: Any) -> Any:
         return msgspec.msgpack.decode(sections[tag], type=kind)
 
-    journal = rows(TAG_JOURNAL, tuple[int, int, int, int])
-    state.lsn, state.time_us, state.producer_id_last, state.segment_first = journal
+    journal = rows(TAG_JOURNAL, tuple[int, int, int, int, int])
+    state.lsn, state.time_us, state.producer_id_last = journal[:3]
+    state.segment_first, state.topic_id_last = journal[3:]
     for spec, following, reserved, start in rows(TAG_TOPICS, list[tuple[TopicSpec, int, int, int]]):
         topic = state.define_topic(spec)
         topic.next = topic.durable = topic.visible = following

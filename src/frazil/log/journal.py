@@ -66,6 +66,7 @@ class Journal:
         self.sync_count = 0
         self.group_count = 0
         self.bytes_written = 0
+        self.delete_grace_us = 24 * 3600 * 1_000_000
         self.synced_lsn = self.state.lsn
         self.marked_lsn = opened.marked_lsn
         self._file_system = file_system
@@ -281,6 +282,7 @@ class Journal:
         """Make everything written durable, then visible. An error here is final."""
         self._file.sync()
         self.sync_count += 1
+        self.delete_grace_us = 24 * 3600 * 1_000_000
         self.synced_lsn = self.state.lsn
         self._last_append = self._clock.monotonic()
         for topic, end in self._dirty_reserved:
@@ -389,6 +391,7 @@ class Journal:
             previous_lsn=lsn,
             created_us=now_us,
         )
+        self._forget(now_us)
         frames = birth_frames(
             header, encode_checkpoint(self.state, lsn=lsn), lsn=lsn, time_us=now_us
         )
@@ -404,6 +407,14 @@ class Journal:
         for topic in self.state.topics.values():
             topic.places = None
         self.segments = (*self.segments, fresh)
+
+    def _forget(self, now_us: int) -> None:
+        """Keep the checkpoint small: silent producers and topics long deleted leave it."""
+        age_us = int(self._producers.window_age_s * 1_000_000)
+        self.state.forget_producers(
+            count_max=self._producers.producers_max, older_than_us=now_us - age_us
+        )
+        self.state.forget_topics(deleted_before_us=now_us - self.delete_grace_us)
 
     def seal_one(self) -> bool:
         """Write the footer of one rotated segment; return whether there was one.

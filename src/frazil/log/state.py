@@ -150,6 +150,7 @@ class JournalState:
         self.cursors: dict[tuple[int, str], bytes] = {}
         self.values: dict[tuple[int, str], bytes] = {}
         self.unknown_sections: list[tuple[int, bytes]] = []
+        self.topic_id_last = 0
         self.segment_first = 0
         """The oldest segment that is still part of the journal."""
         self.lsn = 0
@@ -230,9 +231,23 @@ class JournalState:
         topic = self.topics.get(spec.id)
         if topic is None:
             topic = self.topics[spec.id] = TopicState(spec)
+            self.topic_id_last = max(self.topic_id_last, spec.id)
         else:
             topic.define(spec)
         return topic
+
+    def forget_topics(self, *, deleted_before_us: int) -> list[int]:
+        """Drop topics that were deleted long ago and hold nothing any more."""
+        gone = [
+            topic.id
+            for topic in self.topics.values()
+            if 0 < topic.spec.deleted_us < deleted_before_us and not topic.bytes_local
+        ]
+        for topic_id in gone:
+            for producer in self.topics.pop(topic_id).producers.values():
+                self.producers.pop(producer.id, None)
+            self.cursors = {k: v for k, v in self.cursors.items() if k[0] != topic_id}
+        return gone
 
     def add_producer(self, producer_id: int, *, topic: int, name: str, epoch: int) -> Producer:
         """Register an idempotent producer of a topic."""

@@ -1,0 +1,90 @@
+"""The room on the disk: stop publishing before it is full, resume when there is room (F7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frazil.errors import Overloaded
+
+if TYPE_CHECKING:
+    from frazil.config import LogSettings
+    from frazil.fs import FileSystem, Space
+
+
+class SpaceGuard:
+    """Watches the free room of the data directory and keeps a ballast file for hard times.
+
+    Publishing stops below the mark; frames of control, deletes and metadata go on. When the disk
+    is so full that even they may fail, the ballast is given up; it comes back with the room.
+    """
+
+    def __init__(self, file_system: FileSystem, directory: str, settings: LogSettings) -> None:
+        self._file_system = file_system
+        self._directory = directory
+        self._ballast = f"{directory}/ballast"
+        self._settings = settings
+        self.blocked = False
+        self.free_bytes = 0
+        self.total_bytes = 0
+        self.blocked_count = 0
+
+    @property
+    def mark_bytes(self) -> int:
+        """Return the free room below which publishing stops."""
+        settings = self._settings
+        return max(settings.free_bytes_min, int(self.total_bytes * settings.free_ratio_min))
+
+    def check(self) -> bool:
+        """Look at the room, update `blocked` and the ballast; return whether it changed."""
+        space: Space = self._file_system.space(self._directory)
+        self.free_bytes, self.total_bytes = space
+        before = self.blocked
+        free = space.free_bytes
+        if self.blocked:
+            self.blocked = free < self.mark_bytes * (1 + self._settings.free_hysteresis_ratio)
+        else:
+            self.blocked = free < self.mark_bytes
+        if self.blocked and not before:
+            self.blocked_count += 1
+        if self.blocked:
+            if free < self._settings.ballast_bytes:
+                self.give_up_ballast()
+        else:
+            self._keep_ballast()
+        return self.blocked != before
+
+    def error(self) -> Overloaded:
+        """Return the error for a publish while the disk is too full."""
+        return Overloaded(
+            "the disk is nearly full, publishing is stopped until there is room",
+            path=self._directory,
+            free_bytes=self.free_bytes,
+            free_bytes_min=self.mark_bytes,
+            retry_after_ms=1000,
+        )
+
+    def block(self) -> None:
+        """Stop publishing at once: a write met a full disk."""
+        if not self.blocked:
+            self.blocked = True
+            self.blocked_count += 1
+        self.give_up_ballast()
+
+    def give_up_ballast(self) -> bool:
+        """Delete the ballast file; return whether there was one."""
+        if self._file_system.stat(self._ballast) is None:
+            return False
+        self._file_system.unlink(self._ballast)
+        return True
+
+    def _keep_ballast(self) -> None:
+        size = self._settings.ballast_bytes
+        found = self._file_system.stat(self._ballast)
+        if found is not None and found.size != size:
+            self._file_system.unlink(self._ballast)
+            found = None
+        if not size or found is not None:
+            return
+        if self.free_bytes - size < self.mark_bytes * (1 + self._settings.free_hysteresis_ratio):
+            return
+        self._file_system.allocate(self._ballast, size)
