@@ -220,6 +220,9 @@ def _cast_array(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         array = array.storage
     if pt.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pt.is_nested(array.type):
+        # Arrow casts all items of a list's parent, also those outside of a slice.
+        array = array.take(pa.array(range(len(array)), pa.int64()))
     return array if array.type == wanted else array.cast(wanted, safe=True)
 
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One message; `publish_time` is in microseconds since 1970, None means "when it arrives".
 
     The order of the fields is the compact form's and never changes; new ones go to the end.
@@ -131,7 +131,7 @@ def message_batch(messages: Sequence[Message], time_us: int) -> pa.RecordBatch:
 
 
 def pack_messages(messages: Sequence[Message]) -> bytes:
-    """Return messages in the compact form: a msgpack array of arrays without trailing defaults."""
+    """Return messages in the compact form: a msgpack array of one array each."""
     return _encode(messages)
 
 
@@ -167,10 +167,10 @@ def payload_batch(
     data_buffer = pa.py_buffer(data)
     if rows < 0 or offsets_buffer.size < 4 * (rows + 1):
         raise InvalidRequest("payload offsets are too few", rows=rows, bytes=offsets_buffer.size)
-    payloads = pa.Array.from_buffers(
-        _TYPES[0], rows, [None, offsets_buffer, data_buffer], null_count=0
-    )
     try:
+        payloads = pa.Array.from_buffers(
+            _TYPES[0], rows, [None, offsets_buffer, data_buffer], null_count=0
+        )
         payloads.validate(full=True)
     except pa.ArrowException as error:
         raise InvalidRequest("payload offsets are invalid", rows=rows, cause=error) from error

@@ -1,0 +1,162 @@
+"""Messages: limits, the compact form and Arrow."""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+
+import pytest
+
+from frazil.errors import CorruptionError, InvalidRequest
+from frazil.ingest.columns import IngestLimits, ids_of, last_id
+from frazil.ingest.messages import (
+    MESSAGE_SCHEMA,
+    Message,
+    check_message,
+    message_batch,
+    pack_messages,
+    payload_batch,
+    unpack_messages,
+)
+
+LIMITS = IngestLimits()
+NOW = 1_700_000_000_000_000
+FULL = Message(b"p", "key", {"a": "b"}, NOW, "producer", 2**64 - 1, 5, 2**32 - 1)
+
+
+def _time(us):
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
+
+
+def test_the_schema_is_the_one_on_disk():
+    """The columns, their order and their ids are fixed: frames on disk depend on them."""
+    assert list(ids_of(MESSAGE_SCHEMA).items()) == [
+        ("payload", 1),
+        ("key", 2),
+        ("attributes", 3),
+        ("publish_time", 4),
+        ("producer_name", 5),
+        ("producer_id", 6),
+        ("schema_id", 7),
+        ("schema_version", 8),
+    ]
+    assert last_id(MESSAGE_SCHEMA) == 10
+    assert [field.name for field in MESSAGE_SCHEMA if not field.nullable] == [
+        "payload",
+        "publish_time",
+    ]
+
+
+def test_a_message_within_its_limits_passes_with_its_size():
+    """The size counts payload and text in UTF-8 bytes."""
+    assert check_message(Message(b"abc"), LIMITS, NOW) == 3
+    assert check_message(FULL, LIMITS, NOW) == 1 + 3 + 2 + 8
+    assert check_message(Message(b"", key="é"), LIMITS, NOW) == 2
+    assert check_message(Message(b"", publish_time=NOW + 3_600_000_000), LIMITS, NOW) == 0
+    assert check_message(Message(b"x" * (1 << 20)), LIMITS, NOW) == 1 << 20
+    check_message(Message(b"", key="k" * 1024), LIMITS, NOW)
+    check_message(Message(b"", attributes={str(i): "" for i in range(64)}), LIMITS, NOW)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("text"),
+        Message(bytearray(b"x")),
+        Message(None),
+        Message(b"x" * ((1 << 20) + 1)),
+        Message(b"x" * (1 << 20), key="k"),
+        Message(b"", key="k" * 1025),
+        Message(b"", key="é" * 513),
+        Message(b"", key=b"k"),
+        Message(b"", key="\ud800"),
+        Message(b"", attributes=[("a", "b")]),
+        Message(b"", attributes={"a": 1}),
+        Message(b"", attributes={1: "a"}),
+        Message(b"", attributes={"a": None}),
+        Message(b"", attributes={"a": "\ud800"}),
+        Message(b"", attributes={str(i): "" for i in range(65)}),
+        Message(b"", attributes={"a": "x" * 32 * 1024}),
+        Message(b"", attributes={"a": "x" * 20_000, "b": "x" * 20_000}),
+        Message(b"", publish_time=-1),
+        Message(b"", publish_time=NOW + 3_600_000_001),
+        pytest.param(Message(b"", publish_time=10**5000), id="huge"),
+        Message(b"", publish_time=1.5),
+        Message(b"", publish_time=True),
+        Message(b"", producer_name=5),
+        Message(b"", producer_id=-1),
+        Message(b"", producer_id=2**64),
+        Message(b"", schema_id="x"),
+        Message(b"", schema_version=2**32),
+    ],
+)
+def test_a_message_beyond_a_limit_is_refused(message):
+    """Each wrong type, size, text and time is refused with a printable error."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_message(message, LIMITS, NOW)
+    assert str(caught.value).isprintable()
+
+
+def test_messages_survive_packing():
+    """Packed messages unpack equal, and one with a payload alone costs few bytes more."""
+    messages = [FULL, Message(b"x"), Message(b"", attributes={}), Message(b"y", schema_version=0)]
+    assert unpack_messages(memoryview(pack_messages(messages))) == messages
+    assert len(pack_messages([Message(b"x" * 100)])) <= 112
+    assert unpack_messages(pack_messages([])) == []
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x91\x90", b"\x91\x91\x01", b"\x91\x92\xc4\x00\x05"]
+)
+def test_damaged_packed_messages_are_reported(data):
+    """Bytes that are no messages are corruption, not a crash."""
+    with pytest.raises(CorruptionError):
+        unpack_messages(data)
+
+
+def test_a_batch_holds_every_field():
+    """A batch has the message's fields, and the given time where the message has none."""
+    batch = message_batch([FULL, Message(b"x")], 7)
+    batch.validate(full=True)
+    assert batch.schema.equals(MESSAGE_SCHEMA, check_metadata=True)
+    full, bare = batch.to_pylist()
+    assert full == {
+        "payload": b"p",
+        "key": "key",
+        "attributes": [("a", "b")],
+        "publish_time": _time(NOW),
+        "producer_name": "producer",
+        "producer_id": 2**64 - 1,
+        "schema_id": 5,
+        "schema_version": 2**32 - 1,
+    }
+    assert bare.pop("payload") == b"x"
+    assert bare.pop("publish_time") == _time(7)
+    assert set(bare.values()) == {None}
+    assert message_batch([], 7).num_rows == 0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 4096, 5000])
+def test_payloads_become_a_batch_without_a_copy(rows):
+    """A payload batch equals the batch of the same messages and shares the given bytes."""
+    data = bytes(range(256)) * 40
+    offsets = struct.pack(f"<{rows + 1}i", *range(rows + 1))
+    batch = payload_batch(offsets, data, rows, NOW)
+    batch.validate(full=True)
+    messages = [Message(data[index : index + 1]) for index in range(rows)]
+    assert batch.equals(message_batch(messages, NOW))
+    assert batch.schema.equals(MESSAGE_SCHEMA, check_metadata=True)
+    again = payload_batch(offsets, data, rows, NOW)
+    assert batch.column(0).buffers()[2].address == again.column(0).buffers()[2].address
+
+
+def test_a_payload_batch_serialises_to_its_own_size():
+    """The shared null columns do not inflate a small batch."""
+    assert payload_batch(struct.pack("<2i", 0, 1), b"x", 1, NOW).serialize().size < 1500
+
+
+@pytest.mark.parametrize("offsets", [(0, 5), (0, 2, 1), (0, 1), (-1, 0, 1), (0, 0, 100)])
+def test_offsets_that_lead_astray_are_refused(offsets):
+    """Offsets that are too few, decrease or leave the data are refused."""
+    with pytest.raises(InvalidRequest):
+        payload_batch(struct.pack(f"<{len(offsets)}i", *offsets), b"abc", 2, NOW)
