@@ -3,6 +3,9 @@
 A schema is a `pa.Schema` in canonical form. Every field, nested ones too, carries its id in the
 metadata `frazil.id`; the schema carries the highest id ever given in `frazil.last-id`, so that the
 id of a dropped column is never given to another one. All other metadata is left out.
+
+Integers of 8 and 16 bits and unsigned ones stay as they are in Arrow; Iceberg knows int and long
+only, so the lake stores them in the narrower of the two that holds all their values.
 """
 
 from __future__ import annotations
