@@ -96,13 +96,21 @@ class LogSource:
         gaps: list[OffsetRange] = []
         special = _covering(state.ranges, offset)
         while special is not None:
+            if special.kind == RANGE_LOST and gaps:
+                # The gap before is told first; the next read is refused.
+                return Piece([], offset, tuple(gaps))
             _refuse_lost(special, state)
             gaps.append(OffsetRange(offset, special.end, special.reason))
             offset = special.end
             special = _covering(state.ranges, offset)
         if offset >= visible:
             return Piece([], offset, tuple(gaps))
-        batches = self._read_frames(state, offset, visible, bytes_max)
+        try:
+            batches = self._read_frames(state, offset, visible, bytes_max)
+        except CorruptionError:
+            if not gaps:
+                raise
+            return Piece([], offset, tuple(gaps))
         batches[0].gaps = tuple(gaps)
         return Piece(batches, batches[-1].offset_next)
 
@@ -194,7 +202,13 @@ class LogSource:
                 raise Unavailable("segment cannot be read", path=segment.path) from error
             self.bytes_read += len(data)
             found = _Found(data, start, places, segment, state)
-            frames.extend(found.verified(each) for each in range(number, last))
+            try:
+                frames.extend(found.verified(each) for each in range(number, last))
+            except CorruptionError:
+                # The frames before the damage are in the list; the next read meets the damage.
+                if not frames:
+                    raise
+                break
             number = last
         self.frames_read += len(frames)
         return frames

@@ -10,6 +10,7 @@ from frazil.errors import CorruptionError
 from frazil.fs import read_fully, write_fully
 from frazil.log import format as fmt
 from frazil.log.index import Footer, Places, TopicEntry, decode_footer, decode_places, footer_of
+from frazil.log.scan import Scanner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,9 +117,35 @@ class Segment:
             return None
         file = self.file()
         blob = read_fully(file, entry.index_position, entry.index_length)
-        places = decode_places(blob, entry)
+        try:
+            places = decode_places(blob, entry)
+        except CorruptionError as error:
+            places = self._places_by_scan(entry, error)
         self._places = {**self._places, topic: places}
         return places
+
+    def _places_by_scan(self, entry: TopicEntry, error: CorruptionError) -> Places:
+        """Find a topic's frames again whose index is damaged: the frames themselves are there."""
+        scan = Scanner(
+            self.file(),
+            salt=self.salt,
+            generation=self.generation,
+            start=fmt.SEGMENT_HEADER_BYTES,
+            end=self.body_end,
+            lsn=self.base_lsn,
+        ).run()
+        places = scan.places.get(entry.topic)
+        if places is not None and (places.count, places.end) == (entry.frames, entry.end):
+            return places
+        raise CorruptionError(
+            "index and frames of a segment are damaged, run `frazil doctor`; "
+            "reading may go on at offset_next",
+            topic_id=entry.topic,
+            offset_first=entry.first,
+            offset_next=entry.end,
+            segment=self.id,
+            reason=error.message,
+        ) from error
 
     def forget_places(self) -> None:
         """Give the memory of places back that the footer can give again."""

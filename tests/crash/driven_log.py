@@ -1,0 +1,187 @@
+"""Drive a journal by hand, one call at a time, and read back everything that it holds."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from frazil.config import Settings
+from frazil.errors import CorruptionError
+from frazil.ingest.columns import LIMITS_DEFAULT
+from frazil.ingest.frames import MessageTopicCodec, TableCodec, arrow_payload
+from frazil.log import format as fmt
+from frazil.log.codec import PLAIN, Control, Sender
+from frazil.log.journal import Journal
+from frazil.log.reader import LogSource
+from frazil.log.state import STATE_HOLD
+from frazil.model import Ack, TopicSpec
+from frazil.testing import SimulatedClock
+
+DIRECTORY = "/data/journal"
+OPTIONS = pa.ipc.IpcWriteOptions()
+ROWS_ARROW_MIN = 8
+
+
+def log_settings(**changes):
+    """Settings with small numbers, so that little data reaches every limit."""
+    small = {"segment_bytes_max": 1 << 20, "prefill_bytes": 4096, "reserve_offsets": 50}
+    return Settings().log.model_copy(update={**small, **changes})
+
+
+def codec_of(topic):
+    """The codec of a topic as the engine would build it."""
+    same = {"limits": LIMITS_DEFAULT, "rows_arrow_min": ROWS_ARROW_MIN, "options": OPTIONS}
+    if topic.spec.kind == "message":
+        return MessageTopicCodec(**same)
+    return TableCodec(topic.schemas, **same) if topic.schemas else None
+
+
+class DrivenLog:
+    """A journal and its owner: each call commits one group and returns its answers."""
+
+    def __init__(self, file_system, *, clock=None, settings=None, watermarks=None):
+        self.clock = clock or SimulatedClock()
+        self.settings = settings or log_settings()
+        self.journal = Journal.open(
+            file_system,
+            DIRECTORY,
+            clock=self.clock,
+            settings=self.settings,
+            producers=Settings().producers,
+            watermarks=watermarks,
+        )
+        self.source = LogSource(self.journal)
+        for topic in self.journal.state.topics.values():
+            topic.codec = codec_of(topic)
+
+    def topic(self, topic):
+        return self.journal.state.topics[topic]
+
+    def commit(self, *entries):
+        """Commit entries whose waiter is None as one group; return the answers in their order."""
+        answers = {}
+
+        def deliver(waiters, results):
+            for waiter, result in zip(waiters, results, strict=True):
+                assert waiter not in answers, "answered twice"
+                answers[waiter] = result
+
+        numbered = [(*e[:5], number, *e[6:]) for number, e in enumerate(entries)]
+        self.journal.commit(numbered, deliver)
+        assert len(answers) == len(entries), "a waiter was forgotten"
+        return [answers[number] for number in range(len(entries))]
+
+    def control(self, kind, topic, payload, **fields):
+        return self.commit(
+            (None, None, Control(kind, topic, payload, **fields), 0, 100, None, None)
+        )[0]
+
+    def create(self, topic, name, kind="message", *, sync="commit", schema=None):
+        """Create a topic; a table gets its first schema."""
+        spec = TopicSpec(id=topic, name=name, kind=kind, created_us=1, sync=sync)
+        answer = self.control(fmt.KIND_TOPIC, topic, msgspec.msgpack.encode(spec))
+        if isinstance(answer, Ack) and schema is not None:
+            answer = self.schema(topic, 1, schema)
+        if isinstance(answer, Ack):
+            self.topic(topic).codec = codec_of(self.topic(topic))
+        return answer
+
+    def schema(self, topic, version, schema):
+        data = schema.serialize().to_pybytes()
+        answer = self.control(fmt.KIND_SCHEMA, topic, data, schema=version)
+        state = self.topic(topic)
+        if isinstance(answer, Ack) and state.codec is not None:
+            state.codec.use(state.schemas)
+        return answer
+
+    def hold(self, topic, name, offset):
+        payload = msgspec.msgpack.encode((STATE_HOLD, name, offset))
+        return self.control(fmt.KIND_STATE, topic, payload)
+
+    def plain(self, topic, *payloads, producer=None, sequence=0, sync=False):
+        """Append payload-only messages as one entry."""
+        sender = Sender(producer, 0, sequence, sync) if producer or sync else None
+        size = sum(map(len, payloads))
+        state = self.topic(topic)
+        return self.commit((state, PLAIN, payloads, len(payloads), size, None, sender))[0]
+
+    def messages(self, topic, *messages):
+        state = self.topic(topic)
+        codec = state.codec.messages
+        return self.commit((state, codec, messages, len(messages), 100, None, None))[0]
+
+    def rows(self, topic, *rows):
+        """Append rows of a table topic as one entry."""
+        state = self.topic(topic)
+        codec = state.codec.rows
+        packed = [codec.encoder.encode(row) for row in rows]
+        return self.commit((state, codec, packed, len(packed), 100, None, None))[0]
+
+    def arrow(self, topic, batch):
+        state = self.topic(topic)
+        payload = arrow_payload(batch, OPTIONS)
+        entry = (state, state.codec.arrow, payload, batch.num_rows, payload.size, None, None)
+        return self.commit(entry)[0]
+
+    def free(self, first):
+        """Free the segments below `first` in the two steps of the product."""
+        control = self.journal.free(first)
+        answer = self.control(control.kind, control.topic, control.payload)
+        if isinstance(answer, Ack):
+            self.journal.unlink(self.journal.detach_freed())
+        return answer
+
+    def read(self, topic, *, bytes_max=1 << 20):
+        """Read a topic from its start to its end."""
+        return read_topic(self.source, topic, bytes_max=bytes_max)
+
+    def close(self):
+        self.journal.close()
+
+
+class Content(msgspec.Struct):
+    """What reading one topic gave."""
+
+    records: dict
+    lost: list
+    gaps: list
+    start: int
+    end: int
+
+    def covered(self, offset):
+        """Tell whether a refusal to read named this offset."""
+        return any(first <= offset < end for first, end in self.lost)
+
+
+def read_topic(source, topic, *, bytes_max=1 << 20):
+    """Read a topic to its end; damage is noted with its range, and reading goes on behind it."""
+    held = source.range(topic)
+    content = Content({}, [], [], held.first, held.end)
+    offset = held.first
+    while offset < held.end:
+        try:
+            piece = source.read(topic, offset=offset, bytes_max=bytes_max)
+        except CorruptionError as error:
+            following = error.details.get("offset_next")
+            assert following is not None, f"the error names no range: {error}"
+            assert following > offset, f"the error leads nowhere: {error}"
+            assert error.details["offset_first"] <= offset
+            content.lost.append((offset, following))
+            offset = following
+            continue
+        assert piece.offset_next > offset, "reading does not go on"
+        for batch in piece.batches:
+            content.gaps += [(gap.first, gap.end) for gap in batch.gaps]
+            offset = max([offset, *(gap.end for gap in batch.gaps)])
+            assert batch.offset == offset, "a silent hole between two batches"
+            rows = zip(batch.data.to_pylist(), batch.time_array().to_pylist(), strict=True)
+            for number, (row, time) in enumerate(rows, batch.offset):
+                content.records[number] = {**row, "_time": time}
+            offset = batch.offset_next
+        content.gaps += [(gap.first, gap.end) for gap in piece.gaps]
+        offset = piece.offset_next
+    return content
+
+
+def read_everything(log, *, bytes_max=1 << 20):
+    return {topic: log.read(topic, bytes_max=bytes_max) for topic in log.journal.state.topics}
