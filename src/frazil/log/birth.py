@@ -133,8 +133,14 @@ def birth_frames(
     return [*first[:3], *rest, *marker[:3]]
 
 
-def refresh_topics(topics: Iterable[TopicState], segments: Sequence[Segment]) -> None:
-    """Recompute what each topic holds locally from the segments that are left."""
+def refresh_topics(
+    topics: Iterable[TopicState], segments: Sequence[Segment], *, freed: bool = True
+) -> None:
+    """Recompute what each topic holds locally from the segments that are left.
+
+    Unless segments were freed, a lost range at a topic's front stays its front: reading it is
+    refused with what was lost, instead of passing for expired.
+    """
     for topic in topics:
         start, size = None, 0
         for segment in segments:
@@ -142,7 +148,11 @@ def refresh_topics(topics: Iterable[TopicState], segments: Sequence[Segment]) ->
             if summary is not None:
                 start = summary[0] if start is None else start
                 size += summary[2]
-        topic.start = max(topic.start, topic.next if start is None else start)
+        start = topic.next if start is None else start
+        for special in reversed(topic.ranges):
+            if not freed and special.end == start and special.first >= topic.start:
+                start = special.first
+        topic.start = max(topic.start, start)
         topic.bytes_local = size
         topic.ranges = [special for special in topic.ranges if special.end > topic.start]
 
@@ -185,6 +195,7 @@ class _Opening:
     def quarantine(self) -> None:
         """Copy damaged segments aside with the reason, before anything is changed."""
         report = self._survey.report
+        hopeless, report.quarantined = report.quarantined, []
         for found in self._survey.found:
             if found.damaged:
                 lost = [
@@ -192,7 +203,6 @@ class _Opening:
                     for topic, special in report.lost
                 ]
                 self._copy_aside(found.path, found.segment.id, found.damaged, lost)
-        hopeless, report.quarantined = report.quarantined, []
         for path in hopeless:
             self._copy_aside(path, 0, ["neither header nor first frame is valid"], [])
             self._files.drop(path)
@@ -273,7 +283,8 @@ class _Opening:
         assert last.scan is not None
         self._seal(survey.found[:-1])
         survey.report.resumed = True
-        refresh_topics(survey.state.topics.values(), [found.segment for found in survey.found])
+        segments = [found.segment for found in survey.found]
+        refresh_topics(survey.state.topics.values(), segments, freed=False)
         return Opened(
             state=survey.state,
             report=survey.report,
@@ -363,7 +374,7 @@ class _Opening:
         if rest is not None:
             active.use_places(rest.places)
         segments = [*segments, active]
-        refresh_topics(state.topics.values(), segments)
+        refresh_topics(state.topics.values(), segments, freed=False)
         return Opened(
             state=state,
             report=self._survey.report,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LENGTH_UNKNOWN: Final = -1
 TOPIC_UNKNOWN: Final = 0
+SEARCH_BYTES: Final = 1 << 20
 RECORDS_PER_BYTE_MAX: Final = 8
 """The smallest record is one bit of an Arrow boolean column."""
 
@@ -97,6 +98,7 @@ class Survey:
         self._producer_window = producer_window
         self._known = known_topics or {}
         self._candidates: list[Candidate] = []
+        self._freed_before = 0
         self.found: list[Found] = []
         self.unborn: list[str] = []
         self.report = RecoveryReport()
@@ -154,12 +156,12 @@ class Survey:
         return found
 
     def _add_damaged(self, number: int, path: str, journals: set[bytes]) -> None:
-        """Rebuild a damaged header from the checkpoint frame behind it, or leave the file out."""
+        """Rebuild a damaged header from the first valid frame, or leave the file out."""
         file = self._files.get(path)
         size = file.size()
-        head = _first_frame(file, size)
+        head = _first_frame(file, size) or _any_frame(file, size)
         if head is None:
-            self.report.warnings.append(f"segment {number}: neither header nor checkpoint is valid")
+            self.report.warnings.append(f"segment {number}: neither header nor any frame is valid")
             self.report.quarantined.append(path)
             return
         header = fmt.SegmentHeader(
@@ -169,7 +171,7 @@ class Survey:
             generation=head.generation,
             previous_segment=number - 1,
             previous_length=LENGTH_UNKNOWN,
-            previous_lsn=head.lsn,
+            previous_lsn=head.lsn - (head.kind not in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER)),
             created_us=head.time,
         )
         found = self._add(path, header)
@@ -283,6 +285,7 @@ class Survey:
             state = self._checkpoint_of(self.found[start])
             if state is not None:
                 self.state = state
+                self._freed_before = state.segment_first
                 break
         else:
             self.report.warnings.append("no segment has a valid checkpoint; topics may be missing")
@@ -347,9 +350,10 @@ class Survey:
 
     def _check_continuity(self) -> None:
         """Compare each topic's frames over all segments; what no gap declares is lost."""
+        kept = [f for f in self.found if f.header.segment >= self.state.segment_first]
         for topic in self.state.topics.values():
-            end = None
-            for found in self.found:
+            end = self._first_held(topic, kept)
+            for found in kept:
                 summary = found.segment.summary(topic.id)
                 if summary is None:
                     continue
@@ -368,6 +372,17 @@ class Survey:
                 self.report.lost.append((candidate.topic, special))
                 lost_topic.add_range(special)
         self._bound_unknown(self.found[-1])
+
+    def _first_held(self, topic: TopicState, kept: list[Found]) -> int | None:
+        """Return the offset from which on the segments must hold a topic, None if unknown.
+
+        The checkpoint that the state stands on tells, unless segments were freed behind it.
+        """
+        if self._freed_before == self.state.segment_first:
+            return topic.start
+        first = self._checkpoint_of(kept[0]) if kept else None
+        known = first.topics.get(topic.id) if first is not None else None
+        return None if known is None else max(topic.start, known.next)
 
     def _bound_unknown(self, last: Found) -> None:
         """Where a damaged head hid its topic, no topic may use offsets that it may have held.
@@ -435,7 +450,26 @@ def undeclared(ranges: Iterable[SpecialRange], *, first: int, end: int) -> list[
 
 def _first_frame(file: File, size: int) -> fmt.FrameHead | None:
     """Return the head of the frame behind the segment header if that frame is valid."""
+    return _frame_at(file, size, fmt.SEGMENT_HEADER_BYTES)
+
+
+def _any_frame(file: File, size: int) -> fmt.FrameHead | None:
+    """Return the head of the first valid frame of a file whose first bytes are destroyed."""
     start = fmt.SEGMENT_HEADER_BYTES
+    while start + fmt.FRAME_HEAD_BYTES <= size:
+        window = read_fully(file, start, SEARCH_BYTES)
+        for at in range(0, len(window) - fmt.FRAME_HEAD_BYTES + 1, fmt.ALIGNMENT):
+            if 0 < window[at + fmt.FRAME_PREFIX_BYTES] <= fmt.KIND_LAST and not fmt.head_fault(
+                window[at : at + fmt.FRAME_HEAD_BYTES]
+            ):
+                head = _frame_at(file, size, start + at)
+                if head is not None:
+                    return head
+        start += SEARCH_BYTES - fmt.FRAME_HEAD_BYTES
+    return None
+
+
+def _frame_at(file: File, size: int, start: int) -> fmt.FrameHead | None:
     data = read_fully(file, start, fmt.FRAME_HEAD_BYTES)
     if len(data) < fmt.FRAME_HEAD_BYTES:
         return None
