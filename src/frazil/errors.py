@@ -36,7 +36,11 @@ DETAIL_CHARACTERS_MAX = 256
 
 def _shown(value: object) -> str:
     """Render one fact on one line: user text cannot inject a line break or flood a log."""
-    text = str(value)
+    try:
+        text = str(value)
+    except ValueError:
+        # Python refuses to print integers of thousands of digits.
+        text = f"<{type(value).__name__}>"
     if not text.isprintable():
         text = ascii(text)[1:-1]
     if len(text) > DETAIL_CHARACTERS_MAX:

@@ -49,12 +49,14 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     """What a publish returns: where its records are.
 
     `offset` and `offset_last` are the first and last offset of the call's records in the topic;
-    `lsn` is the position of their batch in the journal's order over all topics.
+    `lsn` is the position of their batch in the journal's order over all topics; `part` is the part
+    of a partitioned topic that took them.
     """
 
     offset: int
     offset_last: int
     lsn: int
+    part: int = -1
 
 
 class OffsetRange(msgspec.Struct, frozen=True, order=True):

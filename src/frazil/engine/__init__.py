@@ -1,0 +1,9 @@
+"""The engine: journals, lanes, topics and metadata wired together, embedded in a program."""
+
+from __future__ import annotations
+
+from frazil.engine.asynchronous import AsyncEngine, open_async
+from frazil.engine.core import Engine, open_engine
+from frazil.engine.topic import Topic
+
+__all__ = ["AsyncEngine", "Engine", "Topic", "open_async", "open_engine"]

@@ -1,0 +1,324 @@
+"""The same API for asyncio. Publishing shares the engine's queue: no thread per call."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from frazil.engine.core import Engine, open_engine
+from frazil.engine.partitioned import PartitionedTopic
+from frazil.engine.reading import AsyncReader, Start
+from frazil.log.codec import PLAIN
+from frazil.model import Ack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    import pyarrow as pa
+
+    from frazil.engine.runtime import Prepared
+    from frazil.engine.topic import Topic
+    from frazil.log.codec import Entry
+
+
+class AsyncTopic:
+    """A topic for asyncio; the calls, promises and errors are those of `Topic`."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._runtime = topic.runtime
+        self._queue = topic.runtime.queue
+        self._state = topic.runtime.state
+        self._fast_bytes_max = self._runtime.payload_bytes_max if self._runtime.is_message else -1
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"AsyncTopic({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """Return the full name, `/namespace/name`."""
+        return self._topic.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the current columns."""
+        return self._topic.schema
+
+    async def append(
+        self,
+        record: bytes | Mapping[str, Any] | None = None,
+        /,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **fields: Any,
+    ) -> Ack:
+        """Publish one record; returns when its ack level holds. See `Topic.append`.
+
+        A cancelled call may have been published: its outcome is unknown.
+        """
+        runtime = self._runtime
+        if runtime.refusal is not None:
+            raise runtime.refusal()
+        sender = None
+        if ack is not None or producer is not None or sequence is not None:
+            sender = runtime.sender(ack, producer, sequence, producer_epoch)
+        future: asyncio.Future[Ack] = self._loop.create_future()
+        entry: Entry
+        if type(record) is bytes and not fields and len(record) <= self._fast_bytes_max:
+            entry = (self._state, PLAIN, record, 0, len(record) + 8, future, sender)
+        else:
+            codec, data, count, size = runtime.prepare(record, fields)
+            entry = (self._state, codec, data, count, size, future, sender)
+        if not self._queue.submit(entry):
+            await self._submit_waiting(entry)
+        return await future
+
+    async def _submit_waiting(self, entry: Entry) -> None:
+        """Wait for room in the queue without holding up the loop."""
+        deadline = self._loop.time() + self._queue.wait_s
+        while True:
+            room = asyncio.Event()
+            wake = partial(self._loop.call_soon_threadsafe, room.set)
+            self._queue.on_space(wake)
+            if self._queue.submit(entry):
+                return
+            left = deadline - self._loop.time()
+            if left <= 0:
+                raise self._queue.overloaded()
+            try:
+                await asyncio.wait_for(room.wait(), left)
+            except TimeoutError:
+                raise self._queue.overloaded() from None
+
+    async def append_many(
+        self,
+        records: Iterable[bytes | Mapping[str, Any]],
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+    ) -> Ack:
+        """Publish records in order; see `Topic.append_many`."""
+        prepared = self._runtime.prepare_many(records)
+        sender = self._runtime.sender(ack, producer, sequence, producer_epoch)
+        return await self._append_prepared(prepared, sender)
+
+    async def append_arrow(
+        self,
+        data: object,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+    ) -> Ack:
+        """Publish Arrow data; see `Topic.append_arrow`."""
+        prepared = self._runtime.prepare_arrow(data)
+        sender = self._runtime.sender(ack, producer, sequence, producer_epoch)
+        return await self._append_prepared(prepared, sender)
+
+    async def _append_prepared(self, prepared: list[Prepared], sender: Any) -> Ack:
+        if self._runtime.refusal is not None:
+            raise self._runtime.refusal()
+        futures: list[Awaitable[Ack]] = []
+        for codec, data, count, size in prepared:
+            future: asyncio.Future[Ack] = self._loop.create_future()
+            entry = (self._state, codec, data, count, size, future, sender)
+            if not self._queue.submit(entry):
+                await self._submit_waiting(entry)
+            futures.append(future)
+            if sender is not None and sender.producer is not None:
+                sender = sender._replace(sequence=sender.sequence + count)
+        if len(futures) == 1:
+            return await futures[0]
+        acks = await asyncio.gather(*futures)
+        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
+
+    def read(
+        self, start: Start = "earliest", *, limit: int | None = None, bytes_max: int | None = None
+    ) -> AsyncReader:
+        """Read batches up to the head as it is now: `async for batch in topic.read()`."""
+        return AsyncReader(
+            self._runtime,
+            start=start,
+            follow=False,
+            limit=limit,
+            bytes_max=bytes_max,
+            timeout_s=None,
+        )
+
+    def tail(
+        self,
+        start: Start = "latest",
+        *,
+        limit: int | None = None,
+        bytes_max: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncReader:
+        """Read batches and wait for new ones: `async for batch in topic.tail()`."""
+        return AsyncReader(
+            self._runtime,
+            start=start,
+            follow=True,
+            limit=limit,
+            bytes_max=bytes_max,
+            timeout_s=timeout_s,
+        )
+
+    async def hold(self, name: str, offset: int) -> None:
+        """Keep the records from `offset` on; durable on return."""
+        await asyncio.to_thread(self._topic.hold, name, offset)
+
+    async def advance(self, name: str, offset: int) -> None:
+        """Move a hold forwards; durable on return."""
+        await asyncio.to_thread(self._topic.advance, name, offset)
+
+    async def drop(self, name: str) -> None:
+        """Remove a hold; durable on return."""
+        await asyncio.to_thread(self._topic.drop, name)
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that is known about the topic, ready for JSON."""
+        return self._topic.describe()
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts, sizes and watermarks of the topic."""
+        return self._topic.stats()
+
+
+class AsyncPartitionedTopic:
+    """A partitioned topic for asyncio; see `PartitionedTopic`."""
+
+    def __init__(self, topic: PartitionedTopic) -> None:
+        self._topic = topic
+        self.parts = [AsyncTopic(part) for part in topic.parts]
+
+    @property
+    def name(self) -> str:
+        """Return the full name, `/namespace/name`."""
+        return self._topic.name
+
+    async def append(self, record: Any = None, /, **options: Any) -> Ack:
+        """Publish one record to its part."""
+        part = self._topic.part_for(record, options)
+        ack = await self.parts[part].append(record, **options)
+        return Ack(ack.offset, ack.offset_last, ack.lsn, part)
+
+    async def append_many(self, records: Iterable[Any], *, ack: str | None = None) -> list[Ack]:
+        """Publish records to their parts; one ack for each part that got some."""
+        return await asyncio.to_thread(self._topic.append_many, list(records), ack=ack)
+
+    async def append_arrow(self, data: object, *, ack: str | None = None) -> list[Ack]:
+        """Publish Arrow data, split by key over the parts."""
+        return await asyncio.to_thread(self._topic.append_arrow, data, ack=ack)
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that is known about the topic, ready for JSON."""
+        return self._topic.describe()
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts over all parts."""
+        return self._topic.stats()
+
+
+class AsyncEngine:
+    """An open data directory for asyncio: `async with frazil.open_async(path) as db`.
+
+    Bound to the event loop that opened it. Rare calls (create, alter, holds) run in a thread.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def create_topic(self, name: str, columns: Any = None, **options: Any) -> Any:
+        """Create a topic; see `Engine.create_topic`."""
+        topic = await asyncio.to_thread(self.engine.create_topic, name, columns, **options)
+        return _wrapped(topic)
+
+    def topic(self, name: str) -> Any:
+        """Return the handle of a topic."""
+        return _wrapped(self.engine.topic(name))
+
+    def topics(self, namespace: str | None = None) -> list[str]:
+        """Return the names of all topics."""
+        return self.engine.topics(namespace)
+
+    async def alter_topic(self, name: str, **changes: Any) -> Any:
+        """Change a topic; see `Engine.alter_topic`."""
+        return _wrapped(await asyncio.to_thread(self.engine.alter_topic, name, **changes))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic; see `Engine.delete_topic`."""
+        await asyncio.to_thread(self.engine.delete_topic, name)
+
+    async def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
+        """Publish one record by the topic's name; see `Engine.append`."""
+        topic = await asyncio.to_thread(self.engine.topic_for, name, record)
+        ack: Ack = await _wrapped(topic).append(record, **options)
+        return ack
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return everything that is known about a topic."""
+        return self.engine.describe(name)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts, sizes and watermarks of the whole engine."""
+        return self.engine.stats()
+
+    async def close(self) -> None:
+        """Commit what waits, sync, close everything."""
+        await asyncio.to_thread(self.engine.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _wrapped(topic: Topic | PartitionedTopic) -> AsyncTopic | AsyncPartitionedTopic:
+    if isinstance(topic, PartitionedTopic):
+        return AsyncPartitionedTopic(topic)
+    return AsyncTopic(topic)
+
+
+class _Opening:
+    """What `open_async` returns: await it, or use it with `async with`."""
+
+    def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._options = options
+        self._engine: AsyncEngine | None = None
+
+    async def _open(self) -> AsyncEngine:
+        engine = await asyncio.to_thread(open_engine, *self._arguments, **self._options)
+        self._engine = AsyncEngine(engine)
+        return self._engine
+
+    def __await__(self) -> Any:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncEngine:
+        return await self._open()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+
+def open_async(path: Any = None, **options: Any) -> _Opening:
+    """Open a data directory for asyncio; `await` it or use `async with`. See `open`."""
+    return _Opening((path,), options)

@@ -1,0 +1,156 @@
+"""Topics by name: what a request for a topic means, checked before anything is written. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import msgspec
+import pyarrow as pa
+
+from frazil.errors import InvalidRequest
+from frazil.ingest.columns import column_id, column_of, declare_schema
+from frazil.ingest.partitioning import parse_partition_spec
+from frazil.model import TopicKind, TopicSpec, full_topic_name, is_part_name, part_name
+from frazil.units import parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.config import Settings
+    from frazil.ingest.columns import IngestLimits
+
+_SYNC_MODES: Final = ("none", "periodic", "commit")
+_LANES: Final = ("shared", "dedicated")
+_ON_FULL: Final = ("block", "expire")
+_HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
+TOPIC_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+@attrs.frozen
+class TopicRequest:
+    """A topic as the caller wants it; ids are not given yet."""
+
+    name: str
+    kind: TopicKind
+    schema: pa.Schema | None
+    primary_key: tuple[int, ...]
+    partition_by: tuple[Any, ...]
+    partitions: int
+    options: Mapping[str, Any]
+
+
+def request_topic(
+    name: str,
+    *,
+    columns: object,
+    primary_key: Sequence[str] | str,
+    partition_by: Sequence[str],
+    partitions: int,
+    options: Mapping[str, object],
+    limits: IngestLimits,
+    settings: Settings,
+) -> TopicRequest:
+    """Check a request for a new topic.
+
+    Raises:
+        InvalidRequest: with what is wrong and what to write instead.
+    """
+    full = full_topic_name(name)
+    if is_part_name(full):
+        raise InvalidRequest(
+            "names that end in -part-<number> belong to partitioned topics, use partitions=",
+            topic=full,
+        )
+    keys = (primary_key,) if isinstance(primary_key, str) else tuple(primary_key)
+    if not 0 <= partitions <= settings.topics.partitions_max:
+        raise InvalidRequest(
+            "number of partitions is out of range",
+            partitions=partitions,
+            partitions_max=settings.topics.partitions_max,
+        )
+    clean = check_options(options, settings)
+    if columns is None:
+        if keys or partition_by:
+            raise InvalidRequest(
+                "a message topic has no key or partition columns, give columns for a table topic",
+                topic=full,
+            )
+        return TopicRequest(full, "message", None, (), (), partitions, clean)
+    schema = declare_schema(columns, limits=limits, primary_key=keys)
+    fields = parse_partition_spec(list(partition_by), schema)
+    ids = tuple(_id_of(schema, key) for key in keys)
+    return TopicRequest(full, "table", schema, ids, tuple(fields), partitions, clean)
+
+
+def _id_of(schema: pa.Schema, name: str) -> int:
+    return column_id(column_of(schema, name))
+
+
+def check_options(options: Mapping[str, object], settings: Settings) -> dict[str, Any]:
+    """Check the options of a topic that may be given at creation and by `alter`."""
+    del settings
+    clean: dict[str, Any] = {}
+    for key, value in options.items():
+        if value is None:
+            continue
+        if key == "sync":
+            clean[key] = _one_of(key, value, _SYNC_MODES)
+        elif key == "lane":
+            clean[key] = _one_of(key, value, _LANES)
+        elif key == "on_full":
+            clean[key] = _one_of(key, value, _ON_FULL)
+        elif key == "retention_age":
+            clean["retention_us"] = int(parse_duration_s(value) * 1_000_000)
+        elif key == "retention_bytes":
+            clean[key] = parse_bytes(value)
+        else:
+            raise InvalidRequest("unknown topic option", option=key)
+    return clean
+
+
+def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise InvalidRequest(
+            "topic option has a wrong value", option=key, got=value, allowed="|".join(allowed)
+        )
+    return str(value)
+
+
+def specs_of(
+    request: TopicRequest, *, topic_id: int, now_us: int, sync_default: str
+) -> list[TopicSpec]:
+    """Return the specs to write: the topic, or the parent and its parts."""
+    options = {"sync": sync_default, **request.options}
+    same: dict[str, Any] = {
+        "kind": request.kind,
+        "created_us": now_us,
+        "primary_key": request.primary_key,
+        "partition_by": request.partition_by,
+        **options,
+    }
+    if not request.partitions:
+        return [TopicSpec(id=topic_id, name=request.name, **same)]
+    parent = TopicSpec(id=topic_id, name=request.name, partitions=request.partitions, **same)
+    parts = [
+        TopicSpec(
+            id=topic_id + 1 + index,
+            name=part_name(request.name, index),
+            part_of=topic_id,
+            part_index=index,
+            **same,
+        )
+        for index in range(request.partitions)
+    ]
+    return [*parts, parent]
+
+
+def check_hold_name(name: str) -> str:
+    """Check the name of a hold."""
+    if not _HOLD_NAME.match(name):
+        raise InvalidRequest(
+            "hold name must be 1 to 200 letters, digits or any of _.:/-", name=name
+        )
+    return name

@@ -1,0 +1,100 @@
+"""The data directory: its layout, its lock, and the checks before anything is opened in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+from frazil.errors import Conflict, InvalidRequest, Unavailable
+from frazil.fs import LockTaken
+
+if TYPE_CHECKING:
+    from frazil.fs import FileSystem, LockHandle
+
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "glusterfs", "afs"}
+)
+
+
+class DataDirectory:
+    """Paths in one data directory. Names never contain a topic's name."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/") or "/"
+        self.lock = f"{self.root}/LOCK"
+        self.journal = f"{self.root}/journal"
+        self.lanes = f"{self.root}/lanes"
+        self.metadata = f"{self.root}/meta.db"
+        self.quarantine = f"{self.root}/quarantine"
+
+    def lane(self, topic_id: int) -> str:
+        """Return the directory of a dedicated lane."""
+        return f"{self.lanes}/{topic_id:08x}"
+
+
+def prepare(file_system: FileSystem, paths: DataDirectory, *, allow_network_fs: bool) -> None:
+    """Make the directory if it is missing and check that it may be used.
+
+    Raises:
+        InvalidRequest: if it is a file, or lies on a network file system without leave.
+        Unavailable: if it cannot be made or read.
+    """
+    try:
+        found = file_system.stat(paths.root)
+        if found is not None and not found.is_directory:
+            raise InvalidRequest(
+                "the data directory is a file, choose another path", path=paths.root
+            )
+        if found is None:
+            file_system.make_directory(paths.root)
+            file_system.sync_directory(paths.root.rpartition("/")[0] or "/")
+    except OSError as error:
+        raise Unavailable(
+            "the data directory cannot be made, check path and rights", path=paths.root, error=error
+        ) from error
+    kind = file_system_kind(paths.root)
+    if kind in NETWORK_FILE_SYSTEMS and not allow_network_fs:
+        raise InvalidRequest(
+            "the data directory is on a network file system, whose syncs and locks may lie; use a "
+            "local disk or set log.allow_network_fs",
+            path=paths.root,
+            file_system=kind,
+        )
+
+
+def take_lock(file_system: FileSystem, paths: DataDirectory) -> LockHandle:
+    """Take the directory's lock for this process.
+
+    Raises:
+        Conflict: with the holder, if another process has it.
+    """
+    holder = f"pid={os.getpid()} host={socket.gethostname()}"
+    try:
+        return file_system.lock(paths.lock, holder)
+    except LockTaken as error:
+        raise Conflict(
+            "the data directory is in use by another process, stop it or use another directory",
+            path=paths.root,
+            holder=error.holder or "unknown",
+        ) from error
+    except OSError as error:
+        raise Unavailable(
+            "the data directory cannot be locked, check its rights", path=paths.root, error=error
+        ) from error
+
+
+def file_system_kind(path: str) -> str:
+    """Return the type of the mounted file system that holds `path`, empty if unknown."""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8") as mounts:
+            entries = [line.split(" ")[1:3] for line in mounts]
+    except (OSError, IndexError):
+        return ""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for point, name in entries:
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, name
+    return kind

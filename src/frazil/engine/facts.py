@@ -1,0 +1,164 @@
+"""What the engine can tell about itself and its topics, as plain values ready for JSON."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+from frazil.ingest.columns import column_id
+from frazil.ingest.partitioning import partition_spec_text
+from frazil.ingest.type_text import type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.config import Settings
+    from frazil.engine.core import Engine
+    from frazil.engine.lanes import LaneRuntime
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.log.state import TopicState
+    from frazil.model import TopicSpec
+
+
+def _time(us: int) -> str:
+    return dt.datetime.fromtimestamp(us / 1e6, dt.UTC).isoformat()
+
+
+def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
+    """Describe one topic."""
+    state = runtime.state
+    spec = state.spec
+    schema = runtime.codec.schema
+    names = {column_id(field): field.name for field in schema} if spec.kind == "table" else {}
+    log = settings.log
+    return {
+        "name": spec.name,
+        "id": spec.id,
+        "kind": spec.kind,
+        "created": _time(spec.created_us),
+        "version": spec.version,
+        "sync": spec.sync,
+        "lane": spec.lane,
+        "columns": [
+            {"name": field.name, "type": type_name(field.type), "nullable": field.nullable}
+            for field in schema
+        ],
+        "schema_version": state.schema_version,
+        "primary_key": [names[each] for each in spec.primary_key],
+        "partition_by": partition_spec_text(spec.partition_by, schema) if spec.partition_by else [],
+        "part_of": spec.part_of or None,
+        "part_index": spec.part_index if spec.part_of else None,
+        "retention_age_s": (
+            log.retention_age_s if spec.retention_us is None else spec.retention_us / 1e6
+        ),
+        "retention_bytes": (
+            log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
+        ),
+        "on_full": spec.on_full or log.on_full,
+        "holds": dict(sorted(state.holds.items())),
+        "watermarks": _watermarks(state),
+        "gaps": [_range(special) for special in state.ranges if special.kind == "gap"],
+        "lost": [_range(special) for special in state.ranges if special.kind == "lost"],
+        "producers": len(state.producers),
+        "refused": None if runtime.refusal is None else str(runtime.refusal()),
+    }
+
+
+def describe_parent(parent: TopicSpec, parts: Sequence[TopicRuntime]) -> dict[str, Any]:
+    """Describe a partitioned topic."""
+    first = describe(parts[0], parts[0].settings)
+    for key in ("watermarks", "holds", "gaps", "lost", "part_of", "part_index", "producers"):
+        first.pop(key)
+    return {
+        **first,
+        "name": parent.name,
+        "id": parent.id,
+        "partitions": parent.partitions,
+        "parts": [{"name": part.name, **topic_stats(part)} for part in parts],
+    }
+
+
+def _watermarks(state: TopicState) -> dict[str, int]:
+    return {
+        "start": state.start,
+        "floor": state.floor,
+        "durable": state.durable,
+        "head": state.next,
+    }
+
+
+def _range(special: Any) -> dict[str, Any]:
+    return {"first": special.first, "end": special.end, "reason": special.reason}
+
+
+def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
+    """Count what one topic holds."""
+    state = runtime.state
+    missing = sum(max(0, special.end - max(special.first, state.start)) for special in state.ranges)
+    return {
+        "message_count": state.visible - state.start - missing,
+        "bytes_stored": state.bytes_local,
+        "gaps": sum(1 for special in state.ranges if special.kind == "gap"),
+        "lost_records": sum(s.end - s.first for s in state.ranges if s.kind == "lost"),
+        **_watermarks(state),
+    }
+
+
+def engine_stats(
+    engine: Engine, lanes: Sequence[LaneRuntime], topics: Sequence[TopicRuntime]
+) -> dict[str, Any]:
+    """Count what the whole engine holds and did since it was opened."""
+    per_topic = {runtime.name: topic_stats(runtime) for runtime in topics}
+    guard = engine.upkeep.space
+    return {
+        "data_dir": engine.paths.root,
+        "health": health(engine, lanes),
+        "topics": len(topics),
+        "message_count": sum(each["message_count"] for each in per_topic.values()),
+        "bytes_stored": sum(each["bytes_stored"] for each in per_topic.values()),
+        "disk": {
+            "free_bytes": guard.free_bytes,
+            "total_bytes": guard.total_bytes,
+            "publishing_stopped": guard.blocked,
+        },
+        "journals": [_lane(lane) for lane in lanes],
+        "warnings": list(engine.warnings),
+        "per_topic": per_topic,
+    }
+
+
+def health(engine: Engine, lanes: Sequence[LaneRuntime]) -> str:
+    """Return `ok`, `degraded` (publishing goes on, somebody should look) or `failed`."""
+    if any(lane.journal.failed is not None for lane in lanes):
+        return "failed"
+    lost = any(lane.journal.report.lost for lane in lanes)
+    if lost or engine.upkeep.space.blocked or engine.metadata_failed or engine.upkeep.damage:
+        return "degraded"
+    return "ok"
+
+
+def _lane(lane: LaneRuntime) -> dict[str, Any]:
+    journal = lane.journal
+    report = journal.report
+    return {
+        "name": lane.name,
+        "journal_id": journal.journal_id.hex(),
+        "segments": len(journal.segments),
+        "segment": journal.active.id,
+        "segment_bytes": journal.active.body_end,
+        "lsn": journal.state.lsn,
+        "syncs": journal.sync_count,
+        "groups": journal.group_count,
+        "bytes_written": journal.bytes_written,
+        "bytes_read": lane.source.bytes_read,
+        "queued_records": getattr(lane.queue, "queued", (0, 0))[0],
+        "recovery": {
+            "resumed": report.resumed,
+            "frames_scanned": report.frames_scanned,
+            "frames_rewritten": report.frames_rewritten,
+            "bytes_torn": report.bytes_torn,
+            "lost_ranges": len(report.lost),
+            "gaps": len(report.gaps),
+        },
+        "failed": None if journal.failed is None else str(journal.failed),
+    }

@@ -1,0 +1,90 @@
+"""Journals with their committers and readers: the shared one, and one for each dedicated lane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from frazil.log import format as fmt
+from frazil.log.committer import Committer, Pending, deliver
+from frazil.log.reader import LogSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from frazil.config import LogSettings
+    from frazil.errors import FrazilError
+    from frazil.log.codec import Control, Entry
+    from frazil.log.journal import Journal
+
+
+class Queue(Protocol):
+    """What stands before a journal: a committer's thread, or nothing at all in a simulation."""
+
+    journal: Journal
+
+    def submit(self, entry: Entry) -> bool:
+        """Take an entry; False if there is no room."""
+
+    def submit_waiting(self, entry: Entry) -> None:
+        """Take an entry, waiting for room."""
+
+    def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
+        """Run a function as the journal's owner."""
+
+    def start(self) -> None:
+        """Begin to work."""
+
+    def stop(self) -> None:
+        """Finish what waits and close the journal."""
+
+
+class InlineQueue:
+    """Commits each entry in the caller's thread: deterministic, for simulations."""
+
+    wait_s = 0.0
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+
+    def submit(self, entry: Entry) -> bool:
+        self.journal.commit([entry], deliver)
+        return True
+
+    def submit_waiting(self, entry: Entry) -> None:
+        self.submit(entry)
+
+    def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
+        del timeout_s
+        return function()
+
+    def start(self) -> None:
+        """Do nothing: the caller's thread works."""
+
+    def stop(self) -> None:
+        self.journal.close()
+
+
+class LaneRuntime:
+    """One journal at work."""
+
+    def __init__(
+        self, journal: Journal, settings: LogSettings, *, name: str, threads: bool
+    ) -> None:
+        self.name = name
+        self.journal = journal
+        self.source = LogSource(journal)
+        self.queue: Any = (
+            Committer(journal, settings, name=f"frazil-{name}") if threads else InlineQueue(journal)
+        )
+
+    def control(self, control: Control) -> int:
+        """Make a control frame durable and applied; return its batch sequence."""
+        pending = Pending()
+        size = len(control.payload) + fmt.FRAME_HEAD_BYTES
+        self.queue.submit_waiting((None, None, control, 0, size, pending, None))
+        return int(pending.result().lsn)
+
+    def stop(self) -> FrazilError | None:
+        """Stop and close; return what went wrong, if anything did."""
+        self.queue.stop()
+        return self.journal.closed_error() if self.journal.failed is not None else None

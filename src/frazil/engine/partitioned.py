@@ -1,0 +1,167 @@
+"""A partitioned topic: N topics that share one definition, and the rule that picks one."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from frazil.errors import InvalidRequest
+from frazil.ingest.columns import column_id
+from frazil.model import Ack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import pyarrow as pa
+
+    from frazil.engine.core import Engine
+    from frazil.engine.topic import Topic
+    from frazil.model import TopicSpec
+
+_FNV_OFFSET = 0xCBF29CE484222325
+_FNV_PRIME = 0x100000001B3
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+def fnv1a_64(data: bytes) -> int:
+    """Return the FNV-1a hash that Danube's clients use to choose a partition."""
+    value = _FNV_OFFSET
+    for byte in data:
+        value = ((value ^ byte) * _FNV_PRIME) & _MASK
+    return value
+
+
+class PartitionedTopic:
+    """The handle of a partitioned topic.
+
+    Records with a key (the routing key of a message, the primary key of a row) always go to the
+    same part; the others go round robin. Offsets are per part: an ack's `part` says which. `parts`
+    are ordinary topics to read from.
+    """
+
+    def __init__(self, engine: Engine, spec: TopicSpec, parts: list[Topic]) -> None:
+        self._engine = engine
+        self._spec = spec
+        self._turn = 0
+        self._lock = threading.Lock()
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return f"PartitionedTopic({self.name!r}, partitions={len(self.parts)})"
+
+    @property
+    def name(self) -> str:
+        """Return the full name, `/namespace/name`."""
+        return self._spec.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the current columns."""
+        return self.parts[0].schema
+
+    def part_of(self, record: object, fields: Mapping[str, Any]) -> int:
+        """Return the number of the part that a record belongs to."""
+        if self._spec.kind == "message":
+            key = fields.get("key")
+            if key is None and isinstance(record, dict):
+                key = record.get("key")
+            if key is None:
+                return self._next()
+            if not isinstance(key, str):
+                raise InvalidRequest("key must be a text", got=type(key).__name__)
+            return fnv1a_64(key.encode()) % len(self.parts)
+        if not self._spec.primary_key:
+            return self._next()
+        row = fields if record is None else record
+        return self._part_of_key([self._cell(row, name) for name in self._key_names()])
+
+    def part_for(self, record: object, options: Mapping[str, Any]) -> int:
+        """Return the part for the arguments of an `append`."""
+        return self.part_of(record, {k: v for k, v in options.items() if k not in _OPTIONS})
+
+    def _cell(self, row: Any, name: str) -> object:
+        try:
+            return row[name]
+        except (KeyError, TypeError) as error:
+            raise InvalidRequest("row lacks its primary key", column=name) from error
+
+    def _key_names(self) -> list[str]:
+        names = {column_id(field): field.name for field in self.schema}
+        return [names[each] for each in self._spec.primary_key]
+
+    def _part_of_key(self, key: list[object]) -> int:
+        return fnv1a_64(msgspec.msgpack.encode(key)) % len(self.parts)
+
+    def _next(self) -> int:
+        with self._lock:
+            self._turn = (self._turn + 1) % len(self.parts)
+            return self._turn
+
+    # -- publish ---------------------------------------------------------------------------------
+
+    def append(self, record: Any = None, /, **options: Any) -> Ack:
+        """Publish one record to its part; see `Topic.append`."""
+        part = self.part_for(record, options)
+        ack = self.parts[part].append(record, **options)
+        return Ack(ack.offset, ack.offset_last, ack.lsn, part)
+
+    def append_many(self, records: Iterable[Any], *, ack: str | None = None) -> list[Ack]:
+        """Publish records to their parts; one ack for each part that got some.
+
+        The records of one part keep their order and are all checked before any is written.
+        """
+        by_part: dict[int, list[Any]] = {}
+        for record in records:
+            by_part.setdefault(self.part_of(record, {}), []).append(record)
+        if not by_part:
+            raise InvalidRequest("there are no records to publish", topic=self.name)
+        for part, some in by_part.items():
+            self.parts[part].check_many(some)
+        acks: list[Ack] = []
+        for part, some in sorted(by_part.items()):
+            given = self.parts[part].append_many(some, ack=ack)
+            acks.append(Ack(given.offset, given.offset_last, given.lsn, part))
+        return acks
+
+    def append_arrow(self, data: object, *, ack: str | None = None) -> list[Ack]:
+        """Publish Arrow data, split by key over the parts (round robin a batch without a key)."""
+        acks: list[Ack] = []
+        for batch in self.parts[0].to_batches(data):
+            for part, rows in self._split(batch):
+                given = self.parts[part].append_arrow(rows, ack=ack)
+                acks.append(Ack(given.offset, given.offset_last, given.lsn, part))
+        return acks
+
+    def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        if self._spec.kind == "message":
+            keys = batch.column("key").to_pylist()
+            parts = [self._next() if k is None else fnv1a_64(k.encode()) for k in keys]
+        elif self._spec.primary_key:
+            columns = [batch.column(name).to_pylist() for name in self._key_names()]
+            parts = [self._part_of_key(list(key)) for key in zip(*columns, strict=True)]
+        else:
+            return [(self._next(), batch)]
+        rows: dict[int, list[int]] = {}
+        for row, part in enumerate(parts):
+            rows.setdefault(part % len(self.parts), []).append(row)
+        return [(part, batch.take(numbers)) for part, numbers in sorted(rows.items())]
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that is known about the topic, ready for JSON."""
+        return self._engine.describe(self.name)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts over all parts."""
+        parts = [part.stats() for part in self.parts]
+        return {
+            "message_count": sum(part["message_count"] for part in parts),
+            "bytes_stored": sum(part["bytes_stored"] for part in parts),
+            "parts": parts,
+        }
+
+
+_OPTIONS = frozenset({"ack", "producer", "sequence", "producer_epoch"})

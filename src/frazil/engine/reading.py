@@ -1,0 +1,232 @@
+"""Readers of one topic: from an offset or a time, up to the head or for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+from typing import TYPE_CHECKING
+
+from frazil.engine.runtime import microseconds
+from frazil.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.log.history import Batch
+    from frazil.model import OffsetRange
+
+Start = int | str | dt.datetime
+"""An offset, `"earliest"`, `"latest"`, or a time."""
+
+
+def start_offset(runtime: TopicRuntime, start: Start) -> int:
+    """Return the offset that a start means now.
+
+    Raises:
+        InvalidRequest: if it is none of an offset, `earliest`, `latest` or a time.
+    """
+    held = runtime.history.range(runtime.state.id)
+    if isinstance(start, bool):
+        raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime")
+    if isinstance(start, int):
+        if start < 0:
+            raise InvalidRequest("offset must not be negative", offset=start)
+        return start
+    if isinstance(start, dt.datetime):
+        found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(start))
+        return held.end if found is None else found
+    if start == "earliest":
+        return held.first
+    if start == "latest":
+        return held.end
+    raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime", start=start)
+
+
+class Reader:
+    """Batches of one topic in offset order; an iterator and a context manager.
+
+    It pins the records from its position on, so that retention does not take them away under it;
+    close it (or read it to its end) to let them go. `gaps` collects declared ranges without
+    records that it passed.
+    """
+
+    def __init__(
+        self,
+        runtime: TopicRuntime,
+        *,
+        start: Start,
+        follow: bool,
+        limit: int | None,
+        bytes_max: int | None,
+        timeout_s: float | None,
+    ) -> None:
+        self._runtime = runtime
+        self._follow = follow
+        self._left = limit
+        self._bytes_max = bytes_max or runtime.settings.log.read_bytes
+        self._timeout_s = timeout_s
+        self.offset = start_offset(runtime, start)
+        self.gaps: list[OffsetRange] = []
+        self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
+        self._end = runtime.history.range(runtime.state.id).end
+        self._ready: list[Batch] = []
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        while True:
+            batch = self.poll()
+            if batch is not None:
+                return batch
+            if self._done() or not self._wait():
+                self.close()
+                raise StopIteration
+
+    def poll(self) -> Batch | None:
+        """Return the next batch if one is there, without waiting.
+
+        Raises:
+            NotFound: if the position is no longer held; the error names the first offset that is.
+            CorruptionError: if the records at the position are lost; the error says where to go on.
+            Closed: if the engine was closed.
+        """
+        if self._closed or self._left == 0:
+            return None
+        while not self._ready:
+            if self._at_end():
+                return None
+            piece = self._runtime.history.read(
+                self._runtime.state.id, offset=self.offset, bytes_max=self._bytes_max
+            )
+            self.gaps.extend(piece.gaps)
+            for each in piece.batches:
+                self.gaps.extend(each.gaps)
+            if not piece.batches:
+                if piece.offset_next == self.offset:
+                    return None
+                self.offset = piece.offset_next
+                continue
+            self._ready = piece.batches[::-1]
+        return self._trimmed(self._ready.pop())
+
+    def _trimmed(self, batch: Batch) -> Batch:
+        keep = batch.count
+        if not self._follow:
+            keep = min(keep, self._end - batch.offset)
+        if self._left is not None:
+            keep = min(keep, self._left)
+            self._left -= keep
+        if keep < batch.count:
+            batch = batch.slice(0, keep)
+        self.offset = batch.offset_next
+        self._pin.advance(self.offset)
+        return batch
+
+    def _at_end(self) -> bool:
+        return not self._follow and self.offset >= self._end
+
+    def _done(self) -> bool:
+        return self._closed or self._left == 0 or self._at_end() or not self._follow
+
+    def _wait(self) -> bool:
+        """Wait until there is something new; False if the time is up."""
+        event = threading.Event()
+        state = self._runtime.state
+        state.waiters.append(event.set)
+        if self._has_news() or event.wait(self._timeout_s):
+            self._check_open()
+            return True
+        _forget(state.waiters, event.set)
+        return False
+
+    def _has_news(self) -> bool:
+        journal = self._runtime.lane.journal
+        return self._runtime.state.visible > self.offset or journal.closed or bool(journal.failed)
+
+    def _check_open(self) -> None:
+        journal = self._runtime.lane.journal
+        if (journal.closed or journal.failed) and self._runtime.state.visible <= self.offset:
+            self.close()
+            raise journal.closed_error()
+
+    def close(self) -> None:
+        """Let the records go; closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._ready = []
+            self._pin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+
+class AsyncReader(Reader):
+    """The same for asyncio: `async for batch in reader`. File reads run in a worker thread."""
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self
+
+    async def __anext__(self) -> Batch:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = self._trimmed(self._ready.pop()) if self._ready and self._left != 0 else None
+            if batch is None and not self._closed:
+                batch = await loop.run_in_executor(None, self.poll)
+            if batch is not None:
+                return batch
+            if self._done() or not await self._wait_async(loop):
+                self.close()
+                raise StopAsyncIteration
+
+    async def _wait_async(self, loop: asyncio.AbstractEventLoop) -> bool:
+        future: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(settle)
+
+        state = self._runtime.state
+        state.waiters.append(wake)
+        if not self._has_news():
+            try:
+                await asyncio.wait_for(future, self._timeout_s)
+            except TimeoutError:
+                return False
+            finally:
+                _forget(state.waiters, wake)
+        self._check_open()
+        return True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def _forget(waiters: list[Callable[[], None]], waiter: Callable[[], None]) -> None:
+    try:
+        waiters.remove(waiter)
+    except ValueError:
+        return

@@ -1,0 +1,237 @@
+"""One topic at work: its state in a journal, its codecs, and how a record becomes an entry."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from frazil.errors import FrazilError, InvalidRequest
+from frazil.ingest.frames import MessageTopicCodec, TableCodec, arrow_payload
+from frazil.ingest.messages import Message, check_message
+from frazil.log.codec import Sender
+from frazil.log.group import FRAME_RECORDS_MAX
+from frazil.log.history import ChainedHistory
+from frazil.model import AckLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import pyarrow as pa
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.engine.lanes import LaneRuntime
+    from frazil.ingest.columns import IngestLimits
+    from frazil.log.codec import Codec
+    from frazil.log.state import TopicState
+
+LEVELS: Final = get_args(AckLevel)
+LEVELS_LATER: Final = ("uploaded", "committed")
+ROW_OVERHEAD_BYTES: Final = 8
+PRODUCER_CHARACTERS_MAX: Final = 200
+
+Prepared = tuple["Codec", Any, int, int]
+"""codec, data, count (0 for one record), bytes"""
+
+
+class TopicRuntime:
+    """What publishing to and reading from one topic needs. Shared by all handles of the topic."""
+
+    def __init__(
+        self,
+        state: TopicState,
+        lane: LaneRuntime,
+        *,
+        settings: Settings,
+        limits: IngestLimits,
+        clock: Clock,
+        options: pa.ipc.IpcWriteOptions,
+    ) -> None:
+        self.state = state
+        self.lane = lane
+        self.queue = lane.queue
+        self.clock = clock
+        self.settings = settings
+        self.limits = limits
+        self.history = ChainedHistory([lane.source])
+        self.refusal: Callable[[], FrazilError] | None = None
+        """Set while publishing to this topic is stopped."""
+        self.codec: Any
+        minimum = settings.log.rows_arrow_min
+        if state.spec.kind == "message":
+            self.codec = MessageTopicCodec(limits=limits, rows_arrow_min=minimum, options=options)
+        else:
+            self.codec = TableCodec(
+                state.schemas, limits=limits, rows_arrow_min=minimum, options=options
+            )
+        self.is_message = state.spec.kind == "message"
+        self.payload_bytes_max = limits.message_bytes_max
+        state.codec = self.codec
+
+    @property
+    def name(self) -> str:
+        """Return the full name."""
+        return self.state.spec.name
+
+    # -- one record ------------------------------------------------------------------------------
+
+    def prepare(self, record: object, fields: Mapping[str, Any]) -> Prepared:
+        """Check one record and return it ready for an entry.
+
+        Raises:
+            InvalidRequest: if the record does not fit the topic.
+        """
+        if self.is_message:
+            return self._prepare_message(record, fields)
+        row = self._row(record, fields)
+        codec = self.codec.rows
+        packed = codec.encoder.encode(row)
+        return codec, packed, 0, len(packed[1]) + ROW_OVERHEAD_BYTES
+
+    def _row(self, record: object, fields: Mapping[str, Any]) -> Any:
+        if record is None:
+            return fields
+        if fields:
+            raise InvalidRequest(
+                "give a row either as a dict or as keywords, not both", topic=self.name
+            )
+        if isinstance(record, (bytes, bytearray, memoryview, str)):
+            raise InvalidRequest(
+                "a table topic takes rows (dict, keywords or Arrow), not bytes", topic=self.name
+            )
+        return record
+
+    def _prepare_message(self, record: object, fields: Mapping[str, Any]) -> Prepared:
+        if isinstance(record, (bytes, bytearray, memoryview)):
+            payload = record if type(record) is bytes else bytes(record)
+            if not fields:
+                size = len(payload)
+                if size > self.payload_bytes_max:
+                    raise InvalidRequest(
+                        "message is too large", bytes=size, bytes_max=self.payload_bytes_max
+                    )
+                return self.codec.plain, payload, 0, size + ROW_OVERHEAD_BYTES
+            message = self._message({"payload": payload, **fields})
+        elif isinstance(record, Message):
+            message = record
+        elif isinstance(record, dict) and not fields:
+            message = self._message(record)
+        elif record is None and "payload" in fields:
+            message = self._message(fields)
+        else:
+            raise InvalidRequest(
+                "a message topic takes a payload of bytes, and the envelope as keywords",
+                topic=self.name,
+                got=type(record).__name__,
+            )
+        size = check_message(message, self.limits, self.clock.now_us())
+        return self.codec.messages, message, 0, size + 2 * ROW_OVERHEAD_BYTES
+
+    def _message(self, fields: Mapping[str, Any]) -> Message:
+        given = dict(fields)
+        time = given.get("publish_time")
+        if time is None:
+            given["publish_time"] = self.clock.now_us()
+        elif isinstance(time, dt.datetime):
+            given["publish_time"] = microseconds(time)
+        try:
+            return Message(**given)
+        except TypeError as error:
+            raise InvalidRequest(
+                "message has an unknown field or no payload",
+                topic=self.name,
+                fields=", ".join(map(str, given)),
+                allowed=", ".join(Message.__struct_fields__),
+            ) from error
+
+    # -- many records ----------------------------------------------------------------------------
+
+    def prepare_many(self, records: Iterable[object]) -> list[Prepared]:
+        """Check all records, then return them as as few entries as the limits allow.
+
+        Raises:
+            InvalidRequest: with the number of the first bad record; nothing is published then.
+        """
+        result: list[Prepared] = []
+        batch: list[Any] = []
+        codec: Any = None
+        size = 0
+        size_max = self.settings.log.write_bytes_max
+        number = -1
+        for number, record in enumerate(records):
+            try:
+                own, data, _count, own_size = self.prepare(record, {})
+            except InvalidRequest as error:
+                details = {"record": number, **error.details}
+                raise InvalidRequest(error.message, **details) from error
+            full = size + own_size > size_max or len(batch) >= FRAME_RECORDS_MAX
+            if batch and (full or own is not codec):
+                result.append((codec, batch, len(batch), size))
+                batch, size = [], 0
+            codec = own
+            batch.append(data)
+            size += own_size
+        if not batch:
+            raise InvalidRequest("there are no records to publish", topic=self.name)
+        result.append((codec, batch, len(batch), size))
+        return result
+
+    def prepare_arrow(self, data: object) -> list[Prepared]:
+        """Convert Arrow data to the topic's schema and return a frame for each batch."""
+        codec = self.codec
+        batches = codec.input.batches(
+            data, bytes_max=self.settings.log.write_bytes_max, rows_max=FRAME_RECORDS_MAX
+        )
+        prepared: list[Prepared] = []
+        for batch in batches:
+            payload = arrow_payload(batch, codec.options)
+            prepared.append((codec.arrow, payload, batch.num_rows, payload.size))
+        if not prepared:
+            raise InvalidRequest("there are no records to publish", topic=self.name)
+        return prepared
+
+    # -- options ---------------------------------------------------------------------------------
+
+    def sender(
+        self, ack: str | None, producer: str | None, sequence: int | None, epoch: int
+    ) -> Sender | None:
+        """Check the options of a publish; None if they are all the defaults."""
+        if ack is not None:
+            check_level(ack)
+        if producer is None:
+            if sequence is not None:
+                raise InvalidRequest("sequence needs a producer", sequence=sequence)
+            return Sender(sync=True) if ack == "fsynced" else None
+        if not 0 < len(producer) <= PRODUCER_CHARACTERS_MAX:
+            raise InvalidRequest("producer must be a text of 1 to 200 characters")
+        if sequence is None or not _is_count(sequence) or not _is_count(epoch, maximum=2**32 - 1):
+            raise InvalidRequest(
+                "an idempotent producer needs sequence= with a number from 0 on",
+                producer=producer,
+                sequence=sequence,
+            )
+        return Sender(producer, epoch, sequence, ack == "fsynced")
+
+
+def check_level(ack: str) -> None:
+    """Refuse ack levels that do not exist, and those whose tier does not exist yet."""
+    if ack not in LEVELS:
+        raise InvalidRequest("unknown ack level", ack=ack, allowed="|".join(LEVELS[:2]))
+    if ack in LEVELS_LATER:
+        raise InvalidRequest(
+            "this ack level needs a tier that this topic does not have",
+            ack=ack,
+            allowed="received|fsynced",
+        )
+
+
+def _is_count(value: object, *, maximum: int = 2**63 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= maximum
+
+
+def microseconds(time: dt.datetime) -> int:
+    """Return a datetime as microseconds since 1970; a naive one is taken as UTC."""
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=dt.UTC)
+    delta = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds

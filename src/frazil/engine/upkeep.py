@@ -1,0 +1,289 @@
+"""Work in the background: seal segments, free them, watch the disk, scrub. One thread an engine."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from frazil.errors import FrazilError, Overloaded
+from frazil.log import format as fmt
+from frazil.log.codec import Control
+from frazil.log.retention import ClockWatch, Policy, RetentionView, held_bytes, segments_to_free
+from frazil.log.segment import body_hash, read_footer
+from frazil.log.space import SpaceGuard
+from frazil.log.state import RANGE_GAP, STATE_HOLD
+
+if TYPE_CHECKING:
+    from frazil.engine.core import Engine
+    from frazil.engine.lanes import LaneRuntime
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.log.segment import Segment
+
+PAUSE_S = 0.05
+SCRUB_FILES_PER_PASS = 1
+
+
+class Upkeep:
+    """Everything that must happen by itself. `run_once` does one round and may be called anywhere.
+
+    A fault of one task never stops the others; it is kept in `errors` and shown by `stats`.
+    """
+
+    def __init__(self, engine: Engine, *, threads: bool) -> None:
+        self._engine = engine
+        self._settings = engine.settings.log
+        self._threads = threads
+        self._wake = threading.Event()
+        self._stopping = False
+        self._released: dict[int, int] = {}
+        self._due: dict[str, float] = {}
+        self._scrubbed: dict[str, float] = {}
+        clock = engine.clock
+        self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
+        self.space = SpaceGuard(engine.file_system, engine.paths.root, self._settings)
+        self.damage: dict[str, str] = {}
+        """Sealed segments whose bytes no longer match their hash, with the reason."""
+        self.errors: dict[str, str] = {}
+        self.segments_freed = 0
+        self._thread = threading.Thread(target=self._run, name="frazil-upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Look at the disk at once, then start the thread."""
+        self._guard("space", self.check_space)
+        if self._threads:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a task under way is finished."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def poke(self) -> None:
+        """Do a round now."""
+        self._due.clear()
+        self._wake.set()
+
+    def release(self, topic_id: int, offset: int) -> None:
+        """Note that another tier holds a topic's records below `offset`."""
+        self._released[topic_id] = max(offset, self._released.get(topic_id, 0))
+
+    def new_topic(self, runtime: TopicRuntime) -> None:
+        """Apply a stop that is in force to a topic that was just made."""
+        if self.space.blocked:
+            runtime.refusal = self.space.error
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(PAUSE_S if self._seals_wait() else self._pause_s())
+            self._wake.clear()
+            if not self._stopping:
+                self.run_once()
+
+    def _pause_s(self) -> float:
+        return min(self._settings.free_check_s, self._settings.retention_check_s, 0.5)
+
+    def _seals_wait(self) -> bool:
+        return any(lane.journal.to_seal for lane in self._engine.lanes)
+
+    def run_once(self) -> None:
+        """Do what is due: seal, look at the disk, free, scrub."""
+        self._guard("seal", self.seal)
+        if self._is_due("space", self._settings.free_check_s):
+            self._guard("space", self.check_space)
+        if self._is_due("retention", self._settings.retention_check_s):
+            self._guard("quota", self.check_quotas)
+            self._guard("retention", self.free)
+        if self._is_due("scrub", min(self._settings.scrub_interval_s / 10, 60.0)):
+            self._guard("scrub", self.scrub)
+
+    def _is_due(self, task: str, interval_s: float) -> bool:
+        now = self._engine.clock.monotonic()
+        if task not in self._due:
+            self._due[task] = now
+        if now < self._due[task]:
+            return False
+        self._due[task] = now + interval_s
+        return True
+
+    def _guard(self, task: str, function: object) -> None:
+        assert callable(function)
+        try:
+            function()
+        except (OSError, FrazilError) as error:
+            self.errors[task] = str(error)
+        else:
+            self.errors.pop(task, None)
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def seal(self) -> None:
+        """Write the footers of rotated segments."""
+        for lane in self._engine.lanes:
+            sealed = False
+            while lane.journal.failed is None and lane.journal.seal_one():
+                sealed = True
+            if sealed:
+                self._engine.note_segments(lane)
+
+    def check_space(self) -> None:
+        """Stop publishing while the disk is too full, and let it go on when there is room."""
+        if self.space.check():
+            error = self.space.error
+            for runtime in self._engine.runtimes:
+                if self.space.blocked:
+                    runtime.refusal = error
+                elif runtime.refusal == error:
+                    runtime.refusal = None
+
+    def free(self) -> None:
+        """Free the oldest segments that no hold, reader or retention rule keeps."""
+        for lane in self._engine.lanes:
+            self.free_lane(lane)
+
+    def free_lane(self, lane: LaneRuntime) -> int:
+        """Free segments of one journal; return how many."""
+        journal = lane.journal
+        if journal.failed is not None or journal.closed:
+            return 0
+        count = segments_to_free(journal.segments, journal.state.topics, self._view(lane))
+        if not count:
+            return 0
+        first = journal.segments[count].id
+        lane.control(journal.free(first))
+        gone: list[Segment] = lane.queue.call(journal.detach_freed)
+        journal.unlink(gone)
+        self.segments_freed += len(gone)
+        self._engine.note_segments(lane)
+        return len(gone)
+
+    def _view(self, lane: LaneRuntime) -> RetentionView:
+        clock = self._engine.clock
+        now_us = clock.now_us()
+        topics = lane.journal.state.topics
+        log = self._settings
+        policies = {
+            topic.id: Policy(
+                age_us=int(log.retention_age_s * 1e6)
+                if topic.spec.retention_us is None
+                else topic.spec.retention_us,
+                bytes_max=log.retention_bytes
+                if topic.spec.retention_bytes is None
+                else topic.spec.retention_bytes,
+            )
+            for topic in topics.values()
+        }
+        pinned = {
+            topic_id: offset
+            for topic_id in topics
+            if (offset := lane.source.pinned(topic_id)) is not None
+        }
+        return RetentionView(
+            now_us=now_us,
+            time_trusted=self._clock_watch.trusted(now_us=now_us, monotonic_s=clock.monotonic()),
+            delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
+            policies=policies,
+            released=dict(self._released),
+            pinned=pinned,
+        )
+
+    def check_quotas(self) -> None:
+        """Act on topics whose holds keep more than their quota: block them, or expire data."""
+        for runtime in self._engine.runtimes:
+            state, journal = runtime.state, runtime.lane.journal
+            spec = state.spec
+            if not state.holds or journal.failed is not None:
+                self._unblock(runtime)
+                continue
+            limit = spec.retention_bytes
+            bytes_max = self._settings.retention_bytes if limit is None else limit
+            released = self._released.get(state.id, 0)
+            size, _oldest = held_bytes(state, journal.segments, released)
+            if size <= bytes_max:
+                self._unblock(runtime)
+            elif (spec.on_full or self._settings.on_full) == "expire":
+                self._expire(runtime, bytes_max, released)
+            elif runtime.refusal is None:
+                runtime.refusal = _QuotaStop(spec.name, size, bytes_max)
+
+    def _unblock(self, runtime: TopicRuntime) -> None:
+        if isinstance(runtime.refusal, _QuotaStop):
+            runtime.refusal = None
+
+    def _expire(self, runtime: TopicRuntime, bytes_max: int, released: int) -> None:
+        """Give up the oldest held records of one topic, as a declared gap, and move its holds."""
+        state, lane = runtime.state, runtime.lane
+        target = max(state.floor, released)
+        for segment in lane.journal.segments[:-1]:
+            summary = segment.summary(state.id)
+            if summary is None or summary[1] <= target:
+                continue
+            target = summary[1]
+            size, _oldest = held_bytes(state, lane.journal.segments, target)
+            if size <= bytes_max:
+                break
+        floor = state.floor
+        if target <= floor:
+            return
+        payload = msgspec.msgpack.encode((target, RANGE_GAP, "expired at the topic's quota"))
+        lane.control(Control(fmt.KIND_GAP, state.id, payload, offset=floor))
+        for name, offset in list(state.holds.items()):
+            if offset < target:
+                moved = msgspec.msgpack.encode((STATE_HOLD, name, target))
+                lane.control(Control(fmt.KIND_STATE, state.id, moved))
+
+    def scrub(self) -> None:
+        """Read one sealed segment that was not read for long and compare it with its hash (F3)."""
+        now = self._engine.clock.monotonic()
+        for lane in self._engine.lanes:
+            for segment in lane.journal.segments[:-1]:
+                last = self._scrubbed.get(segment.path)
+                if last is not None and now - last < self._settings.scrub_interval_s:
+                    continue
+                if last is None:
+                    # A segment sealed or opened just now is due a whole interval later.
+                    self._scrubbed[segment.path] = now
+                    continue
+                self._scrubbed[segment.path] = now
+                self.scrub_segment(segment)
+                return
+
+    def scrub_segment(self, segment: Segment) -> str:
+        """Compare one sealed segment with its hash; return what is wrong, if anything."""
+        file = self._engine.file_system.open(segment.path, "read")
+        try:
+            footer = read_footer(file)
+            fault = ""
+            if footer is None:
+                fault = "footer is missing or damaged"
+            elif body_hash(file, footer.body_end) != footer.sha256:
+                fault = "content does not match its hash"
+        finally:
+            file.close()
+        if fault:
+            self.damage[segment.path] = fault
+        else:
+            self.damage.pop(segment.path, None)
+        return fault
+
+
+class _QuotaStop:
+    """The refusal of publishes to one topic whose holds keep too much."""
+
+    def __init__(self, topic: str, size: int, bytes_max: int) -> None:
+        self._topic = topic
+        self._size = size
+        self._bytes_max = bytes_max
+
+    def __call__(self) -> Overloaded:
+        return Overloaded(
+            "the topic's quota is full of records that holds still need; advance or drop a hold, "
+            "or set on_full to expire",
+            topic=self._topic,
+            bytes=self._size,
+            bytes_max=self._bytes_max,
+            retry_after_ms=1000,
+        )
