@@ -207,6 +207,10 @@ class Engine:
             options=self._options,
         )
         self._topics[spec.name] = runtime
+        if spec.part_of and spec.primary_key:
+            siblings = self.main.journal.state.topics.values()
+            count = sum(1 for topic in siblings if topic.spec.part_of == spec.part_of)
+            runtime.routing = (spec.part_index, count)
         self._chain(runtime)
 
     def _chain(self, runtime: TopicRuntime) -> None:

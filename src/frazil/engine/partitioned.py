@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from frazil.errors import InvalidRequest
-from frazil.ingest.columns import column_id
+from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
 from frazil.model import Ack
 
 if TYPE_CHECKING:
@@ -19,18 +17,6 @@ if TYPE_CHECKING:
     from frazil.engine.core import Engine
     from frazil.engine.topic import Topic
     from frazil.model import TopicSpec
-
-_FNV_OFFSET = 0xCBF29CE484222325
-_FNV_PRIME = 0x100000001B3
-_MASK = 0xFFFFFFFFFFFFFFFF
-
-
-def fnv1a_64(data: bytes) -> int:
-    """Return the FNV-1a hash that Danube's clients use to choose a partition."""
-    value = _FNV_OFFSET
-    for byte in data:
-        value = ((value ^ byte) * _FNV_PRIME) & _MASK
-    return value
 
 
 class PartitionedTopic:
@@ -71,28 +57,18 @@ class PartitionedTopic:
                 return self._next()
             if not isinstance(key, str):
                 raise InvalidRequest("key must be a text", got=type(key).__name__)
-            return fnv1a_64(key.encode()) % len(self.parts)
+            return part_of_text(key, len(self.parts))
         if not self._spec.primary_key:
             return self._next()
-        row = fields if record is None else record
-        return self._part_of_key([self._cell(row, name) for name in self._key_names()])
+        row: Any = fields if record is None else record
+        return part_of_row(row, self._key_names(), len(self.parts))
 
     def part_for(self, record: object, options: Mapping[str, Any]) -> int:
         """Return the part for the arguments of an `append`."""
         return self.part_of(record, {k: v for k, v in options.items() if k not in _OPTIONS})
 
-    def _cell(self, row: Any, name: str) -> object:
-        try:
-            return row[name]
-        except (KeyError, TypeError) as error:
-            raise InvalidRequest("row lacks its primary key", column=name) from error
-
     def _key_names(self) -> list[str]:
-        names = {column_id(field): field.name for field in self.schema}
-        return [names[each] for each in self._spec.primary_key]
-
-    def _part_of_key(self, key: list[object]) -> int:
-        return fnv1a_64(msgspec.msgpack.encode(key)) % len(self.parts)
+        return key_names(self.schema, self._spec.primary_key)
 
     def _next(self) -> int:
         with self._lock:
@@ -137,15 +113,15 @@ class PartitionedTopic:
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         if self._spec.kind == "message":
             keys = batch.column("key").to_pylist()
-            parts = [self._next() if k is None else fnv1a_64(k.encode()) for k in keys]
+            count = len(self.parts)
+            parts = [self._next() if k is None else part_of_text(k, count) for k in keys]
         elif self._spec.primary_key:
-            columns = [batch.column(name).to_pylist() for name in self._key_names()]
-            parts = [self._part_of_key(list(key)) for key in zip(*columns, strict=True)]
+            parts = parts_of_batch(batch, self._key_names(), len(self.parts))
         else:
             return [(self._next(), batch)]
         rows: dict[int, list[int]] = {}
         for row, part in enumerate(parts):
-            rows.setdefault(part % len(self.parts), []).append(row)
+            rows.setdefault(part, []).append(row)
         return [(part, batch.take(numbers)) for part, numbers in sorted(rows.items())]
 
     # -- facts -----------------------------------------------------------------------------------

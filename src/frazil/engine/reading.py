@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from frazil.engine.runtime import microseconds
-from frazil.errors import InvalidRequest
+from frazil.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from frazil.engine.runtime import TopicRuntime
-    from frazil.log.history import Batch
+    from frazil.log.history import Batch, Piece
     from frazil.model import OffsetRange
 
 Start = int | str | dt.datetime
@@ -73,6 +73,7 @@ class Reader:
         self.gaps: list[OffsetRange] = []
         self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
         self._end = runtime.history.range(runtime.state.id).end
+        self._from_earliest = start == "earliest"
         self._ready: list[Batch] = []
         self._closed = False
 
@@ -101,9 +102,7 @@ class Reader:
         while not self._ready:
             if self._at_end():
                 return None
-            piece = self._runtime.history.read(
-                self._runtime.state.id, offset=self.offset, bytes_max=self._bytes_max
-            )
+            piece = self._read_piece()
             self.gaps.extend(piece.gaps)
             for each in piece.batches:
                 self.gaps.extend(each.gaps)
@@ -115,6 +114,17 @@ class Reader:
             self._ready = piece.batches[::-1]
         return self._trimmed(self._ready.pop())
 
+    def _read_piece(self) -> Piece:
+        history, topic = self._runtime.history, self._runtime.state.id
+        try:
+            return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+        except NotFound:
+            if not self._from_earliest:
+                raise
+            # Retention moved the start between the look at it and the pin.
+            self.offset = history.range(topic).first
+            return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+
     def _trimmed(self, batch: Batch) -> Batch:
         keep = batch.count
         if not self._follow:
@@ -125,6 +135,7 @@ class Reader:
         if keep < batch.count:
             batch = batch.slice(0, keep)
         self.offset = batch.offset_next
+        self._from_earliest = False
         self._pin.advance(self.offset)
         return batch
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.frames import MessageTopicCodec, TableCodec, arrow_payload
+from frazil.ingest.message_batches import check_message_batch, with_publish_time
 from frazil.ingest.messages import Message, check_message
+from frazil.ingest.routing import key_names, part_of_row, parts_of_batch
 from frazil.log.codec import Sender
 from frazil.log.group import FRAME_RECORDS_MAX
 from frazil.log.history import ChainedHistory
 from frazil.model import AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -56,6 +58,8 @@ class TopicRuntime:
         self.history = ChainedHistory([lane.source])
         self.refusal: Callable[[], FrazilError] | None = None
         """Set while publishing to this topic is stopped."""
+        self.routing: tuple[int, int] | None = None
+        """For a part of a keyed topic: its number and how many parts there are."""
         self.codec: Any
         minimum = settings.log.rows_arrow_min
         if state.spec.kind == "message":
@@ -84,9 +88,24 @@ class TopicRuntime:
         if self.is_message:
             return self._prepare_message(record, fields)
         row = self._row(record, fields)
+        if self.routing is not None:
+            self._check_part(part_of_row(row, *self._route()))
         codec = self.codec.rows
         packed = codec.encoder.encode(row)
         return codec, packed, 0, len(packed[1]) + ROW_OVERHEAD_BYTES
+
+    def _route(self) -> tuple[list[str], int]:
+        assert self.routing is not None
+        return key_names(self.codec.schema, self.state.spec.primary_key), self.routing[1]
+
+    def _check_part(self, part: int) -> None:
+        """Refuse a record that belongs to another part: a key's changes must stay in one order."""
+        if self.routing is not None and part != self.routing[0]:
+            raise InvalidRequest(
+                "the record's key belongs to another part, publish to the partitioned topic",
+                part=part,
+                part_here=self.routing[0],
+            )
 
     def _row(self, record: object, fields: Mapping[str, Any]) -> Any:
         if record is None:
@@ -179,16 +198,28 @@ class TopicRuntime:
     def prepare_arrow(self, data: object) -> list[Prepared]:
         """Convert Arrow data to the topic's schema and return a frame for each batch."""
         codec = self.codec
-        batches = codec.input.batches(
-            data, bytes_max=self.settings.log.write_bytes_max, rows_max=FRAME_RECORDS_MAX
-        )
         prepared: list[Prepared] = []
-        for batch in batches:
+        for batch in self.arrow_batches(data):
+            if self.routing is not None:
+                for part in parts_of_batch(batch, *self._route()):
+                    self._check_part(part)
             payload = arrow_payload(batch, codec.options)
             prepared.append((codec.arrow, payload, batch.num_rows, payload.size))
         if not prepared:
             raise InvalidRequest("there are no records to publish", topic=self.name)
         return prepared
+
+    def arrow_batches(self, data: object) -> Iterator[pa.RecordBatch]:
+        """Convert Arrow data to the topic's columns in pieces of at most one write."""
+        if self.is_message:
+            data = with_publish_time(data, self.clock.now_us())
+        batches: Iterator[pa.RecordBatch] = self.codec.input.batches(
+            data, bytes_max=self.settings.log.write_bytes_max, rows_max=FRAME_RECORDS_MAX
+        )
+        for batch in batches:
+            if self.is_message:
+                check_message_batch(batch, self.limits, self.clock.now_us())
+            yield batch
 
     # -- options ---------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.reading import Reader, Start
 from frazil.log.codec import PLAIN
 from frazil.log.committer import Pending
-from frazil.log.group import FRAME_RECORDS_MAX
 from frazil.model import Ack
 
 if TYPE_CHECKING:
@@ -145,11 +144,7 @@ class Topic:
 
     def to_batches(self, data: object) -> list[pa.RecordBatch]:
         """Convert Arrow data to the topic's columns, as `append_arrow` would."""
-        limits = self._runtime.settings.log
-        codec = self._runtime.codec
-        return list(
-            codec.input.batches(data, bytes_max=limits.write_bytes_max, rows_max=FRAME_RECORDS_MAX)
-        )
+        return list(self._runtime.arrow_batches(data))
 
     def append_arrow(
         self,

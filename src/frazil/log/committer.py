@@ -31,9 +31,10 @@ class Pending:
         self._value: Any = None
 
     def settle(self, value: Any) -> None:
-        """Give the answer; called once by the journal's thread."""
-        self._value = value
-        self._lock.release()
+        """Give the answer; only the first one counts."""
+        if self._value is None:
+            self._value = value
+            self._lock.release()
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the answer, then return it or raise it.
@@ -106,16 +107,16 @@ class Committer:
         """
         if self.submit(entry):
             return
-        deadline = self._wait_s
+        clock = self.journal.clock
+        deadline = clock.monotonic() + self._wait_s
         while True:
             room = threading.Event()
             with self._lock:
                 self._space_waiters.append(room.set)
             if self.submit(entry):
                 return
-            if not room.wait(deadline):
+            if not room.wait(max(deadline - clock.monotonic(), 0)):
                 raise self.overloaded()
-            deadline = max(deadline / 2, 0.001)
 
     def on_space(self, callback: Callable[[], None]) -> None:
         """Call back once when the queue has been emptied next."""

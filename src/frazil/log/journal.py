@@ -71,7 +71,7 @@ class Journal:
         self.marked_lsn = opened.marked_lsn
         self._file_system = file_system
         self._files = files
-        self._clock = clock
+        self.clock = clock
         self._settings = settings
         self._producers = producers
         self._file = opened.file
@@ -106,18 +106,30 @@ class Journal:
         On return every record acked as fsynced is readable, everything readable is durable, and
         what could not be kept is in `report`. `watermarks` (topic → offset) are ends that other
         places remember; heads never fall below them.
+
+        Raises:
+            Unavailable: if the disk refuses a call; opening again starts over.
+            InvalidRequest: if a newer Frazil wrote the data; nothing was touched.
+            CorruptionError: if the directory holds segments of two journals.
         """
         files = OpenFiles(file_system, count_max=settings.open_files_max)
-        opened = open_journal(
-            file_system,
-            directory,
-            clock=clock,
-            settings=settings,
-            producers=producers,
-            files=files,
-            watermarks=watermarks or {},
-            known_topics=known_topics or {},
-        )
+        try:
+            opened = open_journal(
+                file_system,
+                directory,
+                clock=clock,
+                settings=settings,
+                producers=producers,
+                files=files,
+                watermarks=watermarks or {},
+                known_topics=known_topics or {},
+            )
+        except OSError as error:
+            raise Unavailable(
+                "the journal cannot be opened; check the disk and the rights on it, then try again",
+                path=directory,
+                error=error,
+            ) from error
         return cls(
             file_system,
             directory,
@@ -155,17 +167,16 @@ class Journal:
             if not self._write(group, deliver):
                 return
             self._apply(group)
-            if group.sync or self._sync_due():
-                if group.early and len(group.early) == len(group.waiters):
-                    self._show(group)
-                    deliver(group.waiters, group.results)
-                    self._sync()
-                    return
+            if group.sync:
                 self._sync()
                 deliver(group.waiters, group.results)
                 return
+            # Nobody in the group waits for a sync, and the offsets are below a synced reservation.
+            waiters = []
             self._show(group)
             deliver(group.waiters, group.results)
+            if self._sync_due():
+                self._sync()
         except OSError as error:
             self._fail(error)
             unknown = Unavailable(
@@ -176,7 +187,7 @@ class Journal:
             deliver(waiters, [unknown] * len(waiters))
 
     def _encode(self, entries: list[Entry]) -> Group:
-        now_us = self._clock.now_us()
+        now_us = self.clock.now_us()
         group = Group(
             self.state,
             salt=self.active.salt,
@@ -248,7 +259,7 @@ class Journal:
             state.record_sent(producer.id, sent, epoch=epoch)
         self._dirty_reserved += group.reserved
         if not self._dirty_bytes:
-            self._dirty_since = self._clock.monotonic()
+            self._dirty_since = self.clock.monotonic()
         self._dirty_bytes += group.size
         self._position += group.size
         self._frames += len(group.buffers)
@@ -265,7 +276,7 @@ class Journal:
         settings = self._settings
         if self._dirty_bytes >= settings.sync_bytes_max and self._periodic():
             return True
-        age = self._clock.monotonic() - self._dirty_since
+        age = self.clock.monotonic() - self._dirty_since
         return age >= settings.sync_interval_s and self._periodic()
 
     def _periodic(self) -> bool:
@@ -284,7 +295,7 @@ class Journal:
         self.sync_count += 1
         self.delete_grace_us = 24 * 3600 * 1_000_000
         self.synced_lsn = self.state.lsn
-        self._last_append = self._clock.monotonic()
+        self._last_append = self.clock.monotonic()
         for topic, end in self._dirty_reserved:
             topic.reserved = max(topic.reserved, end)
         self._dirty_reserved.clear()
@@ -318,7 +329,7 @@ class Journal:
 
     def _tick(self) -> float | None:
         settings = self._settings
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         due: list[float] = []
         if self._dirty_bytes and self._periodic():
             left = self._dirty_since + settings.sync_interval_s - now
@@ -332,7 +343,7 @@ class Journal:
                 self.write_marker()
             else:
                 due.append(left)
-        age_s = (self._clock.now_us() - self.active.created_us) / 1e6
+        age_s = (self.clock.now_us() - self.active.created_us) / 1e6
         if self._frames > 2 and self.active.topics:
             if age_s >= settings.segment_age_max_s:
                 self.rotate()
@@ -377,14 +388,19 @@ class Journal:
         """Start a new segment; the old one is sealed later by `seal_one`."""
         if self._dirty_bytes:
             self._sync()
+        if self.segments[0].id < self.state.segment_first:
+            # Freed, but not detached yet: the checkpoint must not say that they hold the start.
+            first = self.state.segment_first
+            kept = [segment for segment in self.segments if segment.id >= first]
+            refresh_topics(self.state.topics.values(), kept)
         old = self.active
         segment = old.id + 1
         lsn = self.state.lsn
-        now_us = max(self._clock.now_us(), self.state.time_us)
+        now_us = max(self.clock.now_us(), self.state.time_us)
         header = fmt.SegmentHeader(
             journal=self.journal_id,
             segment=segment,
-            salt=self._clock.random_bytes(8),
+            salt=self.clock.random_bytes(8),
             generation=old.generation + 1,
             previous_segment=old.id,
             previous_length=self._position,
@@ -426,7 +442,7 @@ class Journal:
         segment, frames = self.to_seal[0]
         file = self._file_system.open(segment.path, "write")
         try:
-            footer = seal(file, segment, frames=frames, time_us=self._clock.now_us())
+            footer = seal(file, segment, frames=frames, time_us=self.clock.now_us())
         finally:
             file.close()
         self._files.drop(segment.path)
