@@ -13,7 +13,7 @@ from frazil.log.codec import PLAIN
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -80,14 +80,14 @@ class AsyncTopic:
             await self._submit_waiting(entry)
         return await future
 
-    async def _submit_waiting(self, entry: Entry) -> None:
+    async def _submit_waiting(self, *entries: Entry) -> None:
         """Wait for room in the queue without holding up the loop."""
         deadline = self._loop.time() + self._queue.wait_s
         while True:
             room = asyncio.Event()
             wake = partial(self._loop.call_soon_threadsafe, room.set)
             self._queue.on_space(wake)
-            if self._queue.submit(entry):
+            if self._queue.submit_all(entries):
                 return
             left = deadline - self._loop.time()
             if left <= 0:
@@ -128,15 +128,10 @@ class AsyncTopic:
     async def _append_prepared(self, prepared: list[Prepared], sender: Any) -> Ack:
         if self._runtime.refusal is not None:
             raise self._runtime.refusal()
-        futures: list[Awaitable[Ack]] = []
-        for codec, data, count, size in prepared:
-            future: asyncio.Future[Ack] = self._loop.create_future()
-            entry = (self._state, codec, data, count, size, future, sender)
-            if not self._queue.submit(entry):
-                await self._submit_waiting(entry)
-            futures.append(future)
-            if sender is not None and sender.producer is not None:
-                sender = sender._replace(sequence=sender.sequence + count)
+        futures: list[asyncio.Future[Ack]] = [self._loop.create_future() for _each in prepared]
+        entries = self._runtime.entries(prepared, futures, sender)
+        if not self._queue.submit_all(entries):
+            await self._submit_waiting(*entries)
         if len(futures) == 1:
             return await futures[0]
         acks = await asyncio.gather(*futures)

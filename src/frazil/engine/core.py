@@ -43,6 +43,7 @@ from frazil.log.history import ChainedHistory
 from frazil.log.journal import Journal
 from frazil.log.state import STATE_HOLD
 from frazil.model import Ack, TopicSpec, full_topic_name
+from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,6 +65,8 @@ class Engine:
     def __init__(
         self, settings: Settings, *, file_system: FileSystem, clock: Clock, threads: bool = True
     ) -> None:
+        if not __debug__:
+            raise InvalidRequest("run Python without -O: Frazil checks its own work by assertions")
         self.settings = settings
         self.paths = DataDirectory(os.path.abspath(settings.data_dir))
         self.clock = clock
@@ -116,6 +119,9 @@ class Engine:
         for lane in self._all_lanes():
             lane.queue.start()
         self.upkeep.start()
+        event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
+        for warning in self.warnings:
+            warn("engine_warning", warning=warning)
 
     def _open_lane(
         self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]
@@ -278,6 +284,7 @@ class Engine:
             self._indexer.topic_changed(
                 self.main.journal, [state.topics[spec.id] for spec in specs]
             )
+            event("topic_created", topic=request.name, kind=request.kind)
             return self.topic(request.name)
 
     def _create_one(self, spec: TopicSpec, schema: bytes) -> None:
@@ -410,6 +417,7 @@ class Engine:
                     gone.refusal = lambda: NotFound("topic was deleted", topic=full)
             state = self.main.journal.state
             self._indexer.topic_changed(self.main.journal, [state.topics[s.id] for s in specs])
+            event("topic_deleted", topic=full)
 
     # -- publish by name -------------------------------------------------------------------------
 
@@ -555,6 +563,16 @@ class Engine:
         """Return all journals at work, the shared one first."""
         return self._all_lanes()
 
+    def drop_lane(self, topic_id: int) -> None:
+        """Close the lane of a topic that was deleted long ago and remove its files."""
+        with self._control:
+            lane = self._lanes.pop(topic_id, None)
+            if lane is None or self.closed:
+                return
+            lane.stop()
+            lane.journal.unlink(lane.journal.segments)
+            event("lane_dropped", lane=lane.name)
+
     def note_segments(self, lane: LaneRuntime) -> None:
         """Note a journal's segments in the metadata."""
         with self._control:
@@ -582,6 +600,7 @@ class Engine:
         )
         self._indexer.close()
         self._lock.release()
+        event("engine_closed", data_dir=self.paths.root)
 
     def __enter__(self) -> Self:
         return self

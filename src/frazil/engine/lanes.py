@@ -9,7 +9,7 @@ from frazil.log.committer import Committer, Pending, deliver
 from frazil.log.reader import LogSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from frazil.config import LogSettings
     from frazil.errors import FrazilError
@@ -25,8 +25,11 @@ class Queue(Protocol):
     def submit(self, entry: Entry) -> bool:
         """Take an entry; False if there is no room."""
 
-    def submit_waiting(self, entry: Entry) -> None:
-        """Take an entry, waiting for room."""
+    def submit_all(self, entries: Sequence[Entry]) -> bool:
+        """Take entries next to each other, all or none; False if there is no room."""
+
+    def submit_waiting(self, *entries: Entry) -> None:
+        """Take entries next to each other, waiting for room."""
 
     def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
         """Run a function as the journal's owner."""
@@ -50,8 +53,12 @@ class InlineQueue:
         self.journal.commit([entry], deliver)
         return True
 
-    def submit_waiting(self, entry: Entry) -> None:
-        self.submit(entry)
+    def submit_all(self, entries: Sequence[Entry]) -> bool:
+        self.journal.commit(list(entries), deliver)
+        return True
+
+    def submit_waiting(self, *entries: Entry) -> None:
+        self.submit_all(entries)
 
     def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
         del timeout_s

@@ -16,7 +16,7 @@ from frazil.log.history import ChainedHistory
 from frazil.model import AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.engine.lanes import LaneRuntime
     from frazil.ingest.columns import IngestLimits
-    from frazil.log.codec import Codec
+    from frazil.log.codec import Codec, Entry
     from frazil.log.state import TopicState
 
 LEVELS: Final = get_args(AckLevel)
@@ -208,6 +208,17 @@ class TopicRuntime:
         if not prepared:
             raise InvalidRequest("there are no records to publish", topic=self.name)
         return prepared
+
+    def entries(
+        self, prepared: list[Prepared], waiters: Sequence[Any], sender: Sender | None
+    ) -> list[Entry]:
+        """Return the entries of one call; an idempotent producer's sequence runs through them."""
+        result: list[Entry] = []
+        for (codec, data, count, size), waiter in zip(prepared, waiters, strict=True):
+            result.append((self.state, codec, data, count, size, waiter, sender))
+            if sender is not None and sender.producer is not None:
+                sender = sender._replace(sequence=sender.sequence + (count or 1))
+        return result
 
     def arrow_batches(self, data: object) -> Iterator[pa.RecordBatch]:
         """Convert Arrow data to the topic's columns in pieces of at most one write."""

@@ -175,15 +175,8 @@ class Topic:
         if runtime.refusal is not None:
             raise runtime.refusal()
         sender = runtime.sender(ack, producer, sequence, epoch)
-        waiting: list[Pending] = []
-        for codec, data, count, size in prepared:
-            pending = Pending()
-            entry = (self._state, codec, data, count, size, pending, sender)
-            if not self._queue.submit(entry):
-                self._queue.submit_waiting(entry)
-            waiting.append(pending)
-            if sender is not None and sender.producer is not None:
-                sender = sender._replace(sequence=sender.sequence + count)
+        waiting = [Pending() for _each in prepared]
+        self._queue.submit_waiting(*runtime.entries(prepared, waiting, sender))
         acks: list[Ack] = [pending.result() for pending in waiting]
         return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
 

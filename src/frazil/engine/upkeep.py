@@ -14,6 +14,7 @@ from frazil.log.retention import ClockWatch, Policy, RetentionView, held_bytes, 
 from frazil.log.segment import body_hash, read_footer
 from frazil.log.space import SpaceGuard
 from frazil.log.state import RANGE_GAP, STATE_HOLD
+from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
     from frazil.engine.core import Engine
@@ -97,6 +98,7 @@ class Upkeep:
         if self._is_due("retention", self._settings.retention_check_s):
             self._guard("quota", self.check_quotas)
             self._guard("retention", self.free)
+            self._guard("lanes", self.drop_lanes)
         if self._is_due("scrub", min(self._settings.scrub_interval_s / 10, 60.0)):
             self._guard("scrub", self.scrub)
 
@@ -127,12 +129,15 @@ class Upkeep:
             while lane.journal.failed is None and lane.journal.seal_one():
                 sealed = True
             if sealed:
+                event("segment_sealed", lane=lane.name, segments=len(lane.journal.segments))
                 self._engine.note_segments(lane)
 
     def check_space(self) -> None:
         """Stop publishing while the disk is too full, and let it go on when there is room."""
         if self.space.check():
             error = self.space.error
+            name = "publishing_stopped" if self.space.blocked else "publishing_resumed"
+            warn(name, free_bytes=self.space.free_bytes, free_bytes_min=self.space.mark_bytes)
             for runtime in self._engine.runtimes:
                 if self.space.blocked:
                     runtime.refusal = error
@@ -143,6 +148,16 @@ class Upkeep:
         """Free the oldest segments that no hold, reader or retention rule keeps."""
         for lane in self._engine.lanes:
             self.free_lane(lane)
+
+    def drop_lanes(self) -> None:
+        """Remove the lanes of topics whose deletion is past its grace."""
+        engine = self._engine
+        grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
+        now_us = engine.clock.now_us()
+        for topic in list(engine.main.journal.state.topics.values()):
+            deleted_us = topic.spec.deleted_us
+            if deleted_us and topic.spec.lane == "dedicated" and deleted_us + grace_us <= now_us:
+                engine.drop_lane(topic.id)
 
     def free_lane(self, lane: LaneRuntime) -> int:
         """Free segments of one journal; return how many."""
@@ -157,6 +172,7 @@ class Upkeep:
         gone: list[Segment] = lane.queue.call(journal.detach_freed)
         journal.unlink(gone)
         self.segments_freed += len(gone)
+        event("segments_freed", lane=lane.name, segments=len(gone), segment_first=first)
         self._engine.note_segments(lane)
         return len(gone)
 
@@ -265,6 +281,7 @@ class Upkeep:
             file.close()
         if fault:
             self.damage[segment.path] = fault
+            warn("segment_damaged", segment=segment.id, fault=fault)
         else:
             self.damage.pop(segment.path, None)
         return fault

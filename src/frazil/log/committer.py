@@ -99,13 +99,35 @@ class Committer:
                 self._wake.release()
         return True
 
-    def submit_waiting(self, entry: Entry) -> None:
-        """Put an entry into the queue, waiting for room as long as the settings allow.
+    def submit_all(self, entries: Sequence[Entry]) -> bool:
+        """Put entries into the queue next to each other, all or none; False if it is full.
+
+        Nothing of others comes between them. More than the queue may hold is taken when it is
+        empty: the caller has it in memory anyway.
+        """
+        with self._lock:
+            size = self._bytes + sum(entry[4] for entry in entries)
+            records = self._records + sum(entry[3] or 1 for entry in entries)
+            full = size > self._bytes_max or records > self._records_max
+            if full and self._entries:
+                return False
+            if self._stopping or self.journal.failed is not None:
+                raise self.journal.closed_error()
+            self._bytes = size
+            self._records = records
+            self._entries.extend(entries)
+            if self._sleeping:
+                self._sleeping = False
+                self._wake.release()
+        return True
+
+    def submit_waiting(self, *entries: Entry) -> None:
+        """Put entries into the queue, waiting for room as long as the settings allow.
 
         Raises:
             Overloaded: if the queue stays full.
         """
-        if self.submit(entry):
+        if self.submit_all(entries):
             return
         clock = self.journal.clock
         deadline = clock.monotonic() + self._wait_s
@@ -113,7 +135,7 @@ class Committer:
             room = threading.Event()
             with self._lock:
                 self._space_waiters.append(room.set)
-            if self.submit(entry):
+            if self.submit_all(entries):
                 return
             if not room.wait(max(deadline - clock.monotonic(), 0)):
                 raise self.overloaded()

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from frazil.model import TopicSpec
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+RETRY_FULL_S: Final = 1.0
+GROUP_BYTES_MAX: Final = 64 << 20
+"""A call larger than this is written and synced in several groups."""
 _codec_of = itemgetter(1)
+_size_of = itemgetter(4)
 
 
 class Journal:
@@ -149,7 +153,7 @@ class Journal:
         every waiter gets `Unavailable(outcome="unknown")` and the journal is failed for good.
         """
         while entries:
-            cut = _barrier(entries)
+            cut = _group_end(entries)
             self._commit_some(entries[:cut], deliver)
             entries = entries[cut:]
 
@@ -177,6 +181,9 @@ class Journal:
             deliver(group.waiters, group.results)
             if self._sync_due():
                 self._sync()
+        except Overloaded as error:
+            # There is no room for the next segment, and nothing of the group was written.
+            deliver(waiters, [error] * len(waiters))
         except OSError as error:
             self._fail(error)
             unknown = Unavailable(
@@ -220,15 +227,17 @@ class Journal:
             if error.errno not in DISK_FULL:
                 raise
             self._undo_write()
-            full = Overloaded(
-                "the disk is full, nothing was written; free space, then retry",
-                path=self.directory,
-                retry_after_ms=1000,
-            )
-            deliver(group.waiters, [full] * len(group.waiters))
+            deliver(group.waiters, [self._full()] * len(group.waiters))
             return False
         self._filled = max(self._filled, end)
         return True
+
+    def _full(self) -> Overloaded:
+        return Overloaded(
+            "the disk is full, nothing was written; free space, then retry",
+            path=self.directory,
+            retry_after_ms=1000,
+        )
 
     def _undo_write(self) -> None:
         """Cut a half-written group off, durably; if that fails the caller fails the journal."""
@@ -346,7 +355,10 @@ class Journal:
         age_s = (self.clock.now_us() - self.active.created_us) / 1e6
         if self._frames > 2 and self.active.topics:
             if age_s >= settings.segment_age_max_s:
-                self.rotate()
+                try:
+                    self.rotate()
+                except Overloaded:
+                    due.append(RETRY_FULL_S)
             else:
                 due.append(settings.segment_age_max_s - age_s)
         return min(due, default=None)
@@ -411,8 +423,15 @@ class Journal:
         frames = birth_frames(
             header, encode_checkpoint(self.state, lsn=lsn), lsn=lsn, time_us=now_us
         )
-        file, position = give_birth(self._file_system, self.directory, header, frames)
-        fresh = Segment(f"{self.directory}/{segment_name(segment)}", header, self._files)
+        path = f"{self.directory}/{segment_name(segment)}"
+        try:
+            file, position = give_birth(self._file_system, self.directory, header, frames)
+        except OSError as error:
+            # Without its name the new segment does not exist: the old one goes on being written.
+            if error.errno in DISK_FULL and self._file_system.stat(path) is None:
+                raise self._full() from error
+            raise
+        fresh = Segment(path, header, self._files)
         fresh.body_end = position
         self.to_seal.append((old, self._frames))
         self._file = file
@@ -436,10 +455,12 @@ class Journal:
         """Write the footer of one rotated segment; return whether there was one.
 
         May run beside the owner's other calls: it touches only a segment that is not active.
+        After an error the segment stays without a footer until the journal is opened again, so
+        that a sync that failed is never tried a second time.
         """
         if not self.to_seal:
             return False
-        segment, frames = self.to_seal[0]
+        segment, frames = self.to_seal.pop(0)
         file = self._file_system.open(segment.path, "write")
         try:
             footer = seal(file, segment, frames=frames, time_us=self.clock.now_us())
@@ -448,7 +469,6 @@ class Journal:
         self._files.drop(segment.path)
         segment.use_footer(footer)
         segment.forget_places()
-        self.to_seal.pop(0)
         return True
 
     def free(self, segment_first: int) -> Control:
@@ -475,7 +495,12 @@ class Journal:
             self._files.drop(segment.path)
             if self._file_system.stat(segment.path) is not None:
                 self._file_system.unlink(segment.path)
-        self._file_system.sync_directory(self.directory)
+        try:
+            self._file_system.sync_directory(self.directory)
+        except OSError as error:
+            # The next rotation would sync this directory again, as if nothing had failed (F6).
+            self._fail(error)
+            raise
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -516,10 +541,26 @@ class Journal:
             self._fail(error)
         finally:
             self.closed = True
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._fail(error)
             self._files.clear()
             for topic in self.state.topics.values():
                 self._wake(topic)
+
+
+def _group_end(entries: list[Entry]) -> int:
+    """Return how many entries make the next group: up to a barrier, and not too many bytes."""
+    cut = _barrier(entries)
+    if sum(map(_size_of, entries[:cut])) <= GROUP_BYTES_MAX:
+        return cut
+    size = 0
+    for number, entry in enumerate(entries[:cut]):
+        size += entry[4]
+        if number and size > GROUP_BYTES_MAX:
+            return number
+    return cut
 
 
 def _barrier(entries: list[Entry]) -> int:

@@ -1,0 +1,71 @@
+"""Events: what Frazil says about itself, as a name and facts, through the standard `logging`.
+
+The library only emits; whoever owns the process decides where events go. The command line calls
+`configure`. Nothing is emitted per record, and no payload or secret is ever a fact.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from frazil.config import TelemetrySettings
+
+LOGGER: Final = logging.getLogger("frazil")
+LOGGER.addHandler(logging.NullHandler())
+FACT_CHARACTERS_MAX: Final = 256
+
+
+def event(name: str, *, level: int = logging.INFO, **facts: object) -> None:
+    """Emit an event, e.g. `event("segment_sealed", segment=3, bytes=4096)`."""
+    if LOGGER.isEnabledFor(level):
+        LOGGER.log(level, name, extra={"facts": facts})
+
+
+def warn(name: str, **facts: object) -> None:
+    """Emit an event that somebody should look at."""
+    event(name, level=logging.WARNING, **facts)
+
+
+def _clean(value: object) -> object:
+    """Return a fact that cannot break a line or flood a log."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = str(value)
+    if not text.isprintable():
+        text = ascii(text)[1:-1]
+    return text[:FACT_CHARACTERS_MAX]
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-11-15 12:00:00,000 INFO segment_sealed segment=3 bytes=4096`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts: dict[str, Any] = getattr(record, "facts", {})
+        tail = "".join(f" {key}={_clean(value)}" for key, value in facts.items())
+        return f"{self.formatTime(record)} {record.levelname} {_clean(record.getMessage())}{tail}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts: dict[str, Any] = getattr(record, "facts", {})
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "event": _clean(record.getMessage()),
+            **{key: _clean(value) for key, value in facts.items()},
+        }
+        return json.dumps(line)
+
+
+def configure(settings: TelemetrySettings, stream: TextIO) -> None:
+    """Send events to `stream` as the settings say; a second call replaces the first."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    LOGGER.handlers[:] = [handler]
+    LOGGER.setLevel(settings.log_level.upper())
+    LOGGER.propagate = False
