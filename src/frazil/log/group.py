@@ -97,7 +97,35 @@ class Group:
             else:
                 bucket.append(entry)
         for bucket in buckets.values():
-            self._encode_topic(bucket)
+            if len(bucket) == 1:
+                self._encode_single(bucket[0])
+            else:
+                self._encode_topic(bucket)
+
+    def _encode_single(self, entry: Entry) -> None:
+        """Encode the only entry of its topic in this group, the plain case without detours."""
+        topic, codec, data, count, _size, waiter, sender = entry
+        if (
+            topic is None
+            or codec is None
+            or codec.solo
+            or count
+            or sender is not None
+            or not topic.sync_on_append
+            or codec.version != topic.schema_version
+        ):
+            self._encode_topic([entry])
+            return
+        try:
+            payload = codec.encode((data,))
+        except InvalidRequest as error:
+            self._refuse(topic, entry, error)
+            return
+        offset = topic.next
+        self._frame(topic, payload, offset=offset, count=1, version=codec.version, runs=b"")
+        self.waiters.append(waiter)
+        self.results.append(Ack(offset, offset, self.lsn))
+        self.sync = True
 
     # -- one topic -------------------------------------------------------------------------------
 
@@ -323,6 +351,9 @@ class Group:
         for key, sequence, entry in self._repeats:
             for sent in self._windows[key]:
                 if sent.sequence == sequence and sent.offset >= 0:
+                    # The first one may have asked for less than its repeat does.
+                    sender = entry[6]
+                    self.sync = self.sync or (sender is not None and sender.sync)
                     self.waiters.append(entry[5])
                     last = sent.offset + sent.records - 1
                     self.results.append(Ack(sent.offset, last, sent.lsn))
@@ -337,9 +368,8 @@ class Group:
     def _reserve_block(self, topic: TopicState, end: int) -> None:
         """Reserve offsets that may leave the process before they are synced."""
         reserved = next((e for t, e in reversed(self.reserved) if t is topic), topic.reserved)
-        if end + self._reserve // 2 <= reserved:
-            return
         if end > topic.reserved:
+            # A block that this very group reserves counts only when it is synced.
             self.sync = True
         if end + self._reserve // 2 > reserved:
             target = end + self._reserve
