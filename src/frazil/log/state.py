@@ -67,6 +67,9 @@ class Producer:
 
     def record(self, sent: Sent, *, epoch: int) -> None:
         """Remember a batch; a higher epoch starts afresh."""
+        if epoch < self.epoch:
+            # Recovery shows the frames behind a checkpoint that knows the newer epoch already.
+            return
         if epoch > self.epoch:
             self.window.clear()
             self.epoch = epoch
