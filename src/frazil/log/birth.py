@@ -65,9 +65,7 @@ def open_journal(
     known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]],
 ) -> Opened:
     """Recover the journal in `directory` and return it ready for appending."""
-    if file_system.stat(directory) is None:
-        file_system.make_directory(directory)
-        file_system.sync_directory(directory.rpartition("/")[0] or "/")
+    _make_directory(file_system, directory)
     survey = Survey(
         file_system,
         directory,
@@ -78,16 +76,42 @@ def open_journal(
     survey.run()
     opening = _Opening(file_system, directory, clock, settings, files, survey)
     opening.drop_unborn()
-    opening.drop_freed()
+    freed = opening.forget_freed()
     opening.quarantine()
     if not survey.found:
+        _sync_ancestors(file_system, directory)
         return opening.first()
     state = survey.state
     gaps = declare_gaps(state.topics.values(), watermarks)
     survey.report.gaps.extend(gaps)
-    if opening.may_resume(gaps):
-        return opening.resume()
-    return opening.succeed(gaps)
+    opened = opening.resume() if opening.may_resume(gaps) else opening.succeed(gaps)
+    opening.drop_freed(freed)
+    return opened
+
+
+def _make_directory(file_system: FileSystem, directory: str) -> None:
+    """Make a directory durable: each new name on the way to it is synced in its parent."""
+    parents: list[str] = []
+    path = directory
+    while path and file_system.stat(path) is None:
+        path = path.rpartition("/")[0]
+        parents.append(path or "/")
+    if parents:
+        file_system.make_directory(directory)
+        for parent in reversed(parents):
+            file_system.sync_directory(parent)
+
+
+def _sync_ancestors(file_system: FileSystem, directory: str) -> None:
+    """Make the names on the way to a new journal durable: who made them may have been killed."""
+    path = directory
+    while path:
+        path = path.rpartition("/")[0]
+        try:
+            file_system.sync_directory(path or "/")
+        except PermissionError:
+            # What we may not even open is not of our making.
+            return
 
 
 def declare_gaps(
@@ -181,14 +205,19 @@ class _Opening:
         for name in self._survey.unborn:
             self._file_system.unlink(f"{self._directory}/{name}")
 
-    def drop_freed(self) -> None:
-        """Finish freeing segments that a crash cut short."""
+    def forget_freed(self) -> list[Found]:
+        """Take out the segments whose freeing a crash cut short, and return them."""
         first = self._survey.state.segment_first
         freed = [found for found in self._survey.found if found.header.segment < first]
         for found in freed:
+            self._survey.found.remove(found)
+        return freed
+
+    def drop_freed(self, freed: Sequence[Found]) -> None:
+        """Remove freed segments, once it is durable that they are: see the tail of `succeed`."""
+        for found in freed:
             self._files.drop(found.path)
             self._file_system.unlink(found.path)
-            self._survey.found.remove(found)
         if freed:
             self._file_system.sync_directory(self._directory)
 
@@ -285,13 +314,18 @@ class _Opening:
         survey.report.resumed = True
         segments = [found.segment for found in survey.found]
         refresh_topics(survey.state.topics.values(), segments, freed=False)
+        file = self._file_system.open(last.path, "write")
+        # The markers at the end may be what a failed sync left in the cache alone: written anew,
+        # the next sync takes them along, and no hole opens before what follows.
+        cut, _lsn = last.scan.proven()
+        write_fully(file, cut, [read_fully(file, cut, last.scan.end - cut)])
         return Opened(
             state=survey.state,
             report=survey.report,
             header=last.header,
             segments=[found.segment for found in survey.found],
             active=last.segment,
-            file=self._file_system.open(last.path, "write"),
+            file=file,
             position=last.scan.end,
             frames=last.scan.frames,
             marked_lsn=survey.state.lsn,
@@ -303,8 +337,10 @@ class _Opening:
         last = survey.found[-1]
         scan = last.scan
         assert scan is not None
-        cut = scan.end if last.sealed else scan.unproven
-        lsn = scan.lsn if last.sealed else min(scan.synced, scan.lsn)
+        # Before the checkpoint is written: it tells the next recovery where each topic starts.
+        segments = [found.segment for found in survey.found]
+        refresh_topics(survey.state.topics.values(), segments, freed=False)
+        cut, lsn = (scan.end, scan.lsn) if last.sealed else scan.proven()
         header = self._header(
             segment=max(last.header.segment, survey.state.segment_first) + 1,
             generation=last.header.generation + 1,
@@ -312,20 +348,22 @@ class _Opening:
             length=cut,
             lsn=lsn,
         )
+        # A killed process may have left names that only the cache knows; the successor's name must
+        # not outlive theirs.
+        self._file_system.sync_directory(self._directory)
         rest = _Rewriter(header, self._files.get(last.path), survey.state, lsn)
         rest.copy(cut, scan.end)
         for topic, special in [*survey.report.lost, *gaps]:
             rest.gap(topic, special)
         survey.report.frames_rewritten = rest.copied
-        for places in scan.places.values():
-            places.cut(cut)
+        scan.cut_places(cut)
         last.segment.body_end = cut
         last.segment.lsn_last = lsn
         opened = self._born(
             header,
             rest.frames,
             lsn=lsn,
-            segments=[found.segment for found in survey.found],
+            segments=segments,
             rest=rest,
         )
         self._save_torn(last)

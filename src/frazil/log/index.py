@@ -5,11 +5,14 @@ from __future__ import annotations
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from frazil.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 INDEX_COMPRESS_BYTES_MIN: Final = 1024
 
@@ -69,13 +72,20 @@ class Places:
         """Return the number of the first frame at or after a time; `count` if there is none."""
         return bisect_left(self.times, time_us, 0, self.count)
 
-    def cut(self, position: int) -> None:
-        """Forget the frames at and behind a position in the file."""
+    def cut(self, position: int, holes: Mapping[int, int]) -> None:
+        """Forget the frames at and behind a position in the file.
+
+        `holes` tells of each frame behind the position whose offset does not follow on the frame
+        before it (offset → end of the one before), for the offsets alone cannot tell where that
+        one ends.
+        """
         number = bisect_left(self.positions, position >> 3, 0, self.count)
         if number == self.count:
             return
-        self.records -= self.end - self.offsets[number]
-        self.end = self.offsets[number]
+        first = self.offsets[number]
+        self.records -= self.end - first
+        self.records += sum(offset - end for offset, end in holes.items() if offset > first)
+        self.end = holes.get(first, first)
         self.bytes -= sum(self.lengths[number:])
         for column in (self.offsets, self.positions, self.lengths, self.times):
             del column[number:]

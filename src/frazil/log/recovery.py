@@ -98,6 +98,8 @@ class Survey:
         self._producer_window = producer_window
         self._known = known_topics or {}
         self._candidates: list[Candidate] = []
+        self._absent: list[tuple[int, int]] = []
+        """Numbers `[first, end)` of segments that are not there; freed ones may be among them."""
         self._freed_before = 0
         self.found: list[Found] = []
         self.unborn: list[str] = []
@@ -132,7 +134,7 @@ class Survey:
             if number is None:
                 continue
             path = f"{self._directory}/{name}"
-            data = self._files.get(path).read_at(0, fmt.SEGMENT_HEADER_BYTES)
+            data = read_fully(self._files.get(path), 0, fmt.SEGMENT_HEADER_BYTES)
             try:
                 header = fmt.decode_segment_header(data)
             except CorruptionError:
@@ -201,7 +203,7 @@ class Survey:
         if successor.header.previous_segment == found.header.segment:
             cut = successor.header.previous_length
         else:
-            self._missing(found.header.segment + 1, successor.header.segment)
+            self._absent.append((found.header.segment + 1, successor.header.segment))
         footer = read_footer(self._files.get(found.path))
         if (
             footer is not None
@@ -226,7 +228,7 @@ class Survey:
         footer = read_footer(self._files.get(found.path))
         if footer is not None and footer.generation == found.header.generation:
             # It was sealed after its successor's birth, so the successor's file is missing.
-            self._missing(found.header.segment + 1, found.header.segment + 2)
+            self._absent.append((found.header.segment + 1, found.header.segment + 2))
             self._scan(found, end=footer.body_end)
             assert found.scan is not None
             found.segment.use_footer(footer)
@@ -268,11 +270,13 @@ class Survey:
         segment.use_places(scan.places)
         segment.body_end = end
         segment.lsn_last = scan.lsn
-        for topic, expected, offset in scan.breaks:
+        for topic, expected, offset, _position in scan.breaks:
             self._candidates.append(Candidate(topic, expected, offset, "damaged"))
 
     def _missing(self, first: int, end: int) -> None:
         names = ", ".join(segment_name(number) for number in range(first, min(end, first + 10)))
+        if not names:
+            return
         self.report.warnings.append(f"segment files are missing: {names}")
 
     # -- state -----------------------------------------------------------------------------------
@@ -293,6 +297,9 @@ class Survey:
             if found.scan is None:
                 self._scan(found, end=found.segment.body_end)
             self._replay_scan(found.scan)
+        for first, end in self._absent:
+            # Of freed segments any may be gone already: their removal was not synced.
+            self._missing(max(first, self.state.segment_first), end)
         if self.state.segment_first < self.found[0].header.segment:
             first = self.state.segment_first
             if first:
@@ -489,7 +496,7 @@ def _lost_in(file: File, fault: Fault, later: set[int]) -> Iterable[Candidate]:
     """
     position, end = fault.position, fault.end
     while position < end:
-        head = fmt.mend_head(file.read_at(position, fmt.FRAME_HEAD_BYTES))
+        head = fmt.mend_head(read_fully(file, position, fmt.FRAME_HEAD_BYTES))
         whole = 0 if head is None else fmt.FRAME_PREFIX_BYTES + head.length
         if head is None or position + whole > end:
             bound = (end - position) * RECORDS_PER_BYTE_MAX

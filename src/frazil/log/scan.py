@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from frazil.fs import read_fully
 from frazil.log import format as fmt
 from frazil.log.index import Places
 
@@ -50,36 +52,53 @@ class Scan:
         self.faults: list[Fault] = []
         self.runs: list[tuple[int, fmt.FrameHead, bytes]] = []
         """(position, head, encoded runs) of the data frames of idempotent producers"""
-        self.breaks: list[tuple[int, int, int]] = []
-        """(topic, expected offset, found offset) where a topic's offsets are not dense"""
-        self.positions = array("Q")
+        self.breaks: list[tuple[int, int, int, int]] = []
+        """(topic, expected offset, found offset, position) where a topic's offsets break"""
+        self.lsns = array("Q")
+        self.ends = array("Q")
+        """Batch sequence and end of each frame that has a sequence number of its own."""
+        self.born_end = 0
+        """The end of the checkpoint that the segment was born with."""
         self.lsn_first = lsn
         self.lsn = lsn
-        self.synced = 0
+        # What lies before the segment was synced before the segment was born.
+        self.synced = lsn
         self.end = 0
         self.frames = 0
         self.time_us = 0
         self.closed = False
         """The last frame is the marker of a clean close."""
 
-    @property
-    def unproven(self) -> int:
-        """Return where the frames start that no later frame proves to have been synced."""
-        count = self.lsn - min(self.synced, self.lsn)
-        return self.positions[-count] if count else self.end
+    def proven(self) -> tuple[int, int]:
+        """Return the end of what is proven to be synced, and the last batch sequence before it.
+
+        Markers behind it are not: they have no sequence of their own that could be proven.
+        """
+        number = bisect_right(self.lsns, self.synced)
+        end = self.ends[number - 1] if number else self.born_end
+        lsn = self.lsns[number] - 1 if number < len(self.lsns) else self.lsn
+        # A fault that stayed in the scan was proven to be damage, so all before it was synced.
+        return max([end, *(fault.end for fault in self.faults)]), lsn
 
     def cut(self, position: int, *, lsn: int) -> None:
         """Forget every frame at and behind `position`."""
-        for places in self.places.values():
-            places.cut(position)
+        self.cut_places(position)
+        self.breaks = [item for item in self.breaks if item[3] < position]
         self.controls = [item for item in self.controls if item.position < position]
         self.runs = [item for item in self.runs if item[0] < position]
         self.faults = [item for item in self.faults if item.position < position]
-        while self.positions and self.positions[-1] >= position:
-            self.positions.pop()
+        while self.ends and self.ends[-1] > position:
+            self.ends.pop()
+            self.lsns.pop()
         self.end = position
         self.lsn = lsn
         self.closed = False
+
+    def cut_places(self, position: int) -> None:
+        """Forget where the frames at and behind `position` are."""
+        for topic, places in self.places.items():
+            behind = (item for item in self.breaks if item[0] == topic and item[3] >= position)
+            places.cut(position, {found: end for _, end, found, _ in behind})
 
 
 class Scanner:
@@ -102,7 +121,7 @@ class Scanner:
         window_bytes = WINDOW_BYTES
         while self._position < self._end:
             size = min(window_bytes, self._end - self._position)
-            window = memoryview(self._file.read_at(self._position, size))
+            window = memoryview(read_fully(self._file, self._position, size))
             used, want = self._take(window)
             self._position += used
             window_bytes = WINDOW_BYTES
@@ -174,7 +193,7 @@ class Scanner:
         if places is None:
             places = result.places[topic] = Places()
         elif offset != places.end:
-            result.breaks.append((topic, places.end, offset))
+            result.breaks.append((topic, places.end, offset, position))
         places.append(offset, position, length, head[14], head[8])
         self._passed(head, position)
 
@@ -182,7 +201,10 @@ class Scanner:
         result = self.result
         if head[10] != result.lsn:
             result.lsn = head[10]
-            result.positions.append(position)
+            result.lsns.append(head[10])
+            result.ends.append(position + head[1] + fmt.FRAME_PREFIX_BYTES)
+        elif head[3] == fmt.KIND_CHECKPOINT:
+            result.born_end = position + head[1] + fmt.FRAME_PREFIX_BYTES
         if head[11] > result.synced:
             result.synced = head[11]
         if head[14] > result.time_us:
@@ -211,7 +233,9 @@ class Scanner:
         self._position = found
 
     def _reason(self, position: int) -> str:
-        head_bytes = self._file.read_at(position, min(fmt.FRAME_HEAD_BYTES, self._end - position))
+        head_bytes = read_fully(
+            self._file, position, min(fmt.FRAME_HEAD_BYTES, self._end - position)
+        )
         if not any(head_bytes):
             return "zeroes"
         if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
@@ -227,7 +251,7 @@ class Scanner:
         at = position
         overlap = fmt.SALT_POSITION + len(self._salt)
         while at < self._end:
-            window = self._file.read_at(at, min(WINDOW_BYTES, self._end - at))
+            window = read_fully(self._file, at, min(WINDOW_BYTES, self._end - at))
             if not window:
                 break
             found = window.find(self._salt)
@@ -246,7 +270,7 @@ class Scanner:
         return self._end, zero, 0
 
     def _valid_at(self, position: int) -> fmt.FrameHead | None:
-        head_bytes = self._file.read_at(position, fmt.FRAME_HEAD_BYTES)
+        head_bytes = read_fully(self._file, position, fmt.FRAME_HEAD_BYTES)
         if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
             return None
         head = fmt.read_head(head_bytes, 0)
@@ -255,5 +279,5 @@ class Scanner:
             return None
         if head.generation != self._generation or head.lsn < self.result.lsn:
             return None
-        data = memoryview(self._file.read_at(position, whole))
+        data = memoryview(read_fully(self._file, position, whole))
         return None if fmt.frame_fault(data, 0, head) else head
