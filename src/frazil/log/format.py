@@ -60,6 +60,7 @@ _HEAD_CRC: Final = struct.Struct("<II")
 _HEAD_TAG: Final = b"head"
 """Goes into the head's own checksum: a CRC that followed the very bytes it sums up would bring
 the frame's CRC to a constant there, and head and payload would no longer be bound together."""
+_ONE_END: Final = struct.Struct("<ii")
 RUN: Final = struct.Struct("<QIQI")
 """producer id, producer epoch, first sequence, count"""
 
@@ -249,6 +250,8 @@ def plain_payload(payloads: Sequence[bytes]) -> bytes:
 
     It is the layout of an Arrow binary array, so that reading copies nothing.
     """
+    if len(payloads) == 1:
+        return _ONE_END.pack(0, len(payloads[0])) + payloads[0]
     ends = array("i", accumulate(map(len, payloads), initial=0))
     return ends.tobytes() + b"".join(payloads)
 
