@@ -1,0 +1,276 @@
+"""The whole engine on a simulated disk, with metadata that is old, missing or damaged after crashes.
+
+`FRAZIL_CRASH_SEEDS` (of the log's own suite) divided by 20 is the number of seeds here, at least
+1,000. One seed again: `python -m tests.crash.test_engine_metadata --seed N [--lanes]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from random import Random
+
+import pytest
+
+from frazil.engine.indexing import Indexer
+from frazil.errors import FrazilError
+from frazil.log.journal import Journal
+from frazil.metadata import Transaction
+from frazil.testing import SimulatedCrash
+from tests.crash.checker import Violation
+from tests.crash.engine_world import ROOT, World
+
+DATABASE = f"{ROOT}/meta.db"
+SEEDS = max(1_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 20)
+SLICES = 8
+COPIES_MAX = 12
+PRODUCERS = ("p", "q")
+
+
+class MetadataLives:
+    """One seed: lives of an engine; between them its metadata may be swapped, lost or damaged."""
+
+    def __init__(self, seed, *, lanes=False):
+        self.random = Random(seed * 2 + lanes)
+        self.world = World(self.random, seed, lanes=lanes)
+        self.lanes = lanes
+        self.copies: list[bytes] = []
+        self.tampered = "nothing"
+
+    def run(self):
+        """Run all lives; raises `Violation` when a promise is broken."""
+        for _ in range(self.random.choice((1, 2, 2, 3))):
+            self.life()
+            self.tamper()
+        self.world.disk.crash_at = None
+        self.open()
+        for model in self.world.models.values():
+            self.world.append(model)
+        self.world.close()
+        self.tamper()
+        self.open()
+        self.world.close()
+
+    def open(self):
+        """Open and check; a crash during the opening comes out."""
+        self.world.open()
+        self.world.check()
+        self.copy()
+
+    def life(self):
+        """Open, work, and end by a crash at a sync point, a kill or a loss of power."""
+        world, random = self.world, self.random
+        world.disk.crash_at = random.choice((random.randint(1, 60), random.randint(20, 120), None))
+        power_lost = random.random() < 0.7
+        try:
+            self.open()
+            for _ in range(random.randint(3, 12)):
+                self.step()
+                if world.disk.crashed:
+                    # The index met the crash and was given up; the log would meet it next.
+                    break
+                self.copy()
+            if random.random() < 0.2:
+                world.close()
+        except SimulatedCrash:
+            power_lost = True
+        if power_lost:
+            world.lose_power()
+        else:
+            world.kill()
+
+    def copy(self):
+        """Keep a copy of the metadata as a back-up would: between two transactions."""
+        disk = self.world.disk
+        if not disk.crashed and self.world.engine.metadata_failed == "":
+            self.copies.append(disk.read_bytes(DATABASE))
+            del self.copies[:-COPIES_MAX]
+
+    def tamper(self):
+        """Put an older copy of the metadata in its place, or damage it, or take it away."""
+        disk, random = self.world.disk, self.random
+        self.tampered = random.choice(
+            ("nothing", "nothing", "older", "older", "missing", "damaged")
+        )
+        self.world.history.append(f"-- metadata: {self.tampered}")
+        present = DATABASE in disk.paths()
+        journal = f"{DATABASE}-journal"
+        if self.tampered == "older" and self.copies:
+            disk.write_bytes(DATABASE, random.choice(self.copies))
+            if journal in disk.paths():
+                disk.write_bytes(journal, b"")
+        elif self.tampered == "missing":
+            for path in (DATABASE, journal):
+                if path in disk.paths():
+                    disk.unlink(path)
+        elif self.tampered == "damaged" and present:
+            disk.corrupt(DATABASE, self.damage)
+
+    def damage(self, content):
+        """Overwrite a piece with random bytes, or cut the file, or lose all of it."""
+        random = self.random
+        kind = random.choice(("piece", "piece", "cut", "all"))
+        if kind == "cut":
+            del content[random.randint(0, len(content)) :]
+        elif kind == "all":
+            content[:] = random.randbytes(random.choice((0, 100, len(content))))
+        elif content:
+            at = random.randrange(len(content))
+            size = random.choice((1, 16, 512, 4096))
+            content[at : at + size] = random.randbytes(min(size, len(content) - at))
+
+    def step(self):
+        """Do one operation, chosen at random."""
+        world, random = self.world, self.random
+        models = list(world.models.values())
+        if not models or (len(models) < 4 and random.random() < 0.2):
+            lane = "dedicated" if self.lanes and random.random() < 0.5 else "shared"
+            world.create(
+                kind=random.choice(("message", "table")),
+                sync=random.choice(("commit", "commit", "periodic", "none")),
+                lane=lane,
+            )
+            return
+        model = random.choice(models)
+        verb = random.choice(_VERBS)
+        ack = random.choice((None, None, "fsynced", "received"))
+        if verb == "append":
+            world.append(model, ack=ack)
+        elif verb == "append_many":
+            world.append_many(model, random.randint(1, 8), ack=ack)
+        elif verb == "append_arrow":
+            world.append_arrow(model, random.randint(1, 6), ack=ack)
+        elif verb == "produce":
+            world.produce(model, random.choice(PRODUCERS))
+        elif verb == "hold":
+            world.hold(model)
+        elif verb == "alter":
+            if model.kind == "table":
+                world.alter(model)
+        elif verb == "delete":
+            world.delete(model)
+        else:
+            getattr(world, verb)()
+
+
+_VERBS = (
+    *("append",) * 6,
+    *("append_many",) * 2,
+    *("produce",) * 3,
+    *("hold",) * 2,
+    *("rotate",) * 3,
+    *("seal",) * 3,
+    *("alter",) * 2,
+    *("append_arrow", "free", "tick", "delete"),
+)
+
+
+def run_seed(seed, *, lanes):
+    """Run one seed; return what went wrong, None if nothing did."""
+    lives = MetadataLives(seed, lanes=lanes)
+    hook, sys.unraisablehook = sys.unraisablehook, _pass_over_crashes
+    try:
+        lives.run()
+    except (Violation, FrazilError) as error:
+        return f"{type(error).__name__}: {error}"
+    except SimulatedCrash:
+        return "a crash came out of the last life"
+    finally:
+        sys.unraisablehook = hook
+    return None
+
+
+def _pass_over_crashes(unraisable):
+    """SQLite calls a dead disk on its way out; what it meets there has nobody to go to."""
+    if not isinstance(unraisable.exc_value, SimulatedCrash):
+        sys.__unraisablehook__(unraisable)
+
+
+def run_seeds(seeds):
+    """Run many seeds, every second one with dedicated lanes; return the first failure."""
+    for seed in seeds:
+        lanes = bool(seed % 2)
+        fault = run_seed(seed, lanes=lanes)
+        if fault is not None:
+            flag = " --lanes" if lanes else ""
+            command = f"python -m tests.crash.test_engine_metadata --seed {seed}{flag}"
+            return f"seed {seed}: {fault}\nreplay: PYTHONPATH=src {command}"
+    return None
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_metadata_that_is_old_missing_or_damaged_costs_nothing(part):
+    """No acked record, offset, topic, schema, hold or producer is lost with the metadata."""
+    failure = run_seeds(range(part, SEEDS, SLICES))
+    assert failure is None, failure
+
+
+def _note_before_sync(monkeypatch, note):
+    """Plant the bug "metadata newer than log": `note` reaches the index before the log's sync."""
+    sync, opened = Journal._sync, World.open
+    engines = []
+
+    def open_noted(self):
+        engines.clear()
+        opened(self)
+        engines.append(self.engine)
+
+    def note_then_sync(self):
+        for engine in engines:
+            if self._dirty:
+                note(engine._indexer, self)
+        sync(self)
+
+    monkeypatch.setattr(World, "open", open_noted)
+    monkeypatch.setattr(Journal, "_sync", note_then_sync)
+
+
+def test_an_end_noted_before_its_sync_is_found(monkeypatch):
+    """The suite finds an index that learns a topic's end before the log is synced."""
+
+    def note(indexer, journal):
+        topics = [topic for topic in journal._dirty.values() if not topic.spec.deleted_us]
+        ends = {topic.id: topic.durable for topic in topics}
+        for topic in topics:
+            topic.durable = topic.next
+        indexer.topic_changed(journal, topics)
+        for topic in topics:
+            topic.durable = ends[topic.id]
+
+    _note_before_sync(monkeypatch, note)
+    assert run_seeds(range(2000)) is not None
+
+
+def test_a_batch_noted_before_its_sync_is_found(monkeypatch):
+    """The suite finds an index whose `applied_lsn` counts a batch that is not synced yet."""
+
+    def note(indexer, journal):
+        applied = indexer._growing({journal.journal_id.hex(): journal.state.lsn})
+        indexer._commit(Transaction(applied=applied))
+
+    _note_before_sync(monkeypatch, note)
+    assert run_seeds(range(300)) is not None
+
+
+def test_an_index_that_is_believed_over_the_log_is_found(monkeypatch):
+    """The suite finds an engine that does not bring an older index in line with the log."""
+    monkeypatch.setattr(Indexer, "_bring_in_line", lambda self, wanted: None)
+    assert run_seeds(range(100)) is not None
+
+
+def main():
+    """Repeat one seed and show what happens."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--lanes", action="store_true")
+    arguments = parser.parse_args()
+    lives = MetadataLives(arguments.seed, lanes=arguments.lanes)
+    try:
+        lives.run()
+    finally:
+        print("\n".join(lives.world.history))
+
+
+if __name__ == "__main__":
+    main()
