@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.fs import read_fully
 from frazil.log import format as fmt
@@ -15,13 +17,20 @@ from frazil.model import OffsetRange
 if TYPE_CHECKING:
     from typing import Self
 
-    import pyarrow as pa
-
     from frazil.log.index import Places
     from frazil.log.journal import Journal
     from frazil.log.segment import Segment
     from frazil.log.state import SpecialRange, TopicState
 
+UNDECODABLE: Final = (
+    CorruptionError,
+    pa.ArrowException,
+    EOFError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+"""What a decoder raises for bytes that are whole, but not what their frame says."""
 HOLE_BYTES_MAX: Final = 256
 """Adjacent frames of a topic are read at once over holes of at most this many bytes."""
 
@@ -173,7 +182,8 @@ class LogSource:
         raise CorruptionError(
             "no segment holds this offset; run `frazil doctor`",
             topic=state.spec.name,
-            offset=offset,
+            offset_first=offset,
+            offset_next=visible,
         )
 
     def _load(
@@ -284,18 +294,44 @@ def _batches(frames: list[Frame], state: TopicState, offset: int) -> list[Batch]
     decoder = state.codec
     batches: list[Batch] = []
     if len(frames) > 1 and all(frame.head.records <= 4 for frame in frames):
-        data = decoder.decode_small(frames)
+        data = _decode_small(decoder, frames)
         if data is not None:
             times = tuple((frame.head.records, frame.head.time) for frame in frames)
             batches.append(Batch(data, offset=frames[0].head.offset, times=times))
     if not batches:
         for frame in frames:
             head = frame.head
-            data = decoder.decode(frame)
+            try:
+                data = decoder.decode(frame)
+            except UNDECODABLE as error:
+                if batches:
+                    # What lies before it is given first, as before any damage.
+                    break
+                raise _undecodable(frame, state, error) from error
             batches.append(Batch(data, offset=head.offset, times=((head.records, head.time),)))
     if batches[0].offset < offset:
         batches[0] = batches[0].slice(offset - batches[0].offset)
     return batches
+
+
+def _decode_small(decoder: Decoder, frames: list[Frame]) -> pa.RecordBatch | None:
+    try:
+        return decoder.decode_small(frames)
+    except UNDECODABLE:
+        # One by one they tell which of them it is.
+        return None
+
+
+def _undecodable(frame: Frame, state: TopicState, error: Exception) -> CorruptionError:
+    head = frame.head
+    return CorruptionError(
+        "stored records cannot be decoded, run `frazil doctor`; reading may go on at offset_next",
+        topic=state.spec.name,
+        offset_first=head.offset,
+        offset_next=head.offset + head.records,
+        lsn=head.lsn,
+        reason=error,
+    )
 
 
 def _covering(ranges: list[SpecialRange], offset: int) -> SpecialRange | None:

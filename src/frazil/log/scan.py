@@ -58,7 +58,8 @@ class Scan:
         self.ends = array("Q")
         """Batch sequence and end of each frame that has a sequence number of its own."""
         self.born_end = 0
-        """The end of the checkpoint that the segment was born with."""
+        """The end of the checkpoint that the segment was born with; where that would start if it
+        is damaged."""
         self.lsn_first = lsn
         self.lsn = lsn
         # What lies before the segment was synced before the segment was born.
@@ -117,7 +118,7 @@ class Scanner:
     def run(self) -> Scan:
         """Scan to the end; faults are listed, frames behind them are taken too."""
         result = self.result
-        result.end = self._position
+        result.end = result.born_end = self._position
         window_bytes = WINDOW_BYTES
         while self._position < self._end:
             size = min(window_bytes, self._end - self._position)

@@ -6,6 +6,7 @@ import pytest
 
 from frazil.errors import Closed, CorruptionError, NotFound
 from frazil.log import format as fmt
+from frazil.log.codec import Payload
 from frazil.testing import SimulatedFileSystem
 from tests.crash.driven_log import DIRECTORY, DrivenLog
 from tests.crash.reference_log import walk_frames
@@ -208,3 +209,23 @@ def test_after_a_failure_only_what_is_durable_is_read(disk, log):
     assert log.source.read(1, offset=0, bytes_max=10).offset_next == 1
     with pytest.raises(Closed, match="storage failed"):
         log.source.read(1, offset=1, bytes_max=10)
+
+
+def test_a_payload_that_does_not_decode_names_its_range(disk, log):
+    """Bytes that are whole but not what their frame says are damage with a range, and what lies
+    before and behind them is read.
+    """
+
+    class Liar:
+        solo = True
+        version = 0
+
+        def encode(self, records):
+            return Payload(fmt.KIND_ARROW, 0, b"no Arrow batch", 14)
+
+    log.plain(1, b"before")
+    log.commit((log.topic(1), Liar(), (b"x", b"y"), 2, 9, None, None))
+    log.plain(1, b"behind")
+    content = log.read(1)
+    assert content.lost == [(1, 3)]
+    assert [r["payload"] for r in content.records.values()] == [b"before", b"behind"]

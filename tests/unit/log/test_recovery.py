@@ -183,3 +183,13 @@ def test_offsets_never_fall_below_what_others_remember(disk):
 
 def dict_of(disk):
     return {path: disk.read_bytes(path) for path in disk.paths()}
+
+
+@pytest.mark.parametrize("size", [128, 129, 300, 500])
+def test_a_last_segment_cut_inside_its_checkpoint_is_survived(disk, size):
+    """All that is left of it is the header: the segments before tell the state."""
+    three_segments(disk).close()
+    disk.corrupt(segment_path(3), lambda data: data.__delitem__(slice(size, None)))
+    log = DrivenLog(disk)
+    assert list(log.read(1).records) == [0, 1, 2, 3]
+    assert isinstance(log.plain(1, b"new"), Ack)
