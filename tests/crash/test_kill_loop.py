@@ -1,0 +1,111 @@
+"""Real processes killed under load, and a separate process that checks what they left.
+
+`FRAZIL_CRASH_KILLS` is the number of kills of each variant, 100 without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+KILLS = int(os.environ.get("FRAZIL_CRASH_KILLS", "100"))
+EARLY_S = 0.02
+LATE_S = 0.16
+CHECK_SHARE = 0.35
+
+
+class Peer:
+    """A process that answers each line with a line."""
+
+    def __init__(self, module, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        assert self.process.stdout.readline() == "ready\n"
+
+    def ask(self, line):
+        """Send a line and return the answer."""
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().strip()
+        assert answer, f"{self.process.args[2]} died"
+        return answer
+
+    def close(self):
+        """End the process by ending its input."""
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+        self.process.stdout.close()
+
+
+def kill_loop(directory, *, lanes, kills, seed):
+    """Kill publishers at random times; return the checker's last answer and how often it checked."""
+    chosen = random.Random(seed)
+    child = Peer("tests.crash.kill_child", str(directory), "lanes" if lanes else "shared")
+    checker = Peer("tests.crash.kill_checker", str(directory))
+    checks = 0
+    with contextlib.closing(child), contextlib.closing(checker):
+        for kill in range(kills):
+            pid = int(child.ask("start"))
+            early = chosen.random() < 0.35
+            time.sleep(chosen.uniform(0, EARLY_S if early else LATE_S))
+            os.kill(pid, signal.SIGKILL)
+            code = int(child.ask(f"reap {pid}"))
+            error = directory / "child-error"
+            assert code == -signal.SIGKILL, error.read_text() if error.exists() else code
+            if chosen.random() < CHECK_SHARE:
+                checks += 1
+                answer = json.loads(checker.ask("check"))
+                assert "error" not in answer, f"kill {kill} seed {seed}: {answer['error']}"
+        return json.loads(checker.ask("final")), checks
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("lanes", [False, True], ids=["shared", "lanes"])
+def test_no_kill_loses_an_acked_record(tmp_path, lanes):
+    """After every SIGKILL all acked records are there, once, in order, at their offsets."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    final, checks = kill_loop(tmp_path, lanes=lanes, kills=KILLS, seed=seed)
+    assert "error" not in final, f"seed {seed}: {final['error']}"
+    assert checks >= KILLS // 10
+    assert final["acked"] > KILLS * 10
+    assert final["read"] >= final["acked"]
+    print(final)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("wrong", ["/kill/commit ghost 0 0", "/kill/table ghost 7 99999999"])
+def test_the_checker_misses_what_is_not_there(tmp_path, wrong):
+    """An ack whose record is another one, or nowhere, is reported as lost."""
+    final, _checks = kill_loop(tmp_path, lanes=False, kills=6, seed=1)
+    assert "error" not in final
+    with (tmp_path / "acks").open("a") as acks:
+        acks.write(f"{wrong}\n")
+    with contextlib.closing(Peer("tests.crash.kill_checker", str(tmp_path))) as checker:
+        answer = json.loads(checker.ask("final"))
+    assert "ghost" in answer["error"]
+
+
+@pytest.mark.integration
+def test_the_checker_sees_a_segment_that_went_missing(tmp_path):
+    """A journal whose largest segment was taken away is not accepted."""
+    final, _checks = kill_loop(tmp_path, lanes=False, kills=8, seed=2)
+    assert "error" not in final
+    segments = [path for path in (tmp_path / "data" / "journal").iterdir() if path.is_file()]
+    max(segments, key=lambda path: path.stat().st_size).unlink()
+    with contextlib.closing(Peer("tests.crash.kill_checker", str(tmp_path))) as checker:
+        answer = json.loads(checker.ask("final"))
+    assert "error" in answer
