@@ -1,0 +1,159 @@
+"""The engine equals a list: any calls, any crashes, any reads, against the model of the world."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.crash.engine_world import World
+
+ACKS = st.sampled_from([None, "received", "fsynced"])
+COUNTS = st.integers(1, 12)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Drives a world; the world's own checks compare every answer with the model."""
+
+    @initialize(seed=st.integers(0, 1 << 32))
+    def start(self, seed):
+        self.random = Random(seed)
+        self.world = World(self.random, seed)
+        self.world.open()
+        self.world.create(kind="message")
+        self.world.create(kind="table")
+
+    def model(self):
+        return self.random.choice(list(self.world.models.values()))
+
+    def some(self):
+        return bool(self.world.models)
+
+    @precondition(lambda self: len(self.world.models) < 6)
+    @rule(
+        kind=st.sampled_from(["message", "table"]),
+        sync=st.sampled_from(["commit", "periodic", "none"]),
+        lane=st.sampled_from(["shared", "shared", "dedicated"]),
+    )
+    def create(self, kind, sync, lane):
+        self.world.create(kind=kind, sync=sync, lane=lane)
+
+    @precondition(lambda self: len(self.world.models) > 3)
+    @rule()
+    def delete(self):
+        self.world.delete(self.model())
+
+    @precondition(some)
+    @rule(ack=ACKS)
+    def append(self, ack):
+        self.world.append(self.model(), ack=ack)
+
+    @precondition(some)
+    @rule(ack=ACKS, count=COUNTS)
+    def append_many(self, ack, count):
+        self.world.append_many(self.model(), count, ack=ack)
+
+    @precondition(some)
+    @rule(ack=ACKS, count=COUNTS)
+    def append_arrow(self, ack, count):
+        self.world.append_arrow(self.model(), count, ack=ack)
+
+    @precondition(some)
+    @rule(name=st.sampled_from(["p", "q"]))
+    def produce(self, name):
+        self.world.produce(self.model(), name)
+
+    @precondition(lambda self: any(m.kind == "table" for m in self.world.models.values()))
+    @rule()
+    def alter(self):
+        tables = [m for m in self.world.models.values() if m.kind == "table"]
+        self.world.alter(self.random.choice(tables))
+
+    @precondition(some)
+    @rule()
+    def hold(self):
+        self.world.hold(self.model())
+
+    @rule()
+    def rotate(self):
+        self.world.rotate()
+
+    @rule()
+    def seal(self):
+        self.world.seal()
+
+    @rule()
+    def free(self):
+        self.world.free()
+
+    @rule()
+    def tick(self):
+        self.world.tick()
+
+    @precondition(some)
+    @rule(
+        share=st.floats(0, 1),
+        limit=st.none() | st.integers(1, 20),
+        bytes_max=st.none() | st.integers(1, 4096),
+    )
+    def read(self, share, limit, bytes_max):
+        """A read from any offset gives the model's rows, no more than asked for."""
+        model = self.model()
+        marks = self.world.topic(model).describe()["watermarks"]
+        start = marks["start"] + round(share * (marks["head"] - marks["start"]))
+        seen = self.world.read(model, start=start, limit=limit, bytes_max=bytes_max)
+        assert limit is None or len(seen) <= limit
+        wanted = [offset for offset in sorted(model.values) if offset >= start]
+        assert seen == (wanted if limit is None else wanted[:limit])
+
+    @precondition(some)
+    @rule(below=st.integers(1, 5))
+    def read_what_is_gone(self, below):
+        """An offset below the start is refused, and the error names the first one."""
+        model = self.model()
+        start = self.world.topic(model).describe()["watermarks"]["start"]
+        if start:
+            self.world.check_offset_missing(model, max(0, start - below))
+
+    @precondition(some)
+    @rule()
+    def count(self):
+        """The number of messages is the number of records that a read gives."""
+        model = self.model()
+        marks = self.world.topic(model).describe()["watermarks"]
+        known = [offset for offset in model.values if offset >= marks["start"]]
+        assert self.world.topic(model).stats()["message_count"] == len(known)
+
+    @rule()
+    def reopen(self):
+        self.world.close()
+        self.world.open()
+        self.world.check()
+
+    @rule()
+    def kill(self):
+        self.world.kill()
+        self.world.open()
+        self.world.check()
+
+    @rule()
+    def lose_power(self):
+        self.world.lose_power()
+        self.world.open()
+        self.world.check()
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            self.world.close()
+            self.world.open()
+            self.world.check()
+            self.world.close()
+
+
+EngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+class TestEngine(EngineMachine.TestCase):
+    """Whatever is called in whatever order, reads equal the model."""
