@@ -1,0 +1,63 @@
+"""Junk never crashes a decoder: it is refused with an error of ours, or read as what it is."""
+
+from __future__ import annotations
+
+import os
+from random import randrange
+
+import pytest
+
+from tests.fuzz import mutate, run, seeds, targets
+
+SECONDS = int(os.environ.get("FRAZIL_FUZZ_SECONDS", "10"))
+PLAIN_SECONDS = 1
+
+
+@pytest.mark.parametrize("name", run.NAMES)
+def test_junk_never_crashes_a_decoder(name):
+    """No input makes a decoder raise anything but an error of ours, hang, or eat memory."""
+    engine = "atheris" if run.has_atheris() else "plain"
+    outcome = run.run_target(name, seconds=SECONDS, engine=engine, seed=randrange(1 << 31))
+    print(f"{name}: {outcome.executions:,} executions ({engine})")
+    assert outcome.code == 0, outcome.output[-6000:]
+    assert outcome.executions > 20
+
+
+def test_atheris_is_used():
+    """Where atheris has no wheel the plain mutator ran above; this says so."""
+    if not run.has_atheris():
+        pytest.skip("atheris has no wheel for this Python; the plain mutator ran instead")
+    assert run.has_atheris()
+
+
+@pytest.mark.parametrize("name", run.NAMES)
+def test_the_plain_mutator_finds_nothing_either(name):
+    """Mutated seeds crash no decoder."""
+    found = seeds.seeds()[name]
+    target = targets.TARGETS[name]
+    assert mutate.fuzz(target, found, seconds=PLAIN_SECONDS, seed=randrange(1 << 31))
+
+
+def test_the_plain_mutator_finds_a_bug():
+    """A decoder that trips over one byte is caught, and the input is told."""
+
+    def fragile(data):
+        if b"\xff\xff" in data:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        mutate.fuzz(fragile, [b"seed"], seconds=10, seed=1)
+    assert "input: bytes.fromhex" in caught.value.__notes__[0]
+
+
+def test_a_crashing_child_is_reported():
+    """A target that does not exist ends its child with an error, and that is not success."""
+    assert run.run_target("nothing", seconds=1, engine="plain", seed=1).code != 0
+
+
+def test_the_committed_seeds_are_those_of_the_script():
+    """Every target has its seeds in the corpus."""
+    for name, inputs in seeds.seeds().items():
+        committed = {path.read_bytes() for path in (seeds.CORPUS / name).iterdir()}
+        assert len(committed) >= len(set(inputs))
+    assert set(seeds.seeds()) == set(targets.TARGETS) == set(run.NAMES)
