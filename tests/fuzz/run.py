@@ -43,6 +43,13 @@ def has_atheris():
     return importlib.util.find_spec("atheris") is not None
 
 
+def corpus(name):
+    """Return the committed inputs of a target."""
+    path = CORPUS / f"{name}.hex"
+    lines = path.read_text(encoding="ascii").split() if path.exists() else []
+    return [bytes.fromhex(line) for line in lines]
+
+
 def run_target(name, *, seconds, engine, seed):
     """Run one target in a child process."""
     command = [sys.executable, "-m", "tests.fuzz.run", "--child", engine, "--target", name]
@@ -88,7 +95,7 @@ def child_plain(name, *, seconds, seed):
     """Fuzz in this process with the plain mutator."""
     from tests.fuzz import mutate, targets
 
-    seeds = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+    seeds = corpus(name)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     count = mutate.fuzz(targets.TARGETS[name], seeds, seconds=seconds, seed=seed)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
@@ -103,6 +110,8 @@ def child_atheris(name, *, seconds, seed):
     with atheris.instrument_imports(include=["frazil"]):
         from tests.fuzz import targets
     found = tempfile.mkdtemp(prefix="frazil-fuzz-")
+    for number, data in enumerate(corpus(name)):
+        Path(found, f"seed-{number}").write_bytes(data)
     # The limit is on what fuzzing adds: Arrow and its like are there before it starts.
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     options = [
@@ -115,7 +124,6 @@ def child_atheris(name, *, seconds, seed):
         "-max_len=4096",
         "-print_final_stats=1",
         found,
-        str(CORPUS / name),
     ]
     atheris.Setup(options, targets.TARGETS[name])
     atheris.Fuzz()

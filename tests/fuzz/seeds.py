@@ -1,11 +1,11 @@
 """Write the committed seeds of the fuzz targets: small valid inputs to start from.
 
-`python -m tests.fuzz.seeds` writes them below tests/fuzz/corpus.
+`python -m tests.fuzz.seeds` writes them below tests/fuzz/corpus, a file for each target with one
+input a line in hexadecimal. Lines that are there already stay: inputs that once failed are among
+them.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -16,9 +16,9 @@ from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.index import Places, footer_of
 from frazil.log.state import STATE_FREED, STATE_HOLD, STATE_PRODUCER
 from frazil.model import TopicSpec
+from tests.fuzz.run import CORPUS, corpus
 from tests.fuzz.targets import ENCODER, SCHEMA, _frame, _state
 
-CORPUS = Path(__file__).resolve().parent / "corpus"
 pack = msgspec.msgpack.encode
 
 
@@ -88,11 +88,10 @@ def seeds():
 
 
 def main():
+    CORPUS.mkdir(exist_ok=True)
     for target, inputs in seeds().items():
-        folder = CORPUS / target
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, data in enumerate(inputs):
-            (folder / f"seed-{number}").write_bytes(data)
+        lines = dict.fromkeys(data.hex() for data in (*corpus(target), *inputs))
+        (CORPUS / f"{target}.hex").write_text("\n".join(lines) + "\n", encoding="ascii")
 
 
 if __name__ == "__main__":
