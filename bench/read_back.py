@@ -1,0 +1,132 @@
+"""Reading a topic back, against reading its files and taking their CRC; and what a reader skips."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from bench import workload
+from bench.baselines import read_and_sum
+from bench.harness import Bench, Row, absolute, compare, in_turn, process_read_bytes
+
+if TYPE_CHECKING:
+    import frazil
+
+RECORDS_MIN = 1_000_000
+TASKS = 256
+
+
+def run(bench: Bench) -> list[Row]:
+    return [*_arrow_frames(bench), *_row_frames(bench), *_small_topic(bench)]
+
+
+def _read(topic: frazil.Topic, count: int) -> float:
+    """Read a topic to its end; return the seconds."""
+    begin = time.perf_counter()
+    found = sum(batch.count for batch in topic.read())
+    seconds = time.perf_counter() - begin
+    if found != count:
+        raise SystemExit(f"read {found} records of {count}")
+    return seconds
+
+
+def _arrow_frames(bench: Bench) -> list[Row]:
+    batches = [workload.arrow_batch(number) for number in range(32)]
+    count = bench.pick(6000, 1500)
+    with workload.open_engine(bench.fresh("arrow")) as engine:
+        topic = engine.create_topic("batches", workload.BATCH_COLUMNS, sync="none")
+        for number in range(count):
+            topic.append_arrow(batches[number % 32])
+        records = count * workload.ROWS_IN_BATCH
+        paths = workload.journal_files(engine)
+        stored = topic.stats()["bytes_stored"]
+
+        def baseline() -> float:
+            size, seconds = read_and_sum(paths)
+            return size / seconds / 1e6
+
+        results = in_turn(
+            {
+                "ours": lambda: stored / _read(topic, records) / 1e6,
+                "files": baseline,
+            },
+            bench.pick(9, 5),
+        )
+    return [
+        compare("read back, Arrow frames", results["ours"], results["files"], "MB/s", ratio_min=0.7)
+    ]
+
+
+def _row_frames(bench: Bench) -> list[Row]:
+    each = bench.pick(1500, 300)
+    singles = bench.pick(200_000, 40_000)
+    payloads = [os.urandom(100) for _ in range(64)]
+    dicts = [workload.row(number) for number in range(64)]
+    with workload.open_engine(bench.fresh("rows")) as engine:
+        topics = {
+            "bytes of 256 tasks": engine.create_topic("bytes"),
+            "dicts of 256 tasks": engine.create_topic("dicts", workload.COLUMNS),
+            "frames of one record, bytes": engine.create_topic("one-bytes", sync="none"),
+            "frames of one record, dicts": engine.create_topic(
+                "one-dict", workload.COLUMNS, sync="none"
+            ),
+        }
+        workload.crowd_on(engine, "bytes", payloads, tasks=TASKS, each=each)
+        workload.crowd_on(engine, "dicts", dicts, tasks=TASKS, each=each)
+        for number in range(singles):
+            topics["frames of one record, bytes"].append(payloads[number % 64])
+            topics["frames of one record, dicts"].append(dicts[number % 64])
+        counts = {name: topic.stats()["message_count"] for name, topic in topics.items()}
+        results = in_turn(
+            {
+                name: lambda name=name: counts[name] / _read(topics[name], counts[name])
+                for name in topics
+            },
+            bench.pick(7, 3),
+        )
+    return [
+        absolute(
+            f"read back, {name}",
+            results[name],
+            "records/s",
+            value_min=None if name.startswith("frames of one") else RECORDS_MIN,
+        )
+        for name in topics
+    ]
+
+
+def _small_topic(bench: Bench) -> list[Row]:
+    """A topic with 1 % of a journal's records, one here and one there."""
+    rounds = bench.pick(20_000, 4_000)
+    path = bench.fresh("small")
+    overrides = {"log.segment_bytes_max": 8 << 20, "log.write_bytes_max": 2 << 20}
+    with workload.open_engine(path, **overrides) as engine:
+        small = engine.create_topic("small", sync="none")
+        others = [engine.create_topic(f"other-{number}", sync="none") for number in range(9)]
+        for number in range(rounds):
+            pending = [small.send(os.urandom(100))]
+            for other in others:
+                other.append_many([bytes(100)] * 11)
+            pending[0].result()
+            del number
+        rows = _bytes_read(engine, "")
+    with workload.open_engine(path, **overrides) as engine:
+        return rows + _bytes_read(engine, " after a restart")
+
+
+def _bytes_read(engine: frazil.Engine, when: str) -> list[Row]:
+    topic = engine.topic("small")
+    facts = topic.stats()
+    own = facts["bytes_stored"]
+    journal = engine.stats()["journals"][0]["bytes_read"]
+    process = process_read_bytes()
+    _read(topic, facts["message_count"])
+    journal = engine.stats()["journals"][0]["bytes_read"] - journal
+    process = process_read_bytes() - process
+    title = f"read back, a topic with 1 % of a journal{when}"
+    return [
+        compare(f"{title}: bytes_read", [journal / 1e6], [own / 1e6], "MB", ratio_max=2.0),
+        # The system's own count: it has the indexes of the segments in it too.
+        compare(f"{title}: bytes of all reads", [process / 1e6], [own / 1e6], "MB", ratio_max=2.0),
+    ]
