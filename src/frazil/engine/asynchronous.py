@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.core import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.reading import AsyncReader, Start
+from frazil.errors import NotFound
 from frazil.log.codec import PLAIN
 from frazil.model import Ack
 
@@ -256,7 +257,10 @@ class AsyncEngine:
 
     async def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record by the topic's name; see `Engine.append`."""
-        topic = await asyncio.to_thread(self.engine.topic_for, name, record)
+        try:
+            topic = self.engine.topic(name)
+        except NotFound:
+            topic = await asyncio.to_thread(self.engine.topic_for, name, record, options)
         ack: Ack = await _wrapped(topic).append(record, **options)
         return ack
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from frazil.errors import InvalidRequest
 from frazil.ingest.columns import column_id, column_of, declare_schema
+from frazil.ingest.inference import infer_schema
 from frazil.ingest.partitioning import parse_partition_spec
 from frazil.model import TopicKind, TopicSpec, full_topic_name, is_part_name, part_name
 from frazil.units import parse_bytes, parse_duration_s
@@ -26,6 +27,8 @@ _SYNC_MODES: Final = ("none", "periodic", "commit")
 _LANES: Final = ("shared", "dedicated")
 _ON_FULL: Final = ("block", "expire")
 _HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
+PUBLISH_OPTIONS: Final = frozenset({"ack", "producer", "sequence", "producer_epoch"})
+"""Keywords of a publish that are no fields of the record."""
 TOPIC_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -83,6 +86,31 @@ def request_topic(
     fields = parse_partition_spec(list(partition_by), schema)
     ids = tuple(_id_of(schema, key) for key in keys)
     return TopicRequest(full, "table", schema, ids, tuple(fields), partitions, clean)
+
+
+def first_columns(
+    record: object, options: Mapping[str, Any], limits: IngestLimits
+) -> pa.Schema | None:
+    """Return the columns of a topic that is made for its first record; None is a message topic.
+
+    Raises:
+        InvalidRequest: if neither a message nor a row can be made of the record.
+    """
+    fields = {key: value for key, value in options.items() if key not in PUBLISH_OPTIONS}
+    if record is None and fields and "payload" not in fields:
+        record, fields = fields, {}
+    if isinstance(record, Mapping) and not fields:
+        return infer_schema(record)
+    payload = fields.get("payload") if record is None else record
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(
+            "the topic does not exist and cannot be made from this record: give bytes or a row",
+            got=type(payload).__name__,
+        )
+    size = memoryview(payload).nbytes
+    if size > limits.message_bytes_max:
+        raise InvalidRequest("message is too large", bytes=size, bytes_max=limits.message_bytes_max)
+    return None
 
 
 def _id_of(schema: pa.Schema, name: str) -> int:

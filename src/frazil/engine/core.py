@@ -16,6 +16,7 @@ from frazil.engine.catalog import (
     TOPIC_ENCODER,
     check_hold_name,
     check_options,
+    first_columns,
     request_topic,
     specs_of,
 )
@@ -36,7 +37,6 @@ from frazil.ingest.evolution import (
     WidenColumn,
     evolve,
 )
-from frazil.ingest.inference import infer_schema
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.history import ChainedHistory
@@ -109,10 +109,7 @@ class Engine:
                 self.warnings += lane.journal.report.warnings
             self._bind_all()
             self.upkeep = Upkeep(self, threads=self._threads)
-            self.warnings += self._indexer.rebuild(
-                [lane.journal for lane in self._all_lanes()],
-                [runtime.state for runtime in self._topics.values()],
-            )
+            self.warnings += self._rebuild_index()
         except BaseException:
             self._indexer.close()
             raise
@@ -172,7 +169,7 @@ class Engine:
     def _bind_all(self) -> None:
         """Bind all topics; what a crash left half made is removed or completed first."""
         topics = self.main.journal.state.topics
-        parents = {topic.id for topic in topics.values() if topic.spec.partitions}
+        parents = {t.id for t in topics.values() if t.spec.partitions and not t.spec.deleted_us}
         controls: list[Control] = []
         for topic in list(topics.values()):
             spec = topic.spec
@@ -186,7 +183,7 @@ class Engine:
             elif spec.part_of:
                 controls += _missing_schemas(topic, topics.values())
         self._commit_inline(self.main, controls)
-        for topic in topics.values():
+        for topic in sorted(topics.values(), key=lambda topic: topic.spec.partitions):
             if not topic.spec.deleted_us:
                 self._bind(topic.spec)
 
@@ -199,9 +196,19 @@ class Engine:
         if lane.journal.failed is not None:
             raise lane.journal.closed_error()
 
+    def _rebuild_index(self) -> list[str]:
+        """Bring the metadata in line with the log: all topics, parents of parts included."""
+        known = self.main.journal.state.topics
+        states = [runtime.state for runtime in self._topics.values()]
+        states += [known[parent.id] for parent in self._parents.values()]
+        return self._indexer.rebuild([lane.journal for lane in self._all_lanes()], states)
+
     def _bind(self, spec: TopicSpec) -> None:
         if spec.partitions:
             self._parents[spec.name] = spec
+            for part in self._runtimes(spec.name) if spec.primary_key else ():
+                # How many parts there are is known from here on: they are made before their parent.
+                part.routing = (part.state.spec.part_index, spec.partitions)
             return
         lane = self._lanes.get(spec.id, self.main)
         runtime = TopicRuntime(
@@ -213,10 +220,6 @@ class Engine:
             options=self._options,
         )
         self._topics[spec.name] = runtime
-        if spec.part_of and spec.primary_key:
-            siblings = self.main.journal.state.topics.values()
-            count = sum(1 for topic in siblings if topic.spec.part_of == spec.part_of)
-            runtime.routing = (spec.part_index, count)
         self._chain(runtime)
 
     def _chain(self, runtime: TopicRuntime) -> None:
@@ -307,6 +310,7 @@ class Engine:
         Raises:
             NotFound: if there is no such topic.
         """
+        self._check_open()
         full = full_topic_name(name)
         runtime = self._topics.get(full)
         if runtime is not None:
@@ -319,6 +323,7 @@ class Engine:
 
     def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of all topics, sorted; parts are left out."""
+        self._check_open()
         names = [n for n, r in self._topics.items() if not r.state.spec.part_of]
         names += self._parents
         prefix = "/" if namespace is None else f"/{namespace}/"
@@ -358,7 +363,9 @@ class Engine:
                     self._redefine(runtime.state.spec, clean)
                 self._indexer.topic_changed(runtime.lane.journal, [runtime.state])
             if clean and handle.name in self._parents:
-                self._redefine(self._parents[handle.name], clean)
+                parent = self._redefine(self._parents[handle.name], clean)
+                state = self.main.journal.state.topics[parent.id]
+                self._indexer.topic_changed(self.main.journal, [state])
             return self.topic(name)
 
     def _runtimes(self, full: str) -> list[TopicRuntime]:
@@ -425,19 +432,24 @@ class Engine:
         """Publish one record to a topic by name; see `Topic.append`.
 
         An absent topic is created when `topics.auto_create` is on: a message topic for bytes, a
-        table topic with inferred columns for a dict.
+        table topic with inferred columns for a dict or keywords.
         """
-        ack: Ack = self.topic_for(name, record).append(record, **options)
+        ack: Ack = self.topic_for(name, record, options).append(record, **options)
         return ack
 
-    def topic_for(self, name: str, record: object) -> Any:
-        """Return a topic's handle, creating the topic from a first record if that is allowed."""
+    def topic_for(self, name: str, record: object, options: Mapping[str, Any]) -> Any:
+        """Return a topic's handle, creating the topic from a first record if that is allowed.
+
+        Raises:
+            NotFound: if the topic is absent and none may be created.
+            InvalidRequest: if no topic could take the record; none is created then.
+        """
         try:
             return self.topic(name)
         except NotFound:
             if not self.settings.topics.auto_create:
                 raise
-        columns = infer_schema(record) if isinstance(record, dict) else None
+        columns = first_columns(record, options, self._limits)
         return self.create_topic(name, columns, exist_ok=True)
 
     # -- holds -----------------------------------------------------------------------------------
@@ -594,10 +606,7 @@ class Engine:
         self.upkeep.stop()
         for lane in self._all_lanes():
             lane.stop()
-        self._indexer.rebuild(
-            [lane.journal for lane in self._all_lanes()],
-            [runtime.state for runtime in self._topics.values()],
-        )
+        self._rebuild_index()
         self._indexer.close()
         self._lock.release()
         event("engine_closed", data_dir=self.paths.root)

@@ -167,7 +167,7 @@ class Indexer:
             return
         puts = {key: value for key, value in wanted.items() if have.get(key) != value}
         deletes = tuple(key for key in have if key not in wanted)
-        for start in range(0, max(len(deletes), 1), PUTS_MAX):
+        for start in range(0, max(len(puts), len(deletes), 1), PUTS_MAX):
             some = dict(list(puts.items())[start : start + PUTS_MAX])
             gone = deletes[start : start + PUTS_MAX]
             self._commit(Transaction(puts=some, deletes=gone, applied=self._applied(journal)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.catalog import PUBLISH_OPTIONS
 from frazil.errors import InvalidRequest
 from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
 from frazil.model import Ack
@@ -30,8 +30,6 @@ class PartitionedTopic:
     def __init__(self, engine: Engine, spec: TopicSpec, parts: list[Topic]) -> None:
         self._engine = engine
         self._spec = spec
-        self._turn = 0
-        self._lock = threading.Lock()
         self.parts = parts
 
     def __repr__(self) -> str:
@@ -65,15 +63,15 @@ class PartitionedTopic:
 
     def part_for(self, record: object, options: Mapping[str, Any]) -> int:
         """Return the part for the arguments of an `append`."""
-        return self.part_of(record, {k: v for k, v in options.items() if k not in _OPTIONS})
+        fields = {key: value for key, value in options.items() if key not in PUBLISH_OPTIONS}
+        return self.part_of(record, fields)
 
     def _key_names(self) -> list[str]:
         return key_names(self.schema, self._spec.primary_key)
 
     def _next(self) -> int:
-        with self._lock:
-            self._turn = (self._turn + 1) % len(self.parts)
-            return self._turn
+        # The turn is the topic's, not this handle's: every call by name makes a new handle.
+        return next(self.parts[0].runtime.turns) % len(self.parts)
 
     # -- publish ---------------------------------------------------------------------------------
 
@@ -138,6 +136,3 @@ class PartitionedTopic:
             "bytes_stored": sum(part["bytes_stored"] for part in parts),
             "parts": parts,
         }
-
-
-_OPTIONS = frozenset({"ack", "producer", "sequence", "producer_epoch"})

@@ -116,6 +116,10 @@ class Reader:
 
     def _read_piece(self) -> Piece:
         history, topic = self._runtime.history, self._runtime.state.id
+        journal = self._runtime.lane.journal
+        if journal.closed:
+            # The files may belong to another process by now.
+            raise journal.closed_error()
         try:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         except NotFound:

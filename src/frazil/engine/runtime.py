@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from frazil.errors import FrazilError, InvalidRequest
@@ -58,6 +59,8 @@ class TopicRuntime:
         self.history = ChainedHistory([lane.source])
         self.refusal: Callable[[], FrazilError] | None = None
         """Set while publishing to this topic is stopped."""
+        self.turns = itertools.count()
+        """Whose turn it is among the parts; only the first part's is used."""
         self.routing: tuple[int, int] | None = None
         """For a part of a keyed topic: its number and how many parts there are."""
         self.codec: Any

@@ -1,0 +1,60 @@
+"""Open an engine on real files with small numbers, so that little data reaches every limit."""
+
+from __future__ import annotations
+
+from frazil.clock import SystemClock
+from frazil.config import ProducerSettings, Settings, TopicSettings
+from frazil.config_sections import LogSettings
+from frazil.engine.core import Engine
+from frazil.fs import RealFileSystem
+
+LOG = {
+    "segment_bytes_max": 256 << 10,
+    "write_bytes_max": 64 << 10,
+    "prefill_bytes": 4096,
+    "ballast_bytes": 0,
+    "free_bytes_min": 0,
+    "free_ratio_min": 0.0,
+}
+
+
+def small_settings(path, *, topics=None, producers=None, **log):
+    """Return settings for a directory; `log` changes what `LOG` says."""
+    return Settings(data_dir=str(path)).model_copy(
+        update={
+            "log": LogSettings(**{**LOG, **log}),
+            "topics": TopicSettings(**(topics or {})),
+            "producers": ProducerSettings(**(producers or {})),
+        }
+    )
+
+
+def open_small(path, *, file_system=None, clock=None, topics=None, producers=None, **log):
+    """Open an engine with threads, as `frazil.open` does."""
+    return Engine(
+        small_settings(path, topics=topics, producers=producers, **log),
+        file_system=file_system or RealFileSystem(),
+        clock=clock or SystemClock(),
+    )
+
+
+def rows_of(topic, start="earliest", **options):
+    """Read a topic as a list of records."""
+    return [record for batch in topic.read(start, **options) for record in batch.records()]
+
+
+def payloads_of(topic, start="earliest", **options):
+    """Read a message topic as a list of payloads."""
+    return [record["payload"] for record in rows_of(topic, start, **options)]
+
+
+def column_of(topic, name, start="earliest", **options):
+    """Read one column of a table topic."""
+    return [record[name] for record in rows_of(topic, start, **options)]
+
+
+def rotate(engine, lane=None):
+    """Start a new segment and seal the old one, as size or age would."""
+    lane = lane or engine.main
+    lane.queue.call(lane.journal.rotate)
+    engine.upkeep.seal()

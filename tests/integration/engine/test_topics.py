@@ -1,0 +1,356 @@
+"""Topics by name: create, describe, list, alter, delete, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import frazil
+from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded
+from tests.integration.engine.opening import column_of, open_small, payloads_of, rows_of
+
+DESCRIPTION = {
+    *("name", "id", "kind", "created", "version", "sync", "lane", "columns", "schema_version"),
+    *("primary_key", "partition_by", "part_of", "part_index", "retention_age_s"),
+    *("retention_bytes", "on_full", "holds", "watermarks", "gaps", "lost", "producers", "refused"),
+}
+
+
+def test_a_message_topic_has_the_envelope_as_columns(tmp_path):
+    """A topic without columns is a message topic whose envelope is nullable but payload and time."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("events")
+        nullable = {field.name: field.nullable for field in topic.schema}
+    assert nullable == {
+        "payload": False,
+        "key": True,
+        "attributes": True,
+        "publish_time": False,
+        "producer_name": True,
+        "producer_id": True,
+        "schema_id": True,
+        "schema_version": True,
+    }
+
+
+def test_describe_tells_everything(tmp_path):
+    """The description names columns, key, partition spec, options and watermarks."""
+    with open_small(tmp_path) as db:
+        db.create_topic(
+            "/shop/orders",
+            {"id": "long", "at": "timestamptz", "city": "string"},
+            primary_key="id",
+            partition_by=["day(at)", "bucket[4](id)"],
+            sync="periodic",
+            retention_age="2h",
+            retention_bytes="1MB",
+            on_full="expire",
+        )
+        facts = db.describe("/shop/orders")
+    assert set(facts) == DESCRIPTION
+    assert facts["primary_key"] == ["id"]
+    assert len(facts["partition_by"]) == 2
+    assert (facts["sync"], facts["on_full"]) == ("periodic", "expire")
+    assert (facts["retention_age_s"], facts["retention_bytes"]) == (7200.0, 1_000_000)
+    assert facts["watermarks"] == {"start": 0, "floor": 0, "durable": 0, "head": 0}
+
+
+def test_topics_survive_a_restart(tmp_path):
+    """Topics, options and columns are the same after closing and opening."""
+    with open_small(tmp_path) as db:
+        db.create_topic("a")
+        db.create_topic("/ns/b", {"x": "int"}, sync="none", lane="dedicated")
+        db.create_topic("c", partitions=3)
+        before = {name: db.describe(name) for name in db.topics()}
+    with open_small(tmp_path) as db:
+        assert {name: db.describe(name) for name in db.topics()} == before
+        assert db.topics("ns") == ["/ns/b"]
+        assert db.warnings == []
+
+
+def test_an_existing_topic_is_a_conflict_unless_allowed(tmp_path):
+    """Creating twice is a conflict; `exist_ok` returns the topic that is there."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("a")
+        topic.append(b"1")
+        with pytest.raises(Conflict, match="exists"):
+            db.create_topic("/default/a")
+        assert payloads_of(db.create_topic("a", exist_ok=True)) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "/x", "/x/", "//y", "/a/b/c", "x" * 201, "a.b", "t-part-1", 5, None]
+)
+def test_wrong_names_are_refused(tmp_path, name):
+    """A name is two parts of letters, digits, _ and -; nothing is written for another."""
+    with open_small(tmp_path) as db:
+        with pytest.raises(InvalidRequest):
+            db.create_topic(name)
+        assert db.topics() == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sync": "sometimes"},
+        {"lane": "fast"},
+        {"on_full": "drop"},
+        {"retention_age": "soon"},
+        {"retention_bytes": -1},
+        {"colour": "red"},
+        {"partitions": -1},
+        {"partitions": 100_000},
+        {"primary_key": "id"},
+        {"partition_by": ["day(at)"]},
+    ],
+)
+def test_wrong_options_are_refused(tmp_path, options):
+    """An option that does not exist or does not fit is named in the error."""
+    with open_small(tmp_path) as db:
+        with pytest.raises(InvalidRequest):
+            db.create_topic("t", **options)
+        assert db.topics() == []
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"a": "complex"},
+        [("a", "int"), ("A", "int")],
+        {f"c{n}": "int" for n in range(11)},
+        {"_offset": "long"},
+    ],
+)
+def test_wrong_columns_are_refused(tmp_path, columns):
+    """Columns without type, doubled, too many or with reserved names make no topic."""
+    with open_small(tmp_path, topics={"columns_max": 10}) as db:
+        with pytest.raises(InvalidRequest):
+            db.create_topic("t", columns)
+        assert db.topics() == []
+
+
+def test_a_key_that_is_no_column_is_refused(tmp_path):
+    """A primary key or partition source must be a declared column."""
+    with open_small(tmp_path) as db:
+        with pytest.raises(InvalidRequest):
+            db.create_topic("t", {"a": "int"}, primary_key="b")
+        with pytest.raises(InvalidRequest):
+            db.create_topic("t", {"a": "int"}, partition_by=["day(b)"])
+        assert db.topics() == []
+
+
+def test_too_many_topics_are_refused(tmp_path):
+    """The limit on topics counts parts, too, and says how to go on."""
+    with open_small(tmp_path, topics={"topics_max": 3}) as db:
+        db.create_topic("a")
+        with pytest.raises(Overloaded, match="topics_max"):
+            db.create_topic("b", partitions=4)
+        db.create_topic("c")
+        assert db.topics() == ["/default/a", "/default/c"]
+
+
+def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path):
+    """After a delete every call says so; a new topic of the name starts at offset 0."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("a")
+        topic.append(b"old")
+        db.delete_topic("a")
+        with pytest.raises(NotFound):
+            topic.append(b"x")
+        with pytest.raises(NotFound):
+            db.topic("a")
+        with pytest.raises(NotFound):
+            db.delete_topic("a")
+        assert db.create_topic("a").append(b"new").offset == 0
+    with open_small(tmp_path) as db:
+        assert payloads_of(db.topic("a")) == [b"new"]
+
+
+def test_a_deleted_dedicated_lane_leaves_no_segment(tmp_path):
+    """After the grace the files of a deleted topic's lane are removed."""
+    with open_small(tmp_path, topics={"delete_grace_s": 0.0}) as db:
+        topic = db.create_topic("a", lane="dedicated")
+        topic.append(b"x")
+        db.delete_topic("a")
+        db.upkeep.drop_lanes()
+        assert list((tmp_path / "lanes").rglob("*.log")) == []
+        assert [lane.name for lane in db.lanes] == ["journal"]
+        assert not [path for path in (tmp_path / "lanes").rglob("*") if path.is_file()]
+
+
+def test_a_part_cannot_be_deleted_alone(tmp_path):
+    """Only the whole partitioned topic can be deleted; then its parts are gone as well."""
+    with open_small(tmp_path) as db:
+        db.create_topic("p", partitions=2)
+        with pytest.raises(InvalidRequest, match="individual partition"):
+            db.delete_topic("p-part-0")
+        db.delete_topic("p")
+        with pytest.raises(NotFound):
+            db.topic("p-part-0")
+        assert db.topics() == []
+
+
+def test_records_of_one_key_stay_in_one_part(tmp_path):
+    """The same key always goes to the same part, in order, after a restart and as Arrow, too."""
+    import pyarrow as pa
+
+    parts = {}
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("p", partitions=4)
+        for number in range(40):
+            ack = topic.append(b"%d" % number, key=f"k{number % 10}")
+            assert parts.setdefault(f"k{number % 10}", ack.part) == ack.part
+        assert len(set(parts.values())) > 1
+    with open_small(tmp_path) as db:
+        topic = db.topic("p")
+        for key, part in parts.items():
+            assert topic.append(b"again", key=key).part == part
+            [ack] = topic.append_arrow(pa.table({"payload": [b"arrow"], "key": [key]}))
+            assert ack.part == part
+        seen = [rows_of(part) for part in topic.parts]
+        for part, records in enumerate(seen):
+            assert {parts[record["key"]] for record in records} <= {part}
+        assert topic.stats()["message_count"] == 60
+
+
+def test_rows_of_one_primary_key_stay_in_one_part(tmp_path):
+    """A keyed table topic splits by key, for dicts, keywords and Arrow alike."""
+    import pyarrow as pa
+
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("p", {"id": "long", "v": "int"}, primary_key="id", partitions=3)
+        first = {number: topic.append(id=number, v=1).part for number in range(12)}
+        assert {n: topic.append({"id": n, "v": 2}).part for n in range(12)} == first
+        topic.append_arrow(pa.table({"id": list(range(12)), "v": pa.array([3] * 12, pa.int32())}))
+        for index, part in enumerate(topic.parts):
+            ids = column_of(part, "id")
+            assert {first[each] for each in ids} <= {index}
+            assert all(ids.count(each) == 3 for each in ids)
+        with pytest.raises(InvalidRequest):
+            topic.append(v=1)
+
+
+def test_records_without_key_go_round(tmp_path):
+    """Without a key the parts take turns, also when the topic is named at each call."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("p", partitions=3)
+        assert sorted(topic.append(b"x").part for _ in range(3)) == [0, 1, 2]
+        assert sorted(db.append("p", b"x").part for _ in range(3)) == [0, 1, 2]
+
+
+def test_a_dict_makes_a_table_and_bytes_a_message_topic(tmp_path):
+    """A first record to an absent topic creates it, with inferred columns for a row."""
+    with open_small(tmp_path) as db:
+        db.append("rows", {"n": 1, "s": "x"})
+        db.append("words", n=2, s="y")
+        db.append("bytes", b"z")
+        assert rows_of(db.topic("rows"))[0]["s"] == "x"
+        assert rows_of(db.topic("words"))[0]["n"] == 2
+        assert db.describe("words")["kind"] == "table"
+        assert payloads_of(db.topic("bytes")) == [b"z"]
+
+
+def test_nothing_is_created_for_a_record_that_cannot_be_stored(tmp_path):
+    """A bad first record leaves no topic behind, and neither does a publish without leave."""
+    with open_small(tmp_path, topics={"message_bytes_max": 10}) as db:
+        for bad in (b"x" * 11, 5, {}, [1], None):
+            with pytest.raises(InvalidRequest):
+                db.append("t", bad)
+        assert db.topics() == []
+    with open_small(tmp_path, topics={"auto_create": False}) as db:
+        with pytest.raises(NotFound):
+            db.append("t", b"x")
+        assert db.topics() == []
+
+
+def test_many_threads_create_one_topic(tmp_path):
+    """Eight first records at once make one topic and are all stored."""
+    with open_small(tmp_path) as db:
+        barrier = threading.Barrier(8)
+        errors = []
+
+        def publish(number):
+            barrier.wait()
+            try:
+                db.append("t", {"n": number})
+            except frazil.FrazilError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert sorted(column_of(db.topic("t"), "n")) == list(range(8))
+
+
+def test_after_close_every_call_is_refused(tmp_path):
+    """A closed engine answers `Closed`, and closing twice is fine."""
+    db = open_small(tmp_path)
+    topic = db.create_topic("a")
+    table = db.create_topic("b", {"x": "int"})
+    topic.append(b"1")
+    reader = topic.tail("earliest")
+    db.close()
+    db.close()
+    calls = [
+        lambda: topic.append(b"2"),
+        lambda: topic.append_many([b"2"]),
+        lambda: table.append(x=1),
+        lambda: list(topic.read()),
+        lambda: next(reader),
+        lambda: topic.hold("h", 0),
+        lambda: topic.describe(),
+        lambda: db.create_topic("c"),
+        lambda: db.alter_topic("b", add={"y": "int"}),
+        lambda: db.delete_topic("a"),
+        lambda: db.append("a", b"x"),
+        lambda: db.topic("a"),
+        lambda: db.topics(),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(Closed):
+            call()
+            pytest.fail(f"call {number} was served")
+
+
+def test_stats_count_what_is_there(tmp_path):
+    """The engine's and a topic's stats have counts, sizes, watermarks and health."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("a")
+        topic.append_many([b"x"] * 5)
+        stats = db.stats()
+        own = topic.stats()
+    assert stats["health"] == "ok"
+    assert (stats["message_count"], stats["topics"]) == (5, 1)
+    assert stats["bytes_stored"] == own["bytes_stored"] > 0
+    assert {"free_bytes", "total_bytes", "publishing_stopped"} == set(stats["disk"])
+    assert stats["journals"][0]["syncs"] > 0
+    assert own["message_count"] == own["head"] == own["durable"] == 5
+    assert set(own) >= {"message_count", "bytes_stored", "start", "floor", "durable", "head"}
+
+
+def test_a_second_opener_is_refused_with_the_holder(tmp_path):
+    """A directory that is open is refused, and the error names the process that has it."""
+    import os
+
+    with open_small(tmp_path):
+        with pytest.raises(Conflict) as caught:
+            open_small(tmp_path)
+        assert f"pid={os.getpid()}" in str(caught.value)
+    open_small(tmp_path).close()
+
+
+def test_wrong_arguments_of_open_are_refused(tmp_path):
+    """A path that is a file, an unknown setting, and settings with overrides are refused."""
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(InvalidRequest, match="file"):
+        frazil.open(file)
+    with pytest.raises(InvalidRequest):
+        frazil.open(tmp_path / "d", **{"log.sink": "commit"})
+    with pytest.raises(InvalidRequest, match="not both"):
+        frazil.open(frazil.Settings(), **{"log.sync": "none"})
