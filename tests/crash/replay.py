@@ -1,0 +1,94 @@
+"""Repeat one seed of the simulated crashes and show what happens: `--seed N [--lanes] [--engine] [--trace]`."""
+
+from __future__ import annotations
+
+import argparse
+
+from frazil.testing import SimulatedCrash
+from tests.crash.engine_simulation import EngineSimulation
+from tests.crash.simulation import Profile, Simulation
+from tests.crash.workload import Waiter, Work
+
+
+class TracedWork(Work):
+    """Tells every commit and every answer."""
+
+    def commit(self, entries):
+        for entry in entries:
+            waiter: Waiter = entry[5]
+            topic = entry[0].id if entry[0] is not None else entry[2]
+            first = [payload[:16] for payload in waiter.payloads]
+            print(f"    submit {waiter.kind} topic={topic} {first} {entry[6] or ''}")
+        super().commit(entries)
+
+    def deliver(self, waiters, results):
+        for waiter, result in zip(waiters, results, strict=True):
+            print(f"    answer {waiter.kind} {[p[:16] for p in waiter.payloads]}: {result!r}")
+        super().deliver(waiters, results)
+
+    def step(self):
+        super().step()
+        heads = {t.id: (t.start, t.durable, t.next) for t in self.journal.state.topics.values()}
+        print(f"  segment={self.journal.active.id} lsn={self.journal.state.lsn} {heads}")
+
+
+class TracedSimulation(Simulation):
+    """Tells every life and every sync point."""
+
+    def __init__(self, seed, profile):
+        super().__init__(seed, profile)
+        for work in self.works:
+            work.__class__ = TracedWork
+
+    def open(self):
+        print(f"open crash_at={self.disk.crash_at} cache_lives={self.cache_lives}")
+        inner = self.disk.on_sync
+
+        def told(event):
+            print(f"    {event}")
+            if inner is not None:
+                inner(event)
+
+        if not getattr(inner, "tells", False):
+            told.tells = True
+            self.disk.on_sync = told
+        super().open()
+
+    def check(self, work, *, damaged=False):
+        print(f"  recovered {work.journal.directory}: {work.journal.report}")
+        super().check(work, damaged=damaged)
+
+    def crash(self):
+        lives = self.cache_lives
+        super().crash()
+        print("killed" if self.cache_lives or not lives else "power lost")
+        for path in self.disk.paths():
+            print(f"    {path} {len(self.disk.read_bytes(path))}")
+
+
+def main():
+    """Run it; a broken promise ends with its traceback."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--lanes", action="store_true")
+    parser.add_argument("--engine", action="store_true", help="the suite with metadata")
+    parser.add_argument("--trace", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.engine:
+        engine = EngineSimulation(arguments.seed, lanes=arguments.lanes)
+        engine.run()
+        print(f"seed {arguments.seed}: {engine.recoveries} recoveries, {engine.rewound} rewound")
+        return
+    kind = TracedSimulation if arguments.trace else Simulation
+    simulation = kind(arguments.seed, Profile(lanes=arguments.lanes))
+    try:
+        simulation.run()
+    except SimulatedCrash as crash:
+        raise AssertionError("a crash came out of the last life") from crash
+    print(
+        f"seed {arguments.seed}: {simulation.crashes} crashes, {simulation.recoveries} recoveries"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The checker finds the bugs it is there for: each is planted here and must be found by it.
+
+A plant replaces a part of the product for one test. The same seeds pass without it, so that what
+is found is the plant and nothing else.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from frazil.errors import FrazilError
+from frazil.log import birth
+from frazil.log import format as fmt
+from frazil.log.group import Group
+from frazil.log.journal import Journal
+from frazil.log.recovery import LENGTH_UNKNOWN, Survey
+from frazil.log.scan import Scan, Scanner
+from frazil.testing import SimulatedFileSystem
+from tests.crash.damage import (
+    DamagedSimulation,
+    LastFrameDamage,
+    LengthDamage,
+    RewoundSimulation,
+)
+from tests.crash.simulation import Profile, Simulation
+
+SEEDS_MAX = 800
+FAILING_SYNCS = Profile(sync_fault_share=1.0)
+
+
+def hunt(kind, profile, *, count):
+    """Return the first seed that breaks a promise, None if none does."""
+    for seed in range(count):
+        try:
+            kind(seed, profile).run()
+        except (AssertionError, FrazilError):
+            return seed
+    return None
+
+
+class OtherSync:
+    """A file whose sync is somebody else's; everything else is its own."""
+
+    def __init__(self, file, sync):
+        self._file = file
+        self.sync = sync
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+# -- the plants: each takes monkeypatch and changes one thing -------------------------------------
+
+
+def ack_before_fsync(monkeypatch):
+    honest = Journal._commit_some
+
+    def hasty(self, entries, deliver):
+        file = self._file
+        due = []
+        self._file = OtherSync(file, lambda: due.append(True))
+        later = self._file
+        honest(self, entries, deliver)
+        if self._file is later:
+            self._file = file
+        if due:
+            file.sync()
+
+    monkeypatch.setattr(Journal, "_commit_some", hasty)
+
+
+def wrong_file_after_rotation(monkeypatch):
+    honest = Journal.rotate
+
+    def rotate(self):
+        path = self.active.path
+        honest(self)
+        old = self._file_system.open(path, "write")
+        self._file = OtherSync(self._file, old.sync)
+
+    monkeypatch.setattr(Journal, "rotate", rotate)
+
+
+def no_directory_sync(monkeypatch):
+    honest = SimulatedFileSystem.sync_directory
+
+    def sync_directory(self, path):
+        # The root is synced by the simulation itself.
+        if path == "/":
+            honest(self, path)
+
+    monkeypatch.setattr(SimulatedFileSystem, "sync_directory", sync_directory)
+
+
+def truncation_at_first_bad_frame(monkeypatch):
+    def drop_tail(self, found, scan):
+        if scan.faults:
+            scan.cut(scan.faults[0].position, lsn=scan.faults[0].lsn_before)
+
+    monkeypatch.setattr(Survey, "_drop_tail", drop_tail)
+
+
+def crc_without_length(monkeypatch):
+    honest = Scanner._skip_fault
+
+    def skip_fault(self, reason):
+        data = bytearray(self._file.read_at(self._position, 1 << 20))
+        if len(data) >= fmt.FRAME_HEAD_BYTES:
+            head = fmt.read_head(data, 0)
+            inner = fmt.BODY_HEAD_BYTES + head.runs * fmt.RUN.size + head.size
+            length = inner + (-inner & 7)
+            right = head._replace(length=length)
+            data[8:12] = length.to_bytes(4, "little")
+            fits = head.salt == self._salt and head.length != length
+            if fits and not fmt.frame_fault(memoryview(data), 0, right):
+                # The frame is taken as it is, with the wrong length.
+                self._data(right, self._position, length + 16)
+                self._position = min(self._position + 16 + head.length, self._end)
+                self.result.end = self._position
+                return
+        honest(self, reason)
+
+    monkeypatch.setattr(Scanner, "_skip_fault", skip_fault)
+
+
+def zero_frame_accepted(monkeypatch):
+    honest = Scanner._skip_fault
+
+    def skip_fault(self, reason):
+        head = self._file.read_at(self._position, fmt.FRAME_HEAD_BYTES)
+        places = self.result.places
+        if len(head) == fmt.FRAME_HEAD_BYTES and not any(head) and places:
+            topic, last = next(iter(places.items()))
+            zero = fmt.read_head(head, 0)
+            taken = zero._replace(
+                offset=last.end, topic=topic, records=1, lsn=self.result.lsn + 1, length=72
+            )
+            self._data(taken, self._position, fmt.FRAME_HEAD_BYTES)
+            self._position += fmt.FRAME_HEAD_BYTES
+            self.result.end = self._position
+        honest(self, reason)
+
+    monkeypatch.setattr(Scanner, "_skip_fault", skip_fault)
+
+
+def retry_after_failed_fsync(monkeypatch):
+    honest = Journal._sync
+
+    def sync(self):
+        try:
+            honest(self)
+        except OSError:
+            honest(self)
+
+    monkeypatch.setattr(Journal, "_sync", sync)
+
+
+def metadata_newer_than_log(monkeypatch):
+    honest = birth.declare_gaps
+    monkeypatch.setattr(birth, "declare_gaps", lambda topics, watermarks: honest(topics, {}))
+
+
+def no_marker_after_last_group(monkeypatch):
+    honest = Journal.write_marker
+
+    def write_marker(self, *, close=False):
+        if close:
+            honest(self, close=True)
+        self.marked_lsn = self.synced_lsn
+
+    monkeypatch.setattr(Journal, "write_marker", write_marker)
+
+
+def predecessors_cut_ignored(monkeypatch):
+    honest = Survey._settle_older
+
+    def settle(self, found, successor):
+        header = successor.header._replace(previous_length=LENGTH_UNKNOWN)
+        honest(self, found, attrs.evolve(successor, header=header))
+
+    monkeypatch.setattr(Survey, "_settle_older", settle)
+
+
+def reservation_ignored(monkeypatch):
+    honest = birth.declare_gaps
+
+    def declare(topics, watermarks):
+        for topic in topics:
+            topic.reserved = 0
+        return honest(topics, watermarks)
+
+    monkeypatch.setattr(birth, "declare_gaps", declare)
+
+
+# -- what was found once, planted again -----------------------------------------------------------
+
+
+def reservation_acked_before_its_sync(monkeypatch):
+    honest = Group._reserve_block
+
+    def reserve(self, topic, end):
+        sync = self.sync
+        honest(self, topic, end)
+        self.sync = sync
+
+    monkeypatch.setattr(Group, "_reserve_block", reserve)
+
+
+def repeat_acked_without_its_sync(monkeypatch):
+    honest = Group.finish
+
+    def finish(self):
+        sync = self.sync
+        honest(self)
+        self.sync = sync
+
+    monkeypatch.setattr(Group, "finish", finish)
+
+
+def start_of_before_the_freeing(monkeypatch):
+    honest = birth.encode_checkpoint
+
+    def encode(state, *, lsn):
+        starts = {topic: topic.start for topic in state.topics.values()}
+        for topic in starts:
+            topic.start = 0
+        data = honest(state, lsn=lsn)
+        for topic, start in starts.items():
+            topic.start = start
+        return data
+
+    monkeypatch.setattr(birth, "encode_checkpoint", encode)
+
+
+def breaks_behind_the_cut(monkeypatch):
+    honest = Scan.cut
+
+    def cut(self, position, *, lsn):
+        breaks = self.breaks
+        honest(self, position, lsn=lsn)
+        self.breaks = breaks
+
+    monkeypatch.setattr(Scan, "cut", cut)
+
+
+PLANTS = (
+    (ack_before_fsync, Simulation, Profile()),
+    (wrong_file_after_rotation, Simulation, Profile()),
+    (no_directory_sync, Simulation, Profile()),
+    (truncation_at_first_bad_frame, DamagedSimulation, Profile()),
+    (crc_without_length, LengthDamage, Profile()),
+    (zero_frame_accepted, Simulation, Profile()),
+    (retry_after_failed_fsync, Simulation, FAILING_SYNCS),
+    (metadata_newer_than_log, RewoundSimulation, Profile()),
+    (no_marker_after_last_group, LastFrameDamage, Profile()),
+    (predecessors_cut_ignored, Simulation, Profile()),
+    (reservation_ignored, Simulation, Profile()),
+    (reservation_acked_before_its_sync, Simulation, Profile()),
+    (repeat_acked_without_its_sync, Simulation, Profile()),
+    (start_of_before_the_freeing, Simulation, Profile()),
+    (breaks_behind_the_cut, Simulation, Profile()),
+)
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "profile"), PLANTS, ids=[plant.__name__ for plant, _, _ in PLANTS]
+)
+def test_a_planted_bug_is_found(plant, kind, profile, monkeypatch):
+    """With the bug some seed breaks a promise; without it none of the same seeds does."""
+    with monkeypatch.context() as patch:
+        plant(patch)
+        found = hunt(kind, profile, count=SEEDS_MAX)
+    assert found is not None
+    print(f"found by seed {found}")
+    assert hunt(kind, profile, count=found + 1) is None
