@@ -315,10 +315,11 @@ class _Opening:
         segments = [found.segment for found in survey.found]
         refresh_topics(survey.state.topics.values(), segments, freed=False)
         file = self._file_system.open(last.path, "write")
-        # The markers at the end may be what a failed sync left in the cache alone: written anew,
-        # the next sync takes them along, and no hole opens before what follows.
+        # The markers at the end may be what a failed sync left in the cache alone: written anew and
+        # synced, they open no hole before what follows.
         cut, _lsn = last.scan.proven()
         write_fully(file, cut, [read_fully(file, cut, last.scan.end - cut)])
+        file.sync()
         return Opened(
             state=survey.state,
             report=survey.report,
