@@ -1,0 +1,178 @@
+"""What simulated crashes found once, each as the shortest story that shows it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from frazil.log import format as fmt
+from frazil.log.codec import PLAIN, Control
+from frazil.log.journal import Journal
+from frazil.log.state import Producer, Sent
+from frazil.model import Ack, TopicSpec
+from frazil.testing import (
+    Fault,
+    FaultyFileSystem,
+    SimulatedClock,
+    SimulatedCrash,
+    SimulatedFileSystem,
+)
+from tests.crash.checker import check_report, read_all
+from tests.crash.simulation import PRODUCERS, SETTINGS
+
+DIRECTORY = "/data/lanes/7"
+SPEC = TopicSpec(id=1, name="/default/a", kind="message", created_us=1)
+
+
+def new_disk():
+    disk = SimulatedFileSystem(1)
+    disk.make_directory("/data")
+    disk.sync_directory("/")
+    return disk
+
+
+def open_journal(file_system, seed=1):
+    return Journal.open(
+        file_system,
+        DIRECTORY,
+        clock=SimulatedClock(seed),
+        settings=SETTINGS[0],
+        producers=PRODUCERS,
+    )
+
+
+def commit(journal, *data):
+    """Commit payloads to the topic, or controls; return the answers."""
+    answers = []
+    for item in data:
+        if isinstance(item, Control):
+            entry = (None, None, item, 0, 100, "", None)
+        else:
+            entry = (journal.state.topics[1], PLAIN, item, 0, 100, "", None)
+        journal.commit([entry], lambda _waiters, results: answers.extend(results))
+    return answers
+
+
+def create(journal):
+    commit(journal, Control(fmt.KIND_TOPIC, 1, msgspec.msgpack.encode(SPEC)))
+
+
+def payloads(journal):
+    records, gaps, _lost = read_all(journal, 1)
+    assert not gaps
+    return [payload for _offset, payload, _time in records]
+
+
+def crash_at(disk, event):
+    """Let the disk crash at the first sync point whose name starts like this."""
+
+    def on_sync(name):
+        if name.startswith(event):
+            raise SimulatedCrash
+
+    disk.on_sync = on_sync
+
+
+@pytest.mark.parametrize("parent", ["/data", "/data/lanes"])
+def test_names_of_a_killed_process_are_made_durable(parent):
+    """Directories that a killed process made hold fsynced records that survive a power loss."""
+    disk = new_disk()
+    crash_at(disk, f"before sync_directory {parent}")
+    with pytest.raises(SimulatedCrash):
+        open_journal(disk)
+    disk = disk.kill_clone()
+    journal = open_journal(disk)
+    create(journal)
+    assert isinstance(commit(journal, b"x")[0], Ack)
+    again = open_journal(disk.crash_clone(1, data="nothing", names="nothing"))
+    assert payloads(again) == [b"x"]
+
+
+def test_a_successors_name_does_not_outlive_its_predecessors():
+    """A segment whose name only the cache knew is durable before its successor has one."""
+    disk = new_disk()
+    crash_at(disk, f"before sync_directory {DIRECTORY}")
+    with pytest.raises(SimulatedCrash):
+        open_journal(disk)
+    disk = disk.kill_clone()
+    crash_at(disk, f"after rename {DIRECTORY}/0000000000000002.seg")
+    with pytest.raises(SimulatedCrash):
+        open_journal(disk)
+    for seed in range(40):
+        journal = open_journal(disk.crash_clone(seed, names="torn"))
+        check_report(journal.report)
+        assert journal.state.lsn == 0
+
+
+def test_a_closing_marker_from_a_failed_sync_leaves_no_hole():
+    """A marker that only the cache holds does not become damage when the segment is resumed."""
+    disk = new_disk()
+    journal = open_journal(disk)
+    create(journal)
+    commit(journal, b"x")
+    journal.close()
+    faulty = FaultyFileSystem(disk, [Fault("sync", nth=3)])
+    journal = open_journal(faulty)
+    assert journal.report.resumed
+    assert isinstance(commit(journal, b"y")[0], Ack)
+    journal.close()
+    assert journal.failed is not None
+    disk = disk.kill_clone()
+    journal = open_journal(disk, seed=2)
+    commit(journal, b"z")
+    again = open_journal(disk.crash_clone(1, data="nothing", names="nothing"), seed=3)
+    check_report(again.report)
+    assert payloads(again) == [b"x", b"y", b"z"]
+
+
+def test_freed_segments_go_when_it_is_durable_that_they_are_free():
+    """A kill before the sync of the freeing, then a power loss in recovery, loses nothing."""
+    disk = new_disk()
+    journal = open_journal(disk)
+    create(journal)
+    commit(journal, b"x")
+    journal.rotate()
+    crash_at(disk, "before sync ")
+    with pytest.raises(SimulatedCrash):
+        commit(journal, journal.free(2))
+    disk = disk.kill_clone()
+    crash_at(disk, "before rename ")
+    with pytest.raises(SimulatedCrash):
+        open_journal(disk)
+    again = open_journal(disk.crash_clone(1, data="nothing", names="everything"))
+    check_report(again.report)
+    assert payloads(again) == [b"x"]
+
+
+def test_a_freed_segment_that_is_gone_already_raises_no_alarm():
+    """Of freed segments any may be gone after a power loss, in any order."""
+    disk = new_disk()
+    journal = open_journal(disk)
+    create(journal)
+    for payload in (b"x", b"y", b"z"):
+        commit(journal, payload)
+        journal.rotate()
+    assert isinstance(commit(journal, journal.free(4))[0], Ack)
+    crash_at(disk, "before sync_directory")
+    with pytest.raises(SimulatedCrash):
+        journal.unlink(journal.detach_freed())
+    left = set()
+    for seed in range(40):
+        clone = disk.crash_clone(seed, names="torn")
+        left.add(tuple(path[-5] for path in clone.paths()))
+        again = open_journal(clone)
+        check_report(again.report)
+        assert again.state.topics[1].next == 3
+        assert again.state.topics[1].start == 3
+    assert ("2", "4") in left
+
+
+def test_an_old_epoch_does_not_come_back_into_the_window():
+    """A frame of an older epoch that replay shows again changes nothing in the window."""
+    producer = Producer(producer_id=1, topic=1, name="p", epoch=1, window=5)
+    old, new = Sent(7, 1, 0, 1, 10), Sent(0, 1, 1, 2, 11)
+    producer.record(old, epoch=1)
+    producer.record(new, epoch=2)
+    producer.record(old, epoch=1)
+    producer.record(new, epoch=2)
+    assert list(producer.window) == [new]
