@@ -209,6 +209,9 @@ class Committer:
                     self._refuse_rest([])
         except BaseException as error:  # noqa: BLE001 - the thread's top: any bug is a fail-stop
             self.journal.fail(error)
+            with self._lock:
+                # Nobody takes from the queue any more: later calls are refused at the door.
+                self._stopping = True
             self._refuse_rest(entries)
 
     def _take(self) -> tuple[list[Entry], list[tuple[Callable[[], Any], Pending]]]:

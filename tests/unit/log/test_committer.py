@@ -217,6 +217,36 @@ def test_a_bug_in_the_thread_is_a_fail_stop(tmp_path):
         assert isinstance(caught.value.details["cause"], ZeroDivisionError)
         with pytest.raises(Closed):
             publish(committer, b"late")
+        with pytest.raises(Closed):
+            committer.call(int, WAIT_S)
+
+
+def test_a_bug_behind_a_barrier_answers_each_waiter_once(tmp_path):
+    """Entries before the one that met the bug keep their acks, all behind it are told."""
+
+    class Broken:
+        solo = False
+        version = 0
+
+        def encode(self, records):
+            raise ZeroDivisionError
+
+    with running(tmp_path) as committer:
+        blocked = Blocked(committer)
+        topic = committer.journal.state.topics[1]
+        spec = TopicSpec(id=2, name="/default/b", kind="message", created_us=1)
+        control = Control(fmt.KIND_TOPIC, 2, msgspec.msgpack.encode(spec))
+        waiting = [Pending() for _ in range(4)]
+        committer.submit(entry(topic, b"good", waiting[0]))
+        committer.submit((None, None, control, 0, 100, waiting[1], None))
+        committer.submit((topic, Broken(), b"x", 0, 1, waiting[2], None))
+        committer.submit(entry(topic, b"behind", waiting[3]))
+        blocked.go()
+        assert waiting[0].result(WAIT_S).offset == 0
+        assert isinstance(waiting[1].result(WAIT_S), Ack)
+        for pending in waiting[2:]:
+            with pytest.raises(Closed):
+                pending.result(WAIT_S)
 
 
 def test_one_bad_record_does_not_spoil_its_group(tmp_path):
