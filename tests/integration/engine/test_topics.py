@@ -303,13 +303,13 @@ def test_after_close_every_call_is_refused(tmp_path):
         lambda: list(topic.read()),
         lambda: next(reader),
         lambda: topic.hold("h", 0),
-        lambda: topic.describe(),
+        topic.describe,
         lambda: db.create_topic("c"),
         lambda: db.alter_topic("b", add={"y": "int"}),
         lambda: db.delete_topic("a"),
         lambda: db.append("a", b"x"),
         lambda: db.topic("a"),
-        lambda: db.topics(),
+        db.topics,
     ]
     for number, call in enumerate(calls):
         with pytest.raises(Closed):
