@@ -199,8 +199,10 @@ def decode_places(blob: bytes, entry: TopicEntry) -> Places:
     size = entry.frames * 24
     data = blob[1:]
     if blob[0] == 2:
-        unpacker = zlib.decompressobj()
-        data = unpacker.decompress(data, size + 1)
+        try:
+            data = zlib.decompressobj().decompress(data, size + 1)
+        except zlib.error as error:
+            raise CorruptionError("segment index does not unpack", topic=entry.topic) from error
     if len(data) != size:
         raise CorruptionError("segment index has the wrong size", topic=entry.topic)
     places = Places()
