@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.core import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.reading import AsyncReader, Start
+from frazil.engine.reading import AsyncReader, Start, waker
 from frazil.errors import NotFound
 from frazil.log.codec import PLAIN
 from frazil.model import Ack
@@ -86,8 +85,7 @@ class AsyncTopic:
         deadline = self._loop.time() + self._queue.wait_s
         while True:
             room = asyncio.Event()
-            wake = partial(self._loop.call_soon_threadsafe, room.set)
-            self._queue.on_space(wake)
+            self._queue.on_space(waker(self._loop, room.set))
             if self._queue.submit_all(entries):
                 return
             left = deadline - self._loop.time()

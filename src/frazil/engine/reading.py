@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import threading
 from typing import TYPE_CHECKING
@@ -153,12 +154,15 @@ class Reader:
         """Wait until there is something new; False if the time is up."""
         event = threading.Event()
         state = self._runtime.state
-        state.waiters.append(event.set)
-        if self._has_news() or event.wait(self._timeout_s):
-            self._check_open()
-            return True
-        _forget(state.waiters, event.set)
-        return False
+        wake = event.set
+        state.waiters.append(wake)
+        try:
+            if not self._has_news() and not event.wait(self._timeout_s):
+                return False
+        finally:
+            _forget(state.waiters, wake)
+        self._check_open()
+        return True
 
     def _has_news(self) -> bool:
         journal = self._runtime.lane.journal
@@ -218,18 +222,16 @@ class AsyncReader(Reader):
             if not future.done():
                 future.set_result(None)
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(settle)
-
+        wake = waker(loop, settle)
         state = self._runtime.state
         state.waiters.append(wake)
-        if not self._has_news():
-            try:
+        try:
+            if not self._has_news():
                 await asyncio.wait_for(future, self._timeout_s)
-            except TimeoutError:
-                return False
-            finally:
-                _forget(state.waiters, wake)
+        except TimeoutError:
+            return False
+        finally:
+            _forget(state.waiters, wake)
         self._check_open()
         return True
 
@@ -238,6 +240,19 @@ class AsyncReader(Reader):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+
+def waker(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for other threads that runs `callback` on a loop.
+
+    The loop may be closed by then. The journal's thread calls this: for it an error is the end.
+    """
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback)
+
+    return wake
 
 
 def _forget(waiters: list[Callable[[], None]], waiter: Callable[[], None]) -> None:
