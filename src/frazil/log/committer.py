@@ -28,11 +28,11 @@ class Pending:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
-        self._value: Any = None
+        self._value: Any = ...
 
     def settle(self, value: Any) -> None:
         """Give the answer; only the first one counts."""
-        if self._value is None:
+        if self._value is ...:
             self._value = value
             self._lock.release()
 
@@ -191,6 +191,7 @@ class Committer:
 
     def _run(self) -> None:
         entries: list[Entry] = []
+        tasks: list[tuple[Callable[[], Any], Pending]] = []
         groups = 0
         try:
             while True:
@@ -206,13 +207,13 @@ class Committer:
                 if not entries and not tasks and not self._idle():
                     break
                 if self.journal.failed is not None:
-                    self._refuse_rest([])
+                    self._refuse_rest([], [])
         except BaseException as error:  # noqa: BLE001 - the thread's top: any bug is a fail-stop
             self.journal.fail(error)
             with self._lock:
                 # Nobody takes from the queue any more: later calls are refused at the door.
                 self._stopping = True
-            self._refuse_rest(entries)
+            self._refuse_rest(entries, tasks)
 
     def _take(self) -> tuple[list[Entry], list[tuple[Callable[[], Any], Pending]]]:
         with self._lock:
@@ -244,12 +245,14 @@ class Committer:
             self._sleeping = False
         return True
 
-    def _refuse_rest(self, entries: list[Entry]) -> None:
+    def _refuse_rest(
+        self, entries: list[Entry], taken: list[tuple[Callable[[], Any], Pending]]
+    ) -> None:
         rest, tasks = self._take()
         waiters = [entry[5] for entry in (*entries, *rest)]
         error = self.journal.closed_error()
         deliver(waiters, [error] * len(waiters))
-        for _function, pending in tasks:
+        for _function, pending in (*taken, *tasks):
             pending.settle(error)
 
 
