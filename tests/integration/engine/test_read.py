@@ -1,0 +1,323 @@
+"""Reading: from an offset or a time, in bounded pieces, while others append, and without polling."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+
+import pytest
+
+from frazil.errors import Closed, CorruptionError, InvalidRequest, NotFound
+from frazil.log.reader import LogSource
+from tests.integration.engine.opening import (
+    column_of,
+    open_small,
+    payloads_of,
+    rotate,
+    rows_of,
+)
+
+
+def numbers(count, first=0):
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+def test_a_read_starts_at_any_offset_and_ends_at_the_limit(tmp_path):
+    """An offset in the middle of a frame, a segment or at the head gives exactly the rest."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        for start in range(0, 60, 20):
+            topic.append_many(numbers(20, start))
+            rotate(db)
+        for start in (0, 1, 19, 20, 21, 59, 60):
+            assert payloads_of(topic, start) == numbers(60 - start, start)
+            assert payloads_of(topic, start, limit=7) == numbers(60 - start, start)[:7]
+        assert payloads_of(topic, "latest") == []
+        assert payloads_of(topic, 1000) == []
+
+
+def test_pieces_are_bounded_in_bytes(tmp_path):
+    """A reader holds about `bytes_max` at once, and at least one frame."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        for number in range(50):
+            topic.append(b"%d" % number + b"x" * 1000)
+        whole = [batch.count for batch in topic.read(bytes_max=1 << 20)]
+        small = [batch.count for batch in topic.read(bytes_max=5000)]
+        assert whole == [50]
+        assert max(small) <= 5
+        assert sum(small) == 50
+        assert [batch.count for batch in topic.read(bytes_max=1)] == [1] * 50
+
+
+@pytest.mark.parametrize("start", [-1, True, "middle", 1.5, None])
+def test_wrong_starts_are_refused(tmp_path, start):
+    """A start is an offset, a word or a time."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        with pytest.raises(InvalidRequest):
+            topic.read(start)
+
+
+def test_a_time_finds_the_first_record_at_or_after_it(tmp_path):
+    """Reading from a time begins with the first frame that is not older."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        for number in numbers(10):
+            topic.append(number)
+            time.sleep(0.002)
+        rotate(db)
+        for number in numbers(5, 10):
+            topic.append(number)
+            time.sleep(0.002)
+        times = [record["_time"] for record in rows_of(topic)]
+        assert times == sorted(times)
+        for offset, moment in enumerate(times):
+            assert payloads_of(topic, moment) == numbers(15 - offset, offset)
+        early = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+        assert len(payloads_of(topic, early)) == 15
+        assert payloads_of(topic, times[-1] + dt.timedelta(hours=1)) == []
+
+
+def test_a_read_ends_at_the_head_it_began_with(tmp_path):
+    """What is appended during a read is for the next one, so that a read always ends."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        topic.append_many(numbers(10))
+        seen = []
+        for batch in topic.read(bytes_max=1):
+            seen.append(batch.offset)
+            topic.append_many(numbers(10))
+        assert seen == [0]
+
+
+def test_a_tail_sees_every_record_once(tmp_path):
+    """A tail gives what is there and what comes, in order, over rotations."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        topic.append_many(numbers(5))
+        seen = []
+
+        def follow():
+            for batch in topic.tail("earliest", limit=200):
+                seen.extend(batch.data.column("payload").to_pylist())
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        for number in range(5, 200):
+            topic.append(b"%06d" % number)
+            if number % 50 == 0:
+                rotate(db)
+        thread.join(10)
+        assert seen == numbers(200)
+
+
+def test_an_idle_tail_does_not_poll(tmp_path, monkeypatch):
+    """A tail that waits calls the log not once, and its time-out is kept."""
+    calls = []
+    read = LogSource.read
+
+    def counted(self, *arguments, **options):
+        calls.append(1)
+        return read(self, *arguments, **options)
+
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        topic.append(b"x")
+        monkeypatch.setattr(LogSource, "read", counted)
+        before = time.process_time()
+        began = time.monotonic()
+        assert list(topic.tail(timeout_s=0.5)) == []
+        assert 0.45 < time.monotonic() - began < 5
+        assert len(calls) <= 1
+        assert time.process_time() - before < 0.3
+        assert db.topic("t").runtime.state.waiters == []
+
+
+def test_an_idle_engine_does_not_spin(tmp_path, monkeypatch):
+    """The committer's thread sleeps while nothing is due."""
+    from frazil.log.journal import Journal
+
+    ticks = []
+    tick = Journal.tick
+
+    def counted(self):
+        ticks.append(1)
+        return tick(self)
+
+    with open_small(tmp_path) as db:
+        db.create_topic("t").append(b"x")
+        time.sleep(0.1)
+        monkeypatch.setattr(Journal, "tick", counted)
+        time.sleep(0.4)
+        assert len(ticks) <= 2
+
+
+def test_closing_wakes_a_waiting_tail(tmp_path):
+    """A tail that waits ends with `Closed` when the engine is closed under it."""
+    db = open_small(tmp_path)
+    topic = db.create_topic("t")
+    errors = []
+
+    def follow():
+        try:
+            list(topic.tail())
+        except Closed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    time.sleep(0.1)
+    db.close()
+    thread.join(5)
+    assert len(errors) == 1
+
+
+def test_a_reader_pins_what_it_has_not_read(tmp_path):
+    """Retention does not take records from under an open reader, and does after its end."""
+    with open_small(tmp_path, retention_age_s=0.0, retention_bytes=0) as db:
+        topic = db.create_topic("t")
+        topic.append_many(numbers(10))
+        rotate(db)
+        with topic.read() as reader:
+            db.upkeep.free()
+            assert next(reader).count == 10
+        db.upkeep.free()
+        assert topic.stats()["start"] == 10
+
+
+def test_an_offset_that_was_freed_says_where_to_begin(tmp_path):
+    """Reading below the start is `NotFound` with the first offset that is held."""
+    with open_small(tmp_path, retention_age_s=0.0, retention_bytes=0) as db:
+        topic = db.create_topic("t")
+        topic.append_many(numbers(10))
+        rotate(db)
+        db.upkeep.free()
+        topic.append(b"new")
+        with pytest.raises(NotFound) as caught:
+            payloads_of(topic, 3)
+        assert caught.value.details["offset_first"] == 10
+        assert payloads_of(topic) == [b"new"]
+
+
+def test_damaged_records_are_an_error_and_never_skipped(tmp_path):
+    """A flipped bit in a sealed segment is `CorruptionError` with the range and where to go on."""
+    db = open_small(tmp_path)
+    topic = db.create_topic("t")
+    for number in numbers(3):
+        topic.append(number * 50)
+    rotate(db)
+    path = next(p for p in sorted((tmp_path / "journal").iterdir()) if p.is_file())
+    data = bytearray(path.read_bytes())
+    at = data.find(b"000001" * 10)
+    data[at + 5] ^= 1
+    path.write_bytes(data)
+    assert payloads_of(topic, limit=1) == [b"000000" * 50]
+    with pytest.raises(CorruptionError) as caught:
+        payloads_of(topic, 1)
+    assert (caught.value.details["offset_first"], caught.value.details["offset_next"]) == (1, 2)
+    assert payloads_of(topic, 2) == [b"000002" * 50]
+    assert db.upkeep.scrub_segment(db.main.journal.segments[0]) != ""
+    assert db.stats()["health"] == "degraded"
+    db.close()
+
+
+def test_old_rows_are_read_under_the_new_columns(tmp_path):
+    """Added columns are null, widened ones wider, renamed ones renamed, dropped ones gone."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", {"a": "int", "b": "float", "c": "string"})
+        topic.append(a=1, b=1.5, c="x")
+        rotate(db)
+        db.alter_topic("t", add={"d": "date"}, widen={"a": "long", "b": "double"})
+        topic.append(a=2**40, b=1e300, c="y", d=dt.date(2024, 1, 1))
+        db.alter_topic("t", rename={"c": "e"}, drop=["b"])
+        topic.append(a=3, e="z")
+        expected = [
+            {"a": 1, "e": "x", "d": None},
+            {"a": 2**40, "e": "y", "d": dt.date(2024, 1, 1)},
+            {"a": 3, "e": "z", "d": None},
+        ]
+        shown = [{key: row[key] for key in ("a", "e", "d")} for row in rows_of(topic)]
+        assert shown == expected
+        assert "b" not in rows_of(topic)[0]
+        assert topic.describe()["schema_version"] == 3
+    with open_small(tmp_path) as db:
+        assert [row["a"] for row in rows_of(db.topic("t"))] == [1, 2**40, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"widen": {"a": "string"}},
+        {"widen": {"l": "int"}},
+        {"drop": ["missing"]},
+        {"drop": ["id"]},
+        {"rename": {"a": "l"}},
+        {"add": {"a": "int"}},
+        {"add": {"z": "nothing"}},
+        {"lane": "dedicated"},
+        {"colour": "red"},
+    ],
+)
+def test_other_changes_are_refused_with_the_reason(tmp_path, change):
+    """What is not a safe change is refused, and the topic is as before."""
+    with open_small(tmp_path) as db:
+        columns = {"id": "long", "a": "int", "l": "long"}
+        topic = db.create_topic("t", columns, primary_key="id")
+        before = topic.describe()
+        with pytest.raises(InvalidRequest):
+            db.alter_topic("t", **change)
+        assert topic.describe() == before
+        with pytest.raises(InvalidRequest, match="fixed columns"):
+            db.create_topic("m")
+            db.alter_topic("m", add={"x": "int"})
+
+
+def test_columns_change_under_eight_publishers(tmp_path):
+    """While the columns change, no publish fails and no row is lost or doubled."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", {"n": "long", "v": "int"})
+        errors, stop = [], threading.Event()
+        counts = [0] * 8
+
+        def publish(thread):
+            while not stop.is_set():
+                try:
+                    topic.append({"n": thread * 1_000_000 + counts[thread], "v": 1})
+                except Exception as error:  # noqa: BLE001 - whatever it is fails the test
+                    errors.append(error)
+                    return
+                counts[thread] += 1
+
+        threads = [threading.Thread(target=publish, args=(each,)) for each in range(8)]
+        for thread in threads:
+            thread.start()
+        for number in range(20):
+            db.alter_topic("t", add={f"c{number}": "int"})
+            if number == 10:
+                db.alter_topic("t", widen={"v": "long"})
+            if number % 4 == 3:
+                db.alter_topic("t", drop=[f"c{number}"])
+            time.sleep(0.01)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        wanted = [t * 1_000_000 + n for t in range(8) for n in range(counts[t])]
+        assert sorted(column_of(topic, "n")) == wanted
+    with open_small(tmp_path) as db:
+        assert sorted(column_of(db.topic("t"), "n")) == wanted
+
+
+def test_a_partitioned_topic_changes_as_one(tmp_path):
+    """Altering a partitioned topic changes all its parts and its options, for good."""
+    with open_small(tmp_path) as db:
+        db.create_topic("p", {"id": "long"}, primary_key="id", partitions=3)
+        topic = db.alter_topic("p", add={"x": "int"}, retention_age="1h")
+        topic.append(id=1, x=2)
+        assert all("x" in part.schema.names for part in topic.parts)
+    with open_small(tmp_path) as db:
+        facts = db.describe("p")
+        assert [column["name"] for column in facts["columns"]] == ["id", "x"]
+        assert facts["retention_age_s"] == 3600.0
