@@ -141,9 +141,9 @@ class LogSettings(Section):
     )
     write_bytes_max: Bytes = setting(
         10 * MIB,
-        "One group of frames is written in pieces of at most this size.",
+        "One frame has at most this many bytes; larger calls become several frames.",
         low=KIB,
-        high=GIB,
+        high=128 * MIB,
     )
     compression: Literal["none", "lz4", "zstd"] = setting(
         "none", "How the bodies of frames are compressed."
@@ -167,7 +167,8 @@ class LogSettings(Section):
         60.0, "How often retention looks for segments to free.", low=0.01, high=DAY
     )
     on_full: OnFull = setting(
-        "block", "On a full disk publishers wait, or the oldest data expires."
+        "block",
+        "At a topic's quota of held data its publishers are refused, or its oldest data expires.",
     )
     ballast_bytes: Bytes = setting(
         64 * MIB,

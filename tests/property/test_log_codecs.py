@@ -163,6 +163,7 @@ def test_mend_head_takes_junk(junk):
         previous_length=U64,
         previous_lsn=U64,
         created_us=I64,
+        born_length=U64,
         format_version=st.integers(1, 2**16 - 1),
         reader_version_min=st.just(1),
     ),

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from frazil.clock import SystemClock
 from frazil.config import Settings, load_settings
 from frazil.engine import facts
 from frazil.engine.catalog import (
-    TOPIC_ENCODER,
     check_hold_name,
     check_options,
     first_columns,
     request_topic,
     specs_of,
 )
-from frazil.engine.directory import DataDirectory, prepare, take_lock
-from frazil.engine.indexing import Indexer, known_topics, open_store
-from frazil.engine.lanes import LaneRuntime
+from frazil.engine.completion import topic_control
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.runtime import TopicRuntime
+from frazil.engine.registry import Registry
 from frazil.engine.topic import Topic
-from frazil.engine.upkeep import Upkeep
-from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from frazil.fs import RealFileSystem
-from frazil.ingest.columns import IngestLimits
 from frazil.ingest.evolution import (
     AddColumn,
     DropColumn,
@@ -39,196 +32,28 @@ from frazil.ingest.evolution import (
 )
 from frazil.log import format as fmt
 from frazil.log.codec import Control
-from frazil.log.history import ChainedHistory
-from frazil.log.journal import Journal
 from frazil.log.state import STATE_HOLD
 from frazil.model import Ack, TopicSpec, full_topic_name
-from frazil.telemetry import event, warn
+from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
+    import pyarrow as pa
+
     from frazil.clock import Clock
+    from frazil.engine.runtime import TopicRuntime
     from frazil.fs import FileSystem
     from frazil.log.history import HistorySource
-    from frazil.log.state import TopicState
 
 
-class Engine:
+class Engine(Registry):
     """An open data directory. Safe to use from many threads; a context manager.
 
     Opening recovers the log: every record acked as fsynced is there. One process at a time.
     """
-
-    def __init__(
-        self, settings: Settings, *, file_system: FileSystem, clock: Clock, threads: bool = True
-    ) -> None:
-        if not __debug__:
-            raise InvalidRequest("run Python without -O: Frazil checks its own work by assertions")
-        self.settings = settings
-        self.paths = DataDirectory(os.path.abspath(settings.data_dir))
-        self.clock = clock
-        self.warnings: list[str] = []
-        self.closed = False
-        self.file_system = file_system
-        self._threads = threads
-        self._limits = _limits(settings)
-        compression = settings.log.compression
-        self._options = pa.ipc.IpcWriteOptions(
-            compression=None if compression == "none" else compression
-        )
-        self._control = threading.RLock()
-        self._lanes: dict[int, LaneRuntime] = {}
-        self._topics: dict[str, TopicRuntime] = {}
-        self._parents: dict[str, TopicSpec] = {}
-        self._sources: list[HistorySource] = []
-        prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
-        self._lock = take_lock(file_system, self.paths)
-        try:
-            self._open()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def _open(self) -> None:
-        store, warnings = open_store(
-            self.settings, self.paths, file_system=self.file_system, clock=self.clock
-        )
-        self.warnings += warnings
-        self._indexer = Indexer(store)
-        try:
-            known, ends = known_topics(store)
-            shared = {t: end for t, end in ends.items() if known[t][0].lane == "shared"}
-            self.main = self._open_lane(self.paths.journal, "journal", known, shared)
-            for topic in list(self.main.journal.state.topics.values()):
-                if topic.spec.lane == "dedicated" and not topic.spec.partitions:
-                    self._open_topic_lane(topic.spec, topic.schemas, known, ends)
-            for lane in self._all_lanes():
-                self.warnings += lane.journal.report.warnings
-            self._bind_all()
-            self.upkeep = Upkeep(self, threads=self._threads)
-            self.warnings += self._rebuild_index()
-        except BaseException:
-            self._indexer.close()
-            raise
-        for lane in self._all_lanes():
-            lane.queue.start()
-        self.upkeep.start()
-        event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
-        for warning in self.warnings:
-            warn("engine_warning", warning=warning)
-
-    def _open_lane(
-        self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]
-    ) -> LaneRuntime:
-        try:
-            journal = Journal.open(
-                self.file_system,
-                directory,
-                clock=self.clock,
-                settings=self.settings.log,
-                producers=self.settings.producers,
-                watermarks=ends,
-                known_topics=known,
-            )
-        except OSError as error:
-            raise Unavailable(
-                "the journal cannot be opened, check the disk and the directory's rights",
-                path=directory,
-                error=error,
-            ) from error
-        journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
-        return LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
-
-    def _open_topic_lane(
-        self,
-        spec: TopicSpec,
-        schemas: Mapping[int, bytes],
-        known: Mapping[int, Any],
-        ends: Mapping[int, int],
-    ) -> LaneRuntime:
-        """Open a dedicated lane and write into it what it must know of its topic."""
-        own = {spec.id: ends[spec.id]} if spec.id in ends else {}
-        lane = self._open_lane(self.paths.lane(spec.id), f"lane-{spec.id}", known, own)
-        self._lanes[spec.id] = lane
-        state = lane.journal.state.topics.get(spec.id)
-        controls: list[Control] = []
-        if state is None or state.spec != spec:
-            controls.append(_topic_control(spec))
-        have = {} if state is None else state.schemas
-        controls += [
-            Control(fmt.KIND_SCHEMA, spec.id, data, schema=version)
-            for version, data in schemas.items()
-            if version not in have
-        ]
-        self._commit_inline(lane, controls)
-        return lane
-
-    def _bind_all(self) -> None:
-        """Bind all topics; what a crash left half made is removed or completed first."""
-        topics = self.main.journal.state.topics
-        parents = {t.id for t in topics.values() if t.spec.partitions and not t.spec.deleted_us}
-        controls: list[Control] = []
-        for topic in list(topics.values()):
-            spec = topic.spec
-            if spec.deleted_us:
-                continue
-            columns_missing = spec.kind == "table" and not spec.partitions and not topic.schemas
-            if columns_missing or (spec.part_of and spec.part_of not in parents):
-                self.warnings.append(f"topic {spec.name} was half made and is removed")
-                fresh = msgspec.structs.replace(spec, deleted_us=self.clock.now_us())
-                controls.append(_topic_control(fresh))
-            elif spec.part_of:
-                controls += _missing_schemas(topic, topics.values())
-        self._commit_inline(self.main, controls)
-        for topic in sorted(topics.values(), key=lambda topic: topic.spec.partitions):
-            if not topic.spec.deleted_us:
-                self._bind(topic.spec)
-
-    def _commit_inline(self, lane: LaneRuntime, controls: Sequence[Control]) -> None:
-        """Commit control frames while the journal's thread does not run yet."""
-        if not controls:
-            return
-        entries: list[Any] = [(None, None, control, 0, 0, None, None) for control in controls]
-        lane.journal.commit(entries, lambda _waiters, _results: None)
-        if lane.journal.failed is not None:
-            raise lane.journal.closed_error()
-
-    def _rebuild_index(self) -> list[str]:
-        """Bring the metadata in line with the log: all topics, parents of parts included."""
-        known = self.main.journal.state.topics
-        states = [runtime.state for runtime in self._topics.values()]
-        states += [known[parent.id] for parent in self._parents.values()]
-        return self._indexer.rebuild([lane.journal for lane in self._all_lanes()], states)
-
-    def _bind(self, spec: TopicSpec) -> None:
-        if spec.partitions:
-            self._parents[spec.name] = spec
-            for part in self._runtimes(spec.name) if spec.primary_key else ():
-                # How many parts there are is known from here on: they are made before their parent.
-                part.routing = (part.state.spec.part_index, spec.partitions)
-            return
-        lane = self._lanes.get(spec.id, self.main)
-        runtime = TopicRuntime(
-            lane.journal.state.topics[spec.id],
-            lane,
-            settings=self.settings,
-            limits=self._limits,
-            clock=self.clock,
-            options=self._options,
-        )
-        self._topics[spec.name] = runtime
-        self._chain(runtime)
-
-    def _chain(self, runtime: TopicRuntime) -> None:
-        runtime.history = ChainedHistory([*self._sources, runtime.lane.source])
-
-    def _all_lanes(self) -> list[LaneRuntime]:
-        return [self.main, *self._lanes.values()]
-
-    # -- topics ----------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -292,14 +117,14 @@ class Engine:
 
     def _create_one(self, spec: TopicSpec, schema: bytes) -> None:
         # A crash between these steps leaves a half-made topic, which the next opening removes.
-        self.main.control(_topic_control(spec))
+        self.main.control(topic_control(spec))
         schemas: dict[int, bytes] = {}
         if schema and not spec.partitions:
             self.main.control(Control(fmt.KIND_SCHEMA, spec.id, schema, schema=1))
             schemas[1] = schema
         if spec.lane == "dedicated" and not spec.partitions:
             lane = self._open_topic_lane(spec, schemas, {}, {})
-            lane.queue.start()
+            self._start_lane(lane)
         self._bind(spec)
         if spec.name in self._topics:
             self.upkeep.new_topic(self._topics[spec.name])
@@ -356,23 +181,21 @@ class Engine:
         with self._control:
             self._check_open()
             handle = self.topic(name)
-            for runtime in self._runtimes(handle.name):
+            runtimes = self._runtimes(handle.name)
+            if runtimes[0].state.spec.part_of and handle.name not in self._parents:
+                raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
+            if clean and handle.name in self._parents:
+                # The parent first: an opening after a crash brings the parts in line with it.
+                parent = self._redefine(self._parents[handle.name], clean)
+                state = self.main.journal.state.topics[parent.id]
+                self._indexer.topic_changed(self.main.journal, [state])
+            for runtime in runtimes:
                 if changes:
                     self._evolve(runtime, changes)
                 if clean:
                     self._redefine(runtime.state.spec, clean)
                 self._indexer.topic_changed(runtime.lane.journal, [runtime.state])
-            if clean and handle.name in self._parents:
-                parent = self._redefine(self._parents[handle.name], clean)
-                state = self.main.journal.state.topics[parent.id]
-                self._indexer.topic_changed(self.main.journal, [state])
             return self.topic(name)
-
-    def _runtimes(self, full: str) -> list[TopicRuntime]:
-        parent = self._parents.get(full)
-        if parent is None:
-            return [self._topics[full]]
-        return [self._topics[f"{full}-part-{index}"] for index in range(parent.partitions)]
 
     def _evolve(self, runtime: TopicRuntime, changes: Sequence[Any]) -> None:
         spec = runtime.state.spec
@@ -392,10 +215,10 @@ class Engine:
 
     def _redefine(self, spec: TopicSpec, changes: Mapping[str, Any]) -> TopicSpec:
         fresh = msgspec.structs.replace(spec, version=spec.version + 1, **changes)
-        self.main.control(_topic_control(fresh))
+        self.main.control(topic_control(fresh))
         lane = self._lanes.get(spec.id)
         if lane is not None:
-            lane.control(_topic_control(fresh))
+            lane.control(topic_control(fresh))
         if fresh.partitions:
             self._parents[fresh.name] = fresh
         return fresh
@@ -426,8 +249,6 @@ class Engine:
             self._indexer.topic_changed(self.main.journal, [state.topics[s.id] for s in specs])
             event("topic_deleted", topic=full)
 
-    # -- publish by name -------------------------------------------------------------------------
-
     def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to a topic by name; see `Topic.append`.
 
@@ -451,8 +272,6 @@ class Engine:
                 raise
         columns = first_columns(record, options, self._limits)
         return self.create_topic(name, columns, exist_ok=True)
-
-    # -- holds -----------------------------------------------------------------------------------
 
     def hold(self, topic: str, name: str, offset: int) -> None:
         """Keep a topic's records from `offset` on; durable on return.
@@ -515,16 +334,6 @@ class Engine:
         payload = msgspec.msgpack.encode((STATE_HOLD, name, offset))
         runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
 
-    def _runtime(self, name: str) -> TopicRuntime:
-        self._check_open()
-        full = full_topic_name(name)
-        runtime = self._topics.get(full)
-        if runtime is None:
-            raise NotFound("no such topic", topic=full)
-        return runtime
-
-    # -- other tiers -----------------------------------------------------------------------------
-
     def add_source(self, source: HistorySource) -> None:
         """Put a history source before the log: readers take from it what the log gave up."""
         with self._control:
@@ -542,8 +351,6 @@ class Engine:
             raise InvalidRequest("only durable records can be released", offset=offset)
         self.upkeep.release(runtime.state.id, offset)
 
-    # -- facts -----------------------------------------------------------------------------------
-
     def describe(self, name: str) -> dict[str, Any]:
         """Return everything that is known about a topic, ready for JSON."""
         full = full_topic_name(name)
@@ -560,57 +367,6 @@ class Engine:
         """Return counts, sizes and watermarks of the whole engine."""
         return facts.engine_stats(self, self._all_lanes(), list(self._topics.values()))
 
-    @property
-    def metadata_failed(self) -> str:
-        """Return why the metadata store stopped, empty if it works."""
-        return "" if self._indexer.failed is None else str(self._indexer.failed)
-
-    @property
-    def runtimes(self) -> list[TopicRuntime]:
-        """Return all topics at work."""
-        return list(self._topics.values())
-
-    @property
-    def lanes(self) -> list[LaneRuntime]:
-        """Return all journals at work, the shared one first."""
-        return self._all_lanes()
-
-    def drop_lane(self, topic_id: int) -> None:
-        """Close the lane of a topic that was deleted long ago and remove its files."""
-        with self._control:
-            lane = self._lanes.pop(topic_id, None)
-            if lane is None or self.closed:
-                return
-            lane.stop()
-            lane.journal.unlink(lane.journal.segments)
-            event("lane_dropped", lane=lane.name)
-
-    def note_segments(self, lane: LaneRuntime) -> None:
-        """Note a journal's segments in the metadata."""
-        with self._control:
-            if not self.closed:
-                self._indexer.segments_changed(lane.journal)
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise Closed("the engine is closed")
-
-    # -- the end ---------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Commit what waits, sync, close everything; closing twice is fine."""
-        with self._control:
-            if self.closed:
-                return
-            self.closed = True
-        self.upkeep.stop()
-        for lane in self._all_lanes():
-            lane.stop()
-        self._rebuild_index()
-        self._indexer.close()
-        self._lock.release()
-        event("engine_closed", data_dir=self.paths.root)
-
     def __enter__(self) -> Self:
         return self
 
@@ -621,34 +377,6 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _topic_control(spec: TopicSpec) -> Control:
-    return Control(fmt.KIND_TOPIC, spec.id, TOPIC_ENCODER.encode(spec))
-
-
-def _missing_schemas(part: TopicState, topics: Iterable[TopicState]) -> list[Control]:
-    """Return the schemas that a part lacks and its siblings have: an `alter` was cut short."""
-    siblings = [topic for topic in topics if topic.spec.part_of == part.spec.part_of]
-    newest = max(siblings, key=lambda topic: topic.schema_version)
-    return [
-        Control(fmt.KIND_SCHEMA, part.id, data, schema=version)
-        for version, data in sorted(newest.schemas.items())
-        if version not in part.schemas
-    ]
-
-
-def _limits(settings: Settings) -> IngestLimits:
-    topics = settings.topics
-    return IngestLimits(
-        message_bytes_max=topics.message_bytes_max,
-        key_bytes_max=topics.key_bytes_max,
-        attributes_max=topics.attributes_max,
-        attributes_bytes_max=topics.attributes_bytes_max,
-        columns_max=topics.columns_max,
-        nesting_max=topics.nesting_max,
-        future_time_max_us=int(topics.future_time_max_s * 1_000_000),
-    )
 
 
 def open_engine(

@@ -17,8 +17,8 @@ from frazil.log.state import RANGE_GAP, STATE_HOLD
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    from frazil.engine.core import Engine
     from frazil.engine.lanes import LaneRuntime
+    from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
 
@@ -32,7 +32,7 @@ class Upkeep:
     A fault of one task never stops the others; it is kept in `errors` and shown by `stats`.
     """
 
-    def __init__(self, engine: Engine, *, threads: bool) -> None:
+    def __init__(self, engine: Registry, *, threads: bool) -> None:
         self._engine = engine
         self._settings = engine.settings.log
         self._threads = threads
@@ -135,14 +135,24 @@ class Upkeep:
     def check_space(self) -> None:
         """Stop publishing while the disk is too full, and let it go on when there is room."""
         if self.space.check():
-            error = self.space.error
-            name = "publishing_stopped" if self.space.blocked else "publishing_resumed"
-            warn(name, free_bytes=self.space.free_bytes, free_bytes_min=self.space.mark_bytes)
-            for runtime in self._engine.runtimes:
-                if self.space.blocked:
-                    runtime.refusal = error
-                elif runtime.refusal == error:
-                    runtime.refusal = None
+            self._apply_space()
+
+    def disk_full(self) -> None:
+        """Stop publishing at once: a write met a full disk."""
+        if not self.space.blocked:
+            self.space.block()
+            self._apply_space()
+
+    def _apply_space(self) -> None:
+        """Tell all topics whether the disk lets them publish."""
+        error = self.space.error
+        name = "publishing_stopped" if self.space.blocked else "publishing_resumed"
+        warn(name, free_bytes=self.space.free_bytes, free_bytes_min=self.space.mark_bytes)
+        for runtime in self._engine.runtimes:
+            if self.space.blocked:
+                runtime.refusal = error
+            elif runtime.refusal == error:
+                runtime.refusal = None
 
     def free(self) -> None:
         """Free the oldest segments that no hold, reader or retention rule keeps."""

@@ -422,7 +422,7 @@ class _Opening:
             active=active,
             file=file,
             position=position,
-            frames=2 + len(frames),
+            frames=2 + (0 if rest is None else rest.count),
             marked_lsn=lsn_end,
         )
 
@@ -473,6 +473,7 @@ class _Rewriter:
         self.lsn = lsn
         self.synced = lsn
         self.copied = 0
+        self.count = 0
 
     def copy(self, start: int, end: int) -> None:
         """Take over the frames in `[start, end)` of the old segment, all verified before."""
@@ -534,6 +535,7 @@ class _Rewriter:
         if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
             self._data.append((head, self.size, size))
         self.frames += (first, data, padding)
+        self.count += 1
         self.size += size
 
     def place(self, position: int) -> None:

@@ -75,7 +75,7 @@ ALIGNMENT: Final = 8
 _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
 SEGMENT_MAGIC: Final = b"FRAZSEG1"
-SEGMENT_HEADER: Final = struct.Struct("<8sHHI16sQ8sIIQQQq")
+SEGMENT_HEADER: Final = struct.Struct("<8sHHI16sQ8sIIQQQqQ")
 SEGMENT_HEADER_BYTES: Final = 128
 FOOTER_MAGIC: Final = b"FRAZEND1"
 TRAILER: Final = struct.Struct("<QII8s")
@@ -129,6 +129,8 @@ class SegmentHeader(NamedTuple):
     previous_length: int
     previous_lsn: int
     created_us: int
+    born_length: int = 0
+    """Bytes below this were synced before the file got its name: they are never a torn tail."""
     format_version: int = FORMAT_VERSION
     reader_version_min: int = READER_VERSION
 
@@ -272,6 +274,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
         header.previous_length,
         header.previous_lsn,
         header.created_us,
+        header.born_length,
     )
     data = fields.ljust(SEGMENT_HEADER_BYTES - 4, b"\0")
     return data + zlib.crc32(data).to_bytes(4, "little")
@@ -309,6 +312,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
         previous_length=fields[10],
         previous_lsn=fields[11],
         created_us=fields[12],
+        born_length=fields[13],
         format_version=version,
         reader_version_min=reader_min,
     )

@@ -64,8 +64,6 @@ class Group:
         self.reserved: list[tuple[TopicState, int]] = []
         self.waiters: list[Waiter] = []
         self.results: list[Any] = []
-        self.early: list[int] = []
-        """Numbers of the waiters that need no sync."""
         self.sync = False
         self.lsn = lsn
         self._state = state
@@ -198,7 +196,6 @@ class Group:
             self._reserve_block(topic, offset + count)
         lsn = self.lsn + 1
         runs = self._runs(topic, entries, offset, lsn) if any(map(_sender_of, entries)) else b""
-        start = len(self.waiters)
         self._frame(topic, payload, offset=offset, count=count, version=codec.version, runs=runs)
         self._next[topic.id] = offset + count
         self.waiters += map(_waiter_of, entries)
@@ -210,18 +207,12 @@ class Group:
                 end = offset + (entry[3] or 1)
                 self.results.append(Ack(offset, end - 1, lsn))
                 offset = end
-        self._note_levels(topic, entries, start)
+        self._note_levels(topic, entries)
 
-    def _note_levels(self, topic: TopicState, entries: list[Entry], start: int) -> None:
-        if topic.sync_on_append:
+    def _note_levels(self, topic: TopicState, entries: list[Entry]) -> None:
+        """Ask for a sync if one of the entries waits for it."""
+        if topic.sync_on_append or any(s is not None and s.sync for s in map(_sender_of, entries)):
             self.sync = True
-            return
-        for number, entry in enumerate(entries, start):
-            sender = entry[6]
-            if sender is not None and sender.sync:
-                self.sync = True
-            else:
-                self.early.append(number)
 
     def _isolate(
         self, topic: TopicState, codec: Codec, entries: list[Entry], error: InvalidRequest
@@ -248,7 +239,6 @@ class Group:
             window = self._windows.get((topic.id, sender.producer))
             if window and window[-1].sequence == sender.sequence:
                 window.pop()
-        self.early.append(len(self.waiters))
         self.waiters.append(entry[5])
         self.results.append(error)
 
@@ -302,13 +292,10 @@ class Group:
 
     def _answer(self, topic: TopicState, entry: Entry, ack: Ack) -> None:
         """Answer a repeat; if its first record is not durable yet, a sync comes first."""
-        number = len(self.waiters)
         self.waiters.append(entry[5])
         self.results.append(ack)
-        if ack.offset_last < topic.durable:
-            self.early.append(number)
-        else:
-            self._note_levels(topic, [entry], number)
+        if ack.offset_last >= topic.durable:
+            self._note_levels(topic, [entry])
 
     def _register(self, topic: TopicState, name: str, epoch: int) -> Producer:
         producer_id = self._state.producer_id_last + 1 + len(self._producers)
@@ -359,7 +346,6 @@ class Group:
                     self.results.append(Ack(sent.offset, last, sent.lsn))
                     break
             else:
-                self.early.append(len(self.waiters))
                 self.waiters.append(entry[5])
                 self.results.append(Conflict("the first try of this batch failed, send it again"))
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 RETRY_FULL_S: Final = 1.0
+FULL_PAUSE_S: Final = 1.0
 GROUP_BYTES_MAX: Final = 64 << 20
 """A call larger than this is written and synced in several groups."""
 _codec_of = itemgetter(1)
@@ -88,7 +89,8 @@ class Journal:
         self._dirty_bytes = 0
         self._dirty_since = 0.0
         self._last_append = clock.monotonic()
-        self.on_visible: Callable[[TopicState], None] | None = None
+        self.on_disk_full: Callable[[], None] | None = None
+        """Called by the journal's thread when a write met a full disk."""
         for topic in self.state.topics.values():
             topic.durable = topic.visible = topic.next
             topic.places = self.active.live_places.get(topic.id)
@@ -227,6 +229,8 @@ class Journal:
             if error.errno not in DISK_FULL:
                 raise
             self._undo_write()
+            if self.on_disk_full is not None:
+                self.on_disk_full()
             deliver(group.waiters, [self._full()] * len(group.waiters))
             return False
         self._filled = max(self._filled, end)
@@ -271,7 +275,7 @@ class Journal:
             self._dirty_since = self.clock.monotonic()
         self._dirty_bytes += group.size
         self._position += group.size
-        self._frames += len(group.buffers)
+        self._frames += len(group.data) + len(group.controls)
         state.lsn = group.lsn
         state.time_us = time_us
         self.active.body_end = self._position
@@ -302,7 +306,6 @@ class Journal:
         """Make everything written durable, then visible. An error here is final."""
         self._file.sync()
         self.sync_count += 1
-        self.delete_grace_us = 24 * 3600 * 1_000_000
         self.synced_lsn = self.state.lsn
         self._last_append = self.clock.monotonic()
         for topic, end in self._dirty_reserved:
@@ -332,6 +335,9 @@ class Journal:
             return None
         try:
             return self._tick()
+        except Overloaded:
+            # No room for the next segment: the present one goes on.
+            return FULL_PAUSE_S
         except OSError as error:
             self._fail(error)
             return None

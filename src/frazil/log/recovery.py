@@ -244,6 +244,9 @@ class Survey:
         for fault in scan.faults:
             if fault.lsn_after and scan.synced > fault.lsn_before:
                 continue
+            if fault.position < found.header.born_length:
+                # The segment was born with these bytes, synced: nothing there can be torn.
+                continue
             if not fault.zero or fault.lsn_after:
                 found.torn_from = fault.position
                 self.report.bytes_torn += found.size - fault.position

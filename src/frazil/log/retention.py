@@ -6,12 +6,13 @@ stuck keeps its segments until its data is `released`, that is, held by the next
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from frazil.log.segment import Segment
     from frazil.log.state import TopicState

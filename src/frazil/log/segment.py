@@ -217,7 +217,9 @@ def give_birth(
         file_system.unlink(unborn)
     file = file_system.open(unborn, "create")
     try:
-        size = write_fully(file, 0, [fmt.encode_segment_header(header), *frames])
+        born = fmt.SEGMENT_HEADER_BYTES + sum(memoryview(frame).nbytes for frame in frames)
+        first = fmt.encode_segment_header(header._replace(born_length=born))
+        size = write_fully(file, 0, [first, *frames])
         file.sync()
         file_system.rename(unborn, path)
         file_system.sync_directory(directory)

@@ -1,0 +1,289 @@
+"""Journals, lanes and topics at work: how an engine is opened, kept together and closed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from frazil.engine.completion import topic_control, unfinished
+from frazil.engine.directory import DataDirectory, prepare, take_lock
+from frazil.engine.indexing import Indexer, known_topics, open_store
+from frazil.engine.lanes import LaneRuntime
+from frazil.engine.runtime import TopicRuntime
+from frazil.engine.upkeep import Upkeep
+from frazil.errors import Closed, InvalidRequest, NotFound, Unavailable
+from frazil.ingest.columns import IngestLimits
+from frazil.log import format as fmt
+from frazil.log.codec import Control
+from frazil.log.history import ChainedHistory
+from frazil.log.journal import Journal
+from frazil.model import TopicSpec, full_topic_name
+from frazil.telemetry import event, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.fs import FileSystem
+    from frazil.log.history import HistorySource
+
+
+class Registry:
+    """An open data directory: its lock, its journals, its metadata, and the topics by name."""
+
+    def __init__(
+        self, settings: Settings, *, file_system: FileSystem, clock: Clock, threads: bool = True
+    ) -> None:
+        if not __debug__:
+            raise InvalidRequest("run Python without -O: Frazil checks its own work by assertions")
+        if sys.byteorder != "little":
+            raise InvalidRequest("this machine is big-endian, which the format does not support")
+        self.settings = settings
+        self.paths = DataDirectory(os.path.abspath(settings.data_dir))
+        self.clock = clock
+        self.warnings: list[str] = []
+        self.closed = False
+        self.file_system = file_system
+        self._threads = threads
+        self._limits = _limits(settings)
+        compression = settings.log.compression
+        self._options = pa.ipc.IpcWriteOptions(
+            compression=None if compression == "none" else compression
+        )
+        self._control = threading.RLock()
+        self._lanes: dict[int, LaneRuntime] = {}
+        self._topics: dict[str, TopicRuntime] = {}
+        self._parents: dict[str, TopicSpec] = {}
+        self._sources: list[HistorySource] = []
+        prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
+        self._lock = take_lock(file_system, self.paths)
+        try:
+            self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self) -> None:
+        store, warnings = open_store(
+            self.settings, self.paths, file_system=self.file_system, clock=self.clock
+        )
+        self.warnings += warnings
+        self._indexer = Indexer(store)
+        try:
+            known, ends = known_topics(store)
+            shared = {t: end for t, end in ends.items() if known[t][0].lane == "shared"}
+            self.main = self._open_lane(self.paths.journal, "journal", known, shared)
+            # Before the lanes are opened: they take over what their topics' definitions say.
+            self._complete()
+            for topic in list(self.main.journal.state.topics.values()):
+                if self._needs_lane(topic.spec):
+                    self._open_topic_lane(topic.spec, topic.schemas, known, ends)
+            for lane in self._all_lanes():
+                self.warnings += lane.journal.report.warnings
+            self._bind_all()
+            self.upkeep = Upkeep(self, threads=self._threads)
+            self.warnings += self._rebuild_index()
+        except BaseException:
+            self._indexer.close()
+            raise
+        for lane in self._all_lanes():
+            self._start_lane(lane)
+        self.upkeep.start()
+        event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
+        for warning in self.warnings:
+            warn("engine_warning", warning=warning)
+
+    def _open_lane(
+        self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]
+    ) -> LaneRuntime:
+        try:
+            journal = Journal.open(
+                self.file_system,
+                directory,
+                clock=self.clock,
+                settings=self.settings.log,
+                producers=self.settings.producers,
+                watermarks=ends,
+                known_topics=known,
+            )
+        except OSError as error:
+            raise Unavailable(
+                "the journal cannot be opened, check the disk and the directory's rights",
+                path=directory,
+                error=error,
+            ) from error
+        journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
+        return LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
+
+    def _open_topic_lane(
+        self,
+        spec: TopicSpec,
+        schemas: Mapping[int, bytes],
+        known: Mapping[int, Any],
+        ends: Mapping[int, int],
+    ) -> LaneRuntime:
+        """Open a dedicated lane and write into it what it must know of its topic."""
+        own = {spec.id: ends[spec.id]} if spec.id in ends else {}
+        lane = self._open_lane(self.paths.lane(spec.id), f"lane-{spec.id}", known, own)
+        self._lanes[spec.id] = lane
+        state = lane.journal.state.topics.get(spec.id)
+        controls: list[Control] = []
+        if state is None or state.spec != spec:
+            controls.append(topic_control(spec))
+        have = {} if state is None else state.schemas
+        controls += [
+            Control(fmt.KIND_SCHEMA, spec.id, data, schema=version)
+            for version, data in schemas.items()
+            if version not in have
+        ]
+        self._commit_inline(lane, controls)
+        return lane
+
+    def _needs_lane(self, spec: TopicSpec) -> bool:
+        """Tell whether a topic has a lane to open; that of a deleted one only if files are left."""
+        if spec.lane != "dedicated" or spec.partitions:
+            return False
+        directory = self.paths.lane(spec.id)
+        if not spec.deleted_us:
+            return True
+        return self.file_system.stat(directory) is not None and bool(
+            self.file_system.list_directory(directory)
+        )
+
+    def _complete(self) -> None:
+        """Remove or complete what a crash left half done in the definitions of topics."""
+        controls, warnings = unfinished(self.main.journal.state.topics, now_us=self.clock.now_us())
+        self.warnings += warnings
+        self._commit_inline(self.main, controls)
+
+    def _bind_all(self) -> None:
+        topics = self.main.journal.state.topics.values()
+        for topic in sorted(topics, key=lambda topic: topic.spec.partitions):
+            if not topic.spec.deleted_us:
+                self._bind(topic.spec)
+
+    def _commit_inline(self, lane: LaneRuntime, controls: Sequence[Control]) -> None:
+        """Commit control frames while the journal's thread does not run yet."""
+        if not controls:
+            return
+        entries: list[Any] = [(None, None, control, 0, 0, None, None) for control in controls]
+        lane.journal.commit(entries, lambda _waiters, _results: None)
+        if lane.journal.failed is not None:
+            raise lane.journal.closed_error()
+
+    def _rebuild_index(self) -> list[str]:
+        """Bring the metadata in line with the log: all topics, parents of parts included."""
+        known = self.main.journal.state.topics
+        states = [runtime.state for runtime in self._topics.values()]
+        states += [known[parent.id] for parent in self._parents.values()]
+        return self._indexer.rebuild([lane.journal for lane in self._all_lanes()], states)
+
+    def _bind(self, spec: TopicSpec) -> None:
+        if spec.partitions:
+            self._parents[spec.name] = spec
+            for part in self._runtimes(spec.name) if spec.primary_key else ():
+                # How many parts there are is known from here on: they are made before their parent.
+                part.routing = (part.state.spec.part_index, spec.partitions)
+            return
+        lane = self._lanes.get(spec.id, self.main)
+        runtime = TopicRuntime(
+            lane.journal.state.topics[spec.id],
+            lane,
+            settings=self.settings,
+            limits=self._limits,
+            clock=self.clock,
+            options=self._options,
+        )
+        self._topics[spec.name] = runtime
+        self._chain(runtime)
+
+    def _chain(self, runtime: TopicRuntime) -> None:
+        runtime.history = ChainedHistory([*self._sources, runtime.lane.source])
+
+    def _start_lane(self, lane: LaneRuntime) -> None:
+        lane.journal.on_disk_full = self.upkeep.disk_full
+        lane.queue.start()
+
+    def _all_lanes(self) -> list[LaneRuntime]:
+        return [self.main, *self._lanes.values()]
+
+    def _runtimes(self, full: str) -> list[TopicRuntime]:
+        parent = self._parents.get(full)
+        if parent is None:
+            return [self._topics[full]]
+        return [self._topics[f"{full}-part-{index}"] for index in range(parent.partitions)]
+
+    def _runtime(self, name: str) -> TopicRuntime:
+        self._check_open()
+        full = full_topic_name(name)
+        runtime = self._topics.get(full)
+        if runtime is None:
+            raise NotFound("no such topic", topic=full)
+        return runtime
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the engine is closed")
+
+    @property
+    def metadata_failed(self) -> str:
+        """Return why the metadata store stopped, empty if it works."""
+        return "" if self._indexer.failed is None else str(self._indexer.failed)
+
+    @property
+    def runtimes(self) -> list[TopicRuntime]:
+        """Return all topics at work."""
+        return list(self._topics.values())
+
+    @property
+    def lanes(self) -> list[LaneRuntime]:
+        """Return all journals at work, the shared one first."""
+        return self._all_lanes()
+
+    def drop_lane(self, topic_id: int) -> None:
+        """Close the lane of a topic that was deleted long ago and remove its files."""
+        with self._control:
+            lane = self._lanes.pop(topic_id, None)
+            if lane is None or self.closed:
+                return
+            lane.stop()
+            lane.journal.unlink(lane.journal.segments)
+            event("lane_dropped", lane=lane.name)
+
+    def note_segments(self, lane: LaneRuntime) -> None:
+        """Note a journal's segments in the metadata."""
+        with self._control:
+            if not self.closed:
+                self._indexer.segments_changed(lane.journal)
+
+    def close(self) -> None:
+        """Commit what waits, sync, close everything; closing twice is fine."""
+        with self._control:
+            if self.closed:
+                return
+            self.closed = True
+        self.upkeep.stop()
+        for lane in self._all_lanes():
+            lane.stop()
+        self._rebuild_index()
+        self._indexer.close()
+        self._lock.release()
+        event("engine_closed", data_dir=self.paths.root)
+
+
+def _limits(settings: Settings) -> IngestLimits:
+    topics = settings.topics
+    return IngestLimits(
+        message_bytes_max=topics.message_bytes_max,
+        key_bytes_max=topics.key_bytes_max,
+        attributes_max=topics.attributes_max,
+        attributes_bytes_max=topics.attributes_bytes_max,
+        columns_max=topics.columns_max,
+        nesting_max=topics.nesting_max,
+        future_time_max_us=int(topics.future_time_max_s * 1_000_000),
+    )
