@@ -175,9 +175,15 @@ def specs_of(
     return [*parts, parent]
 
 
-def check_hold_name(name: str) -> str:
+def check_hold_offset(offset: object) -> None:
+    """Check that the offset of a hold is a whole number."""
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise InvalidRequest("offset must be a whole number", got=type(offset).__name__)
+
+
+def check_hold_name(name: object) -> str:
     """Check the name of a hold."""
-    if not _HOLD_NAME.match(name):
+    if not isinstance(name, str) or not _HOLD_NAME.match(name):
         raise InvalidRequest(
             "hold name must be 1 to 200 letters, digits or any of _.:/-", name=name
         )

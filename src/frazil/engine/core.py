@@ -12,6 +12,7 @@ from frazil.config import Settings, load_settings
 from frazil.engine import facts
 from frazil.engine.catalog import (
     check_hold_name,
+    check_hold_offset,
     check_options,
     first_columns,
     request_topic,
@@ -281,6 +282,7 @@ class Engine(Registry):
             InvalidRequest: if the offset is not in `[start, durable]`.
         """
         check_hold_name(name)
+        check_hold_offset(offset)
         with self._control:
             runtime = self._runtime(topic)
             state = runtime.state
@@ -303,6 +305,7 @@ class Engine(Registry):
             Conflict: if it would move backwards.
             InvalidRequest: if the offset is above `durable`.
         """
+        check_hold_offset(offset)
         with self._control:
             runtime = self._runtime(topic)
             state = runtime.state

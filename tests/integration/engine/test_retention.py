@@ -1,0 +1,195 @@
+"""Holds and retention: only they free data; quotas block a topic or expire its oldest records."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.testing import SimulatedClock, SimulatedFileSystem
+from tests.integration.engine.opening import open_small, payloads_of, rotate
+
+NOTHING_KEPT = {"retention_age_s": 0.0, "retention_bytes": 0}
+
+
+def fill(db, topic, count=3, size=1000):
+    """Publish one record to each of some segments."""
+    for _ in range(count):
+        topic.append(b"x" * size)
+        rotate(db)
+
+
+def start_of(topic):
+    return topic.describe()["watermarks"]["start"]
+
+
+def test_holds_are_durable_and_described(tmp_path):
+    """Holds are listed by describe, survive a restart, advance forwards only and can be dropped."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        topic.append_many([b"x"] * 10)
+        topic.hold("a", 2)
+        topic.hold("b", 5)
+        topic.advance("a", 4)
+    with open_small(tmp_path) as db:
+        topic = db.topic("t")
+        assert topic.describe()["holds"] == {"a": 4, "b": 5}
+        assert topic.describe()["watermarks"]["floor"] == 4
+        topic.drop("a")
+        assert topic.describe()["watermarks"]["floor"] == 5
+        for wrong, error in (
+            (lambda: topic.hold("b", 6), Conflict),
+            (lambda: topic.advance("b", 4), Conflict),
+            (lambda: topic.advance("b", 11), InvalidRequest),
+            (lambda: topic.advance("c", 1), NotFound),
+            (lambda: topic.drop("c"), NotFound),
+            (lambda: topic.hold("c", 11), InvalidRequest),
+            (lambda: topic.hold("c", -1), InvalidRequest),
+            (lambda: topic.hold("", 1), InvalidRequest),
+            (lambda: topic.hold("a b", 1), InvalidRequest),
+            (lambda: topic.hold("x" * 201, 1), InvalidRequest),
+            (lambda: topic.hold("c", "1"), InvalidRequest),
+            (lambda: topic.hold(5, 1), InvalidRequest),
+            (lambda: topic.advance("b", None), InvalidRequest),
+        ):
+            with pytest.raises(error):
+                wrong()
+        assert topic.describe()["holds"] == {"b": 5}
+    with open_small(tmp_path) as db:
+        assert db.topic("t").describe()["holds"] == {"b": 5}
+
+
+def test_only_what_no_hold_needs_is_freed(tmp_path):
+    """Segments go oldest first up to the lowest hold, whatever retention says."""
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
+        topic = db.create_topic("t")
+        topic.hold("a", 0)
+        fill(db, topic, 4)
+        db.upkeep.free()
+        assert start_of(topic) == 0
+        topic.advance("a", 2)
+        db.upkeep.free()
+        assert start_of(topic) == 2
+        assert len(payloads_of(topic)) == 2
+        topic.drop("a")
+        db.upkeep.free()
+        assert start_of(topic) == 4
+        assert topic.append(b"y").offset == 4
+        assert topic.stats()["message_count"] == 1
+
+
+def test_retention_keeps_what_it_says(tmp_path):
+    """Without holds, data is kept for its age and its size, by topic."""
+    clock = SimulatedClock()
+    with open_small("/data", file_system=SimulatedFileSystem(), clock=clock) as db:
+        aged = db.create_topic("aged", retention_age="1h", lane="dedicated")
+        sized = db.create_topic("sized", retention_bytes=2500, lane="dedicated")
+        for lane, topic in zip(db.lanes[1:], (aged, sized), strict=True):
+            for _ in range(5):
+                topic.append(b"x" * 1000)
+                rotate(db, lane)
+        db.upkeep.free()
+        assert start_of(aged) == 0
+        assert start_of(sized) == 2
+        clock.advance(3500)
+        db.upkeep.free()
+        assert start_of(aged) == 0
+        clock.advance(200)
+        db.upkeep.free()
+        assert start_of(aged) == 5
+
+
+def test_a_clock_that_jumps_frees_nothing(tmp_path):
+    """A jump of the wall clock pauses what is decided by time (F13)."""
+    clock = SimulatedClock()
+    options = {"retention_age_s": 3600.0}
+    with open_small("/data", file_system=SimulatedFileSystem(), clock=clock, **options) as db:
+        topic = db.create_topic("t")
+        fill(db, topic)
+        db.upkeep.free()
+        clock.jump(365 * 86_400)
+        db.upkeep.free()
+        assert start_of(topic) == 0
+        clock.advance(3700)
+        db.upkeep.free()
+        assert start_of(topic) == 3
+
+
+def test_a_full_quota_blocks_its_topic_only(tmp_path):
+    """A hold that keeps more than the quota stops publishes to its topic until it moves on."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", retention_bytes=2000, on_full="block")
+        other = db.create_topic("u")
+        topic.hold("slow", 0)
+        fill(db, topic, 3)
+        db.upkeep.check_quotas()
+        with pytest.raises(Overloaded, match="quota"):
+            topic.append(b"x")
+        assert "quota" in topic.describe()["refused"]
+        assert other.append(b"x").offset == 0
+        topic.advance("slow", 3)
+        db.upkeep.check_quotas()
+        assert topic.append(b"y").offset == 3
+
+
+def test_a_full_quota_may_expire_the_oldest(tmp_path):
+    """With `expire` the oldest held records become a declared gap and the hold moves on."""
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
+        topic = db.create_topic("t", retention_bytes=2500, on_full="expire")
+        topic.hold("slow", 0)
+        fill(db, topic, 5)
+        db.upkeep.check_quotas()
+        hold = topic.describe()["holds"]["slow"]
+        assert 0 < hold < 5
+        assert topic.append(b"y").offset == 5
+        gaps = topic.describe()["gaps"]
+        assert [(gap["first"], gap["end"]) for gap in gaps] in ([(0, hold)], [])
+        reader = topic.read(0 if start_of(topic) == 0 else hold)
+        assert sum(batch.count for batch in reader) == 6 - hold
+        assert all("expired" in gap.reason for gap in reader.gaps)
+        db.upkeep.free()
+        assert start_of(topic) == hold
+        assert topic.stats()["message_count"] == 6 - hold
+
+
+def test_a_released_record_may_go_whatever_the_holds_say(tmp_path):
+    """What another tier holds is freed here, and a reader finds the first offset that is left."""
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
+        topic = db.create_topic("t")
+        topic.hold("slow", 0)
+        fill(db, topic, 3)
+        with pytest.raises(InvalidRequest):
+            db.release("t", 4)
+        db.release("t", 2)
+        db.upkeep.free()
+        assert start_of(topic) == 2
+
+
+def test_one_topics_hold_does_not_stop_the_log(tmp_path):
+    """A journal with a stuck hold goes on being written; its segments go when it moves."""
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
+        stuck = db.create_topic("stuck")
+        stuck.append(b"x")
+        stuck.hold("slow", 0)
+        others = [db.create_topic(f"o{n}") for n in range(5)]
+        for topic in others:
+            fill(db, topic, 2)
+        db.upkeep.free()
+        assert db.stats()["journals"][0]["segments"] == 11
+        stuck.drop("slow")
+        db.upkeep.free()
+        assert db.stats()["journals"][0]["segments"] == 1
+
+
+def test_segments_rotate_by_size_and_are_freed_by_themselves(tmp_path):
+    """The engine rotates, seals and frees without being asked, within its settings."""
+    options = {**NOTHING_KEPT, "retention_check_s": 0.05}
+    with open_small(tmp_path, **options) as db:
+        topic = db.create_topic("t")
+        for _ in range(60):
+            topic.append(b"x" * 30_000)
+        from tests.integration.engine.test_failures import wait_until
+
+        wait_until(lambda: db.upkeep.segments_freed > 0)
+        assert db.stats()["journals"][0]["segment"] >= 6
+        assert start_of(topic) > 0
+        assert topic.append(b"y").offset == 60
