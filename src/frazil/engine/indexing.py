@@ -101,14 +101,17 @@ class Indexer:
 
         What the index has and the log does not is removed; what it lacks is added.
         """
+        if self.failed is not None:
+            return []
         journals = list(journals)
-        warnings = [warning for journal in journals if (warning := self._ahead(journal))]
+        warnings: list[str] = []
         wanted: dict[str, bytes] = {}
         for topic in topics:
             wanted.update(_topic_rows(topic))
         for journal in journals:
             wanted.update(_segment_rows(journal))
         try:
+            warnings += [warning for journal in journals if (warning := self._ahead(journal))]
             self._bring_in_line(wanted)
             applied = {journal.journal_id.hex(): journal.synced_lsn for journal in journals}
             generation = max(journal.active.generation for journal in journals)
