@@ -1,0 +1,92 @@
+"""The types that a user of the embedded API sees; checked by mypy, never run."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any, assert_type
+
+import pyarrow as pa
+
+import frazil
+from frazil import Ack, AsyncEngine, Batch, Engine, FrazilError, Message, Settings, Topic
+from frazil.errors import Conflict, Overloaded
+
+
+def a_program_opens_and_publishes(path: Path) -> None:
+    """The calls of the README have types without Any."""
+    with frazil.open(path) as db:
+        assert_type(db, Engine)
+        created = db.create_topic("events", sync="commit", retention_age="1h")
+        if not isinstance(created, Topic):
+            return
+        topic: Topic = created
+        assert_type(topic.append(b"hello"), Ack)
+        assert_type(topic.append(b"hello", key="k", attributes={"a": "b"}), Ack)
+        assert_type(topic.append({"id": 1}, ack="fsynced"), Ack)
+        assert_type(topic.append(id=1, name="x"), Ack)
+        assert_type(topic.append_many([b"1", b"2"], producer="p", sequence=0), Ack)
+        assert_type(topic.append_arrow(pa.table({"a": [1]})), Ack)
+        assert_type(topic.name, str)
+        topic.hold("reader", 0)
+        topic.advance("reader", 1)
+        topic.drop("reader")
+        assert_type(topic.describe(), dict[str, Any])
+        assert_type(db.topics(), list[str])
+        assert_type(db.stats(), dict[str, Any])
+        assert_type(db.append("other", {"a": 1}), Ack)
+        assert_type(db.warnings, list[str])
+
+
+def a_program_reads(topic: Topic) -> None:
+    """Readers give batches; a start is an offset, a word or a time."""
+    for batch in topic.read(0, limit=10, bytes_max=1 << 20):
+        assert_type(batch, Batch)
+        assert_type(batch.offset, int)
+        assert_type(batch.records(), list[dict[str, object]])
+    with topic.tail("earliest", timeout_s=1.0) as reader:
+        first = next(reader)
+        assert_type(first, Batch)
+    topic.read(dt.datetime(2024, 1, 1, tzinfo=dt.UTC))
+
+
+def acks_and_messages_have_fields(ack: Ack) -> None:
+    """An ack tells where the records are; a message is plain data."""
+    assert_type(ack.offset, int)
+    assert_type(ack.offset_last, int)
+    assert_type(ack.lsn, int)
+    message = Message(b"x", key="k")
+    assert_type(message.payload, bytes)
+    assert_type(message.key, str | None)
+
+
+def settings_open_an_engine(settings: Settings) -> None:
+    """Whole settings, or a path with overrides."""
+    assert_type(frazil.open(settings), Engine)
+    overrides: dict[str, Any] = {"log.sync": "periodic"}
+    assert_type(frazil.open("data", **overrides), Engine)
+
+
+def errors_form_one_tree(topic: Topic) -> None:
+    """A caller acts on classes and looks at details."""
+    try:
+        topic.append(b"x")
+    except (Conflict, Overloaded) as error:
+        assert_type(error.details, dict[str, object])
+    except FrazilError as error:
+        assert_type(error.message, str)
+
+
+async def a_program_uses_asyncio(path: str) -> None:
+    """The asyncio form has the same calls."""
+    async with frazil.open_async(path) as db:
+        assert_type(db, AsyncEngine)
+        topic = db.topic("events")
+        ack: Ack = await topic.append(b"x")
+        assert_type(ack.offset, int)
+        async for batch in topic.tail("latest"):
+            found: Batch = batch
+            assert_type(found.count, int)
+        assert_type(await db.append("events", b"x"), Ack)
+    waiting = await frazil.open_async(path)
+    await waiting.close()
