@@ -11,7 +11,7 @@ import attrs
 import frazil
 from bench import workload
 from bench.harness import Bench, Row, absolute, compare, directory_bytes, in_turn, percentile
-from bench.many_topics import open_loop
+from bench.many_topics import freeze, open_loop
 from bench.stand_in import StandIn
 
 TOPICS = 100
@@ -84,6 +84,7 @@ def _one(bench: Bench, seconds: float, *, frozen: bool) -> Result:
         stand_in = StandIn(engine, bench.fresh("taken"), age_s=FLUSH_AGE_S)
         engine.add_source(stand_in)
         stand_in.start()
+        freeze()
         latencies, published, disk = asyncio.run(_load(engine, seconds, frozen=frozen))
         stand_in.stop()
         read = _read_all(held) if frozen else 0
