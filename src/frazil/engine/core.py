@@ -22,7 +22,7 @@ from frazil.engine.completion import topic_control
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.registry import Registry
 from frazil.engine.topic import Topic
-from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.ingest.evolution import (
     AddColumn,
@@ -379,7 +379,12 @@ class Engine(Registry):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Unavailable:
+            # An error that is on its way already says more than the failed closing.
+            if kind is None:
+                raise
 
 
 def open_engine(

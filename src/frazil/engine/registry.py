@@ -262,18 +262,31 @@ class Registry:
                 self._indexer.segments_changed(lane.journal)
 
     def close(self) -> None:
-        """Commit what waits, sync, close everything; closing twice is fine."""
+        """Commit what waits, sync, close everything; closing twice is fine.
+
+        Raises:
+            Unavailable: if the last sync failed; what was acked as `received` only may be lost.
+        """
         with self._control:
             if self.closed:
                 return
             self.closed = True
         self.upkeep.stop()
+        failed: BaseException | None = None
         for lane in self._all_lanes():
+            before = lane.journal.failed
             lane.stop()
+            failed = failed or (lane.journal.failed if before is None else None)
         self._rebuild_index()
         self._indexer.close()
         self._lock.release()
         event("engine_closed", data_dir=self.paths.root)
+        if failed is not None:
+            raise Unavailable(
+                "the last sync failed at closing; records acked as received only may be lost",
+                data_dir=self.paths.root,
+                cause=failed,
+            ) from failed
 
 
 def _limits(settings: Settings) -> IngestLimits:

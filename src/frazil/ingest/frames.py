@@ -298,7 +298,7 @@ def _read_ipc(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
     data = pa.py_buffer(frame.buffer).slice(frame.start, head.size)
     try:
         batch = pa.ipc.read_record_batch(data, schema)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError) as error:
         raise CorruptionError("Arrow payload cannot be read", lsn=head.lsn, error=error) from error
     _check_count(frame, batch.num_rows)
     return batch
