@@ -1,0 +1,90 @@
+"""`frazil doctor`: say what is wrong with a data directory and what to do; never a traceback."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from frazil.cli.output import note, print_json, print_table
+from frazil.cli.session import session_of
+from frazil.clock import SystemClock
+from frazil.engine.doctor import Report, examine, rebuild_metadata
+from frazil.errors import CODES, CorruptionError
+from frazil.fs import RealFileSystem
+
+__all__ = ["doctor"]
+
+
+def doctor(
+    context: typer.Context,
+    rebuild: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--rebuild", help="Make the metadata again from the log.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not read sealed segments.")] = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Say what is wrong with the data directory, what is lost, and what to do.
+
+    Changes nothing unless --rebuild is given. The exit code is 0, also with warnings, and 8 if
+    acked data is damaged or lost.
+    """
+    session = session_of(context)
+    settings = session.settings()
+    file_system = RealFileSystem()
+    aside = ""
+    warnings: list[str] = []
+    if rebuild:
+        examine(settings, file_system=file_system, read_all=False)
+        aside, warnings = rebuild_metadata(settings, file_system=file_system, clock=SystemClock())
+    report = examine(settings, file_system=file_system, read_all=not quick)
+    if session.as_json:
+        print_json({**_values(report), "rebuilt": rebuild, "put_aside": aside or None})
+    else:
+        if rebuild:
+            typer.echo(f"metadata is rebuilt from the log; the old one: {aside or 'none'}")
+        _print(report)
+    for warning in warnings:
+        note(f"warning: {warning}")
+    if report.health == "damaged":
+        raise typer.Exit(CODES[CorruptionError].exit)
+
+
+def _values(report: Report) -> dict[str, Any]:
+    metadata = report.metadata
+    return {
+        "path": report.path,
+        "health": report.health,
+        "writer": report.writer or None,
+        "findings": [attrs.asdict(finding) for finding in report.findings],
+        "lost": [lost._asdict() for lost in report.lost],
+        "quarantined": report.quarantined,
+        "journals": [
+            {
+                "name": facts.name,
+                "journal_id": facts.journal_id,
+                "lsn": facts.lsn,
+                "segments": len(facts.segments),
+                "bytes": sum(segment.bytes for segment in facts.segments),
+                "bytes_torn": facts.bytes_torn,
+                "format_versions": sorted({each.format_version for each in facts.segments}),
+                "error": facts.error or None,
+            }
+            for facts in report.journals
+        ],
+        "metadata": None
+        if metadata is None
+        else {"state": metadata.state, "detail": metadata.detail, "topics": metadata.topics},
+    }
+
+
+def _print(report: Report) -> None:
+    order = {"damage": 0, "warning": 1, "info": 2}
+    findings = sorted(report.findings, key=lambda finding: order[finding.level])
+    print_table(
+        ("level", "where", "what", "what to do"),
+        [(each.level, each.area, each.what, each.advice) for each in findings],
+    )
+    counts = sum(lost.end - lost.first for lost in report.lost)
+    ending = f", {counts} records lost" if counts else ""
+    typer.echo(f"{report.path}: {report.health}{ending}")

@@ -1,0 +1,99 @@
+"""The root of the commands: global options anywhere on the line, and errors as one line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from frazil.errors import FrazilError, codes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "EXIT_BROKEN_PIPE",
+    "EXIT_INTERRUPTED",
+    "RootGroup",
+    "hoisted",
+    "quiet_stdout",
+    "report",
+]
+
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+"""What a shell reports for a program that SIGINT or SIGPIPE ended."""
+
+WITH_VALUE: Final = ("--data", "-d", "--config", "-c", "--set", "--output", "-o")
+FLAGS: Final = ("--debug",)
+OWNER: Final = "config"
+"""The command that has most options of these names itself, and what it lacks."""
+OWNER_LACKS: Final = ("--data", "-d")
+
+
+def hoisted(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the global options first, wherever they stood.
+
+    What stands behind `--` is left alone.
+    """
+    front: list[str] = []
+    rest: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        names = OWNER_LACKS if rest[:1] == [OWNER] else WITH_VALUE
+        if argument == "--":
+            rest += [argument, *waiting]
+            break
+        if argument in names and waiting:
+            front += [argument, waiting.pop(0)]
+        elif argument in FLAGS or argument.startswith(tuple(f"{name}=" for name in names)):
+            front.append(argument)
+        else:
+            rest.append(argument)
+    return front + rest
+
+
+def report(error: BaseException, *, debug: bool) -> None:
+    """Print an error as one line on stderr; with `debug` the traceback before it."""
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, FrazilError):
+        typer.echo(f"error: {error}", err=True)
+        return
+    text = " ".join(str(error).split())
+    typer.echo(
+        f"error: {type(error).__name__}: {text} (this is a bug; --debug shows where)", err=True
+    )
+
+
+def quiet_stdout() -> None:
+    """Send the rest of stdout nowhere: its reader is gone, and Python would complain at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return
+
+
+class RootGroup(TyperGroup):
+    """The root command: it turns errors into exit codes, by the table of `errors.py`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, hoisted(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FrazilError as error:
+            report(error, debug=bool(ctx.params.get("debug")))
+            raise typer.Exit(codes_of(error).exit) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            quiet_stdout()
+            raise typer.Exit(EXIT_BROKEN_PIPE) from None

@@ -1,0 +1,177 @@
+"""`frazil read`: records of a topic on stdout, from an offset or a time, once or for ever."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import threading
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+import typer
+
+from frazil.cli.output import note
+from frazil.cli.read_formats import Format, writer_for
+from frazil.cli.session import session_of
+from frazil.clock import SystemClock
+from frazil.engine.partitioned import PartitionedTopic
+from frazil.errors import CorruptionError, InvalidRequest
+from frazil.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.engine import Topic
+    from frazil.engine.reading import Reader, Start
+    from frazil.log.history import Batch
+
+__all__ = ["parse_start", "read"]
+
+_OFFSET: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
+
+
+def parse_start(text: str, *, now_us: int) -> Start:
+    """Return what `--from` means: a word, an offset, a time, or so long ago (`-5m`).
+
+    Raises:
+        InvalidRequest: if it is none of these.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if _OFFSET.match(text):
+        return int(text)
+    try:
+        if text.startswith("-"):
+            moment = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
+            return moment - dt.timedelta(seconds=parse_duration_s(text[1:]))
+        return dt.datetime.fromisoformat(text)
+    except (ValueError, OverflowError, InvalidRequest) as error:
+        raise InvalidRequest(
+            "--from takes earliest, latest, an offset, an ISO 8601 time or a span such as -5m",
+            got=text,
+        ) from error
+
+
+def read(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    start: Annotated[
+        str,
+        typer.Option("--from", help="earliest, latest, an offset, an ISO 8601 time, or -5m."),
+    ] = "earliest",
+    follow: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--follow", "-F", help="Go on and wait for new records.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=0, help="At most so many records.")
+    ] = None,
+    file_format: Annotated[Format, typer.Option("--format", "-f", help="How to write.")] = "ndjson",
+    skip_lost: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--skip-lost", help="Go on behind records that are lost.")
+    ] = False,
+) -> None:
+    """Read records. Gaps and lost ranges are told on stderr; a lost range ends it with code 8."""
+    session = session_of(context)
+    first = parse_start(start, now_us=SystemClock().now_us())
+    with session.engine() as engine:
+        handle = engine.topic(topic)
+        is_parted = isinstance(handle, PartitionedTopic)
+        parts = handle.parts if isinstance(handle, PartitionedTopic) else [handle]
+        cursors = [
+            _Cursor(part, index if is_parted else None, first, skip_lost=skip_lost)
+            for index, part in enumerate(parts)
+        ]
+        left = limit
+        with writer_for(
+            file_format,
+            parts[0].schema,
+            parted=is_parted,
+            has_payloads=parts[0].runtime.is_message,
+        ) as writer:
+            for part, batch in _batches(cursors, follow=follow):
+                some = batch if left is None or batch.count <= left else batch.slice(0, left)
+                writer.write(some, part)
+                if left is not None:
+                    left -= some.count
+                    if left <= 0:
+                        return
+
+
+class _Found(NamedTuple):
+    part: int | None
+    batch: Batch
+
+
+class _Cursor:
+    """The place in one topic or part; it tells gaps, and passes lost ranges if it may."""
+
+    def __init__(self, topic: Topic, part: int | None, start: Start, *, skip_lost: bool) -> None:
+        self.topic = topic
+        self.part = part
+        self._skip_lost = skip_lost
+        self._reader: Reader = topic.tail(start)
+        self._gaps_told = 0
+        self._is_armed = False
+        self.end = topic.runtime.state.visible
+        """The head when reading began: without `--follow` nothing behind it is read."""
+
+    def batches(self, *, follow: bool) -> Iterator[Batch]:
+        """Yield what is there now, up to the first head unless following."""
+        while follow or self._reader.offset < self.end:
+            try:
+                batch = self._reader.poll()
+            except CorruptionError as error:
+                self._pass_lost(error)
+                continue
+            self._tell_gaps()
+            if batch is None:
+                return
+            if not follow and batch.offset_next > self.end:
+                batch = batch.slice(0, self.end - batch.offset)
+            if batch.count:
+                yield batch
+
+    def _pass_lost(self, error: CorruptionError) -> None:
+        target = error.details.get("offset_next")
+        if not self._skip_lost or not isinstance(target, int) or target <= self._reader.offset:
+            raise error
+        note(f"lost: {error}")
+        self._reader.close()
+        self._reader = self.topic.tail(target)
+        self._gaps_told = 0
+
+    def _tell_gaps(self) -> None:
+        for gap in self._reader.gaps[self._gaps_told :]:
+            where = "" if self.part is None else f" part={self.part}"
+            note(f"gap: offsets {gap.first}..{gap.end - 1} hold no records{where}: {gap.reason}")
+        self._gaps_told = len(self._reader.gaps)
+
+    def arm(self, event: threading.Event) -> None:
+        """Have `event` set when there is more; armed twice is as good as once."""
+        if self._is_armed:
+            return
+
+        def fire() -> None:
+            self._is_armed = False
+            event.set()
+
+        self._is_armed = True
+        self.topic.runtime.state.waiters.append(fire)
+
+
+def _batches(cursors: list[_Cursor], *, follow: bool) -> Iterator[_Found]:
+    for cursor in cursors:
+        for batch in cursor.batches(follow=False):
+            yield _Found(cursor.part, batch)
+    event = threading.Event()
+    while follow:
+        event.clear()
+        for cursor in cursors:
+            cursor.arm(event)
+        # Asked for first, looked for next: what comes in between sets the event.
+        is_news = False
+        for cursor in cursors:
+            for batch in cursor.batches(follow=True):
+                is_news = True
+                yield _Found(cursor.part, batch)
+        if not is_news:
+            event.wait()

@@ -1,0 +1,82 @@
+"""What all commands share: the global options, and from them settings and an open engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os.path
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+import typer
+
+from frazil.cli.output import note, print_json
+from frazil.config import Settings, load_settings
+from frazil.config_sources import parse_assignments
+from frazil.engine import Engine, open_engine
+from frazil.engine.directory import DataDirectory
+from frazil.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Output", "Session", "session_of"]
+
+Output = Literal["table", "json"]
+
+
+@attrs.frozen
+class Session:
+    """The global options of one call of `frazil`."""
+
+    data: str | None = None
+    config: str | None = None
+    assignments: tuple[str, ...] = ()
+    output: Output = "table"
+
+    @property
+    def as_json(self) -> bool:
+        """Tell whether results go out as JSON."""
+        return self.output == "json"
+
+    def settings(self) -> Settings:
+        """Load the settings; `--data` goes over everything else."""
+        overrides = parse_assignments(self.assignments)
+        if self.data is not None:
+            overrides["data_dir"] = self.data
+        return load_settings(file=self.config, overrides=overrides)
+
+    def paths(self) -> DataDirectory:
+        """Return the data directory, which may not exist."""
+        return DataDirectory(os.path.abspath(self.settings().data_dir))
+
+    @contextlib.contextmanager
+    def engine(self, *, create: bool = False) -> Iterator[Engine]:
+        """Open the data directory; its warnings go to stderr.
+
+        Raises:
+            NotFound: if there is no data and `create` is False: reading makes no directories.
+        """
+        settings = self.settings()
+        if not create and not os.path.exists(os.path.abspath(settings.data_dir)):
+            raise NotFound(
+                "there is no data directory, choose one with --data or publish to it first",
+                path=settings.data_dir,
+            )
+        with open_engine(settings) as engine:
+            for warning in engine.warnings:
+                note(f"warning: {warning}")
+            yield engine
+
+    def show(self, value: object, text: str) -> None:
+        """Print a result: `value` as JSON, or `text` for people."""
+        if self.as_json:
+            print_json(value)
+        else:
+            typer.echo(text)
+
+
+def session_of(context: typer.Context) -> Session:
+    """Return the session of a command's context."""
+    session = context.find_root().obj
+    assert isinstance(session, Session)
+    return session

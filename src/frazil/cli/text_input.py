@@ -1,0 +1,301 @@
+"""Records in text files: lines of bounded length, and how each format decodes and converts them.
+
+Decoding needs the line alone; converting needs the topic's columns. Between the two a topic that
+does not exist yet is created from what was decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import datetime as dt
+import re
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol
+
+from frazil.errors import InvalidRequest
+from frazil.ingest.columns import IngestLimits, declare_schema
+from frazil.ingest.inference import infer_schema
+from frazil.ingest.json_rows import JsonRowReader, parse_csv_row, parse_json_row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+
+__all__ = [
+    "CsvRows",
+    "Envelopes",
+    "JsonMessages",
+    "JsonRows",
+    "Line",
+    "RawLines",
+    "TextFormat",
+    "read_lines",
+]
+
+SKIP_BYTES: Final = 1 << 20
+BOM: Final = b"\xef\xbb\xbf"
+_LONG: Final = re.compile(r"[+-]?\d{1,18}\Z", re.ASCII)
+_DOUBLE: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z", re.ASCII)
+_STAMP: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?\Z", re.ASCII
+)
+
+
+class Line(NamedTuple):
+    """One record of a text file; `decoded` is what its format made of it."""
+
+    number: int
+    raw: bytes
+    decoded: Any = None
+    error: str = ""
+
+
+def read_lines(
+    stream: BinaryIO, *, bytes_max: int, passed: Callable[[int], None]
+) -> Iterator[Line]:
+    """Yield the lines of a stream without their ends; one that is too long has an error instead.
+
+    No more than a line is in memory. `passed` is told how many bytes were read.
+    """
+    number = 0
+    while True:
+        raw = stream.readline(bytes_max + 2)
+        if not raw:
+            return
+        number += 1
+        size = len(raw)
+        is_long = size > bytes_max and not raw.endswith(b"\n")
+        if is_long:
+            while rest := stream.readline(SKIP_BYTES):
+                size += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+        passed(size)
+        if number == 1:
+            raw = raw.removeprefix(BOM)
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if is_long:
+            yield Line(number, raw[:1024], error=f"line is too long (bytes_max={bytes_max})")
+        else:
+            yield Line(number, raw)
+
+
+class TextFormat(Protocol):
+    """One way to write records as text."""
+
+    def lines(self, lines: Iterator[Line]) -> Iterator[Line]:
+        """Yield the records of a file, decoded or with an error."""
+
+    def schema(self, decoded: Sequence[Any], limits: IngestLimits) -> pa.Schema | None:
+        """Return the columns for a new topic, None for a message topic."""
+
+    def convert(self, decoded: Any, schema: pa.Schema) -> Any:
+        """Return what the topic takes; may raise `InvalidRequest`."""
+
+
+class _PerLine:
+    """A format with one record in each line."""
+
+    skips_blank = True
+
+    def lines(self, lines: Iterator[Line]) -> Iterator[Line]:
+        for line in lines:
+            if line.error:
+                yield line
+            elif line.raw.strip() or not self.skips_blank:
+                try:
+                    yield line._replace(decoded=self.decode(line.raw))
+                except InvalidRequest as error:
+                    yield line._replace(error=str(error))
+
+    def decode(self, raw: bytes) -> Any:
+        raise NotImplementedError
+
+    def schema(self, decoded: Sequence[Any], limits: IngestLimits) -> pa.Schema | None:
+        del decoded, limits
+        return None
+
+    def convert(self, decoded: Any, schema: pa.Schema) -> Any:
+        del schema
+        return decoded
+
+
+class RawLines(_PerLine):
+    """Each line is the payload of a message, also an empty one."""
+
+    skips_blank = False
+
+    def decode(self, raw: bytes) -> bytes:
+        return raw
+
+
+class JsonRows(_PerLine):
+    """Each line is a JSON object: a row of a table topic."""
+
+    def __init__(self) -> None:
+        self._reader: tuple[pa.Schema, JsonRowReader] | None = None
+
+    def decode(self, raw: bytes) -> dict[str, object]:
+        return parse_json_row(raw)
+
+    def schema(self, decoded: Sequence[Any], limits: IngestLimits) -> pa.Schema | None:
+        return infer_schema(*decoded, limits=limits)
+
+    def convert(self, decoded: Any, schema: pa.Schema) -> Any:
+        if self._reader is None or self._reader[0] is not schema:
+            self._reader = (schema, JsonRowReader(schema))
+        return self._reader[1].convert(decoded)
+
+
+class JsonMessages(_PerLine):
+    """Each line is a JSON object and, as it is, the payload of a message; a field may be its key."""
+
+    def __init__(self, key_column: str | None) -> None:
+        self._key_column = key_column
+
+    def decode(self, raw: bytes) -> object:
+        row = parse_json_row(raw)
+        if self._key_column is None:
+            return raw
+        key = row.get(self._key_column)
+        if isinstance(key, int) and not isinstance(key, bool):
+            key = str(key)
+        if key is not None and not isinstance(key, str):
+            raise InvalidRequest("key must be a text or an integer", column=self._key_column)
+        return {"payload": raw, "key": key}
+
+
+class Envelopes(_PerLine):
+    """Each line is a message as `frazil read` writes it: payload, key, attributes, publish_time.
+
+    A payload is text or {"base64": "..."}. Fields that start with `_` are passed over.
+    """
+
+    def decode(self, raw: bytes) -> dict[str, object]:
+        row: dict[str, Any] = {
+            name: value for name, value in parse_json_row(raw).items() if not name.startswith("_")
+        }
+        row["payload"] = _payload(row.get("payload"))
+        time = row.get("publish_time")
+        if isinstance(time, str):
+            row["publish_time"] = _moment(time)
+        return row
+
+
+def _payload(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    if isinstance(value, dict) and list(value) == ["base64"] and isinstance(value["base64"], str):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except binascii.Error as error:
+            raise InvalidRequest("payload is not base64", reason=error) from error
+    raise InvalidRequest('payload must be a text or {"base64": "..."}')
+
+
+def _moment(text: str) -> dt.datetime:
+    try:
+        return dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidRequest("publish_time is not ISO 8601", publish_time=text) from error
+
+
+class CsvRows:
+    """Rows of a table topic as RFC 4180 writes them; the first row names the columns."""
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.names: list[str] = []
+
+    def lines(self, lines: Iterator[Line]) -> Iterator[Line]:
+        csv.field_size_limit(self._bytes_max)
+        feed = _Feed(lines)
+        reader = csv.reader(feed, strict=True)
+        while True:
+            first = reader.line_num + 1
+            feed.taken.clear()
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield Line(first, b"\n".join(feed.taken), error=f"CSV is invalid: {error}")
+                continue
+            raw = b"\n".join(feed.taken)
+            fault = feed.pop_error() or _not_utf8(cells)
+            if fault:
+                yield Line(first, raw, error=fault)
+            elif not self.names:
+                self.names = _checked_header(cells)
+            elif cells:
+                yield Line(first, raw, decoded=cells)
+
+    def schema(self, decoded: Sequence[Any], limits: IngestLimits) -> pa.Schema | None:
+        rows = [cells for cells in decoded if len(cells) == len(self.names)]
+        columns = {
+            name: _csv_type([cells[index] for cells in rows])
+            for index, name in enumerate(self.names)
+        }
+        return declare_schema(columns, limits=limits)
+
+    def convert(self, decoded: Any, schema: pa.Schema) -> Any:
+        return parse_csv_row(self.names, decoded, schema)
+
+
+class _Feed:
+    """Gives a CSV reader its lines as text and remembers their bytes."""
+
+    def __init__(self, lines: Iterator[Line]) -> None:
+        self._lines = lines
+        self._error = ""
+        self.taken: list[bytes] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.taken.append(line.raw)
+        self._error = self._error or line.error
+        # Bytes that are no UTF-8 become lone surrogates here and are refused with their row.
+        return line.raw.decode("utf-8", "surrogateescape") + "\n"
+
+    def pop_error(self) -> str:
+        error, self._error = self._error, ""
+        return error
+
+
+def _not_utf8(cells: Sequence[str]) -> str:
+    try:
+        "".join(cells).encode()
+    except UnicodeEncodeError:
+        return "text is not valid UTF-8"
+    return ""
+
+
+def _checked_header(cells: list[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest("column comes twice in the CSV header", line=1, column=name)
+    return names
+
+
+def _csv_type(cells: Sequence[str]) -> str:
+    """Return the narrowest type that all cells parse as; empty cells fit each."""
+    texts = [cell.strip() for cell in cells if cell.strip()]
+    if not texts:
+        return "string"
+    if all(_LONG.match(text) for text in texts):
+        return "long"
+    if all(_DOUBLE.match(text) for text in texts):
+        return "double"
+    if all(text.lower() in ("true", "false") for text in texts):
+        return "boolean"
+    stamps = [_STAMP.match(text) for text in texts]
+    zones = {stamp is not None and stamp[1] is not None for stamp in stamps}
+    if all(stamps) and len(zones) == 1:
+        return "timestamptz" if zones == {True} else "timestamp"
+    return "string"

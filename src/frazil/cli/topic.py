@@ -1,0 +1,245 @@
+"""`frazil topic`: create, list, describe, alter and delete topics, and their holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from frazil.cli.output import print_json, print_table, size_text
+from frazil.cli.session import session_of
+from frazil.errors import InvalidRequest
+from frazil.model import Lane, OnFull, SyncMode
+from frazil.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from frazil.engine import Engine
+
+__all__ = ["app", "pairs"]
+
+app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
+HoldName = Annotated[str, typer.Argument(help="The name of the hold.")]
+Sync = Annotated[SyncMode | None, typer.Option("--sync", help="When publishes are synced.")]
+Age = Annotated[str | None, typer.Option("--retention-age", help="Keep records so long: 48h.")]
+Size = Annotated[str | None, typer.Option("--retention-bytes", help="Keep so much: 20GiB.")]
+Full = Annotated[
+    OnFull | None, typer.Option("--on-full", help="At the quota: block, or expire the oldest.")
+]
+
+
+def pairs(texts: Sequence[str] | None, *, sign: str, option: str) -> dict[str, str]:
+    """Split the texts of a repeated option at the first sign; no name may come twice."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, between, value = text.partition(sign)
+        if not between or not name.strip() or not value.strip():
+            raise InvalidRequest(f"{option} takes name{sign}value", got=text)
+        if name.strip() in found:
+            raise InvalidRequest("column comes twice", option=option, column=name.strip())
+        found[name.strip()] = value.strip()
+    return found
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Name,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help='A column as name:type, e.g. "id:long not null".'),
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="A primary key column; may be repeated.")
+    ] = None,
+    partition_by: Annotated[
+        list[str] | None, typer.Option("--partition-by", help='E.g. "day(ts)", "bucket[16](id)".')
+    ] = None,
+    partitions: Annotated[int, typer.Option("--partitions", help="Split it into N parts.")] = 0,
+    sync: Sync = None,
+    lane: Annotated[Lane | None, typer.Option("--lane", help="A journal of its own?")] = None,
+    retention_age: Age = None,
+    retention_bytes: Size = None,
+    on_full: Full = None,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists.")] = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Create a topic: a table topic with --column, a message topic without."""
+    session = session_of(context)
+    declared = pairs(columns, sign=":", option="--column") or None
+    with session.engine(create=True) as engine:
+        topic = engine.create_topic(
+            name,
+            declared,
+            primary_key=tuple(key or ()),
+            partition_by=tuple(partition_by or ()),
+            partitions=partitions,
+            exist_ok=exist_ok,
+            sync=sync,
+            lane=lane,
+            retention_age=retention_age,
+            retention_bytes=retention_bytes,
+            on_full=on_full,
+        )
+        session.show(engine.describe(topic.name), f"topic {topic.name} is ready")
+
+
+@app.command("list")
+def list_topics(
+    context: typer.Context,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Only this one.")] = None,
+) -> None:
+    """List all topics with their sizes."""
+    session = session_of(context)
+    with session.engine() as engine:
+        found = [_summary(engine, name) for name in engine.topics(namespace)]
+    if session.as_json:
+        print_json(found)
+        return
+    names = ("name", "kind", "partitions", "records", "stored", "lost")
+    print_table(
+        names,
+        [
+            (
+                *(each[key] for key in ("name", "kind", "partitions", "message_count")),
+                size_text(each["bytes_stored"]),
+                each["lost_records"],
+            )
+            for each in found
+        ],
+    )
+
+
+def _summary(engine: Engine, name: str) -> dict[str, Any]:
+    described = engine.describe(name)
+    names = [part["name"] for part in described.get("parts", ())] or [name]
+    stats = [engine.topic_stats(each) for each in names]
+    return {
+        "name": name,
+        "kind": described["kind"],
+        "partitions": described.get("partitions", 0),
+        **{
+            key: sum(each[key] for each in stats)
+            for key in ("message_count", "bytes_stored", "lost_records")
+        },
+    }
+
+
+@app.command()
+def describe(context: typer.Context, name: Name) -> None:
+    """Show everything that is known about a topic."""
+    session = session_of(context)
+    with session.engine() as engine:
+        found = engine.describe(name)
+    if session.as_json:
+        print_json(found)
+        return
+    columns = found.pop("columns")
+    shown = {
+        **found,
+        "retention_age_s": format_duration(found["retention_age_s"]),
+        "retention_bytes": format_bytes(found["retention_bytes"]),
+    }
+    print_table(("", ""), [(key, value) for key, value in shown.items() if value is not None])
+    print_table(
+        ("column", "type", "nullable"),
+        [(each["name"], each["type"], each["nullable"]) for each in columns],
+    )
+
+
+@app.command()
+def alter(
+    context: typer.Context,
+    name: Name,
+    add: Annotated[list[str] | None, typer.Option("--add", help="name:type")] = None,
+    drop: Annotated[list[str] | None, typer.Option("--drop", help="A column.")] = None,
+    rename: Annotated[list[str] | None, typer.Option("--rename", help="old=new")] = None,
+    widen: Annotated[list[str] | None, typer.Option("--widen", help="name:type")] = None,
+    sync: Sync = None,
+    retention_age: Age = None,
+    retention_bytes: Size = None,
+    on_full: Full = None,
+) -> None:
+    """Change a live topic: columns, syncing, retention. Old records read under the new columns."""
+    session = session_of(context)
+    changes: Mapping[str, Any] = {
+        "add": pairs(add, sign=":", option="--add"),
+        "drop": tuple(drop or ()),
+        "rename": pairs(rename, sign="=", option="--rename"),
+        "widen": pairs(widen, sign=":", option="--widen"),
+        "sync": sync,
+        "retention_age": retention_age,
+        "retention_bytes": retention_bytes,
+        "on_full": on_full,
+    }
+    if not any(changes.values()):
+        raise InvalidRequest("nothing to change, give an option such as --add", topic=name)
+    with session.engine() as engine:
+        topic = engine.alter_topic(name, **changes)
+        session.show(engine.describe(topic.name), f"topic {topic.name} is changed")
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Really delete it.")] = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Delete a topic and its records."""
+    session = session_of(context)
+    if not yes:
+        raise InvalidRequest("deleting takes the records too, confirm it with --yes", topic=name)
+    with session.engine() as engine:
+        full = engine.topic(name).name
+        engine.delete_topic(full)
+    session.show({"deleted": full}, f"topic {full} is deleted")
+
+
+@app.command()
+def hold(
+    context: typer.Context,
+    name: Name,
+    hold_name: HoldName,
+    offset: Annotated[int, typer.Argument(help="The first offset to keep.")],
+) -> None:
+    """Keep a topic's records from an offset on, whatever its retention says."""
+    _change_hold(context, "hold", name, hold_name, offset)
+
+
+@app.command()
+def advance(
+    context: typer.Context,
+    name: Name,
+    hold_name: HoldName,
+    offset: Annotated[int, typer.Argument(help="The new first offset to keep.")],
+) -> None:
+    """Move a hold forwards."""
+    _change_hold(context, "advance", name, hold_name, offset)
+
+
+@app.command("drop-hold")
+def drop_hold(context: typer.Context, name: Name, hold_name: HoldName) -> None:
+    """Remove a hold."""
+    _change_hold(context, "drop", name, hold_name, None)
+
+
+def _change_hold(
+    context: typer.Context,
+    change: Literal["hold", "advance", "drop"],
+    name: str,
+    hold_name: str,
+    offset: int | None,
+) -> None:
+    session = session_of(context)
+    with session.engine() as engine:
+        if offset is None:
+            engine.drop(name, hold_name)
+        elif change == "hold":
+            engine.hold(name, hold_name, offset)
+        else:
+            engine.advance(name, hold_name, offset)
+        holds = engine.describe(name)["holds"]
+    listed = ", ".join(f"{each}={at}" for each, at in holds.items()) or "none"
+    session.show({"topic": name, "holds": holds}, f"holds of {name}: {listed}")

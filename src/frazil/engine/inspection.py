@@ -1,0 +1,342 @@
+"""Look into the journals of a data directory without changing them: segments, frames, damage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+
+from frazil.config import ProducerSettings
+from frazil.errors import CorruptionError, FrazilError, NotFound, Unavailable
+from frazil.fs import LockTaken, read_fully
+from frazil.log import format as fmt
+from frazil.log.recovery import Found, Survey, undeclared
+from frazil.log.scan import Scan, Scanner
+from frazil.log.segment import OpenFiles, body_hash, read_footer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.engine.directory import DataDirectory
+    from frazil.fs import File, FileSystem
+    from frazil.log.index import Footer
+
+__all__ = [
+    "Access",
+    "FrameFacts",
+    "JournalFacts",
+    "LostRange",
+    "SegmentFacts",
+    "TopicRange",
+    "frames_of",
+    "inspect_journal",
+    "journal_directories",
+    "locked_for_reading",
+    "verify_segment",
+]
+
+OPEN_FILES_MAX = 16
+
+
+class TopicRange(NamedTuple):
+    """The offsets `[first, end)` of a topic in one segment, and the bytes of their frames."""
+
+    topic_id: int
+    topic: str
+    first: int
+    end: int
+    bytes: int
+
+
+class LostRange(NamedTuple):
+    """Offsets `[first, end)` of a topic that were acked and cannot be read any more."""
+
+    topic_id: int
+    topic: str
+    first: int
+    end: int
+    reason: str
+
+
+@attrs.frozen
+class SegmentFacts:
+    """One segment file."""
+
+    id: int
+    path: str
+    bytes: int
+    body_end: int
+    sealed: bool
+    generation: int
+    format_version: int
+    lsn_first: int
+    lsn_last: int
+    created_us: int
+    topics: tuple[TopicRange, ...]
+    damage: tuple[str, ...]
+
+
+@attrs.define
+class JournalFacts:
+    """One journal: the shared one, or that of a dedicated lane."""
+
+    name: str
+    directory: str
+    journal_id: str = ""
+    lsn: int = 0
+    segments: list[SegmentFacts] = attrs.Factory(list)
+    topics: dict[int, dict[str, Any]] = attrs.Factory(dict)
+    bytes_torn: int = 0
+    warnings: list[str] = attrs.Factory(list)
+    lost: list[LostRange] = attrs.Factory(list)
+    hopeless: list[str] = attrs.Factory(list)
+    """Files in which neither the header nor any frame is valid."""
+    error: str = ""
+    """Why the journal could not be read at all."""
+    survey: Survey | None = None
+
+
+class Access(NamedTuple):
+    """Whether a directory may be looked at in peace."""
+
+    writer: str = ""
+    """Who has it open; empty if nobody has."""
+    fault: str = ""
+    """Why the lock could not be looked at."""
+
+
+@contextlib.contextmanager
+def locked_for_reading(file_system: FileSystem, paths: DataDirectory) -> Iterator[Access]:
+    """Keep writers out while a directory is looked at, or say who writes it.
+
+    Nothing is created: where there is no lock file, there is no writer.
+
+    Raises:
+        NotFound: if there is no such directory.
+    """
+    access, handle = Access(), None
+    try:
+        found = file_system.stat(paths.root)
+        if found is None or not found.is_directory:
+            raise NotFound("there is no data directory, choose one with --data", path=paths.root)
+        if file_system.stat(paths.lock) is not None:
+            handle = file_system.lock(paths.lock, f"pid={os.getpid()} inspecting")
+    except LockTaken as error:
+        access = Access(writer=error.holder or "another process")
+    except OSError as error:
+        access = Access(fault=str(error))
+    try:
+        yield access
+    finally:
+        if handle is not None:
+            handle.release()
+
+
+def journal_directories(file_system: FileSystem, paths: DataDirectory) -> list[tuple[str, str]]:
+    """Return name and path of each journal's directory that there is, the shared one first."""
+    found = []
+    if file_system.stat(paths.journal) is not None:
+        found.append(("journal", paths.journal))
+    if file_system.stat(paths.lanes) is not None:
+        names = file_system.list_directory(paths.lanes)
+        found += [(f"lane-{_lane_id(name)}", f"{paths.lanes}/{name}") for name in names]
+    return found
+
+
+def _lane_id(name: str) -> str:
+    try:
+        return str(int(name, 16))
+    except ValueError:
+        return name
+
+
+def inspect_journal(file_system: FileSystem, directory: str, *, name: str) -> JournalFacts:
+    """Survey one journal; whatever is wrong with it stands in the result."""
+    facts = JournalFacts(name, directory)
+    survey = Survey(
+        file_system,
+        directory,
+        files=OpenFiles(file_system, count_max=OPEN_FILES_MAX),
+        producer_window=ProducerSettings().window_batches,
+    )
+    try:
+        survey.run()
+    except (FrazilError, OSError) as error:
+        facts.error = str(error)
+        return facts
+    facts.survey = survey
+    report, state = survey.report, survey.state
+    facts.lsn = state.lsn
+    facts.bytes_torn = report.bytes_torn
+    facts.warnings = list(report.warnings)
+    facts.hopeless = list(report.quarantined)
+    if survey.found:
+        facts.journal_id = survey.found[-1].header.journal.hex()
+    for topic in state.topics.values():
+        facts.topics[topic.id] = {
+            "name": topic.spec.name,
+            "lane": topic.spec.lane,
+            "partitions": topic.spec.partitions,
+            "deleted": bool(topic.spec.deleted_us),
+            "start": topic.start,
+            "next": topic.next,
+        }
+        facts.lost += [
+            LostRange(topic.id, topic.spec.name, special.first, special.end, special.reason)
+            for special in topic.ranges
+            if special.kind == "lost"
+        ]
+    facts.segments = [_segment_facts(found, facts) for found in survey.found]
+    return facts
+
+
+def _segment_facts(found: Found, facts: JournalFacts) -> SegmentFacts:
+    segment, header = found.segment, found.header
+    ranges = []
+    for topic_id in sorted(segment.topics):
+        summary = segment.summary(topic_id)
+        if summary is not None:
+            name = _topic_name(facts, topic_id)
+            ranges.append(TopicRange(topic_id, name, summary[0], summary[1], summary[2]))
+    return SegmentFacts(
+        id=segment.id,
+        path=found.path,
+        bytes=found.size,
+        body_end=segment.body_end,
+        sealed=found.sealed,
+        generation=header.generation,
+        format_version=header.format_version,
+        lsn_first=header.previous_lsn + 1,
+        lsn_last=segment.lsn_last,
+        created_us=header.created_us,
+        topics=tuple(ranges),
+        damage=tuple(found.damaged),
+    )
+
+
+def _topic_name(facts: JournalFacts, topic_id: int) -> str:
+    return str(facts.topics.get(topic_id, {}).get("name", topic_id))
+
+
+# -- frames --------------------------------------------------------------------------------------
+
+
+class FrameFacts(NamedTuple):
+    """One frame of a segment, or a bad stretch: then `fault` says what is wrong with it."""
+
+    segment: int
+    position: int
+    bytes: int
+    head: fmt.FrameHead | None
+    fault: str = ""
+
+
+def _scan(found: Found, file: File) -> Scan:
+    header = found.header
+    return Scanner(
+        file,
+        salt=header.salt,
+        generation=header.generation,
+        start=fmt.SEGMENT_HEADER_BYTES,
+        end=min(found.segment.body_end, file.size()),
+        lsn=header.previous_lsn,
+    ).run()
+
+
+def frames_of(found: Found) -> Iterator[FrameFacts]:
+    """Yield all frames of a segment in order, and the bad stretches between them.
+
+    Raises:
+        Unavailable: if the file cannot be read.
+    """
+    try:
+        file = found.segment.file()
+        faults = _scan(found, file).faults
+        position = fmt.SEGMENT_HEADER_BYTES
+        end = min(found.segment.body_end, file.size())
+        while position + fmt.FRAME_HEAD_BYTES <= end:
+            while faults and faults[0].end <= position:
+                faults.pop(0)
+            if faults and faults[0].position <= position:
+                fault = faults.pop(0)
+                size = fault.end - position
+                yield FrameFacts(found.segment.id, position, size, None, fault.reason)
+                position = fault.end
+                continue
+            head = fmt.read_head(read_fully(file, position, fmt.FRAME_HEAD_BYTES), 0)
+            size = fmt.FRAME_PREFIX_BYTES + head.length
+            yield FrameFacts(found.segment.id, position, size, head)
+            position += size
+    except OSError as error:
+        raise Unavailable("segment cannot be read", path=found.path, error=error) from error
+
+
+# -- verification --------------------------------------------------------------------------------
+
+
+def verify_segment(
+    facts: JournalFacts, found: Found, successor: Found | None
+) -> tuple[int, list[str], list[LostRange]]:
+    """Read a whole segment; return its number of frames, what is wrong, and what is lost by it.
+
+    Checks every frame's CRC, the hash of a sealed segment, and that its successor continues it.
+    """
+    problems = list(found.damaged)
+    lost: list[LostRange] = []
+    try:
+        file = found.segment.file()
+        scan = _scan(found, file)
+        problems += [
+            text
+            for fault in scan.faults
+            if (text := f"bytes {fault.position}..{fault.end}: {fault.reason}") not in problems
+        ]
+        footer = read_footer(file) if found.sealed else None
+        if footer is not None:
+            if body_hash(file, footer.body_end) != footer.sha256:
+                problems.append("content does not match the hash in its footer")
+            if problems:
+                lost = _lost_in_sealed(facts, footer, scan)
+    except (OSError, CorruptionError) as error:
+        return 0, [*problems, f"cannot be read: {error}"], lost
+    if successor is not None:
+        problems += _chain_problems(found, successor)
+    return scan.frames, problems, lost
+
+
+def _chain_problems(found: Found, successor: Found) -> list[str]:
+    header = successor.header
+    if successor.header_damaged:
+        return []
+    if header.previous_segment != found.segment.id:
+        return [f"its successor {found.segment.id + 1} is missing"]
+    if header.previous_length != found.segment.body_end:
+        return [f"ends at {found.segment.body_end}, its successor says {header.previous_length}"]
+    if not found.damaged and header.previous_lsn != found.segment.lsn_last:
+        return [f"ends at lsn {found.segment.lsn_last}, its successor says {header.previous_lsn}"]
+    return []
+
+
+def _lost_in_sealed(facts: JournalFacts, footer: Footer, scan: Scan) -> list[LostRange]:
+    """Compare the offsets that a footer promises with those of the frames that are whole."""
+    lost: list[LostRange] = []
+    survey = facts.survey
+    assert survey is not None
+    for entry in footer.topics:
+        places = scan.places.get(entry.topic)
+        holes = [(first, end) for topic, first, end, _at in scan.breaks if topic == entry.topic]
+        if places is None or not places.count:
+            holes = [(entry.first, entry.end)]
+        else:
+            holes += [(entry.first, places.first), (places.end, entry.end)]
+        state = survey.state.topics.get(entry.topic)
+        for first, end in sorted(holes):
+            known = [] if state is None else state.ranges
+            start = first if state is None else max(first, state.start)
+            lost += [
+                LostRange(entry.topic, _topic_name(facts, entry.topic), low, high, "damaged")
+                for low, high in undeclared(known, first=start, end=end)
+            ]
+    return lost
