@@ -1,0 +1,195 @@
+"""What a crash leaves of a change that takes several steps is completed or removed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+
+from frazil.engine.core import Engine
+from frazil.errors import NotFound
+from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from tests.crash.engine_world import SETTINGS
+
+CLONES = 8
+COLUMNS = {"id": "long", "v": "int"}
+
+
+@pytest.fixture(autouse=True)
+def quiet_crashes(monkeypatch):
+    """SQLite calls a dead disk on its way out; what it meets there has nobody to go to."""
+    hook = sys.unraisablehook
+
+    def pass_over(unraisable):
+        if not isinstance(unraisable.exc_value, SimulatedCrash):
+            hook(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", pass_over)
+
+
+def open_on(disk, settings=SETTINGS):
+    return Engine(settings, file_system=disk, clock=SimulatedClock(), threads=False)
+
+
+def crashes_of(prepare, change):
+    """Crash at each sync point of a change; yield engines opened on what may be left."""
+    point = 0
+    while True:
+        point += 1
+        disk = SimulatedFileSystem(point)
+        engine = open_on(disk)
+        prepare(engine)
+        disk.crash_at = disk.sync_points + point
+        with contextlib.suppress(SimulatedCrash):
+            change(engine)
+        if not disk.crashed:
+            assert point > 2
+            return
+        for seed in range(CLONES):
+            yield open_on(disk.crash_clone(point * CLONES + seed))
+
+
+def nothing(engine):
+    """Prepare nothing."""
+
+
+@pytest.mark.parametrize("lane", ["shared", "dedicated"])
+@pytest.mark.parametrize("columns", [None, COLUMNS])
+def test_a_partitioned_topic_is_made_whole_or_not_at_all(lane, columns):
+    """A crash while parts are created leaves all of them or none, and the name can be used."""
+    key = {} if columns is None else {"primary_key": "id"}
+
+    def create(engine):
+        return engine.create_topic("p", columns, partitions=3, lane=lane, **key)
+
+    outcomes = set()
+    for engine in crashes_of(nothing, create):
+        outcomes.add(bool(engine.topics()))
+        topic = engine.topic("p") if engine.topics() else create(engine)
+        assert len(topic.parts) == 3
+        for number in range(6):
+            topic.append(b"x") if columns is None else topic.append(id=number, v=1)
+        assert topic.stats()["message_count"] == 6
+        assert engine.topics() == ["/default/p"]
+        engine.close()
+    assert outcomes == {True, False}
+
+
+def test_a_partitioned_topic_is_deleted_whole_or_not_at_all():
+    """A crash while parts are deleted leaves no part without its parent."""
+
+    def prepare(engine):
+        engine.create_topic("p", partitions=3).append(b"x", key="k")
+
+    outcomes = set()
+    for engine in crashes_of(prepare, lambda engine: engine.delete_topic("p")):
+        outcomes.add(bool(engine.topics()))
+        if engine.topics():
+            assert engine.topic("p").stats()["message_count"] == 1
+        else:
+            for part in range(3):
+                with pytest.raises(NotFound):
+                    engine.topic(f"p-part-{part}")
+            assert engine.create_topic("p", partitions=2).stats()["message_count"] == 0
+        engine.close()
+    assert outcomes == {True, False}
+
+
+def test_parts_change_their_columns_together():
+    """A crash while parts are altered leaves all of them with the same columns."""
+
+    def prepare(engine):
+        topic = engine.create_topic("p", COLUMNS, primary_key="id", partitions=3)
+        for number in range(6):
+            topic.append(id=number, v=number)
+
+    outcomes = set()
+    change = {"add": {"x": "int"}}
+    for engine in crashes_of(prepare, lambda engine: engine.alter_topic("p", **change)):
+        topic = engine.topic("p")
+        names = {tuple(part.schema.names) for part in topic.parts}
+        assert len(names) == 1
+        outcomes |= names
+        rows = [row for part in topic.parts for b in part.read() for row in b.records()]
+        assert sorted(row["id"] for row in rows) == list(range(6))
+        engine.close()
+    assert outcomes == {("id", "v"), ("id", "v", "x")}
+
+
+def test_a_table_on_a_lane_is_made_and_altered_whole():
+    """A lane that lacks what the main journal knows of its topic is completed at the next open."""
+
+    def change(engine):
+        engine.create_topic("t", COLUMNS, lane="dedicated")
+        engine.alter_topic("t", add={"x": "int"}, retention_age="1h")
+        engine.topic("t").append(id=1, v=2, x=3)
+
+    outcomes = set()
+    for engine in crashes_of(nothing, change):
+        if engine.topics():
+            topic = engine.topic("t")
+            facts = topic.describe()
+            outcomes.add(facts["schema_version"])
+            topic.append(id=5, v=6)
+            lane = engine.lanes[1].journal.state.topics[facts["id"]]
+            main = engine.main.journal.state.topics[facts["id"]]
+            assert lane.spec == main.spec
+            assert lane.schemas == main.schemas
+        engine.close()
+    assert outcomes == {1, 2}
+
+
+def test_a_deep_data_directory_survives_a_power_loss():
+    """The first ack in a new directory several levels deep is durable, names included."""
+    settings = SETTINGS.model_copy(update={"data_dir": "/a/b/c/data"})
+    for seed in range(20):
+        disk = SimulatedFileSystem(seed)
+        engine = open_on(disk, settings)
+        engine.create_topic("t", lane="dedicated").append(b"lane")
+        engine.create_topic("u").append(b"shared")
+        again = open_on(disk.crash_clone(seed), settings)
+        for name, payload in (("t", b"lane"), ("u", b"shared")):
+            [batch] = again.topic(name).read()
+            assert batch.data.column("payload").to_pylist() == [payload]
+
+
+def test_the_index_knows_parents_and_parts():
+    """After a rebuild the metadata has the parent of parts, so that it may stand in for the log."""
+    from frazil.engine.indexing import known_topics
+
+    disk = SimulatedFileSystem()
+    engine = open_on(disk)
+    engine.create_topic("p", partitions=2)
+    engine.close()
+    engine = open_on(disk)
+    topics, _ends = known_topics(engine._indexer._store)
+    assert sorted(spec.name for spec, _schemas in topics.values()) == [
+        "/default/p",
+        "/default/p-part-0",
+        "/default/p-part-1",
+    ]
+    engine.close()
+
+
+def test_a_deleted_topic_is_forgotten_after_its_grace():
+    """A deleted topic leaves the checkpoint when its grace is over and its data is gone."""
+    grace = SETTINGS.topics.model_copy(update={"delete_grace_s": 60.0})
+    settings = SETTINGS.model_copy(update={"topics": grace})
+    clock = SimulatedClock()
+    engine = Engine(settings, file_system=SimulatedFileSystem(), clock=clock, threads=False)
+    engine.create_topic("t").append(b"x")
+    engine.delete_topic("t")
+    engine.create_topic("u")
+    journal = engine.main.journal
+    journal.rotate()
+    engine.upkeep.seal()
+    engine.upkeep.free()
+    clock.advance(30)
+    journal.rotate()
+    assert len(journal.state.topics) == 2
+    clock.advance(31)
+    engine.upkeep.free()
+    journal.rotate()
+    assert [topic.spec.name for topic in journal.state.topics.values()] == ["/default/u"]
+    engine.close()
