@@ -113,7 +113,19 @@ class Reader:
                 self.offset = piece.offset_next
                 continue
             self._ready = piece.batches[::-1]
-        return self._trimmed(self._ready.pop())
+        return self._pop()
+
+    def _pop(self) -> Batch | None:
+        """Return the next batch that was read already, cut to what was asked for."""
+        if not self._ready or self._left == 0:
+            return None
+        batch = self._ready.pop()
+        if not self._follow and batch.offset >= self._end:
+            # It was appended after this read began, and is for the next one.
+            self._ready = []
+            self.offset = self._end
+            return None
+        return self._trimmed(batch)
 
     def _read_piece(self) -> Piece:
         history, topic = self._runtime.history, self._runtime.state.id
@@ -206,7 +218,7 @@ class AsyncReader(Reader):
     async def __anext__(self) -> Batch:
         loop = asyncio.get_running_loop()
         while True:
-            batch = self._trimmed(self._ready.pop()) if self._ready and self._left != 0 else None
+            batch = self._pop()
             if batch is None and not self._closed:
                 batch = await loop.run_in_executor(None, self.poll)
             if batch is not None:

@@ -130,6 +130,10 @@ def test_a_tail_waits_for_what_comes(tmp_path):
         assert seen == [b"%d" % number for number in range(20)]
         some = [batch.count async for batch in topic.tail(0, limit=3)]
         assert sum(some) == 3
+        reader = topic.read(18)
+        await topic.append(b"later")
+        await topic.append_many([b"later", b"still"])
+        assert sum([batch.count async for batch in reader]) == 2
 
     run(main, tmp_path)
 

@@ -85,11 +85,15 @@ def test_a_read_ends_at_the_head_it_began_with(tmp_path):
     with open_small(tmp_path) as db:
         topic = db.create_topic("t")
         topic.append_many(numbers(10))
+        reader = topic.read()
+        topic.append(b"later")
+        topic.append_many(numbers(10))
+        assert [batch.count for batch in reader] == [10]
         seen = []
         for batch in topic.read(bytes_max=1):
             seen.append(batch.offset)
             topic.append_many(numbers(10))
-        assert seen == [0]
+        assert seen == [0, 10, 11]
 
 
 def test_a_tail_sees_every_record_once(tmp_path):
