@@ -253,6 +253,24 @@ def test_a_batch_noted_before_its_sync_is_found(monkeypatch):
     assert run_seeds(range(300)) is not None
 
 
+def test_an_ack_before_its_sync_is_found(monkeypatch):
+    """The suite finds an engine that answers first and syncs afterwards."""
+
+    class Lying(World):
+        def _commit(self, commit, entries, deliver):
+            journal = commit.__self__
+            sync = journal._sync
+            held = []
+            journal._sync = lambda: held.append(1)
+            super()._commit(commit, entries, deliver)
+            journal._sync = sync
+            if held:
+                journal._sync()
+
+    monkeypatch.setattr(sys.modules[__name__], "World", Lying)
+    assert run_seeds(range(200)) is not None
+
+
 def test_an_index_that_is_believed_over_the_log_is_found(monkeypatch):
     """The suite finds an engine that does not bring an older index in line with the log."""
     monkeypatch.setattr(Indexer, "_bring_in_line", lambda self, wanted: None)

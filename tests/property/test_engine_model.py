@@ -14,6 +14,12 @@ ACKS = st.sampled_from([None, "received", "fsynced"])
 COUNTS = st.integers(1, 12)
 
 
+def offsets_of(batch):
+    """The offsets of a batch, which is never empty."""
+    assert batch.count > 0
+    return range(batch.offset, batch.offset_next)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Drives a world; the world's own checks compare every answer with the model."""
 
@@ -107,6 +113,27 @@ class EngineMachine(RuleBasedStateMachine):
         assert limit is None or len(seen) <= limit
         wanted = [offset for offset in sorted(model.values) if offset >= start]
         assert seen == (wanted if limit is None else wanted[:limit])
+
+    @precondition(some)
+    @rule(share=st.floats(0, 1), count=COUNTS, bytes_max=st.none() | st.integers(1, 4096))
+    def read_while_appending(self, share, count, bytes_max):
+        """A read gives what was there when it began; a tail that began then gives the rest, too."""
+        model = self.model()
+        topic = self.world.topic(model)
+        marks = topic.describe()["watermarks"]
+        start = marks["start"] + round(share * (marks["head"] - marks["start"]))
+        wanted = [offset for offset in sorted(model.values) if offset >= start]
+        with (
+            topic.read(start, bytes_max=bytes_max) as reader,
+            topic.tail(start, bytes_max=bytes_max, timeout_s=0) as tail,
+        ):
+            self.world.append(model)
+            self.world.append_many(model, count)
+            self.world.free()
+            seen = [offset for batch in reader for offset in offsets_of(batch)]
+            assert seen == wanted
+            seen = [offset for batch in tail for offset in offsets_of(batch)]
+            assert seen == [offset for offset in sorted(model.values) if offset >= start]
 
     @precondition(some)
     @rule(below=st.integers(1, 5))
