@@ -163,6 +163,12 @@ class LogSettings(Section):
     retention_bytes: Bytes = setting(
         20 * GIB, "Data that no hold needs is kept up to this size.", low=0, high=1 << 60
     )
+    journal_bytes_max: Bytes = setting(
+        64 * GIB,
+        "A larger journal frees its oldest segments before their time, unless a hold needs them.",
+        low=MIB,
+        high=1 << 60,
+    )
     retention_check_s: Seconds = setting(
         60.0, "How often retention looks for segments to free.", low=0.01, high=DAY
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pyarrow as pa
 
@@ -50,6 +52,10 @@ class DrivenLog:
             producers=Settings().producers,
             watermarks=watermarks,
         )
+        # As the engine does in the background: a segment that cannot be sealed waits.
+        with contextlib.suppress(OSError):
+            while self.journal.seal_one():
+                pass
         self.source = LogSource(self.journal)
         for topic in self.journal.state.topics.values():
             topic.codec = codec_of(topic)

@@ -466,4 +466,6 @@ def test_the_checksum_of_a_frame_depends_on_head_and_payload(frame):
     """The frame's checksum is over offset, length and body, and nothing brings it to a constant."""
     data = frame[-1]
     head = fmt.read_head(data, 0)
-    assert head.crc == zlib.crc32(data[16:], zlib.crc32(data[:12]))
+    payload = fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
+    body = zlib.crc32(data[16:payload], zlib.crc32(data[payload:]))
+    assert head.crc == zlib.crc32(data[:12], body)

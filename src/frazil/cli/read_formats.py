@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import msgspec
 import pyarrow as pa
 
 from frazil.cli.output import plain_rows, print_table, to_json, write_out
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Format", "RecordWriter", "writer_for"]
 
 Format = Literal["ndjson", "table", "csv", "arrow", "raw"]
+_encode = msgspec.json.Encoder().encode
 PART_FIELD = pa.field("_part", pa.int32(), nullable=False)
 
 
@@ -37,7 +39,8 @@ def _rows(batch: Batch, part: int | None) -> list[dict[str, object]]:
 
 class _Ndjson:
     def write(self, batch: Batch, part: int | None) -> None:
-        write_out("".join([f"{to_json(row)}\n" for row in _rows(batch, part)]))
+        # The rows are plain already, so the faster encoder needs no rules of its own.
+        write_out(b"".join([_encode(row) + b"\n" for row in _rows(batch, part)]))
 
 
 class _Table:

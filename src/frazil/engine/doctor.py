@@ -44,6 +44,7 @@ __all__ = ["Finding", "Report", "examine", "rebuild_metadata"]
 Level = Literal["info", "warning", "damage"]
 OPEN_FILES_MIN: Final = 4096
 REASON_BYTES_MAX: Final = 1 << 20
+PLAIN_FILES: Final = ("LOCK", "meta.db", "meta.db-lock", "meta.db-journal", "ballast")
 RESTORE: Final = (
     "restore the missing files from a copy, or open the directory: what is left is kept"
 )
@@ -93,6 +94,7 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
     with locked_for_reading(file_system, paths) as access:
         _check_lock(report, access, paths)
         _check_machine(report, settings, file_system)
+        _check_plain_files(report, file_system)
         try:
             directories = journal_directories(file_system, paths)
         except OSError as error:
@@ -139,12 +141,22 @@ def _check_lock(report: Report, access: Access, paths: DataDirectory) -> None:
             "stop that process and look again",
         )
     elif access.fault:
-        report.add(
-            "damage",
-            "lock",
-            f"{paths.lock} cannot be locked: {access.fault}",
-            "move it away: it is an empty file that is made anew",
-        )
+        what = f"{paths.lock} cannot be locked: {access.fault}"
+        report.add("damage", "lock", what, "check the rights of the directory and of this file")
+
+
+def _check_plain_files(report: Report, file_system: FileSystem) -> None:
+    """Find what stands in the way of files that the engine opens by name."""
+    for name in PLAIN_FILES:
+        path = f"{report.path}/{name}"
+        try:
+            found = file_system.stat(path)
+            is_odd = os.path.islink(path) or (found is not None and found.is_directory)
+        except OSError:
+            is_odd = True
+        if is_odd:
+            what = f"{path} is no plain file: the directory cannot be opened"
+            report.add("damage", "directory", what, "move it away: it is made anew from the log")
 
 
 def _check_machine(report: Report, settings: Settings, file_system: FileSystem) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import zlib
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from frazil.errors import FrazilError, InvalidRequest
@@ -207,6 +208,8 @@ class TopicRuntime:
                 for part in parts_of_batch(batch, *self._route()):
                     self._check_part(part)
             payload = arrow_payload(batch, codec.options)
+            # Summed here, beside other producers, instead of in the one thread of the journal.
+            payload = payload._replace(crc=zlib.crc32(payload.data))
             prepared.append((codec.arrow, payload, batch.num_rows, payload.size))
         if not prepared:
             raise InvalidRequest("there are no records to publish", topic=self.name)

@@ -62,6 +62,7 @@ class Upkeep:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._guard("seal", self.seal)
 
     def poke(self) -> None:
         """Do a round now."""
@@ -213,6 +214,7 @@ class Upkeep:
             delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
             policies=policies,
             released=dict(self._released),
+            journal_bytes_max=log.journal_bytes_max,
             pinned=pinned,
         )
 

@@ -178,9 +178,11 @@ class MessageTopicCodec:
 
     def decode_small(self, frames: list[Frame]) -> pa.RecordBatch | None:
         """Join payload-only frames of single records into one batch."""
-        if not all(f.head.flags & fmt.FLAG_PLAIN and f.head.kind == fmt.KIND_ROWS for f in frames):
+        if any(frame.head.kind != fmt.KIND_ROWS for frame in frames):
             return None
-        if not all(frame.head.records == 1 for frame in frames):
+        if not any(frame.head.flags & fmt.FLAG_PLAIN for frame in frames):
+            return self._decode_packed(frames)
+        if not all(f.head.flags & fmt.FLAG_PLAIN and f.head.records == 1 for f in frames):
             return None
         times = [frame.head.time for frame in frames]
         payloads = [f.buffer[f.start + 8 : f.start + f.head.size] for f in frames]
@@ -191,6 +193,16 @@ class MessageTopicCodec:
         stamps = pa.array(times, TIME_FIELD.type)
         place = batch.schema.get_field_index("publish_time")
         return batch.set_column(place, batch.schema.field(place), stamps)
+
+    def _decode_packed(self, frames: list[Frame]) -> pa.RecordBatch | None:
+        messages: list[Message] = []
+        for frame in frames:
+            found = unpack_messages(_payload(frame))
+            _check_count(frame, len(found))
+            messages += found
+        if any(message.publish_time is None for message in messages):
+            return None
+        return message_batch(messages, 0)
 
 
 class TableCodec:
@@ -252,7 +264,9 @@ class TableCodec:
         encoder = self._encoder(head.schema, written)
         rows: list[Row] = []
         for frame in frames:
-            rows += encoder.unpack_rows(_payload(frame))
+            found = encoder.unpack_rows(_payload(frame))
+            _check_count(frame, len(found))
+            rows += found
         batch = encoder.batch(rows)
         if head.schema == self.version:
             return batch

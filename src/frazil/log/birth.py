@@ -17,7 +17,7 @@ from frazil.log import format as fmt
 from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.index import Places
 from frazil.log.recovery import Found, RecoveryReport, Survey
-from frazil.log.segment import Segment, give_birth, seal, segment_name
+from frazil.log.segment import Segment, give_birth, segment_name
 from frazil.log.state import RANGE_GAP, JournalState, SpecialRange
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Opened:
     position: int
     frames: int
     marked_lsn: int
+    to_seal: list[tuple[Segment, int]] = attrs.Factory(list)
 
 
 def open_journal(
@@ -310,7 +311,6 @@ class _Opening:
         survey = self._survey
         last = survey.found[-1]
         assert last.scan is not None
-        self._seal(survey.found[:-1])
         survey.report.resumed = True
         segments = [found.segment for found in survey.found]
         refresh_topics(survey.state.topics.values(), segments, freed=False)
@@ -330,6 +330,7 @@ class _Opening:
             position=last.scan.end,
             frames=last.scan.frames,
             marked_lsn=survey.state.lsn,
+            to_seal=self._to_seal(survey.found[:-1]),
         )
 
     def succeed(self, gaps: list[tuple[int, SpecialRange]]) -> Opened:
@@ -368,7 +369,7 @@ class _Opening:
             rest=rest,
         )
         self._save_torn(last)
-        self._seal(survey.found)
+        opened.to_seal = self._to_seal(survey.found)
         return opened
 
     def _header(
@@ -435,22 +436,17 @@ class _Opening:
         self._copy(found.path, f"{found.path}.torn-{self._clock.now_us()}", start=found.torn_from)
         self._file_system.sync_directory(self._directory)
 
-    def _seal(self, found: Iterable[Found]) -> None:
-        for item in found:
-            if item.sealed:
-                continue
-            file = self._file_system.open(item.path, "write")
-            try:
-                if item.size < item.segment.body_end:
-                    # A cut-short file has no honest end to put a footer behind.
-                    continue
-                frames = item.scan.frames if item.scan is not None else 0
-                footer = seal(file, item.segment, frames=frames, time_us=self._clock.now_us())
-            finally:
-                file.close()
-            self._files.drop(item.path)
-            item.segment.use_footer(footer)
-            item.sealed = True
+    def _to_seal(self, found: Iterable[Found]) -> list[tuple[Segment, int]]:
+        """Return the segments that wait for their footer, with their frame counts.
+
+        They are sealed in the background: until then a successor's cut says where they end.
+        """
+        return [
+            (item.segment, 0 if item.scan is None else item.scan.frames)
+            for item in found
+            # A cut-short file has no honest end to put a footer behind.
+            if not item.sealed and item.size >= item.segment.body_end
+        ]
 
 
 def _frame_size(payload_bytes: int) -> int:

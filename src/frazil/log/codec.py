@@ -25,6 +25,8 @@ class Payload(NamedTuple):
     flags: int
     data: Buffer
     size: int
+    crc: int | None = None
+    """The CRC of `data`, if the producer has summed it already."""
 
 
 class Codec(Protocol):

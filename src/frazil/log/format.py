@@ -140,6 +140,7 @@ def frame_buffers(
     payload: Buffer,
     payload_bytes: int,
     *,
+    payload_crc: int | None = None,
     offset: int,
     salt: bytes,
     generation: int,
@@ -154,7 +155,8 @@ def frame_buffers(
 ) -> tuple[bytes, Buffer, bytes, int]:
     """Encode one frame as head, payload and padding to write one behind another, and its size.
 
-    The payload is not copied. The CRC covers offset, length and the whole body. The head has a
+    The payload is not copied. The CRC covers the whole body, offset and length, payload first, so
+    that a producer can sum a large payload (`payload_crc`) before its offset is known. The head has a
     checksum of its own besides, so that damage to a payload leaves its offset range known.
     """
     runs_bytes = len(runs)
@@ -176,12 +178,13 @@ def frame_buffers(
         payload_bytes,
         time_us,
     )
-    crc = zlib.crc32(fields, zlib.crc32(prefix))
-    rest = _HEAD_CRC.pack(zlib.crc32(_HEAD_TAG, crc), 0) + runs
-    crc = zlib.crc32(payload, zlib.crc32(rest, crc))
+    head_crc = zlib.crc32(_HEAD_TAG, zlib.crc32(fields, zlib.crc32(prefix)))
+    rest = fields + _HEAD_CRC.pack(head_crc, 0) + runs
+    crc = zlib.crc32(payload) if payload_crc is None else payload_crc
     if padding:
         crc = zlib.crc32(padding, crc)
-    head = b"%b%b%b%b" % (prefix, crc.to_bytes(4, "little"), fields, rest)
+    crc = zlib.crc32(prefix, zlib.crc32(rest, crc))
+    head = b"%b%b%b" % (prefix, crc.to_bytes(4, "little"), rest)
     return head, payload, padding, FRAME_PREFIX_BYTES + length
 
 
@@ -211,8 +214,11 @@ def frame_fault(buffer: memoryview, position: int, head: FrameHead) -> str:
     end = position + FRAME_PREFIX_BYTES + head.length
     if end > len(buffer):
         return "frame ends behind the file"
-    crc = zlib.crc32(buffer[position : position + 12])
-    if zlib.crc32(buffer[position + FRAME_PREFIX_BYTES : end], crc) != head.crc:
+    payload = position + FRAME_HEAD_BYTES + head.runs * RUN.size
+    crc = zlib.crc32(
+        buffer[position + FRAME_PREFIX_BYTES : payload], zlib.crc32(buffer[payload:end])
+    )
+    if zlib.crc32(buffer[position : position + 12], crc) != head.crc:
         return "checksum does not match"
     return ""
 

@@ -408,6 +408,7 @@ class Group:
             payload.kind,
             payload.data,
             payload.size,
+            payload_crc=payload.crc,
             offset=offset,
             salt=self._salt,
             generation=self._generation,

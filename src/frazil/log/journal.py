@@ -66,7 +66,7 @@ class Journal:
         self.closed = False
         self.active = opened.active
         self.segments: tuple[Segment, ...] = tuple(opened.segments)
-        self.to_seal: list[tuple[Segment, int]] = []
+        self.to_seal: list[tuple[Segment, int]] = list(opened.to_seal)
         """Segments that were rotated away and wait for their footer, with their frame counts."""
         self.sync_count = 0
         self.group_count = 0
@@ -359,7 +359,7 @@ class Journal:
             else:
                 due.append(left)
         age_s = (self.clock.now_us() - self.active.created_us) / 1e6
-        if self._frames > 2 and self.active.topics:
+        if self._frames > 2 and self.active.live_places:
             if age_s >= settings.segment_age_max_s:
                 try:
                     self.rotate()

@@ -35,6 +35,10 @@ HOLE_BYTES_MAX: Final = 256
 """Adjacent frames of a topic are read at once over holes of at most this many bytes."""
 
 
+SMALL_RECORDS_MAX: Final = 64
+"""Frames of at most so many records are decoded together."""
+
+
 class Frame(NamedTuple):
     """A verified data frame in memory."""
 
@@ -293,7 +297,7 @@ def _stop(
 def _batches(frames: list[Frame], state: TopicState, offset: int) -> list[Batch]:
     decoder = state.codec
     batches: list[Batch] = []
-    if len(frames) > 1 and all(frame.head.records <= 4 for frame in frames):
+    if len(frames) > 1 and all(frame.head.records <= SMALL_RECORDS_MAX for frame in frames):
         data = _decode_small(decoder, frames)
         if data is not None:
             times = tuple((frame.head.records, frame.head.time) for frame in frames)

@@ -41,6 +41,8 @@ class RetentionView:
     """Offsets below which the next tier holds a topic's data, whatever its holds say."""
     pinned: Mapping[int, int]
     """The lowest offset that an open reader of a topic still needs."""
+    journal_bytes_max: int = 1 << 62
+    """Beyond this the oldest segments go even if a topic's retention would keep them longer."""
 
 
 def segments_to_free(
@@ -48,6 +50,7 @@ def segments_to_free(
 ) -> int:
     """Return how many of the oldest segments may go; the active one never does."""
     later = _bytes_by_topic(segments)
+    excess = sum(segment.body_end for segment in segments) - view.journal_bytes_max
     count = 0
     for segment in segments[:-1]:
         for topic_id in segment.topics:
@@ -57,8 +60,9 @@ def segments_to_free(
             topic = topics.get(topic_id)
             if topic is None:
                 continue
-            if not _may_go(topic, summary, later[topic_id], view):
+            if not _may_go(topic, summary, later[topic_id], view, early=excess > 0):
                 return count
+        excess -= segment.body_end
         count += 1
     return count
 
@@ -74,9 +78,14 @@ def _bytes_by_topic(segments: Iterable[Segment]) -> dict[int, int]:
 
 
 def _may_go(
-    topic: TopicState, summary: tuple[int, int, int, int, int], later: int, view: RetentionView
+    topic: TopicState,
+    summary: tuple[int, int, int, int, int],
+    later: int,
+    view: RetentionView,
+    *,
+    early: bool,
 ) -> bool:
-    """Tell whether a topic's frames in one segment may go."""
+    """Tell whether a topic's frames in one segment may go; `early` if the journal is too large."""
     _first, end, _size, _time_min, time_max = summary
     if end > view.pinned.get(topic.id, end):
         return False
@@ -87,6 +96,8 @@ def _may_go(
     if end > topic.floor:
         return False
     policy = view.policies[topic.id]
+    if early:
+        return True
     if later >= policy.bytes_max:
         return True
     return view.time_trusted and time_max + policy.age_us <= view.now_us

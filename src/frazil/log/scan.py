@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from bisect import bisect_right
+from operator import add, ne
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from frazil.fs import read_fully
@@ -69,6 +70,7 @@ class Scan:
         self.time_us = 0
         self.closed = False
         """The last frame is the marker of a clean close."""
+        self.end_closed = 0
 
     def proven(self) -> tuple[int, int]:
         """Return the end of what is proven to be synced, and the last batch sequence before it.
@@ -113,6 +115,7 @@ class Scanner:
         self._generation = generation
         self._end = end
         self._position = start
+        self._pending: dict[int, list[tuple[int, int, int, int, int]]] = {}
         self.result = Scan(lsn=lsn)
 
     def run(self) -> Scan:
@@ -122,7 +125,7 @@ class Scanner:
         window_bytes = WINDOW_BYTES
         while self._position < self._end:
             size = min(window_bytes, self._end - self._position)
-            window = memoryview(read_fully(self._file, self._position, size))
+            window = read_fully(self._file, self._position, size)
             used, want = self._take(window)
             self._position += used
             window_bytes = WINDOW_BYTES
@@ -134,50 +137,113 @@ class Scanner:
                 self._skip_fault("")
         return result
 
-    def _take(self, window: memoryview) -> tuple[int, int]:
+    def _take(self, window: bytes) -> tuple[int, int]:
         """Take frames off the window; return the bytes used and the bytes needed to go on.
 
         A need beyond the file's end is a fault, which the caller handles.
         """
+        self._pending = {}
+        used, want = self._walk(window)
+        for topic, rows in self._pending.items():
+            self._place(topic, rows)
+        if used < 0:
+            self._position -= used + 1
+            self._skip_fault("")
+            return 0, 0
+        return used, want
+
+    def _walk(self, window: bytes) -> tuple[int, int]:
+        """Go over the window frame by frame; `used` is -1 - position if a bad frame is there.
+
+        This loop is the speed of recovery: frames of one record take it half a million times a
+        second, so data frames in sequence are handled without leaving it.
+        """
         unpack = fmt.FRAME_HEAD.unpack_from
         crc32 = zlib.crc32
-        result = self.result
+        result, pending = self.result, self._pending
         salt, generation = self._salt, self._generation
-        base = self._position
-        limit = len(window)
+        add_lsn, add_end = result.lsns.append, result.ends.append
+        base, limit = self._position, len(window)
+        view = memoryview(window)
         at = 0
         while True:
-            if at + fmt.FRAME_HEAD_BYTES > limit:
-                return at, fmt.FRAME_HEAD_BYTES
+            if at + 80 > limit:
+                return at, 80
             head = unpack(window, at)
-            length = head[1]
-            kind = head[3]
-            if head[4] != salt or head[12] != generation or not 0 < kind <= fmt.KIND_LAST:
-                break
+            length, kind = head[1], head[3]
+            if head[4] != salt or head[12] != generation or not 0 < kind <= 9:
+                return -1 - at, 0
             end = at + 16 + length
             if end > limit:
                 if length > fmt.BODY_BYTES_MAX or length < fmt.BODY_HEAD_BYTES:
-                    break
+                    return -1 - at, 0
                 return at, end - at
-            if crc32(window[at + 16 : end], crc32(window[at : at + 12])) != head[2]:
-                break
-            expected = result.lsn if kind in (6, 7) else result.lsn + 1
-            if head[10] != expected:
-                if head[10] < expected:
-                    break
-                self._missing(base + at, head[10])
-            if kind <= 2:
-                self._data(head, base + at, length + 16)
+            payload = at + 80 + head[6] * 24
+            crc = crc32(window[payload:end] if length < 4096 else view[payload:end])
+            crc = crc32(window[at : at + 12], crc32(window[at + 16 : payload], crc))
+            if crc != head[2]:
+                return -1 - at, 0
+            if kind <= 2 and head[10] == result.lsn + 1:
+                rows = pending.get(head[7])
+                if rows is None:
+                    rows = pending[head[7]] = []
+                rows.append((head[0], base + at, length + 16, head[14], head[8]))
+                result.lsn += 1
+                add_lsn(head[10])
+                add_end(base + end)
+                if head[11] > result.synced:
+                    result.synced = head[11]
                 if head[6]:
-                    runs = bytes(window[at + 16 : at + 80 + head[6] * fmt.RUN.size])
-                    result.runs.append((base + at, fmt.FrameHead(*head), runs))
-            else:
-                self._control(window, at, fmt.FrameHead(*head))
+                    self._note_runs(window, at, head)
+            elif not self._take_other(window, at, head):
+                return -1 - at, 0
             at = end
             result.end = base + end
-        self._position = base + at
-        self._skip_fault("")
-        return 0, 0
+
+    def _take_other(self, window: bytes, at: int, head: tuple[Any, ...]) -> bool:
+        """Take a valid frame that is not data in sequence; False if it does not belong here."""
+        result, position = self.result, self._position + at
+        kind, lsn = head[3], head[10]
+        expected = result.lsn if kind in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER) else result.lsn + 1
+        if lsn < expected:
+            return False
+        if lsn > expected:
+            self._missing(position, lsn)
+        if kind > fmt.KIND_ROWS:
+            self._control(window, at, fmt.FrameHead(*head))
+            return True
+        rows = self._pending.setdefault(head[7], [])
+        rows.append((head[0], position, head[1] + 16, head[14], head[8]))
+        self._passed(head, position)
+        if head[6]:
+            self._note_runs(window, at, head)
+        return True
+
+    def _note_runs(self, window: bytes, at: int, head: tuple[Any, ...]) -> None:
+        runs = window[at + 16 : at + 80 + head[6] * fmt.RUN.size]
+        self.result.runs.append((self._position + at, fmt.FrameHead(*head), runs))
+
+    def _place(self, topic: int, rows: list[tuple[int, int, int, int, int]]) -> None:
+        """Put a topic's frames of one window into its places, and note where offsets break."""
+        result = self.result
+        offsets, positions, lengths, times, records = zip(*rows, strict=True)
+        places = result.places.get(topic)
+        if places is None:
+            places = result.places[topic] = Places()
+            expected = offsets[0]
+        else:
+            expected = places.end
+        ends = [expected, *map(add, offsets, records)]
+        if any(map(ne, ends, offsets)):
+            result.breaks += [
+                (topic, end, offset, position)
+                for end, offset, position in zip(ends, offsets, positions, strict=False)
+                if end != offset
+            ]
+        places.extend(offsets, positions, lengths, times, records)
+        result.time_us = max(result.time_us, places.time_max)
+        result.frames += len(rows)
+        result.closed = result.closed and result.end_closed > positions[-1]
 
     def _missing(self, position: int, lsn: int) -> None:
         """Note that batch sequences are missing before a valid frame; a fault may explain it."""
@@ -185,18 +251,6 @@ class Scanner:
         if not faults or faults[-1].end != position:
             reason = "frames are missing"
             faults.append(Fault(position, position, reason, self.result.lsn, lsn, zero=False))
-
-    def _data(self, head: Sequence[Any], position: int, length: int) -> None:
-        result = self.result
-        topic = head[7]
-        offset = head[0]
-        places = result.places.get(topic)
-        if places is None:
-            places = result.places[topic] = Places()
-        elif offset != places.end:
-            result.breaks.append((topic, places.end, offset, position))
-        places.append(offset, position, length, head[14], head[8])
-        self._passed(head, position)
 
     def _passed(self, head: Sequence[Any], position: int) -> None:
         result = self.result
@@ -208,17 +262,17 @@ class Scanner:
             result.born_end = position + head[1] + fmt.FRAME_PREFIX_BYTES
         if head[11] > result.synced:
             result.synced = head[11]
-        if head[14] > result.time_us:
-            result.time_us = head[14]
-        result.frames += 1
-        result.closed = False
 
-    def _control(self, window: memoryview, at: int, head: fmt.FrameHead) -> None:
-        payload = bytes(fmt.payload_of(window, at, head))
+    def _control(self, window: bytes, at: int, head: fmt.FrameHead) -> None:
+        result = self.result
+        payload = bytes(fmt.payload_of(memoryview(window), at, head))
         position = self._position + at
         self._passed(head, position)
-        self.result.controls.append(Control(position, head, payload))
-        self.result.closed = head.kind == fmt.KIND_MARKER and bool(head.flags & fmt.FLAG_CLOSE)
+        result.controls.append(Control(position, head, payload))
+        result.time_us = max(result.time_us, head.time)
+        result.frames += 1
+        result.closed = head.kind == fmt.KIND_MARKER and bool(head.flags & fmt.FLAG_CLOSE)
+        result.end_closed = position
 
     def _skip_fault(self, reason: str) -> None:
         """Note the fault at the current position and find the next valid frame behind it."""
