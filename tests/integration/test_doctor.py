@@ -117,6 +117,11 @@ DAMAGE = {
     "segment is a directory": lambda data: directory_instead(segments(data)[1]),
     "lane removed": lambda data: shutil.rmtree(data / "lanes"),
     "lane's segment random": lambda data: junk(next((data / "lanes").rglob("*.seg"))),
+    "metadata's lock is a directory": lambda data: directory_instead(data / "meta.db-lock"),
+    "metadata is a link": lambda data: (
+        (data / "meta.db").unlink(),
+        (data / "meta.db").symlink_to("nowhere"),
+    ),
     "lock is a directory": lambda data: directory_instead(data / "LOCK"),
     "journal is a file": lambda data: (
         shutil.rmtree(data / "journal"),
@@ -200,7 +205,7 @@ METADATA = {
     "random bytes": (junk, "damaged"),
     "cut": (lambda path: cut(path, 0.5), "damaged"),
     "a directory": (directory_instead, "unreadable"),
-    "another program's": (lambda path: path.write_bytes(b""), "older"),
+    "empty": (lambda path: path.write_bytes(b""), "older"),
 }
 
 
@@ -209,7 +214,8 @@ def test_the_metadata_is_judged_and_rebuilt(data, kind):
     """Missing or damaged metadata loses nothing: it is told, and rebuilt from the log on demand."""
     damage, state = METADATA[kind]
     damage(data / "meta.db")
-    assert examine(data)["metadata"]["state"] == state
+    code = 8 if kind == "a directory" else 0
+    assert examine(data, code=code)["metadata"]["state"] == state
     found = examine(data, "--rebuild")
     assert found["rebuilt"] is True
     assert found["metadata"]["state"] == "current"
