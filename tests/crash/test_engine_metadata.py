@@ -19,7 +19,7 @@ from frazil.log.journal import Journal
 from frazil.metadata import Transaction
 from frazil.testing import SimulatedCrash
 from tests.crash.checker import Violation
-from tests.crash.engine_world import ROOT, World
+from tests.crash.engine_world import ROOT, World, crashes_passed_over
 
 DATABASE = f"{ROOT}/meta.db"
 SEEDS = max(1_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 20)
@@ -169,33 +169,25 @@ _VERBS = (
 def run_seed(seed, *, lanes):
     """Run one seed; return what went wrong, None if nothing did."""
     lives = MetadataLives(seed, lanes=lanes)
-    hook, sys.unraisablehook = sys.unraisablehook, _pass_over_crashes
     try:
         lives.run()
     except (Violation, FrazilError) as error:
         return f"{type(error).__name__}: {error}"
     except SimulatedCrash:
         return "a crash came out of the last life"
-    finally:
-        sys.unraisablehook = hook
     return None
-
-
-def _pass_over_crashes(unraisable):
-    """SQLite calls a dead disk on its way out; what it meets there has nobody to go to."""
-    if not isinstance(unraisable.exc_value, SimulatedCrash):
-        sys.__unraisablehook__(unraisable)
 
 
 def run_seeds(seeds):
     """Run many seeds, every second one with dedicated lanes; return the first failure."""
-    for seed in seeds:
-        lanes = bool(seed % 2)
-        fault = run_seed(seed, lanes=lanes)
-        if fault is not None:
-            flag = " --lanes" if lanes else ""
-            command = f"python -m tests.crash.test_engine_metadata --seed {seed}{flag}"
-            return f"seed {seed}: {fault}\nreplay: PYTHONPATH=src {command}"
+    with crashes_passed_over():
+        for seed in seeds:
+            lanes = bool(seed % 2)
+            fault = run_seed(seed, lanes=lanes)
+            if fault is not None:
+                flag = " --lanes" if lanes else ""
+                command = f"python -m tests.crash.test_engine_metadata --seed {seed}{flag}"
+                return f"seed {seed}: {fault}\nreplay: PYTHONPATH=src {command}"
     return None
 
 

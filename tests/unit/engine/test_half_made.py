@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 
 import pytest
 
 from frazil.engine.core import Engine
 from frazil.errors import NotFound
 from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
-from tests.crash.engine_world import SETTINGS
+from tests.crash.engine_world import SETTINGS, crashes_passed_over
 
-CLONES = 8
+CLONES = 5
 COLUMNS = {"id": "long", "v": "int"}
 
 
 @pytest.fixture(autouse=True)
-def quiet_crashes(monkeypatch):
-    """SQLite calls a dead disk on its way out; what it meets there has nobody to go to."""
-    hook = sys.unraisablehook
-
-    def pass_over(unraisable):
-        if not isinstance(unraisable.exc_value, SimulatedCrash):
-            hook(unraisable)
-
-    monkeypatch.setattr(sys, "unraisablehook", pass_over)
+def quiet_crashes():
+    """Pass over what SQLite says of a disk that is gone."""
+    with crashes_passed_over():
+        yield
 
 
 def open_on(disk, settings=SETTINGS):
