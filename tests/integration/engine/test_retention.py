@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.log.history import Piece
+from frazil.model import OffsetRange
 from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.integration.engine.opening import open_small, payloads_of, rotate
 
@@ -193,3 +197,49 @@ def test_segments_rotate_by_size_and_are_freed_by_themselves(tmp_path):
         assert db.stats()["journals"][0]["segment"] >= 6
         assert start_of(topic) > 0
         assert topic.append(b"y").offset == 60
+
+
+class Shelf:
+    """Another tier in memory: it keeps the batches that were put on it."""
+
+    def __init__(self):
+        self.batches = []
+
+    def range(self, topic):
+        if not self.batches:
+            return OffsetRange(0, 0)
+        return OffsetRange(self.batches[0].offset, self.batches[-1].offset_next)
+
+    def read(self, topic, *, offset, bytes_max):
+        for batch in self.batches:
+            if batch.offset <= offset < batch.offset_next:
+                return Piece([batch.slice(offset - batch.offset)], batch.offset_next)
+        raise NotFound("not on the shelf", offset=offset)
+
+    def offset_at(self, topic, *, time_us):
+        return next((b.offset for b in self.batches if b.time_us >= time_us), None)
+
+    def pin(self, topic, *, offset):
+        return SimpleNamespace(offset=offset, advance=lambda offset: None, close=lambda: None)
+
+
+def test_readers_go_on_over_the_seam_of_two_tiers(tmp_path):
+    """What another tier took over is read from there, what is newer from the log, without a seam."""
+    shelf = Shelf()
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
+        topic = db.create_topic("t")
+        topic.hold("tier", 0)
+        for number in range(4):
+            topic.append(b"%d" % number)
+            rotate(db)
+        db.add_source(shelf)
+        shelf.batches = list(topic.read(limit=3, bytes_max=1))
+        db.release("t", 3)
+        db.upkeep.free()
+        assert start_of(topic) == 3
+        assert payloads_of(topic) == [b"0", b"1", b"2", b"3"]
+        assert payloads_of(topic, 2) == [b"2", b"3"]
+        with topic.tail(1, timeout_s=0.2) as tail:
+            topic.append(b"4")
+            seen = [row["payload"] for batch in tail for row in batch.records()]
+        assert seen == [b"1", b"2", b"3", b"4"]
