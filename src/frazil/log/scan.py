@@ -158,52 +158,71 @@ class Scanner:
         This loop is the speed of recovery: frames of one record take it half a million times a
         second, so data frames in sequence are handled without leaving it.
         """
-        unpack = fmt.FRAME_HEAD.unpack_from
-        crc32 = zlib.crc32
+        unpack, crc32 = fmt.FRAME_HEAD.unpack_from, zlib.crc32
         result, pending = self.result, self._pending
         salt, generation = self._salt, self._generation
-        add_lsn, add_end = result.lsns.append, result.ends.append
         base, limit = self._position, len(window)
         view = memoryview(window)
+        ends: list[int] = []
+        add_end = ends.append
+        lsn, synced = result.lsn, result.synced
         at = 0
+        used, want = -1, 0
         while True:
             if at + 80 > limit:
-                return at, 80
+                used, want = at, 80
+                break
             head = unpack(window, at)
-            length, kind = head[1], head[3]
-            if head[4] != salt or head[12] != generation or not 0 < kind <= 9:
-                return -1 - at, 0
+            length = head[1]
+            if head[4] != salt or head[12] != generation:
+                break
             end = at + 16 + length
             if end > limit:
-                if length > fmt.BODY_BYTES_MAX or length < fmt.BODY_HEAD_BYTES:
-                    return -1 - at, 0
-                return at, end - at
+                if fmt.BODY_HEAD_BYTES <= length <= fmt.BODY_BYTES_MAX:
+                    used, want = at, end - at
+                break
             payload = at + 80 + head[6] * 24
             crc = crc32(window[payload:end] if length < 4096 else view[payload:end])
-            crc = crc32(window[at : at + 12], crc32(window[at + 16 : payload], crc))
-            if crc != head[2]:
-                return -1 - at, 0
-            if kind <= 2 and head[10] == result.lsn + 1:
+            if crc32(window[at : at + 12], crc32(window[at + 16 : payload], crc)) != head[2]:
+                break
+            if 0 < head[3] <= 2 and head[10] == lsn + 1:
+                lsn += 1
                 rows = pending.get(head[7])
                 if rows is None:
                     rows = pending[head[7]] = []
                 rows.append((head[0], base + at, length + 16, head[14], head[8]))
-                result.lsn += 1
-                add_lsn(head[10])
                 add_end(base + end)
-                if head[11] > result.synced:
-                    result.synced = head[11]
+                if head[11] > synced:
+                    synced = head[11]
                 if head[6]:
                     self._note_runs(window, at, head)
-            elif not self._take_other(window, at, head):
-                return -1 - at, 0
+            else:
+                self._passed_data(ends, lsn=lsn, synced=synced)
+                if not self._take_other(window, at, head):
+                    break
+                lsn, synced = result.lsn, result.synced
             at = end
-            result.end = base + end
+        self._passed_data(ends, lsn=lsn, synced=synced)
+        if at:
+            result.end = base + at
+        return (-1 - at, 0) if used < 0 else (used, want)
+
+    def _passed_data(self, ends: list[int], *, lsn: int, synced: int) -> None:
+        """Note data frames that followed each other in sequence, the last one with `lsn`."""
+        result = self.result
+        if ends:
+            result.lsns.extend(range(lsn - len(ends) + 1, lsn + 1))
+            result.ends.extend(ends)
+            ends.clear()
+            result.lsn = lsn
+            result.synced = max(result.synced, synced)
 
     def _take_other(self, window: bytes, at: int, head: tuple[Any, ...]) -> bool:
         """Take a valid frame that is not data in sequence; False if it does not belong here."""
         result, position = self.result, self._position + at
         kind, lsn = head[3], head[10]
+        if not 0 < kind <= fmt.KIND_LAST:
+            return False
         expected = result.lsn if kind in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER) else result.lsn + 1
         if lsn < expected:
             return False
