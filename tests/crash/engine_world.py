@@ -471,7 +471,9 @@ class World:
         require(not facts["lost"], "ranges are lost", topic=model.name, lost=facts["lost"])
         require(facts["kind"] == model.kind, "another kind", facts=facts)
         start, head = marks["start"], marks["head"]
-        require(start <= model.freed_end, "start is too high", topic=model.name, marks=marks)
+        # A declared gap behind the freed records may go with them: nobody can miss it.
+        gone = [at for at in model.values if model.freed_end <= at < min(start, model.kept_end)]
+        require(not gone, "held records were freed", topic=model.name, marks=marks, gone=gone)
         require(head >= model.exposed, "head falls back", marks=marks, was=model.exposed)
         for at in [at for at in model.values if at < start]:
             del model.values[at]
