@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Conflict, InvalidRequest, Unavailable
-from frazil.fs import LockTaken
+from frazil.fs import LockTaken, RealFileSystem, read_fully
 
 if TYPE_CHECKING:
     from frazil.fs import FileSystem, LockHandle
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "glusterfs", "afs"}
 )
+MOUNTS_BYTES_MAX: Final = 1 << 20
 
 
 class DataDirectory:
@@ -87,10 +88,16 @@ def take_lock(file_system: FileSystem, paths: DataDirectory) -> LockHandle:
 def file_system_kind(path: str) -> str:
     """Return the type of the mounted file system that holds `path`, empty if unknown."""
     try:
-        with open("/proc/self/mounts", encoding="utf-8") as mounts:
-            entries = [line.split(" ")[1:3] for line in mounts]
-    except (OSError, IndexError):
+        file = RealFileSystem().open("/proc/self/mounts", "read")
+    except OSError:
         return ""
+    try:
+        text = read_fully(file, 0, MOUNTS_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        file.close()
+    entries = [words[1:3] for line in text.splitlines() if len(words := line.split(" ")) > 2]
     real = os.path.realpath(path)
     best, kind = "", ""
     for point, name in entries:
