@@ -178,13 +178,33 @@ def test_a_flipped_bit_loses_only_its_frame(data):
     assert examine(data, "--quick")["health"] != "damaged"
 
 
+def test_the_first_and_the_last_frame_of_a_topic_are_missed_too(data):
+    """Damage at the ends of a topic's stretch in a sealed segment is told by exact offsets."""
+    path = segments(data)[1]
+    words = ["log", "dump", "--segment", "2", "--topic", "rows", "-n", "9999", "-o", "json"]
+    dumped = json.loads(CliRunner().invoke(app, ["--data", str(data), *words]).stdout)
+    frames = [frame for frame in dumped if frame["kind"] in ("rows", "arrow")]
+    assert len(frames) > 2
+    content = bytearray(path.read_bytes())
+    for frame in (frames[0], frames[-1]):
+        content[frame["position"] + frame["bytes"] - 8] ^= 1
+    path.write_bytes(content)
+    found = examine(data, code=8)
+    assert [(each["topic"], each["first"], each["end"]) for each in found["lost"]] == [
+        ("/default/rows", frame["offset"], frame["offset"] + frame["records"])
+        for frame in (frames[0], frames[-1])
+    ]
+
+
 def test_a_missing_lane_is_told_with_its_records(data):
     """A dedicated journal that is gone is told by its topic and offsets, from the metadata."""
     shutil.rmtree(data / "lanes")
     found = examine(data, code=8)
-    assert ("/default/lane", 0, RECORDS) in {
-        (e["topic"], e["first"], e["end"]) for e in found["lost"]
-    }
+    assert [(e["topic"], e["first"], e["end"]) for e in found["lost"]] == [
+        ("/default/lane", 0, RECORDS)
+    ]
+    (data / "meta.db").unlink()
+    assert "the journal of /default/lane has no segments" in texts(examine(data, code=8), "damage")
 
 
 def test_an_old_copy_of_the_log_is_told(data, reference, tmp_path):

@@ -95,5 +95,5 @@ class RootGroup(TyperGroup):
             typer.echo("interrupted", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
-            quiet_stdout()
+            # `main` sees to it that Python does not complain about stdout at its end.
             raise typer.Exit(EXIT_BROKEN_PIPE) from None

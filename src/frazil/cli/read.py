@@ -125,10 +125,7 @@ class _Cursor:
             self._tell_gaps()
             if batch is None:
                 return
-            if not follow and batch.offset_next > self.end:
-                batch = batch.slice(0, self.end - batch.offset)
-            if batch.count:
-                yield batch
+            yield batch
 
     def _pass_lost(self, error: CorruptionError) -> None:
         target = error.details.get("offset_next")

@@ -236,7 +236,7 @@ def _verify(report: Report, facts: JournalFacts) -> None:
 
 
 def _check_lanes(report: Report, paths: DataDirectory) -> None:
-    """Find topics with a journal of their own whose journal is gone."""
+    """Find topics with a journal of their own whose journal is gone; metadata may know its end."""
     there = {facts.directory for facts in report.journals if facts.segments}
     for facts in report.journals[:1]:
         for topic_id, topic in facts.topics.items():
@@ -246,10 +246,6 @@ def _check_lanes(report: Report, paths: DataDirectory) -> None:
             if directory not in there:
                 what = f"the journal of {topic['name']} has no segments: {directory}"
                 report.add("damage", "lanes", what, RESTORE)
-                end = report.metadata.ends.get(topic_id, 0) if report.metadata else 0
-                if end:
-                    reason = "journal is missing"
-                    report.lost.append(LostRange(topic_id, topic["name"], 0, end, reason))
 
 
 # -- quarantine ----------------------------------------------------------------------------------
