@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final, TextIO
-
-if TYPE_CHECKING:
-    from frazil.config import TelemetrySettings
+from typing import Any, Final, TextIO
 
 LOGGER: Final = logging.getLogger("frazil")
 LOGGER.addHandler(logging.NullHandler())
@@ -62,10 +59,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure(settings: TelemetrySettings, stream: TextIO) -> None:
-    """Send events to `stream` as the settings say; a second call replaces the first."""
+def configure(stream: TextIO, *, log_level: str, log_format: str) -> None:
+    """Send events to `stream` as `telemetry.*` says; a second call replaces the first."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     LOGGER.handlers[:] = [handler]
-    LOGGER.setLevel(settings.log_level.upper())
+    LOGGER.setLevel(log_level.upper())
     LOGGER.propagate = False

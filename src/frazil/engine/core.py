@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from frazil.clock import Clock
     from frazil.engine.runtime import TopicRuntime
-    from frazil.fs import FileSystem
     from frazil.log.history import HistorySource
 
 
@@ -387,13 +385,7 @@ class Engine(Registry):
                 raise
 
 
-def open_engine(
-    path: str | os.PathLike[str] | Settings | None = None,
-    *,
-    file_system: FileSystem | None = None,
-    clock: Clock | None = None,
-    **overrides: Any,
-) -> Engine:
+def open_engine(path: str | os.PathLike[str] | Settings | None = None, **overrides: Any) -> Engine:
     """Open (or make) a data directory and return the engine.
 
     `path` is the directory, or whole settings. Other settings may be given by dotted path:
@@ -413,8 +405,4 @@ def open_engine(
         if path is not None:
             overrides["data_dir"] = os.fspath(path)
         settings = load_settings(overrides=overrides)
-    return Engine(
-        settings,
-        file_system=RealFileSystem() if file_system is None else file_system,
-        clock=SystemClock() if clock is None else clock,
-    )
+    return Engine(settings, file_system=RealFileSystem(), clock=SystemClock())

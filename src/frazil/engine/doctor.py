@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
-from frazil.engine.core import open_engine
+from frazil.engine.core import Engine
 from frazil.engine.directory import (
     NETWORK_FILE_SYSTEMS,
     DataDirectory,
@@ -339,7 +339,7 @@ def rebuild_metadata(
         ) from error
     finally:
         lock.release()
-    with open_engine(settings, file_system=file_system, clock=clock) as engine:
+    with Engine(settings, file_system=file_system, clock=clock) as engine:
         return target, list(engine.warnings)
 
 

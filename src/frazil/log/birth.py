@@ -175,6 +175,9 @@ def refresh_topics(
                 size += summary[2]
         start = topic.next if start is None else start
         for special in reversed(topic.ranges):
+            if freed and special.kind == RANGE_GAP and special.end == start > topic.floor:
+                # A hold inside a gap keeps its place: reading from it reports the gap.
+                start = max(special.first, topic.floor)
             if not freed and special.end == start and special.first >= topic.start:
                 start = special.first
         topic.start = max(topic.start, start)
