@@ -69,6 +69,7 @@ def test_the_ledger_survives_a_cut():
     for size in range(len(data)):
         assert decode_ledger(data[:size]).items() <= {("/a/b", 5), ("/a/b", 9), ("/c/d", 1)}
     assert decode_ledger(data[:-1]) == {"/a/b": 5, "/c/d": 1}
+    assert decode_ledger(encode_entry("/a/b", 9) + encode_entry("/a/b", 5)) == {"/a/b": 9}
     assert decode_ledger(b"junk\n\n") == {}
 
 
