@@ -5,22 +5,25 @@ Recovery and `frazil log verify` use it; sealed segments are known by their foot
 
 from __future__ import annotations
 
+import struct
 import zlib
 from array import array
 from bisect import bisect_right
 from operator import add, ne
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.fs import read_fully
 from frazil.log import format as fmt
 from frazil.log.index import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
 
     from frazil.fs import File
 
 WINDOW_BYTES: Final = 8 << 20
+_SCAN_HEAD: Final = struct.Struct("<QIIB8sxHII4xQQI4xq8x")
+"""A frame's head less the fields that the scan does not look at."""
 
 
 class Fault(NamedTuple):
@@ -115,7 +118,9 @@ class Scanner:
         self._generation = generation
         self._end = end
         self._position = start
-        self._pending: dict[int, list[tuple[int, int, int, int, int]]] = {}
+        self._pending: dict[int, list[int]] = {}
+        """By topic: offset, position, length, time, records of each frame, one behind another. A
+        flat list of integers, because a tuple a frame would keep the garbage collector busy."""
         self.result = Scan(lsn=lsn)
 
     def run(self) -> Scan:
@@ -158,7 +163,7 @@ class Scanner:
         This loop is the speed of recovery: frames of one record take it half a million times a
         second, so data frames in sequence are handled without leaving it.
         """
-        unpack, crc32 = fmt.FRAME_HEAD.unpack_from, zlib.crc32
+        unpack, crc32 = _SCAN_HEAD.unpack_from, zlib.crc32
         result, pending = self.result, self._pending
         salt, generation = self._salt, self._generation
         base, limit = self._position, len(window)
@@ -168,37 +173,41 @@ class Scanner:
         lsn, synced = result.lsn, result.synced
         at = 0
         used, want = -1, 0
+        topic_last = -1
+        nowhere: list[int] = []
+        add_row: Callable[[Iterable[int]], None] = nowhere.extend
         while True:
             if at + 80 > limit:
                 used, want = at, 80
                 break
-            head = unpack(window, at)
-            length = head[1]
-            if head[4] != salt or head[12] != generation:
+            (
+                offset, length, crc, kind, own, runs, topic, records, own_lsn, own_synced,
+                own_generation, time_us,
+            ) = unpack(window, at)  # fmt: skip
+            if own != salt or own_generation != generation:
                 break
             end = at + 16 + length
             if end > limit:
                 if fmt.BODY_HEAD_BYTES <= length <= fmt.BODY_BYTES_MAX:
                     used, want = at, end - at
                 break
-            payload = at + 80 + head[6] * 24
-            crc = crc32(window[payload:end] if length < 4096 else view[payload:end])
-            if crc32(window[at : at + 12], crc32(window[at + 16 : payload], crc)) != head[2]:
+            payload = at + 80 + runs * 24
+            found = crc32(window[payload:end] if length < 4096 else view[payload:end])
+            if crc32(window[at : at + 12], crc32(window[at + 16 : payload], found)) != crc:
                 break
-            if 0 < head[3] <= 2 and head[10] == lsn + 1:
-                lsn += 1
-                rows = pending.get(head[7])
-                if rows is None:
-                    rows = pending[head[7]] = []
-                rows.append((head[0], base + at, length + 16, head[14], head[8]))
+            if 0 < kind <= 2 and own_lsn == lsn + 1:
+                lsn = own_lsn
+                if topic != topic_last:
+                    topic_last, add_row = topic, pending.setdefault(topic, []).extend
+                add_row((offset, base + at, length + 16, time_us, records))
                 add_end(base + end)
-                if head[11] > synced:
-                    synced = head[11]
-                if head[6]:
-                    self._note_runs(window, at, head)
+                if own_synced > synced:
+                    synced = own_synced
+                if runs:
+                    self._note_runs(window, at)
             else:
                 self._passed_data(ends, lsn=lsn, synced=synced)
-                if not self._take_other(window, at, head):
+                if not self._take_other(window, at):
                     break
                 lsn, synced = result.lsn, result.synced
             at = end
@@ -217,10 +226,11 @@ class Scanner:
             result.lsn = lsn
             result.synced = max(result.synced, synced)
 
-    def _take_other(self, window: bytes, at: int, head: tuple[Any, ...]) -> bool:
+    def _take_other(self, window: bytes, at: int) -> bool:
         """Take a valid frame that is not data in sequence; False if it does not belong here."""
         result, position = self.result, self._position + at
-        kind, lsn = head[3], head[10]
+        head = fmt.read_head(window, at)
+        kind, lsn = head.kind, head.lsn
         if not 0 < kind <= fmt.KIND_LAST:
             return False
         expected = result.lsn if kind in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER) else result.lsn + 1
@@ -229,23 +239,24 @@ class Scanner:
         if lsn > expected:
             self._missing(position, lsn)
         if kind > fmt.KIND_ROWS:
-            self._control(window, at, fmt.FrameHead(*head))
+            self._control(window, at, head)
             return True
-        rows = self._pending.setdefault(head[7], [])
-        rows.append((head[0], position, head[1] + 16, head[14], head[8]))
+        rows = self._pending.setdefault(head.topic, [])
+        rows += (head.offset, position, head.length + 16, head.time, head.records)
         self._passed(head, position)
-        if head[6]:
-            self._note_runs(window, at, head)
+        if head.runs:
+            self._note_runs(window, at)
         return True
 
-    def _note_runs(self, window: bytes, at: int, head: tuple[Any, ...]) -> None:
-        runs = window[at + 16 : at + 80 + head[6] * fmt.RUN.size]
-        self.result.runs.append((self._position + at, fmt.FrameHead(*head), runs))
+    def _note_runs(self, window: bytes, at: int) -> None:
+        head = fmt.read_head(window, at)
+        runs = window[at + 16 : at + 80 + head.runs * fmt.RUN.size]
+        self.result.runs.append((self._position + at, head, runs))
 
-    def _place(self, topic: int, rows: list[tuple[int, int, int, int, int]]) -> None:
+    def _place(self, topic: int, rows: list[int]) -> None:
         """Put a topic's frames of one window into its places, and note where offsets break."""
         result = self.result
-        offsets, positions, lengths, times, records = zip(*rows, strict=True)
+        offsets, positions, lengths, times, records = (rows[column::5] for column in range(5))
         places = result.places.get(topic)
         if places is None:
             places = result.places[topic] = Places()
@@ -261,7 +272,7 @@ class Scanner:
             ]
         places.extend(offsets, positions, lengths, times, records)
         result.time_us = max(result.time_us, places.time_max)
-        result.frames += len(rows)
+        result.frames += len(offsets)
         result.closed = result.closed and result.end_closed > positions[-1]
 
     def _missing(self, position: int, lsn: int) -> None:
@@ -271,7 +282,7 @@ class Scanner:
             reason = "frames are missing"
             faults.append(Fault(position, position, reason, self.result.lsn, lsn, zero=False))
 
-    def _passed(self, head: Sequence[Any], position: int) -> None:
+    def _passed(self, head: fmt.FrameHead, position: int) -> None:
         result = self.result
         if head[10] != result.lsn:
             result.lsn = head[10]
