@@ -270,7 +270,7 @@ class TelemetrySettings(Section):
     """What Frazil says about itself."""
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Events below this level are not written."
+        "warning", "Events below this level are not written."
     )
     log_format: Literal["text", "json"] = setting("text", "How events are written.")
 

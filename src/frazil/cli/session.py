@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os.path
+import sys
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -15,6 +16,7 @@ from frazil.config_sources import parse_assignments
 from frazil.engine import Engine, open_engine
 from frazil.engine.directory import DataDirectory
 from frazil.errors import NotFound
+from frazil.telemetry import configure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +64,8 @@ class Session:
                 "there is no data directory, choose one with --data or publish to it first",
                 path=settings.data_dir,
             )
+        telemetry = settings.telemetry
+        configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
         with open_engine(settings) as engine:
             for warning in engine.warnings:
                 note(f"warning: {warning}")

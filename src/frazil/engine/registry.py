@@ -22,7 +22,7 @@ from frazil.log.codec import Control
 from frazil.log.history import ChainedHistory
 from frazil.log.journal import Journal
 from frazil.model import TopicSpec, full_topic_name
-from frazil.telemetry import event, warn
+from frazil.telemetry import event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ class Registry:
         self.upkeep.start()
         event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
         for warning in self.warnings:
-            warn("engine_warning", warning=warning)
+            event("engine_warning", warning=warning)
 
     def _open_lane(
         self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from frazil.log.state import RANGE_LOST
 from frazil.model import OffsetRange
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
 
     from frazil.log.index import Places
@@ -37,6 +39,8 @@ HOLE_BYTES_MAX: Final = 256
 
 SMALL_RECORDS_MAX: Final = 64
 """Frames of at most so many records are decoded together."""
+RUN_RECORDS_MAX: Final = 1024
+"""So many records are decoded together: beyond it, larger columns gain nothing."""
 
 
 class Frame(NamedTuple):
@@ -217,7 +221,7 @@ class LogSource:
             self.bytes_read += len(data)
             found = _Found(data, start, places, segment, state)
             try:
-                frames.extend(found.verified(each) for each in range(number, last))
+                frames.extend(found.all_verified(number, last))
             except CorruptionError:
                 # The frames before the damage are in the list; the next read meets the damage.
                 if not frames:
@@ -236,6 +240,36 @@ class _Found(NamedTuple):
     places: Places
     segment: Segment
     state: TopicState
+
+    def all_verified(self, first: int, last: int) -> Iterator[Frame]:
+        """Yield frames `[first, last)`; the checks of `verified`, without its words for a fault."""
+        data, start, places = self.data, self.start, self.places
+        view = memoryview(data)
+        topic, salt, generation = self.state.id, self.segment.salt, self.segment.generation
+        unpack, crc32, new_tuple = fmt.FRAME_HEAD.unpack_from, zlib.crc32, tuple.__new__
+        positions, offsets = places.positions, places.offsets
+        limit = len(data) - fmt.FRAME_HEAD_BYTES
+        for number in range(first, last):
+            at = (positions[number] << 3) - start
+            if at > limit:
+                yield self.verified(number)
+                continue
+            fields = unpack(data, at)
+            payload = at + 80 + fields[6] * 24
+            end = at + 16 + fields[1]
+            crc = crc32(view[at + 16 : payload], crc32(view[payload:end]))
+            if (
+                crc32(view[at : at + 12], crc) != fields[2]
+                or fields[0] != offsets[number]
+                or fields[7] != topic
+                or fields[4] != salt
+                or fields[12] != generation
+                or not 0 < fields[3] <= fmt.KIND_ROWS
+                or end > len(data)
+            ):
+                yield self.verified(number)
+                continue
+            yield new_tuple(Frame, (new_tuple(fmt.FrameHead, fields), data, payload))
 
     def verified(self, number: int) -> Frame:
         """Return frame `number` of the places, checked against all that is known of it."""
@@ -295,27 +329,44 @@ def _stop(
 
 
 def _batches(frames: list[Frame], state: TopicState, offset: int) -> list[Batch]:
-    decoder = state.codec
     batches: list[Batch] = []
-    if len(frames) > 1 and all(frame.head.records <= SMALL_RECORDS_MAX for frame in frames):
-        data = _decode_small(decoder, frames)
+    number = 0
+    while number < len(frames):
+        small = _small_run(frames, number)
+        data = _decode_small(state.codec, small) if len(small) > 1 else None
         if data is not None:
-            times = tuple((frame.head.records, frame.head.time) for frame in frames)
-            batches.append(Batch(data, offset=frames[0].head.offset, times=times))
-    if not batches:
-        for frame in frames:
-            head = frame.head
-            try:
-                data = decoder.decode(frame)
-            except UNDECODABLE as error:
-                if batches:
-                    # What lies before it is given first, as before any damage.
-                    break
-                raise _undecodable(frame, state, error) from error
-            batches.append(Batch(data, offset=head.offset, times=((head.records, head.time),)))
+            times = tuple((frame.head.records, frame.head.time) for frame in small)
+            batches.append(Batch(data, offset=small[0].head.offset, times=times))
+            number += len(small)
+            continue
+        frame = frames[number]
+        try:
+            data = state.codec.decode(frame)
+        except UNDECODABLE as error:
+            if batches:
+                # What lies before it is given first, as before any damage.
+                break
+            raise _undecodable(frame, state, error) from error
+        head = frame.head
+        batches.append(Batch(data, offset=head.offset, times=((head.records, head.time),)))
+        number += 1
     if batches[0].offset < offset:
         batches[0] = batches[0].slice(offset - batches[0].offset)
     return batches
+
+
+def _small_run(frames: list[Frame], number: int) -> list[Frame]:
+    """Return the frames from `number` on that are worth decoding together: small, not too many."""
+    stop, records = number, 0
+    while stop < len(frames):
+        head = frames[stop].head
+        records += head.records
+        if head.kind != fmt.KIND_ROWS or records > RUN_RECORDS_MAX:
+            break
+        if head.records > (1 if head.flags & fmt.FLAG_PLAIN else SMALL_RECORDS_MAX):
+            break
+        stop += 1
+    return frames[number:stop]
 
 
 def _decode_small(decoder: Decoder, frames: list[Frame]) -> pa.RecordBatch | None:

@@ -1,0 +1,63 @@
+"""Events go where they are configured to, as text or JSON, and cannot break a line."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+
+from frazil import telemetry
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    handlers, level = list(telemetry.LOGGER.handlers), telemetry.LOGGER.level
+    propagate = telemetry.LOGGER.propagate
+    yield
+    telemetry.LOGGER.handlers[:] = handlers
+    telemetry.LOGGER.setLevel(level)
+    telemetry.LOGGER.propagate = propagate
+
+
+def test_events_are_text_with_facts():
+    """An event is one line with its name and facts; a line break in a fact stays on it."""
+    stream = io.StringIO()
+    telemetry.configure(stream, log_level="info", log_format="text")
+    telemetry.event("segment_sealed", segment=3, note="a\nb")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith("INFO segment_sealed segment=3 note=a\\nb")
+
+
+def test_events_are_json_when_asked():
+    """With the JSON format each line is an object with time, level, event and facts."""
+    stream = io.StringIO()
+    telemetry.configure(stream, log_level="info", log_format="json")
+    telemetry.warn("publishing_stopped", free_bytes=7, error=ValueError("x" * 1000))
+    found = json.loads(stream.getvalue())
+    assert found["event"] == "publishing_stopped"
+    assert found["level"] == "warning"
+    assert found["free_bytes"] == 7
+    assert len(found["error"]) == telemetry.FACT_CHARACTERS_MAX
+
+
+def test_events_below_the_level_are_left_out():
+    """The level decides what is written, and a second call replaces the first stream."""
+    first, second = io.StringIO(), io.StringIO()
+    telemetry.configure(first, log_level="info", log_format="text")
+    telemetry.configure(second, log_level="warning", log_format="text")
+    telemetry.event("engine_opened")
+    telemetry.warn("segment_damaged")
+    assert first.getvalue() == ""
+    assert "segment_damaged" in second.getvalue()
+    assert "engine_opened" not in second.getvalue()
+
+
+def test_a_library_is_silent_by_itself(capsys):
+    """Without `configure` nothing is printed: the process's owner decides."""
+    telemetry.LOGGER.handlers[:] = [logging.NullHandler()]
+    telemetry.LOGGER.propagate = False
+    telemetry.warn("segment_damaged")
+    assert capsys.readouterr() == ("", "")
