@@ -18,7 +18,7 @@ def test_every_test_named_on_the_page_exists() -> None:
         path = ROOT / file if file.startswith("tests/") else ROOT / "tests" / file
         if not path.exists():
             missing.append(file)
-        elif name and not re.search(rf"^(?:async )?def {name}\(", path.read_text("utf-8"), re.M):
+        elif name and f"def {name}(" not in path.read_text("utf-8"):
             missing.append(f"{file}::{name}")
         found += 1
     assert found > 50
