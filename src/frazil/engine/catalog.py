@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from frazil.errors import InvalidRequest
 from frazil.ingest.columns import column_id, column_of, declare_schema
+from frazil.ingest.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
 from frazil.ingest.inference import infer_schema
 from frazil.ingest.partitioning import parse_partition_spec
 from frazil.model import TopicKind, TopicSpec, full_topic_name, is_part_name, part_name
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from frazil.config import Settings
     from frazil.ingest.columns import IngestLimits
+    from frazil.ingest.evolution import Change
 
 _SYNC_MODES: Final = ("none", "periodic", "commit")
 _LANES: Final = ("shared", "dedicated")
@@ -29,6 +31,8 @@ _ON_FULL: Final = ("block", "expire")
 _HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
 PUBLISH_OPTIONS: Final = frozenset({"ack", "producer", "sequence", "producer_epoch"})
 """Keywords of a publish that are no fields of the record."""
+LIMIT_MAX: Final = 2**63 - 1
+"""The largest limit of a topic, in bytes or microseconds."""
 TOPIC_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -67,7 +71,10 @@ def request_topic(
             "names that end in -part-<number> belong to partitioned topics, use partitions=",
             topic=full,
         )
-    keys = (primary_key,) if isinstance(primary_key, str) else tuple(primary_key)
+    keys = (primary_key,) if isinstance(primary_key, str) else _names("primary_key", primary_key)
+    fields_by = _names("partition_by", partition_by)
+    if not isinstance(partitions, int) or isinstance(partitions, bool):
+        raise InvalidRequest("partitions must be a whole number", got=type(partitions).__name__)
     if not 0 <= partitions <= settings.topics.partitions_max:
         raise InvalidRequest(
             "number of partitions is out of range",
@@ -76,14 +83,14 @@ def request_topic(
         )
     clean = check_options(options, settings)
     if columns is None:
-        if keys or partition_by:
+        if keys or fields_by:
             raise InvalidRequest(
                 "a message topic has no key or partition columns, give columns for a table topic",
                 topic=full,
             )
         return TopicRequest(full, "message", None, (), (), partitions, clean)
     schema = declare_schema(columns, limits=limits, primary_key=keys)
-    fields = parse_partition_spec(list(partition_by), schema)
+    fields = parse_partition_spec(fields_by, schema)
     ids = tuple(_id_of(schema, key) for key in keys)
     return TopicRequest(full, "table", schema, ids, tuple(fields), partitions, clean)
 
@@ -117,6 +124,45 @@ def _id_of(schema: pa.Schema, name: str) -> int:
     return column_id(column_of(schema, name))
 
 
+def _names(what: str, names: object) -> tuple[str, ...]:
+    """Return the names in a list; one text alone is no list, though it can be iterated over."""
+    if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
+        raise InvalidRequest(f"{what} must be a list of names", got=type(names).__name__)
+    found = tuple(names)
+    for name in found:
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{what} must be a list of names", got=type(name).__name__)
+    return found
+
+
+def column_changes(
+    *, add: object = None, drop: object = (), rename: object = None, widen: object = None
+) -> list[Change]:
+    """Return the changes that `alter` asks for, in the order in which they are made.
+
+    Raises:
+        InvalidRequest: if an argument has the wrong type; what it says is judged by `evolve`.
+    """
+    changes: list[Change] = [AddColumn(name, kind) for name, kind in _pairs("add", add)]
+    changes += [WidenColumn(name, kind) for name, kind in _pairs("widen", widen)]
+    for name, new in _pairs("rename", rename):
+        if not isinstance(new, str):
+            raise InvalidRequest("rename must give names for names", got=type(new).__name__)
+        changes.append(RenameColumn(name, new))
+    changes += [DropColumn(name) for name in _names("drop", drop)]
+    return changes
+
+
+def _pairs(what: str, mapping: object) -> list[tuple[str, Any]]:
+    if mapping is None:
+        return []
+    if not isinstance(mapping, Mapping) or not all(isinstance(name, str) for name in mapping):
+        raise InvalidRequest(
+            f"{what} must be a mapping by column names", got=type(mapping).__name__
+        )
+    return list(mapping.items())
+
+
 def check_options(options: Mapping[str, object], settings: Settings) -> dict[str, Any]:
     """Check the options of a topic that may be given at creation and by `alter`."""
     del settings
@@ -131,16 +177,22 @@ def check_options(options: Mapping[str, object], settings: Settings) -> dict[str
         elif key == "on_full":
             clean[key] = _one_of(key, value, _ON_FULL)
         elif key == "retention_age":
-            clean["retention_us"] = int(parse_duration_s(value) * 1_000_000)
+            clean["retention_us"] = _limit(key, int(parse_duration_s(value) * 1_000_000))
         elif key == "retention_bytes":
-            clean[key] = parse_bytes(value)
+            clean[key] = _limit(key, parse_bytes(value))
         else:
             raise InvalidRequest("unknown topic option", option=key)
     return clean
 
 
+def _limit(key: str, value: int) -> int:
+    if value > LIMIT_MAX:
+        raise InvalidRequest("topic option is too large", option=key, limit_max=LIMIT_MAX)
+    return value
+
+
 def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise InvalidRequest(
             "topic option has a wrong value", option=key, got=value, allowed="|".join(allowed)
         )

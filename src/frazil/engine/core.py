@@ -14,6 +14,7 @@ from frazil.engine.catalog import (
     check_hold_name,
     check_hold_offset,
     check_options,
+    column_changes,
     first_columns,
     request_topic,
     specs_of,
@@ -24,13 +25,7 @@ from frazil.engine.registry import Registry
 from frazil.engine.topic import Topic
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.ingest.evolution import (
-    AddColumn,
-    DropColumn,
-    RenameColumn,
-    WidenColumn,
-    evolve,
-)
+from frazil.ingest.evolution import evolve
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.state import STATE_HOLD
@@ -173,10 +168,7 @@ class Engine(Registry):
         clean = check_options(options, self.settings)
         if "lane" in clean:
             raise InvalidRequest("the lane of a topic cannot be changed", topic=name)
-        changes: list[Any] = [AddColumn(column, kind) for column, kind in (add or {}).items()]
-        changes += [WidenColumn(column, kind) for column, kind in (widen or {}).items()]
-        changes += [RenameColumn(column, new) for column, new in (rename or {}).items()]
-        changes += [DropColumn(column) for column in drop]
+        changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
         with self._control:
             self._check_open()
             handle = self.topic(name)
@@ -303,6 +295,7 @@ class Engine(Registry):
             Conflict: if it would move backwards.
             InvalidRequest: if the offset is above `durable`.
         """
+        check_hold_name(name)
         check_hold_offset(offset)
         with self._control:
             runtime = self._runtime(topic)
@@ -325,6 +318,7 @@ class Engine(Registry):
         Raises:
             NotFound: if there is no such hold.
         """
+        check_hold_name(name)
         with self._control:
             runtime = self._runtime(topic)
             if name not in runtime.state.holds:
@@ -347,6 +341,7 @@ class Engine(Registry):
 
         The log may then free them whatever the holds say; readers find them in that tier.
         """
+        check_hold_offset(offset)
         runtime = self._runtime(name)
         if offset > runtime.state.durable:
             raise InvalidRequest("only durable records can be released", offset=offset)
