@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.catalog import PUBLISH_OPTIONS
-from frazil.errors import InvalidRequest
+from frazil.errors import FrazilError, InvalidRequest
+from frazil.ingest.messages import Message
 from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
+from frazil.log.committer import Pending
 from frazil.model import Ack
 
 if TYPE_CHECKING:
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.engine.core import Engine
+    from frazil.engine.runtime import Prepared
     from frazil.engine.topic import Topic
+    from frazil.log.codec import Entry
     from frazil.model import TopicSpec
 
 
@@ -48,14 +52,15 @@ class PartitionedTopic:
     def part_of(self, record: object, fields: Mapping[str, Any]) -> int:
         """Return the number of the part that a record belongs to."""
         if self._spec.kind == "message":
-            key = fields.get("key")
-            if key is None and isinstance(record, dict):
-                key = record.get("key")
+            key = _message_key(record, fields)
             if key is None:
                 return self._next()
             if not isinstance(key, str):
                 raise InvalidRequest("key must be a text", got=type(key).__name__)
-            return part_of_text(key, len(self.parts))
+            try:
+                return part_of_text(key, len(self.parts))
+            except UnicodeEncodeError as error:
+                raise InvalidRequest("key has a lone surrogate", key=ascii(key)[:80]) from error
         if not self._spec.primary_key:
             return self._next()
         row: Any = fields if record is None else record
@@ -84,28 +89,86 @@ class PartitionedTopic:
     def append_many(self, records: Iterable[Any], *, ack: str | None = None) -> list[Ack]:
         """Publish records to their parts; one ack for each part that got some.
 
-        The records of one part keep their order and are all checked before any is written.
+        All records are checked before any is written, and those of one part keep their order.
+
+        Raises:
+            InvalidRequest: with the number of the first bad record; nothing is published then.
         """
-        by_part: dict[int, list[Any]] = {}
-        for record in records:
-            by_part.setdefault(self.part_of(record, {}), []).append(record)
-        if not by_part:
-            raise InvalidRequest("there are no records to publish", topic=self.name)
-        for part, some in by_part.items():
-            self.parts[part].check_many(some)
-        acks: list[Ack] = []
-        for part, some in sorted(by_part.items()):
-            given = self.parts[part].append_many(some, ack=ack)
-            acks.append(Ack(given.offset, given.offset_last, given.lsn, part))
-        return acks
+        return self._publish(self._prepare(records), ack)
+
+    def check_many(self, records: Iterable[Any]) -> None:
+        """Check records, each on its own part, as `append_many` would, without publishing them."""
+        self._prepare(records)
 
     def append_arrow(self, data: object, *, ack: str | None = None) -> list[Ack]:
         """Publish Arrow data, split by key over the parts (round robin a batch without a key)."""
+        sends = [
+            (part, self.parts[part].runtime.prepare_arrow(rows))
+            for batch in self.parts[0].to_batches(data)
+            for part, rows in self._split(batch)
+        ]
+        return self._publish(sends, ack)
+
+    def _prepare(self, records: Iterable[Any]) -> list[tuple[int, list[Prepared]]]:
+        """Check all records and return what each part gets."""
+        by_part: dict[int, tuple[list[int], list[Any]]] = {}
+        faults: list[tuple[int, InvalidRequest]] = []
+        for number, record in enumerate(records):
+            try:
+                numbers, some = by_part.setdefault(self.part_of(record, {}), ([], []))
+            except InvalidRequest as error:
+                faults.append((number, error))
+                break
+            numbers.append(number)
+            some.append(record)
+        if not by_part and not faults:
+            raise InvalidRequest("there are no records to publish", topic=self.name)
+        sends: list[tuple[int, list[Prepared]]] = []
+        for part, (numbers, some) in sorted(by_part.items()):
+            try:
+                sends.append((part, self.parts[part].runtime.prepare_many(some)))
+            except InvalidRequest as error:
+                within = error.details.get("record")
+                faults.append((numbers[within] if isinstance(within, int) else numbers[0], error))
+        if faults:
+            # A part counts its own records; the caller knows them by their place in the call.
+            number, fault = min(faults, key=lambda each: each[0])
+            raise InvalidRequest(fault.message, **{**fault.details, "record": number}) from fault
+        return sends
+
+    def _publish(self, sends: list[tuple[int, list[Prepared]]], ack: str | None) -> list[Ack]:
+        """Give everything to the journals at once, then wait: parts share their syncs."""
+        entries: dict[Any, list[Entry]] = {}
+        waiting: list[list[Pending]] = []
+        for part, prepared in sends:
+            runtime = self.parts[part].runtime
+            if runtime.refusal is not None:
+                raise runtime.refusal()
+            pendings = [Pending() for _each in prepared]
+            sender = runtime.sender(ack, None, None, 0)
+            entries.setdefault(runtime.queue, []).extend(
+                runtime.entries(prepared, pendings, sender)
+            )
+            waiting.append(pendings)
+        failure: FrazilError | None = None
+        for queue, some in entries.items():
+            try:
+                queue.submit_waiting(*some)
+            except FrazilError as error:
+                # Only parts with lanes of their own have several queues.
+                failure = failure or error
+                for entry in some:
+                    entry[5].settle(error)
         acks: list[Ack] = []
-        for batch in self.parts[0].to_batches(data):
-            for part, rows in self._split(batch):
-                given = self.parts[part].append_arrow(rows, ack=ack)
-                acks.append(Ack(given.offset, given.offset_last, given.lsn, part))
+        for (part, _prepared), pendings in zip(sends, waiting, strict=True):
+            try:
+                found: list[Ack] = [pending.result() for pending in pendings]
+            except FrazilError as error:
+                failure = failure or error
+            else:
+                acks.append(Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part))
+        if failure is not None:
+            raise failure
         return acks
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
@@ -136,3 +199,12 @@ class PartitionedTopic:
             "bytes_stored": sum(part["bytes_stored"] for part in parts),
             "parts": parts,
         }
+
+
+def _message_key(record: object, fields: Mapping[str, Any]) -> object:
+    """Return the routing key of the message that these arguments make."""
+    if isinstance(record, Message):
+        return record.key
+    if isinstance(record, dict):
+        return record.get("key")
+    return fields.get("key")

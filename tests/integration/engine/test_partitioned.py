@@ -1,0 +1,88 @@
+"""Publishing to the parts of a partitioned topic."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+import frazil
+from frazil.errors import InvalidRequest
+from tests.integration.engine.opening import open_small
+
+
+def test_a_message_goes_by_its_own_key(tmp_path):
+    """A `Message` goes to the part of its key, alone and among many, as bytes with the key do."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("p", partitions=8)
+        for number in range(8):
+            key = f"k{number}"
+            part = topic.append(b"x", key=key).part
+            message = frazil.Message(b"x", key=key)
+            assert topic.append(message).part == part
+            assert [ack.part for ack in topic.append_many([message] * 4)] == [part]
+            assert topic.append({"payload": b"x", "key": key}).part == part
+
+
+def test_equal_decimals_share_a_part(tmp_path):
+    """A decimal key has one part, with any number of zeros and as Arrow."""
+    with open_small(tmp_path) as db:
+        columns = {"id": "decimal(10,2)", "v": "long"}
+        topic = db.create_topic("p", columns, primary_key="id", partitions=16)
+        parts = {topic.append(id=Decimal(text), v=1).part for text in ("1.5", "1.50", "1.500")}
+        column = pa.array([Decimal("1.50")], pa.decimal128(10, 2))
+        parts |= {ack.part for ack in topic.append_arrow(pa.table({"id": column, "v": [1]}))}
+        [part] = parts
+        assert topic.parts[part].stats()["message_count"] == 4
+
+
+def test_a_bad_record_is_named_by_its_place_in_the_call(tmp_path):
+    """The error has the number of the first bad record of the whole call; nothing is written."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("p", {"id": "long", "v": "int"}, primary_key="id", partitions=4)
+        good = [{"id": number, "v": 1} for number in range(20)]
+        for bad in ({"id": "x"}, {"id": 7, "v": "x"}, {"v": 1}, {"id": 7, "other": 1}, b"x"):
+            for place in (0, 1, 13, 20):
+                records = [*good[:place], bad, *good[place:], {"id": "y"}]
+                with pytest.raises(InvalidRequest) as caught:
+                    topic.append_many(records)
+                assert caught.value.details["record"] == place
+        assert topic.stats()["message_count"] == 0
+        with pytest.raises(InvalidRequest, match="no records"):
+            topic.append_many([])
+
+
+def test_parts_share_their_syncs(tmp_path):
+    """A call to many parts costs a few syncs, not one for each part."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("p", {"id": "long"}, primary_key="id", partitions=32)
+        rows = [{"id": number} for number in range(500)]
+        table = pa.table({"id": list(range(500))})
+
+        def syncs():
+            return db.stats()["journals"][0]["syncs"]
+
+        before = syncs()
+        acks = topic.append_many(rows)
+        middle = syncs()
+        acks += topic.append_arrow(table)
+        assert [ack.part for ack in acks] == [*range(32), *range(32)]
+        assert middle - before <= 4
+        assert syncs() - middle <= 4
+        for ack in acks:
+            count = ack.offset_last + 1 - ack.offset
+            [batch] = topic.parts[ack.part].read(ack.offset, limit=count)
+            assert batch.count == count
+        assert topic.stats()["message_count"] == 1000
+
+
+def test_parts_with_lanes_of_their_own_take_many(tmp_path):
+    """A call to parts in different journals is answered for each of them."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic(
+            "p", {"id": "long"}, primary_key="id", partitions=3, lane="dedicated"
+        )
+        acks = topic.append_many([{"id": number} for number in range(50)], ack="fsynced")
+        assert [ack.part for ack in acks] == [0, 1, 2]
+        assert topic.stats()["message_count"] == 50
