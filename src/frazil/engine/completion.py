@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from frazil.engine.catalog import TOPIC_ENCODER
+from frazil.errors import CorruptionError
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 
@@ -25,6 +26,11 @@ def topic_control(spec: TopicSpec) -> Control:
     return Control(fmt.KIND_TOPIC, spec.id, TOPIC_ENCODER.encode(spec))
 
 
+def schema_control(topic_id: int, version: int, data: bytes) -> Control:
+    """Return the frame that gives a topic one version of its columns."""
+    return Control(fmt.KIND_SCHEMA, topic_id, data, schema=version)
+
+
 def unfinished(topics: Mapping[int, TopicState], *, now_us: int) -> tuple[list[Control], list[str]]:
     """Return the frames that remove half-made topics and complete half-altered ones, and warnings.
 
@@ -37,6 +43,7 @@ def unfinished(topics: Mapping[int, TopicState], *, now_us: int) -> tuple[list[C
     }
     controls: list[Control] = []
     warnings: list[str] = []
+    families: dict[int, list[TopicState]] = {}
     for topic in topics.values():
         spec = topic.spec
         if spec.deleted_us:
@@ -47,23 +54,61 @@ def unfinished(topics: Mapping[int, TopicState], *, now_us: int) -> tuple[list[C
             controls.append(topic_control(msgspec.structs.replace(spec, deleted_us=now_us)))
         elif spec.part_of:
             controls += _like_parent(spec, parents[spec.part_of].spec)
-            controls += _missing_schemas(topic, topics.values())
+            families.setdefault(spec.part_of, []).append(topic)
+    for parent, parts in families.items():
+        try:
+            schemas = shared_schemas([part.schemas for part in parts])
+        except CorruptionError as error:
+            warnings.append(
+                f"parts of topic {parents[parent].spec.name} are left as they are: {error}"
+            )
+            continue
+        for part in parts:
+            controls += missing_schemas(part.id, part.schemas, schemas)
     return controls, warnings
+
+
+def parts_options(parent: TopicSpec) -> dict[str, Any]:
+    """Return the options that a partitioned topic gives to its parts."""
+    return {name: getattr(parent, name) for name in SHARED_OPTIONS}
 
 
 def _like_parent(part: TopicSpec, parent: TopicSpec) -> list[Control]:
     if part.version >= parent.version:
         return []
-    options = {name: getattr(parent, name) for name in SHARED_OPTIONS}
-    return [topic_control(msgspec.structs.replace(part, version=parent.version, **options))]
+    fresh = msgspec.structs.replace(part, version=parent.version, **parts_options(parent))
+    return [topic_control(fresh)]
 
 
-def _missing_schemas(part: TopicState, topics: Iterable[TopicState]) -> list[Control]:
-    """Return the schemas that a part lacks and its siblings have: an `alter` was cut short."""
-    siblings = [topic for topic in topics if topic.spec.part_of == part.spec.part_of]
-    newest = max(siblings, key=lambda topic: topic.schema_version)
+def shared_schemas(copies: Iterable[Mapping[int, bytes]]) -> dict[int, bytes]:
+    """Return all versions of the columns that are known in several places as one history.
+
+    Raises:
+        CorruptionError: if one version is not the same everywhere; taking it for the same would
+            show the values of one column under the name of another.
+    """
+    whole: dict[int, bytes] = {}
+    for copy in copies:
+        for version, data in copy.items():
+            if whole.setdefault(version, data) != data:
+                raise CorruptionError(
+                    "one version of the columns differs between the parts of a topic or between "
+                    "its lane and the journal",
+                    version=version,
+                )
+    return dict(sorted(whole.items()))
+
+
+def missing_schemas(
+    topic_id: int, have: Mapping[int, bytes], whole: Mapping[int, bytes]
+) -> list[Control]:
+    """Return the versions that one place lacks: an `alter` was cut short before it.
+
+    The last frame says which version is current, so that none older than it may follow.
+    """
+    current = max(have, default=0)
     return [
-        Control(fmt.KIND_SCHEMA, part.id, data, schema=version)
-        for version, data in sorted(newest.schemas.items())
-        if version not in part.schemas
+        schema_control(topic_id, version, data)
+        for version, data in sorted(whole.items())
+        if version > current
     ]

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 
 from frazil.clock import SystemClock
 from frazil.config import Settings, load_settings
@@ -19,7 +20,13 @@ from frazil.engine.catalog import (
     request_topic,
     specs_of,
 )
-from frazil.engine.completion import topic_control
+from frazil.engine.completion import (
+    missing_schemas,
+    parts_options,
+    schema_control,
+    shared_schemas,
+    topic_control,
+)
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.registry import Registry
 from frazil.engine.topic import Topic
@@ -37,10 +44,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    import pyarrow as pa
-
     from frazil.engine.runtime import TopicRuntime
+    from frazil.ingest.evolution import Change
     from frazil.log.history import HistorySource
+    from frazil.log.state import TopicState
 
 
 class Engine(Registry):
@@ -114,7 +121,7 @@ class Engine(Registry):
         self.main.control(topic_control(spec))
         schemas: dict[int, bytes] = {}
         if schema and not spec.partitions:
-            self.main.control(Control(fmt.KIND_SCHEMA, spec.id, schema, schema=1))
+            self.main.control(schema_control(spec.id, 1, schema))
             schemas[1] = schema
         if spec.lane == "dedicated" and not spec.partitions:
             lane = self._open_topic_lane(spec, schemas, {}, {})
@@ -175,43 +182,86 @@ class Engine(Registry):
             runtimes = self._runtimes(handle.name)
             if runtimes[0].state.spec.part_of and handle.name not in self._parents:
                 raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
-            if clean and handle.name in self._parents:
+            fresh = self._evolved(runtimes, changes) if changes else None
+            parent = self._parents.get(handle.name)
+            if clean and parent is not None:
                 # The parent first: an opening after a crash brings the parts in line with it.
-                parent = self._redefine(self._parents[handle.name], clean)
+                parent = self._redefine(parent, clean)
                 state = self.main.journal.state.topics[parent.id]
                 self._indexer.topic_changed(self.main.journal, [state])
+                # All of the parent's options: a part may lack those of an `alter` that failed.
+                clean = parts_options(parent)
             for runtime in runtimes:
-                if changes:
-                    self._evolve(runtime, changes)
+                if fresh is not None:
+                    self._give_schemas(runtime, fresh)
                 if clean:
                     self._redefine(runtime.state.spec, clean)
                 self._indexer.topic_changed(runtime.lane.journal, [runtime.state])
             return self.topic(name)
 
-    def _evolve(self, runtime: TopicRuntime, changes: Sequence[Any]) -> None:
-        spec = runtime.state.spec
+    def _evolved(
+        self, runtimes: Sequence[TopicRuntime], changes: Sequence[Change]
+    ) -> dict[int, bytes]:
+        """Return all versions of the columns with the changed ones: the same for every part.
+
+        What an `alter` that failed half way left behind is finished first, so that no version ever
+        means different columns in different places. The same call again finds its work done.
+        """
+        spec = runtimes[0].state.spec
         if spec.kind == "message":
             raise InvalidRequest("a message topic has fixed columns", topic=spec.name)
+        copies = [state.schemas for runtime in runtimes for state in self._states(runtime)]
+        schemas = shared_schemas(copies)
+        version = max(schemas)
         fixed = {*spec.primary_key, *(field.column_id for field in spec.partition_by)}
-        schema = evolve(
-            runtime.codec.schema, changes, limits=self._limits, fixed_ids=frozenset(fixed)
-        )
-        version = runtime.state.schema_version + 1
-        control = Control(fmt.KIND_SCHEMA, spec.id, schema.serialize().to_pybytes(), schema=version)
+        if any(version not in copy for copy in copies):
+            before = schemas.get(version - 1)
+            for runtime in runtimes:
+                self._give_schemas(runtime, schemas)
+            if before is not None and self._same_change(before, schemas[version], changes, fixed):
+                return schemas
+        now = pa.ipc.read_schema(pa.py_buffer(schemas[version]))
+        after = evolve(now, changes, limits=self._limits, fixed_ids=frozenset(fixed))
+        return {**schemas, version + 1: after.serialize().to_pybytes()}
+
+    def _same_change(
+        self, before: bytes, after: bytes, changes: Sequence[Change], fixed: set[int]
+    ) -> bool:
+        schema = pa.ipc.read_schema(pa.py_buffer(before))
+        try:
+            wanted = evolve(schema, changes, limits=self._limits, fixed_ids=frozenset(fixed))
+        except InvalidRequest:
+            return False
+        return bool(wanted.equals(pa.ipc.read_schema(pa.py_buffer(after)), check_metadata=True))
+
+    def _states(self, runtime: TopicRuntime) -> list[TopicState]:
+        """Return what the main journal knows of a topic, then what its lane knows."""
+        known = self.main.journal.state.topics[runtime.state.id]
+        return [known] if runtime.lane is self.main else [known, runtime.state]
+
+    def _give_schemas(self, runtime: TopicRuntime, schemas: Mapping[int, bytes]) -> None:
         # The main journal first: a lane may lack what main has, and is completed at the next open.
-        self.main.control(control)
-        if runtime.lane is not self.main:
-            runtime.lane.control(control)
-        runtime.codec.use(runtime.state.schemas)
+        lanes = [self.main] if runtime.lane is self.main else [self.main, runtime.lane]
+        try:
+            for lane, state in zip(lanes, self._states(runtime), strict=True):
+                for control in missing_schemas(state.id, state.schemas, schemas):
+                    lane.control(control)
+        finally:
+            runtime.codec.use(runtime.state.schemas)
 
     def _redefine(self, spec: TopicSpec, changes: Mapping[str, Any]) -> TopicSpec:
-        fresh = msgspec.structs.replace(spec, version=spec.version + 1, **changes)
+        # A lane may lack the last change of a call that failed; the main journal has all of them.
+        known = self.main.journal.state.topics[spec.id].spec
+        fresh = msgspec.structs.replace(known, version=known.version + 1, **changes)
+        parent = self.main.journal.state.topics.get(known.part_of)
+        if parent is not None and parent.spec.version > fresh.version:
+            fresh = msgspec.structs.replace(fresh, version=parent.spec.version)
         self.main.control(topic_control(fresh))
+        if fresh.partitions:
+            self._parents[fresh.name] = fresh
         lane = self._lanes.get(spec.id)
         if lane is not None:
             lane.control(topic_control(fresh))
-        if fresh.partitions:
-            self._parents[fresh.name] = fresh
         return fresh
 
     def delete_topic(self, name: str) -> None:

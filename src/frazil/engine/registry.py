@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from frazil.engine.completion import topic_control, unfinished
+from frazil.engine.completion import missing_schemas, shared_schemas, topic_control, unfinished
 from frazil.engine.directory import DataDirectory, prepare, take_lock
 from frazil.engine.indexing import Indexer, known_topics, open_store
 from frazil.engine.lanes import LaneRuntime
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.upkeep import Upkeep
-from frazil.errors import Closed, InvalidRequest, NotFound, Unavailable
+from frazil.errors import Closed, CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.ingest.columns import IngestLimits
-from frazil.log import format as fmt
-from frazil.log.codec import Control
 from frazil.log.history import ChainedHistory
 from frazil.log.journal import Journal
 from frazil.model import TopicSpec, full_topic_name
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
+    from frazil.log.codec import Control
     from frazil.log.history import HistorySource
 
 
@@ -136,11 +135,10 @@ class Registry:
         if state is None or state.spec != spec:
             controls.append(topic_control(spec))
         have = {} if state is None else state.schemas
-        controls += [
-            Control(fmt.KIND_SCHEMA, spec.id, data, schema=version)
-            for version, data in schemas.items()
-            if version not in have
-        ]
+        try:
+            controls += missing_schemas(spec.id, have, shared_schemas([schemas, have]))
+        except CorruptionError as error:
+            self.warnings.append(f"the lane of topic {spec.name} is left as it is: {error}")
         self._commit_inline(lane, controls)
         return lane
 
@@ -229,6 +227,11 @@ class Registry:
     def _check_open(self) -> None:
         if self.closed:
             raise Closed("the engine is closed")
+
+    @property
+    def control_lock(self) -> threading.RLock:
+        """Return the lock under which topics, holds and segments are changed."""
+        return self._control
 
     @property
     def metadata_failed(self) -> str:
