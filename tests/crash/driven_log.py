@@ -41,7 +41,9 @@ def codec_of(topic):
 class DrivenLog:
     """A journal and its owner: each call commits one group and returns its answers."""
 
-    def __init__(self, file_system, *, clock=None, settings=None, watermarks=None):
+    def __init__(
+        self, file_system, *, clock=None, settings=None, watermarks=None, known_topics=None
+    ):
         self.clock = clock or SimulatedClock()
         self.settings = settings or log_settings()
         self.journal = Journal.open(
@@ -51,6 +53,7 @@ class DrivenLog:
             settings=self.settings,
             producers=Settings().producers,
             watermarks=watermarks,
+            known_topics=known_topics,
         )
         # As the engine does in the background: a segment that cannot be sealed waits.
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ synced, is durable before the old one is cut; only then is the old one sealed.
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import TYPE_CHECKING, Final
 
@@ -81,6 +82,7 @@ def open_journal(
     opening.quarantine()
     if not survey.found:
         _sync_ancestors(file_system, directory)
+        survey.restore_known(watermarks)
         return opening.first()
     state = survey.state
     gaps = declare_gaps(state.topics.values(), watermarks)
@@ -252,9 +254,19 @@ class _Opening:
         existing = self._file_system.list_directory(aside)
         if any(other.startswith(name) and other.endswith(".json") for other in existing):
             return
-        self._copy(path, target, start=0)
         reason = json.dumps({"segment": segment, "damage": damage, "lost": lost}, indent=2)
-        self._write_new(f"{target}.reason.json", reason.encode())
+        try:
+            self._copy(path, target, start=0)
+            self._write_new(f"{target}.reason.json", reason.encode())
+        except OSError as error:
+            for half in (target, f"{target}.reason.json"):
+                if self._file_system.stat(half) is not None:
+                    self._file_system.unlink(half)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # The damaged segment itself stays where it is; only the copy has no room.
+            self._survey.report.warnings.append(f"no room for a copy of the damaged {name}")
+            return
         self._file_system.sync_directory(aside)
         self._file_system.sync_directory(self._directory)
         self._survey.report.quarantined.append(target)

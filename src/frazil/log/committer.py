@@ -83,6 +83,9 @@ class Committer:
         Raises:
             Closed: if the journal is closed or has failed.
         """
+        if self.journal.failed is not None:
+            # Before the lock: in a forked child nobody is left to release it.
+            raise self.journal.closed_error()
         with self._lock:
             size = self._bytes + entry[4]
             records = self._records + (entry[3] or 1)
@@ -105,6 +108,8 @@ class Committer:
         Nothing of others comes between them. More than the queue may hold is taken when it is
         empty: the caller has it in memory anyway.
         """
+        if self.journal.failed is not None:
+            raise self.journal.closed_error()
         with self._lock:
             size = self._bytes + sum(entry[4] for entry in entries)
             records = self._records + sum(entry[3] or 1 for entry in entries)
@@ -167,6 +172,8 @@ class Committer:
     def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
         """Run a function on the journal's thread between two groups and return its result."""
         pending = Pending()
+        if self.journal.failed is not None:
+            raise self.journal.closed_error()
         with self._lock:
             if self._stopping:
                 raise self.journal.closed_error()
@@ -249,9 +256,15 @@ class Committer:
         self, entries: list[Entry], taken: list[tuple[Callable[[], Any], Pending]]
     ) -> None:
         rest, tasks = self._take()
-        waiters = [entry[5] for entry in (*entries, *rest)]
         error = self.journal.closed_error()
-        deliver(waiters, [error] * len(waiters))
+        # Entries that were taken may have been written before the bug struck.
+        unknown = Unavailable(
+            "the journal was closed by a bug; whether the records are durable is unknown",
+            outcome="unknown",
+            cause=repr(self.journal.failed),
+        )
+        deliver([entry[5] for entry in entries], [unknown] * len(entries))
+        deliver([entry[5] for entry in rest], [error] * len(rest))
         for _function, pending in (*taken, *tasks):
             pending.settle(error)
 

@@ -10,8 +10,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 
-from frazil.errors import Conflict, FrazilError, InvalidRequest
+from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.codec import Control, Payload
 from frazil.log.state import STATE_PRODUCER, Producer, Sent
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
 JOIN_BYTES_MAX: Final = 16 << 10
 """Frames up to this size are joined before writing; larger ones are written from where they lie."""
 FRAME_RECORDS_MAX: Final = 60_000
+NOT_ENCODABLE: Final = (
+    FrazilError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    pa.ArrowException,
+)
+"""What a record that cannot be encoded may raise: it is refused alone, nothing is written yet."""
 
 _topic_of = itemgetter(0)
 _codec_of = itemgetter(1)
@@ -53,7 +65,6 @@ class Group:
         position: int,
         bytes_max: int,
         reserve: int,
-        window_age_us: int,
     ) -> None:
         self.buffers: list[Buffer] = []
         self.size = 0
@@ -74,7 +85,6 @@ class Group:
         self._position = position
         self._bytes_max = bytes_max
         self._reserve = reserve
-        self._window_age_us = window_age_us
         self._next: dict[int, int] = {}
         self._producers: dict[tuple[int, str], Producer] = {}
         self._windows: dict[tuple[int, str], list[Sent]] = {}
@@ -116,8 +126,8 @@ class Group:
             return
         try:
             payload = codec.encode((data,))
-        except InvalidRequest as error:
-            self._refuse(topic, entry, error)
+        except NOT_ENCODABLE as error:
+            self._refuse(topic, entry, _invalid(error))
             return
         offset = topic.next
         self._frame(topic, payload, offset=offset, count=1, version=codec.version, runs=b"")
@@ -171,7 +181,11 @@ class Group:
     def _encode_same(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
         """Encode entries of one topic and one codec into one frame."""
         if codec.version != topic.schema_version:
-            codec, entries = _upgraded(entries)
+            entries = self._upgrade_all(topic, entries)
+            if not entries:
+                return
+            assert entries[0][1] is not None
+            codec = entries[0][1]
         singles = not any(map(_count_of, entries))
         records: Sequence[Any]
         if singles:
@@ -187,8 +201,8 @@ class Group:
                     records.append(entry[2])
         try:
             payload = codec.encode(records)
-        except InvalidRequest as error:
-            self._isolate(topic, codec, entries, error)
+        except NOT_ENCODABLE as error:
+            self._isolate(topic, codec, entries, _invalid(error))
             return
         count = entries[0][3] if codec.solo else len(records)
         offset = self._next.get(topic.id, topic.next)
@@ -209,6 +223,20 @@ class Group:
                 offset = end
         self._note_levels(topic, entries)
 
+    def _upgrade_all(self, topic: TopicState, entries: list[Entry]) -> list[Entry]:
+        """Bring entries validated under an older schema version to the topic's current one."""
+        result: list[Entry] = []
+        for entry in entries:
+            _topic, old, data, count, size, waiter, sender = entry
+            assert old is not None
+            try:
+                codec, fresh = old.upgraded(data, many=count > 0)
+            except NOT_ENCODABLE as error:
+                self._refuse(topic, entry, _invalid(error))
+                continue
+            result.append((topic, codec, fresh, count, size, waiter, sender))
+        return result
+
     def _note_levels(self, topic: TopicState, entries: list[Entry]) -> None:
         """Ask for a sync if one of the entries waits for it."""
         if topic.sync_on_append or any(s is not None and s.sync for s in map(_sender_of, entries)):
@@ -225,8 +253,8 @@ class Group:
         for entry in entries:
             try:
                 codec.encode(entry[2] if entry[3] else [entry[2]])
-            except InvalidRequest as own:
-                self._refuse(topic, entry, own)
+            except NOT_ENCODABLE as own:
+                self._refuse(topic, entry, _invalid(own))
             else:
                 good.append(entry)
         if good:
@@ -253,7 +281,11 @@ class Group:
         producer = self._producers.get(key) or topic.producers.get(sender.producer)
         count = entry[3] or 1
         if producer is None:
-            producer = self._register(topic, sender.producer, sender.epoch)
+            try:
+                producer = self._register(topic, sender.producer, sender.epoch)
+            except NOT_ENCODABLE as error:
+                self._refuse(topic, _without_sender(entry), _invalid(error))
+                return False
             self._producers[key] = producer
         epoch = self._epochs.get(key, producer.epoch)
         if sender.epoch < epoch:
@@ -273,8 +305,9 @@ class Group:
             staged.clear()
             self._epochs[key] = sender.epoch
         known = [] if self._epochs.get(key, producer.epoch) > producer.epoch else producer.window
-        oldest_us = self.time_us - self._window_age_us
-        window = [sent for sent in known if sent.time_us >= oldest_us] + staged
+        # A window that is still remembered counts, however old: a clock that jumped must not make
+        # a repeat pass for new. It is forgotten by age at rotation.
+        window = [*known, *staged]
         verdict = judge(window, sequence=sender.sequence, count=count, producer=sender.producer)
         if verdict is None:
             staged.append(Sent(sender.sequence, count, -1, -1, self.time_us))
@@ -300,6 +333,7 @@ class Group:
     def _register(self, topic: TopicState, name: str, epoch: int) -> Producer:
         producer_id = self._state.producer_id_last + 1 + len(self._producers)
         payload = msgspec.msgpack.encode((STATE_PRODUCER, name, (producer_id, epoch)))
+        self._state.check_control(fmt.KIND_STATE, topic=topic.id, payload=payload)
         self._control_frame(Control(fmt.KIND_STATE, topic.id, payload))
         return Producer(
             producer_id=producer_id,
@@ -365,6 +399,15 @@ class Group:
 
     def _encode_control(self, entry: Entry) -> None:
         control = entry[2]
+        try:
+            self._state.check_control(
+                control.kind, topic=control.topic, payload=control.payload, schema=control.schema
+            )
+        except CorruptionError as error:
+            # Written, it could not be applied, now or at any later opening.
+            self.waiters.append(entry[5])
+            self.results.append(_invalid(error))
+            return
         self._control_frame(control)
         self.sync = True
         self.waiters.append(entry[5])
@@ -457,17 +500,11 @@ def judge(
     return Conflict(message, producer=producer, sequence=sequence, sequence_expected=expected)
 
 
+def _invalid(error: Exception) -> InvalidRequest:
+    if isinstance(error, InvalidRequest):
+        return error
+    return InvalidRequest("record cannot be encoded; nothing of it was written", error=repr(error))
+
+
 def _without_sender(entry: Entry) -> Entry:
     return (*entry[:6], None)
-
-
-def _upgraded(entries: list[Entry]) -> tuple[Codec, list[Entry]]:
-    """Bring entries validated under an older schema version to the topic's current one."""
-    result: list[Entry] = []
-    codec: Codec | None = None
-    for topic, old, data, count, size, waiter, sender in entries:
-        assert old is not None
-        codec, fresh = old.upgraded(data, many=count > 0)
-        result.append((topic, codec, fresh, count, size, waiter, sender))
-    assert codec is not None
-    return codec, result

@@ -7,29 +7,42 @@ fields, which are swapped or grow so that a reader never sees a half-made state.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from operator import itemgetter
+import threading
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
+from frazil.errors import FrazilError, Overloaded, Unavailable
 from frazil.fs import write_fully
+from frazil.log import forked, refusals
 from frazil.log import format as fmt
 from frazil.log.birth import Opened, birth_frames, open_journal, refresh_topics
 from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.codec import Control
 from frazil.log.group import Group
+from frazil.log.grouping import group_end
 from frazil.log.index import Places
-from frazil.log.segment import OpenFiles, Segment, give_birth, seal, segment_name
+from frazil.log.retention import ClockWatch
+from frazil.log.segment import (
+    NO_DESCRIPTORS,
+    OpenFiles,
+    Segment,
+    give_birth,
+    seal,
+    segment_name,
+)
 from frazil.log.state import STATE_FREED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from typing_extensions import Buffer
 
     from frazil.clock import Clock
     from frazil.config import LogSettings, ProducerSettings
-    from frazil.fs import FileSystem
+    from frazil.fs import File, FileSystem
     from frazil.log.codec import Deliver, Entry
     from frazil.log.recovery import RecoveryReport
     from frazil.log.state import TopicState
@@ -38,10 +51,6 @@ if TYPE_CHECKING:
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 RETRY_FULL_S: Final = 1.0
 FULL_PAUSE_S: Final = 1.0
-GROUP_BYTES_MAX: Final = 64 << 20
-"""A call larger than this is written and synced in several groups."""
-_codec_of = itemgetter(1)
-_size_of = itemgetter(4)
 
 
 class Journal:
@@ -71,6 +80,9 @@ class Journal:
         self.sync_count = 0
         self.group_count = 0
         self.bytes_written = 0
+        self._sealing = threading.Lock()
+        self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
+        forked.watch(self)
         self.delete_grace_us = 24 * 3600 * 1_000_000
         self.synced_lsn = self.state.lsn
         self.marked_lsn = opened.marked_lsn
@@ -155,7 +167,7 @@ class Journal:
         every waiter gets `Unavailable(outcome="unknown")` and the journal is failed for good.
         """
         while entries:
-            cut = _group_end(entries)
+            cut = group_end(entries)
             self._commit_some(entries[:cut], deliver)
             entries = entries[cut:]
 
@@ -207,7 +219,6 @@ class Journal:
             position=self._position,
             bytes_max=self._settings.write_bytes_max,
             reserve=self._settings.reserve_offsets,
-            window_age_us=int(self._producers.window_age_s * 1_000_000),
         )
         group.encode(entries)
         group.finish()
@@ -230,18 +241,12 @@ class Journal:
                 raise
             self._undo_write()
             if self.on_disk_full is not None:
-                self.on_disk_full()
-            deliver(group.waiters, [self._full()] * len(group.waiters))
+                with contextlib.suppress(OSError):
+                    self.on_disk_full()
+            deliver(group.waiters, [refusals.disk_full(self.directory)] * len(group.waiters))
             return False
         self._filled = max(self._filled, end)
         return True
-
-    def _full(self) -> Overloaded:
-        return Overloaded(
-            "the disk is full, nothing was written; free space, then retry",
-            path=self.directory,
-            retry_after_ms=1000,
-        )
 
     def _undo_write(self) -> None:
         """Cut a half-written group off, durably; if that fails the caller fails the journal."""
@@ -431,11 +436,14 @@ class Journal:
         )
         path = f"{self.directory}/{segment_name(segment)}"
         try:
-            file, position = give_birth(self._file_system, self.directory, header, frames)
+            file, position = self._give_birth(header, frames)
         except OSError as error:
             # Without its name the new segment does not exist: the old one goes on being written.
-            if error.errno in DISK_FULL and self._file_system.stat(path) is None:
-                raise self._full() from error
+            gone = self._file_system.stat(path) is None
+            if error.errno in DISK_FULL and gone:
+                raise refusals.disk_full(self.directory) from error
+            if error.errno in NO_DESCRIPTORS and gone:
+                raise refusals.no_descriptors() from error
             raise
         fresh = Segment(path, header, self._files)
         fresh.body_end = position
@@ -449,9 +457,28 @@ class Journal:
             topic.places = None
         self.segments = (*self.segments, fresh)
 
+    def _give_birth(self, header: fmt.SegmentHeader, frames: Sequence[Buffer]) -> tuple[File, int]:
+        try:
+            return give_birth(self._file_system, self.directory, header, frames)
+        except OSError as error:
+            path = f"{self.directory}/{segment_name(header.segment)}"
+            if error.errno not in NO_DESCRIPTORS or self._file_system.stat(path) is not None:
+                raise
+            # Readers' files can be opened again: give them back and try once more (F46).
+            self._files.clear()
+            return give_birth(self._file_system, self.directory, header, frames)
+
     def _forget(self, now_us: int) -> None:
-        """Keep the checkpoint small: silent producers and topics long deleted leave it."""
+        """Keep the checkpoint small: silent producers and topics long deleted leave it.
+
+        A clock that jumped makes nobody look silent: then only the number is bounded.
+        """
         age_us = int(self._producers.window_age_s * 1_000_000)
+        monotonic_s = self.clock.monotonic()
+        if not self._clock_watch.trusted(now_us=now_us, monotonic_s=monotonic_s):
+            count_max = self._producers.producers_max
+            self.state.forget_producers(count_max=count_max, older_than_us=0)
+            return
         self.state.forget_producers(
             count_max=self._producers.producers_max, older_than_us=now_us - age_us
         )
@@ -464,9 +491,16 @@ class Journal:
         After an error the segment stays without a footer until the journal is opened again, so
         that a sync that failed is never tried a second time.
         """
+        with self._sealing:
+            return self._seal_next()
+
+    def _seal_next(self) -> bool:
         if not self.to_seal:
             return False
         segment, frames = self.to_seal.pop(0)
+        if segment.sealed_us:
+            # Sealed already: its places are in the footer, and a second one would lack them.
+            return True
         file = self._file_system.open(segment.path, "write")
         try:
             footer = seal(file, segment, frames=frames, time_us=self.clock.now_us())
@@ -490,9 +524,12 @@ class Journal:
         first = self.state.segment_first
         gone = [segment for segment in self.segments if segment.id < first]
         if gone:
-            self.segments = tuple(segment for segment in self.segments if segment.id >= first)
-            self.to_seal = [item for item in self.to_seal if item[0].id >= first]
-            refresh_topics(self.state.topics.values(), self.segments)
+            kept = tuple(segment for segment in self.segments if segment.id >= first)
+            # The starts rise first: a reader that still finds the segments is told nothing wrong.
+            refresh_topics(self.state.topics.values(), kept)
+            self.segments = kept
+            with self._sealing:
+                self.to_seal = [item for item in self.to_seal if item[0].id >= first]
         return gone
 
     def unlink(self, gone: Iterable[Segment]) -> None:
@@ -514,7 +551,9 @@ class Journal:
         """Stop for good: never sync again, never write again (F6)."""
         if self.failed is None:
             self.failed = error
-        for topic in self.state.topics.values():
+        for topic in list(self.state.topics.values()):
+            # What was never synced may be gone after a restart: nobody may see it any more.
+            topic.visible = min(topic.visible, topic.durable)
             self._wake(topic)
 
     def fail(self, error: BaseException) -> None:
@@ -523,13 +562,7 @@ class Journal:
 
     def closed_error(self) -> FrazilError:
         """Return the error for calls after the end."""
-        if self.failed is not None:
-            return Closed(
-                "the journal is closed because storage failed; find the cause, then open it again",
-                cause=self.failed,
-                directory=self.directory,
-            )
-        return Closed("the engine is closed")
+        return refusals.closed(self.failed, self.directory)
 
     def close(self) -> None:
         """Sync everything, give reserved offsets back and mark the journal as cleanly closed."""
@@ -554,25 +587,3 @@ class Journal:
             self._files.clear()
             for topic in self.state.topics.values():
                 self._wake(topic)
-
-
-def _group_end(entries: list[Entry]) -> int:
-    """Return how many entries make the next group: up to a barrier, and not too many bytes."""
-    cut = _barrier(entries)
-    if sum(map(_size_of, entries[:cut])) <= GROUP_BYTES_MAX:
-        return cut
-    size = 0
-    for number, entry in enumerate(entries[:cut]):
-        size += entry[4]
-        if number and size > GROUP_BYTES_MAX:
-            return number
-    return cut
-
-
-def _barrier(entries: list[Entry]) -> int:
-    """Return how many entries go before the state changes under the rest of them."""
-    if None in set(map(_codec_of, entries)):
-        for number, entry in enumerate(entries):
-            if entry[1] is None and entry[2].kind in (fmt.KIND_TOPIC, fmt.KIND_SCHEMA):
-                return number + 1
-    return len(entries)

@@ -89,7 +89,8 @@ class LogSource:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._pins: set[LogPin] = set()
-        self._lock = threading.Lock()
+        # Re-entrant, because the garbage collector may close a forgotten reader at any point.
+        self._lock = threading.RLock()
         self.bytes_read = 0
         self.frames_read = 0
 
@@ -158,7 +159,9 @@ class LogSource:
     def pinned(self, topic: int) -> int | None:
         """Return the lowest offset that a reader of the topic still needs."""
         with self._lock:
-            return min((pin.offset for pin in self._pins if pin.topic == topic), default=None)
+            pins = tuple(self._pins)
+        # Outside the lock: the garbage collector may close a forgotten reader right here.
+        return min((pin.offset for pin in pins if pin.topic == topic), default=None)
 
     # -- frames ----------------------------------------------------------------------------------
 
@@ -169,7 +172,10 @@ class LogSource:
         return state
 
     def _places(self, segment: Segment, topic: int) -> Places:
-        places = segment.places(topic)
+        try:
+            places = segment.places(topic)
+        except OSError as error:
+            raise _unreadable(segment, self._topic(topic), error) from error
         assert places is not None
         return places
 
@@ -184,15 +190,12 @@ class LogSource:
             first = places.find(offset)
             if _frame_end(places, first) <= offset:
                 first += 1
+            if places.offsets[first] > offset:
+                raise _not_here(state, offset, offset_next=places.offsets[first])
             stop = _stop(places, first, visible, bytes_max, state.ranges)
             frames = self._load(segment, places, first, stop, state)
             return _batches(frames, state, offset)
-        raise CorruptionError(
-            "no segment holds this offset; run `frazil doctor`",
-            topic=state.spec.name,
-            offset_first=offset,
-            offset_next=visible,
-        )
+        raise _not_here(state, offset, offset_next=visible)
 
     def _load(
         self, segment: Segment, places: Places, first: int, stop: int, state: TopicState
@@ -201,7 +204,7 @@ class LogSource:
         try:
             file = segment.file()
         except OSError as error:
-            raise Unavailable("segment cannot be opened", path=segment.path, error=error) from error
+            raise _unreadable(segment, state, error) from error
         frames: list[Frame] = []
         number = first
         while number < stop:
@@ -230,6 +233,33 @@ class LogSource:
             number = last
         self.frames_read += len(frames)
         return frames
+
+
+def _not_here(state: TopicState, offset: int, *, offset_next: int) -> NotFound | CorruptionError:
+    """Return the error for an offset that no frame holds: it was freed just now, or it is lost."""
+    if offset < state.start:
+        return NotFound(
+            "offset is no longer in the log, start at the first available one",
+            offset=offset,
+            offset_first=state.start,
+        )
+    return CorruptionError(
+        "no segment holds this offset, run `frazil doctor`; reading may go on at offset_next",
+        topic=state.spec.name,
+        offset_first=offset,
+        offset_next=offset_next,
+    )
+
+
+def _unreadable(segment: Segment, state: TopicState, error: OSError) -> NotFound | Unavailable:
+    """Return the error for a segment's file that cannot be opened: freed just now, or trouble."""
+    summary = segment.summary(state.id)
+    if isinstance(error, FileNotFoundError) and summary is not None and summary[1] <= state.start:
+        return NotFound(
+            "offset is no longer in the log, start at the first available one",
+            offset_first=state.start,
+        )
+    return Unavailable("segment cannot be opened, try again", path=segment.path, error=error)
 
 
 class _Found(NamedTuple):

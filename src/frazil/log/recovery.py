@@ -14,7 +14,7 @@ from frazil.errors import CorruptionError
 from frazil.fs import read_fully
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_checkpoint
-from frazil.log.scan import Fault, Scan, Scanner
+from frazil.log.scan import Control, Fault, Scan, Scanner
 from frazil.log.segment import (
     SUFFIX_UNBORN,
     OpenFiles,
@@ -122,6 +122,26 @@ class Survey:
         self._replay()
         self._check_continuity()
         self.report.segments = len(self.found)
+
+    def restore_known(self, watermarks: Mapping[int, int]) -> None:
+        """Bring topics back that others remember of a journal that has no segment left.
+
+        Their records are lost; their names, columns and offsets must not be taken anew.
+        """
+        for spec, schemas in self._known.values():
+            topic = self.state.define_topic(spec)
+            topic.schemas.update(schemas)
+            topic.schema_version = max(topic.schemas, default=0)
+            end = watermarks.get(spec.id, 0)
+            if end:
+                special = SpecialRange(0, end, "lost", "all segments of the journal are gone")
+                topic.add_range(special)
+                self.report.lost.append((spec.id, special))
+        if self._known:
+            self.report.warnings.append(
+                f"the journal has no segment left; {len(self._known)} topics are known from the "
+                "metadata, their records are lost"
+            )
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -340,7 +360,11 @@ class Survey:
                 if places.first > topic.next:
                     candidate = Candidate(topic_id, topic.next, places.first, "damaged")
                     self._candidates.append(candidate)
-        replay(state, scan, self._placeholder)
+        replay(state, scan, self._placeholder, self._not_applied)
+
+    def _not_applied(self, control: Control, error: CorruptionError) -> None:
+        """Tell of a whole frame that means nothing here; the rest of the log is opened all the same."""
+        self.report.warnings.append(f"batch {control.head.lsn} is passed over: {error}")
 
     def _placeholder(self, topic_id: int) -> TopicState:
         """Stand in for a topic whose definition is lost: from the metadata, or by its number."""
@@ -415,7 +439,10 @@ class Survey:
 
 
 def replay(
-    state: JournalState, scan: Scan, placeholder: Callable[[int], TopicState] | None = None
+    state: JournalState,
+    scan: Scan,
+    placeholder: Callable[[int], TopicState] | None = None,
+    on_fault: Callable[[Control, CorruptionError], None] | None = None,
 ) -> None:
     """Apply the frames of a scan to the state that stood before them; twice is as good as once."""
     if placeholder is not None:
@@ -427,7 +454,12 @@ def replay(
             unknown = control.head.topic not in (TOPIC_UNKNOWN, *state.topics)
             if placeholder is not None and unknown and control.head.kind != fmt.KIND_TOPIC:
                 placeholder(control.head.topic)
-            state.apply(control.head, control.payload)
+            try:
+                state.apply(control.head, control.payload)
+            except CorruptionError as error:
+                if on_fault is None:
+                    raise
+                on_fault(control, error)
     for _position, head, data in scan.runs:
         state.apply_runs(head, fmt.decode_runs(memoryview(data), head.runs))
     for topic_id, places in scan.places.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from frazil.fs import File, FileSystem
 
+NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 HASH_WINDOW_BYTES: Final = 4 << 20
 SUFFIX: Final = ".seg"
 SUFFIX_UNBORN: Final = ".new"
@@ -172,12 +175,17 @@ class OpenFiles:
         self._file_system = file_system
         self._count_max = count_max
         self._files: OrderedDict[str, File] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, path: str) -> File:
         """Return the open file of `path`."""
-        file = self._files.get(path)
-        if file is None:
-            file = self._open(path)
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        file = self._open(path)
+        with self._lock:
             while len(self._files) >= self._count_max:
                 self._files.popitem(last=False)
             self._files[path] = file
@@ -186,18 +194,22 @@ class OpenFiles:
     def _open(self, path: str) -> File:
         try:
             return self._file_system.open(path, "read")
-        except OSError:
-            # Out of descriptors, perhaps: give ours back and try once more.
-            self._files.clear()
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            # Give ours back and try once more.
+            self.clear()
             return self._file_system.open(path, "read")
 
     def drop(self, path: str) -> None:
         """Let a file go, because it is gone or was replaced."""
-        self._files.pop(path, None)
+        with self._lock:
+            self._files.pop(path, None)
 
     def clear(self) -> None:
         """Let all files go."""
-        self._files.clear()
+        with self._lock:
+            self._files.clear()
 
 
 def give_birth(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.errors import Overloaded
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.config import LogSettings
@@ -46,11 +47,14 @@ class SpaceGuard:
             self.blocked = free < self.mark_bytes
         if self.blocked and not before:
             self.blocked_count += 1
-        if self.blocked:
-            if free < self._settings.ballast_bytes:
+        try:
+            if not self.blocked:
+                self._keep_ballast()
+            elif free < self._settings.ballast_bytes:
                 self.give_up_ballast()
-        else:
-            self._keep_ballast()
+        except OSError as error:
+            # The ballast is a help, not a condition: what was decided above stands without it.
+            warn("ballast_trouble", path=self._ballast, error=error)
         return self.blocked != before
 
     def error(self) -> Overloaded:
@@ -72,9 +76,10 @@ class SpaceGuard:
 
     def give_up_ballast(self) -> bool:
         """Delete the ballast file; return whether there was one."""
-        if self._file_system.stat(self._ballast) is None:
+        try:
+            self._file_system.unlink(self._ballast)
+        except FileNotFoundError:
             return False
-        self._file_system.unlink(self._ballast)
         return True
 
     def _keep_ballast(self) -> None:

@@ -194,6 +194,23 @@ class JournalState:
         self.lsn = max(self.lsn, head.lsn)
         self.time_us = max(self.time_us, head.time)
 
+    def check_control(self, kind: int, *, topic: int, payload: bytes, schema: int = 0) -> None:
+        """Check that a control frame could be applied, without applying it.
+
+        Raises:
+            CorruptionError: if its payload cannot be decoded, or its topic does not exist.
+        """
+        trial = JournalState(producer_window=self.producer_window)
+        found = self.topics.get(topic)
+        if found is not None:
+            trial.topics[topic] = TopicState(found.spec)
+        head = fmt.FrameHead(
+            offset=0, length=0, crc=0, kind=kind, salt=b"", flags=0, runs=0, topic=topic,
+            records=0, schema=schema, lsn=0, synced=0, generation=0, size=len(payload), time=0,
+            head_crc=0, zero=0,
+        )  # fmt: skip
+        trial.apply(head, payload)
+
     def _topic(self, topic_id: int) -> TopicState:
         return self.topics[topic_id]
 
@@ -213,7 +230,10 @@ class JournalState:
     def _apply_marker(self, payload: bytes) -> None:
         if payload:
             for topic_id, end in msgspec.msgpack.decode(payload, type=list[tuple[int, int]]):
-                self._topic(topic_id).reserved = end
+                topic = self.topics.get(topic_id)
+                if topic is not None:
+                    # A topic whose definition was lost to damage has no head to reserve for.
+                    topic.reserved = end
 
     def _apply_state(self, head: fmt.FrameHead, payload: bytes) -> None:
         tag, key, value = msgspec.msgpack.decode(payload, type=tuple[int, str, Any])

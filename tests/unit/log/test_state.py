@@ -52,7 +52,6 @@ def group_of(state, **fields):
         position=128,
         bytes_max=1 << 20,
         reserve=100,
-        window_age_us=10_000_000,
     )
 
 

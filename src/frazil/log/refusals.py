@@ -1,0 +1,36 @@
+"""The errors with which a journal refuses work. Pure."""
+
+from __future__ import annotations
+
+from frazil.errors import Closed, FrazilError, Overloaded
+
+
+def disk_full(directory: str) -> Overloaded:
+    """Return the error for a write that met a full disk and was undone."""
+    return Overloaded(
+        "the disk is full, nothing was written; free space, then retry",
+        path=directory,
+        retry_after_ms=1000,
+    )
+
+
+def no_descriptors() -> Overloaded:
+    """Return the error for a segment that cannot be opened for want of descriptors (F46)."""
+    return Overloaded(
+        "no file descriptors are left for the next segment, raise the limit of open files; "
+        "nothing was written",
+        retry_after_ms=1000,
+    )
+
+
+def closed(failed: BaseException | None, directory: str) -> FrazilError:
+    """Return the error for calls after the end, with what ended the journal."""
+    if failed is None:
+        return Closed("the engine is closed")
+    if isinstance(failed, Closed):
+        return Closed(failed.message, **failed.details)
+    if isinstance(failed, OSError):
+        text = "the journal is closed because storage failed; find the cause, then open it again"
+    else:
+        text = "the journal is closed because of a bug; please report it, then open it again"
+    return Closed(text, cause=failed, directory=directory)
