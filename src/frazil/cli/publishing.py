@@ -142,8 +142,8 @@ class Publisher:
         if self.topic is None or not whole:
             self._reject_all(faults, len(whole))
             return
-        part = self._any_part()
-        schema = part.schema
+        topic = self.topic
+        schema = topic.schema
         good: list[tuple[Line, Any]] = []
         for line in whole:
             try:
@@ -153,16 +153,16 @@ class Publisher:
         cause: InvalidRequest | None = None
         if not faults:
             try:
-                self._append([record for _, record in good], part.check_many, self._append_many)
+                self._append([record for _, record in good], topic.check_many, self._append_many)
             except InvalidRequest as error:
                 cause = error
             else:
                 return
-        good, more = _checked(file, good, part)
+        good, more = _checked(file, good, topic)
         if cause is not None and not more:
             raise cause
         self._reject_all([*faults, *more], len(good))
-        self._append([record for _, record in good], part.check_many, self._append_many)
+        self._append([record for _, record in good], topic.check_many, self._append_many)
 
     def _reject_all(self, faults: list[Reject], good: int) -> None:
         """Reject the bad records of one batch in the order of the file."""
@@ -258,14 +258,15 @@ class Publisher:
 
 
 def _checked(
-    file: str, rows: list[tuple[Line, Any]], part: Topic
+    file: str, rows: list[tuple[Line, Any]], topic: Topic | PartitionedTopic
 ) -> tuple[list[tuple[Line, Any]], list[Reject]]:
     """Check records one by one; return the good ones and the rejects."""
     good: list[tuple[Line, Any]] = []
     bad: list[Reject] = []
     for line, record in rows:
         try:
-            part.check_many([record])
+            # A partitioned topic asks the part that the record belongs to.
+            topic.check_many([record])
         except InvalidRequest as error:
             details = {k: v for k, v in error.details.items() if k != "record"}
             reason = str(InvalidRequest(error.message, **details))

@@ -292,6 +292,21 @@ def test_table_and_csv_output(table):
     assert "raw payloads" in table("read", "t", "--format", "raw", code=2).stderr
 
 
+@pytest.mark.parametrize("bad", [b'{"id":"x"}', b'{"v":1}', b'{"id":5,"v":"x"}', b"nonsense"])
+def test_a_bad_row_of_a_keyed_topic_with_parts_is_named_alone(call, bad):
+    """Rows of all parts are good rows: one bad row takes none of them with it."""
+    columns = ("--column", "id:long", "--column", "v:int", "--key", "id")
+    call("topic", "create", "k", *columns, "--partitions", 8)
+    rows = [b'{"id":%d,"v":1}' % number for number in range(20)]
+    given = b"\n".join([*rows[:6], bad, *rows[6:]])
+    told = published(call, "k", "--on-error", "skip", given=given)
+    assert (told["accepted"], told["rejected"]) == (20, 1)
+    assert told["errors"][0]["line"] == 7
+    assert sorted(ids(call, "k")) == list(range(20))
+    told = published(call, "k", given=given, code=2)
+    assert (told["accepted"], told["errors"][0]["line"]) == (0, 7)
+
+
 def test_a_partitioned_topic_is_read_whole(call):
     """All parts are read, each record with the number of its part, followed or not."""
     call("topic", "create", "p", "--partitions", 3)
