@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parse_start", "read"]
 
+ALONE: Final = "following this directory alone: other processes cannot publish meanwhile"
 _OFFSET: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
 
 
@@ -59,7 +60,8 @@ def read(
         typer.Option("--from", help="earliest, latest, an offset, an ISO 8601 time, or -5m."),
     ] = "earliest",
     follow: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--follow", "-F", help="Go on and wait for new records.")
+        bool,
+        typer.Option("--follow", "-F", help="Go on and wait; no other process can publish then."),
     ] = False,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, help="At most so many records.")
@@ -80,6 +82,8 @@ def read(
             _Cursor(part, index if is_parted else None, first, skip_lost=skip_lost)
             for index, part in enumerate(parts)
         ]
+        if follow:
+            note(ALONE)
         left = limit
         with writer_for(
             file_format,

@@ -123,6 +123,7 @@ def test_ctrl_c_ends_following_with_130(tmp_path):
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert err.splitlines()[0].startswith("following this directory alone")
     assert "Traceback" not in err
 
 
