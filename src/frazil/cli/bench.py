@@ -10,8 +10,9 @@ import typer
 
 from frazil.cli import measuring
 from frazil.cli.output import console, note, print_json, print_table
-from frazil.cli.session import session_of
+from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings
+from frazil.config_sources import parse_assignments
 from frazil.engine import open_engine
 from frazil.engine.directory import file_system_kind
 from frazil.errors import Unavailable
@@ -45,7 +46,7 @@ def bench_log(
     place = _existing(os.path.abspath(session.settings().data_dir))
     try:
         with tempfile.TemporaryDirectory(prefix="frazil-bench-", dir=place) as directory:
-            numbers = _measure(directory, seconds / STEPS)
+            numbers = _measure(_settings(session, f"{directory}/data"), directory, seconds / STEPS)
     except OSError as error:
         raise Unavailable("the disk cannot be measured", path=place, error=error) from error
     ratios = _ratios(numbers)
@@ -68,7 +69,7 @@ def _existing(path: str) -> str:
     return path
 
 
-def _measure(directory: str, seconds: float) -> Numbers:
+def _measure(settings: Settings, directory: str, seconds: float) -> Numbers:
     numbers: Numbers = {}
 
     def step(name: str, measure: Callable[..., dict[str, float]], *place: Any, **how: Any) -> None:
@@ -79,7 +80,7 @@ def _measure(directory: str, seconds: float) -> Numbers:
     for size in SIZES:
         step(f"disk_sync_{size}", measuring.disk_sync, directory, size=size)
     step("disk_sequential", measuring.disk_sequential, directory)
-    with open_engine(_settings(f"{directory}/data")) as engine:
+    with open_engine(settings) as engine:
         step("log_single", measuring.log_single, engine)
         step("log_64_threads", measuring.log_threads, engine)
         step("log_256_tasks", measuring.log_tasks, engine)
@@ -88,9 +89,11 @@ def _measure(directory: str, seconds: float) -> Numbers:
     return numbers
 
 
-def _settings(directory: str) -> Settings:
-    overrides = {"data_dir": directory, "log.ballast_bytes": 0}
-    return load_settings(environment={}, overrides=overrides)
+def _settings(session: Session, directory: str) -> Settings:
+    """Return the settings of the call on a new directory; ballast only if --set asks for it."""
+    overrides = {"log.ballast_bytes": 0, **parse_assignments(session.assignments)}
+    overrides["data_dir"] = directory
+    return load_settings(file=session.config, overrides=overrides)
 
 
 def _ratios(numbers: Numbers) -> dict[str, float]:
