@@ -68,14 +68,16 @@ def take_lock(file_system: FileSystem, paths: DataDirectory) -> LockHandle:
     """Take the directory's lock for this process.
 
     Raises:
-        Conflict: with the holder, if another process has it.
+        Conflict: with the holder, if another process has it, or this one opened it already.
     """
     holder = f"pid={os.getpid()} host={socket.gethostname()}"
     try:
         return file_system.lock(paths.lock, holder)
     except LockTaken as error:
         raise Conflict(
-            "the data directory is in use by another process, stop it or use another directory",
+            "the data directory is open in this process already, use that engine or close it first"
+            if error.holder == holder
+            else "the data directory is in use by another process, stop it or use another directory",
             path=paths.root,
             holder=error.holder or "unknown",
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from struct import pack as pack_struct
 from typing import Final
@@ -253,9 +254,16 @@ def _check_time(time_us: object, limits: IngestLimits, now_us: int) -> None:
     if time_us > now_us + limits.future_time_max_us:
         raise InvalidRequest(
             "publish_time is too far in the future",
-            publish_time_bits=time_us.bit_length(),
+            publish_time=_shown_time(time_us),
             ahead_us_max=limits.future_time_max_us,
         )
+
+
+def _shown_time(time_us: int) -> str:
+    try:
+        return dt.datetime.fromtimestamp(time_us // 1_000_000, dt.UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return "after the year 9999"
 
 
 def _check_unsigned(what: str, value: object, greatest: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from frazil.engine import directory
-from frazil.errors import InvalidRequest
+from frazil.errors import Conflict, InvalidRequest
+from frazil.fs import RealFileSystem
 from frazil.testing import SimulatedFileSystem
 
 
@@ -31,3 +34,19 @@ def test_lanes_are_named_by_number():
     """No path contains a topic's name."""
     paths = directory.DataDirectory("/data/")
     assert (paths.root, paths.lane(255)) == ("/data", "/data/lanes/000000ff")
+
+
+def test_a_second_opening_says_who_has_the_directory(tmp_path):
+    """The error tells whether this process or another one has the directory."""
+    paths = directory.DataDirectory(str(tmp_path))
+    disk = RealFileSystem()
+    lock = directory.take_lock(disk, paths)
+    with pytest.raises(Conflict, match="in this process already") as caught:
+        directory.take_lock(disk, paths)
+    assert f"pid={os.getpid()}" in str(caught.value)
+    lock.release()
+    other = disk.lock(paths.lock, "pid=1 host=elsewhere")
+    with pytest.raises(Conflict, match="by another process") as caught:
+        directory.take_lock(disk, paths)
+    assert caught.value.details["holder"] == "pid=1 host=elsewhere"
+    other.release()
