@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
@@ -11,8 +11,12 @@ from frazil.cli.output import note, print_json, print_table
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
 from frazil.engine.doctor import Report, examine, rebuild_metadata
+from frazil.engine.facts import oldest_kept_by
 from frazil.errors import CODES, CorruptionError
 from frazil.fs import RealFileSystem
+
+if TYPE_CHECKING:
+    from frazil.engine.inspection import JournalFacts
 
 __all__ = ["doctor"]
 
@@ -38,6 +42,11 @@ def doctor(
         examine(settings, file_system=file_system, read_all=False)
         aside, warnings = rebuild_metadata(settings, file_system=file_system, clock=SystemClock())
     report = examine(settings, file_system=file_system, read_all=not quick)
+    for facts in report.journals:
+        for kept in _kept(facts):
+            what = f"the oldest segment is kept by hold {kept['hold']} of {kept['topic']}"
+            advice = "advance or drop the hold if nothing needs it any more"
+            report.add("info", facts.name, f"{what} at offset {kept['offset']}", advice)
     if session.as_json:
         print_json({**_values(report), "rebuilt": rebuild, "put_aside": aside or None})
     else:
@@ -48,6 +57,13 @@ def doctor(
         note(f"warning: {warning}")
     if report.health == "damaged":
         raise typer.Exit(CODES[CorruptionError].exit)
+
+
+def _kept(facts: JournalFacts) -> list[dict[str, Any]]:
+    if facts.survey is None:
+        return []
+    segments = [found.segment for found in facts.survey.found]
+    return oldest_kept_by(segments, facts.survey.state.topics)
 
 
 def _values(report: Report) -> dict[str, Any]:
@@ -67,6 +83,7 @@ def _values(report: Report) -> dict[str, Any]:
                 "segments": len(facts.segments),
                 "bytes": sum(segment.bytes for segment in facts.segments),
                 "bytes_torn": facts.bytes_torn,
+                "oldest_kept_by": _kept(facts),
                 "format_versions": sorted({each.format_version for each in facts.segments}),
                 "error": facts.error or None,
             }

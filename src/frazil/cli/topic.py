@@ -137,8 +137,10 @@ def describe(context: typer.Context, name: Name) -> None:
         print_json(found)
         return
     columns = found.pop("columns")
+    kept = [f"{each['hold']} of {each['topic']}" for each in found["oldest_kept_by"]]
     shown = {
         **found,
+        "oldest_kept_by": ", ".join(kept) or None,
         "retention_age_s": format_duration(found["retention_age_s"]),
         "retention_bytes": format_bytes(found["retention_bytes"]),
     }

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 from frazil.ingest.columns import column_id
 from frazil.ingest.partitioning import partition_spec_text
 from frazil.ingest.type_text import type_name
+from frazil.log.state import RANGE_LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from frazil.config import Settings
     from frazil.engine.core import Engine
     from frazil.engine.lanes import LaneRuntime
     from frazil.engine.runtime import TopicRuntime
+    from frazil.log.segment import Segment
     from frazil.log.state import TopicState
     from frazil.model import TopicSpec
 
@@ -56,6 +58,7 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         ),
         "on_full": spec.on_full or log.on_full,
         "holds": dict(sorted(state.holds.items())),
+        "oldest_kept_by": _oldest_kept_by([runtime.lane]),
         "watermarks": _watermarks(state),
         "gaps": [_range(special) for special in state.ranges if special.kind == "gap"],
         "lost": [_range(special) for special in state.ranges if special.kind == "lost"],
@@ -73,9 +76,40 @@ def describe_parent(parent: TopicSpec, parts: Sequence[TopicRuntime]) -> dict[st
         **first,
         "name": parent.name,
         "id": parent.id,
+        "oldest_kept_by": _oldest_kept_by(part.lane for part in parts),
         "partitions": parent.partitions,
         "parts": [{"name": part.name, **topic_stats(part)} for part in parts],
     }
+
+
+def oldest_kept_by(
+    segments: Sequence[Segment], topics: Mapping[int, TopicState]
+) -> list[dict[str, Any]]:
+    """Return the holds that keep the oldest segment of a journal; the active one needs none.
+
+    Segments go oldest first: these holds keep everything behind it as well, of all topics.
+    """
+    found: list[dict[str, Any]] = []
+    for oldest in segments[:-1][:1]:
+        for topic_id in list(oldest.topics):
+            summary, topic = oldest.summary(topic_id), topics.get(topic_id)
+            if summary is None or topic is None or topic.spec.deleted_us:
+                continue
+            found += [
+                {"topic": topic.spec.name, "hold": name, "offset": offset}
+                for name, offset in list(topic.holds.items())
+                if offset < summary[1]
+            ]
+    return sorted(found, key=lambda each: (each["topic"], each["hold"]))
+
+
+def _oldest_kept_by(lanes: Iterable[LaneRuntime]) -> list[dict[str, Any]]:
+    journals = {lane.name: lane.journal for lane in lanes}
+    return [
+        each
+        for journal in journals.values()
+        for each in oldest_kept_by(journal.segments, journal.state.topics)
+    ]
 
 
 def _watermarks(state: TopicState) -> dict[str, int]:
@@ -119,10 +153,13 @@ def engine_stats(
         "disk": {
             "free_bytes": guard.free_bytes,
             "total_bytes": guard.total_bytes,
-            "publishing_stopped": guard.blocked,
+            "publishing_stopped": engine.upkeep.publishing_stopped,
         },
         "journals": [_lane(lane) for lane in lanes],
         "warnings": list(engine.warnings),
+        "upkeep_errors": dict(engine.upkeep.errors),
+        "damage": dict(engine.upkeep.damage),
+        "segments_freed": engine.upkeep.segments_freed,
         "per_topic": per_topic,
     }
 
@@ -131,8 +168,18 @@ def health(engine: Engine, lanes: Sequence[LaneRuntime]) -> str:
     """Return `ok`, `degraded` (publishing goes on, somebody should look) or `failed`."""
     if any(lane.journal.failed is not None for lane in lanes):
         return "failed"
-    lost = any(lane.journal.report.lost for lane in lanes)
-    if lost or engine.upkeep.space.blocked or engine.metadata_failed or engine.upkeep.damage:
+    # Not only on the opening that found it: lost records stay lost until somebody has looked.
+    lost = any(
+        special.kind == RANGE_LOST
+        for lane in lanes
+        for topic in list(lane.journal.state.topics.values())
+        if not topic.spec.deleted_us
+        for special in topic.ranges
+    )
+    upkeep = engine.upkeep
+    if lost or upkeep.publishing_stopped or engine.metadata_failed:
+        return "degraded"
+    if upkeep.damage or upkeep.errors:
         return "degraded"
     return "ok"
 
@@ -151,6 +198,7 @@ def _lane(lane: LaneRuntime) -> dict[str, Any]:
         "groups": journal.group_count,
         "bytes_written": journal.bytes_written,
         "bytes_read": lane.source.bytes_read,
+        "oldest_kept_by": _oldest_kept_by([lane]),
         "queued_records": getattr(lane.queue, "queued", (0, 0))[0],
         "recovery": {
             "resumed": report.resumed,

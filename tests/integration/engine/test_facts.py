@@ -1,0 +1,87 @@
+"""What the engine tells about itself: health, background work, and what keeps old segments."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from frazil.cli.app import app
+from tests.integration.engine.opening import open_small, rotate
+
+
+def damage(tmp_path, text):
+    """Flip a bit of the segment that has a text."""
+    for path in (tmp_path / "journal").glob("*.seg"):
+        data = bytearray(path.read_bytes())
+        at = data.find(text)
+        if at >= 0:
+            data[at] ^= 1
+            path.write_bytes(data)
+            return
+    raise AssertionError(text)
+
+
+def test_lost_records_are_told_on_every_opening(tmp_path):
+    """Health is degraded as long as a topic has lost records, and ok once that topic is gone."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        for number in range(5):
+            topic.append(b"record %d " % number * 20)
+        assert db.stats()["health"] == "ok"
+    damage(tmp_path, b"record 2 record 2")
+    told = []
+    for _ in range(3):
+        with open_small(tmp_path) as db:
+            told.append((db.stats()["health"], len(db.describe("t")["lost"])))
+    assert told == [("degraded", 1)] * 3
+    with open_small(tmp_path) as db:
+        db.delete_topic("t")
+    with open_small(tmp_path) as db:
+        assert db.stats()["health"] == "ok"
+
+
+def test_background_work_is_told(tmp_path):
+    """Statistics have the faults of upkeep, damaged segments, and how many segments went."""
+    with open_small(tmp_path, retention_age_s=0.0, retention_bytes=0) as db:
+        stats = db.stats()
+        assert (stats["upkeep_errors"], stats["damage"], stats["segments_freed"]) == ({}, {}, 0)
+        topic = db.create_topic("t")
+        for number in range(2):
+            topic.append(b"number %d" % number)
+            rotate(db)
+        topic.hold("h", 1)
+        db.upkeep.free()
+        assert db.stats()["segments_freed"] == 1
+        damage(tmp_path, b"number 1")
+        segment = db.main.journal.segments[0]
+        fault = db.upkeep.scrub_segment(segment)
+        assert db.stats()["damage"] == {segment.path: fault}
+        assert db.stats()["health"] == "degraded"
+
+
+def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
+    """Descriptions, statistics and the doctor name the topic and the hold, of others' data too."""
+    with open_small(tmp_path) as db:
+        small, large = db.create_topic("small"), db.create_topic("large")
+        parted = db.create_topic("parted", partitions=2)
+        small.append_many([b"x"] * 2)
+        large.append(b"x")
+        small.hold("a", 1)
+        small.hold("b", 2)
+        assert db.stats()["journals"][0]["oldest_kept_by"] == []
+        rotate(db)
+        large.append(b"y")
+        kept = [{"topic": "/default/small", "hold": "a", "offset": 1}]
+        assert db.stats()["journals"][0]["oldest_kept_by"] == kept
+        for topic in (small, large, parted):
+            assert topic.describe()["oldest_kept_by"] == kept
+    words = ["--data", str(tmp_path), "doctor", "--output", "json"]
+    report = json.loads(CliRunner().invoke(app, words).stdout)
+    assert report["journals"][0]["oldest_kept_by"] == kept
+    assert any("hold a of /default/small" in each["what"] for each in report["findings"])
+    table = CliRunner().invoke(app, ["--data", str(tmp_path), "topic", "describe", "large"])
+    assert "a of /default/small" in table.stdout
+    with open_small(tmp_path) as db:
+        db.advance("small", "a", 2)
+        assert db.stats()["journals"][0]["oldest_kept_by"] == []
