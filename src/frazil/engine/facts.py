@@ -157,9 +157,11 @@ def engine_stats(
         },
         "journals": [_lane(lane) for lane in lanes],
         "warnings": list(engine.warnings),
-        "upkeep_errors": dict(engine.upkeep.errors),
-        "damage": dict(engine.upkeep.damage),
-        "segments_freed": engine.upkeep.segments_freed,
+        "upkeep": {
+            "errors": dict(engine.upkeep.errors),
+            "damage": dict(engine.upkeep.damage),
+            "segments_freed": engine.upkeep.segments_freed,
+        },
         "per_topic": per_topic,
     }
 

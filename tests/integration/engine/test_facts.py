@@ -44,19 +44,18 @@ def test_lost_records_are_told_on_every_opening(tmp_path):
 def test_background_work_is_told(tmp_path):
     """Statistics have the faults of upkeep, damaged segments, and how many segments went."""
     with open_small(tmp_path, retention_age_s=0.0, retention_bytes=0) as db:
-        stats = db.stats()
-        assert (stats["upkeep_errors"], stats["damage"], stats["segments_freed"]) == ({}, {}, 0)
+        assert db.stats()["upkeep"] == {"errors": {}, "damage": {}, "segments_freed": 0}
         topic = db.create_topic("t")
         for number in range(2):
             topic.append(b"number %d" % number)
             rotate(db)
         topic.hold("h", 1)
         db.upkeep.free()
-        assert db.stats()["segments_freed"] == 1
+        assert db.stats()["upkeep"]["segments_freed"] == 1
         damage(tmp_path, b"number 1")
         segment = db.main.journal.segments[0]
         fault = db.upkeep.scrub_segment(segment)
-        assert db.stats()["damage"] == {segment.path: fault}
+        assert db.stats()["upkeep"]["damage"] == {segment.path: fault}
         assert db.stats()["health"] == "degraded"
 
 
