@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,14 @@ from frazil.engine.completion import (
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.registry import Registry
 from frazil.engine.topic import Topic
-from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from frazil.errors import (
+    Conflict,
+    FrazilError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from frazil.fs import RealFileSystem
 from frazil.ingest.evolution import evolve
 from frazil.log import format as fmt
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from frazil.engine.catalog import TopicRequest
     from frazil.engine.runtime import TopicRuntime
     from frazil.ingest.evolution import Change
     from frazil.log.history import HistorySource
@@ -100,21 +109,66 @@ class Engine(Registry):
                     "too many topics, delete some or raise topics.topics_max",
                     topics_max=self.settings.topics.topics_max,
                 )
+            self._finish_deleting()
             state = self.main.journal.state
             specs = specs_of(
                 request,
-                topic_id=state.topic_id_last + 1,
+                topic_id=self._next_id(request),
                 now_us=self.clock.now_us(),
                 sync_default=self.settings.log.sync,
             )
             schema = b"" if request.schema is None else request.schema.serialize().to_pybytes()
-            for spec in specs:
-                self._create_one(spec, schema)
+            self._create_all(specs, schema)
             self._indexer.topic_changed(
                 self.main.journal, [state.topics[spec.id] for spec in specs]
             )
             event("topic_created", topic=request.name, kind=request.kind)
             return self.topic(request.name)
+
+    def _next_id(self, request: TopicRequest) -> int:
+        """Return the first of the ids for a topic and its parts: no lane has files of them.
+
+        Ids are given once, but the journal that counts them may have been lost.
+        """
+        first = self.main.journal.state.topic_id_last + 1
+        if request.options.get("lane") == "dedicated":
+            while any(self._has_files(first + number) for number in range(request.partitions + 1)):
+                first += 1
+        return first
+
+    def _create_all(self, specs: Sequence[TopicSpec], schema: bytes) -> None:
+        """Create a topic, or the parts and their parent: all of them, or none is left behind."""
+        try:
+            for spec in specs:
+                self._create_one(spec, schema)
+        except Exception as error:
+            self._unmake(specs)
+            if isinstance(error, FrazilError):
+                raise
+            raise Unavailable(
+                "the topic could not be created and is not there, try again",
+                topic=specs[-1].name,
+                cause=error,
+            ) from error
+
+    def _unmake(self, specs: Sequence[TopicSpec]) -> None:
+        """Take back what was made of topics whose creation failed."""
+        for spec in specs:
+            self._unbind(spec)
+            if spec.id in self.main.journal.state.topics:
+                self._deleting[spec.id] = spec
+        with contextlib.suppress(FrazilError):
+            self._finish_deleting()
+        for spec in specs:
+            # What cannot be removed now goes with the grace of deleted topics.
+            with contextlib.suppress(FrazilError, OSError):
+                self.drop_lane(spec.id)
+
+    def _unbind(self, spec: TopicSpec) -> None:
+        self._parents.pop(spec.name, None)
+        gone = self._topics.pop(spec.name, None)
+        if gone is not None:
+            gone.refusal = lambda: NotFound("topic was deleted", topic=spec.name)
 
     def _create_one(self, spec: TopicSpec, schema: bytes) -> None:
         # A crash between these steps leaves a half-made topic, which the next opening removes.
@@ -144,8 +198,7 @@ class Engine(Registry):
         parent = self._parents.get(full)
         if parent is None:
             raise NotFound("no such topic, create it first", topic=full)
-        parts = [self._topics[f"{full}-part-{index}"] for index in range(parent.partitions)]
-        return PartitionedTopic(self, parent, [Topic(self, part) for part in parts])
+        return PartitionedTopic(self, parent, [Topic(self, part) for part in self._runtimes(full)])
 
     def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of all topics, sorted; parts are left out."""
@@ -279,15 +332,19 @@ class Engine(Registry):
                 raise InvalidRequest("Cannot delete individual partition", topic=full)
             specs = [runtime.state.spec for runtime in runtimes]
             if full in self._parents:
-                specs.insert(0, self._parents.pop(full))
+                specs.insert(0, self._parents[full])
+            # Taken before: without a grace a deleted topic may be forgotten at any rotation.
+            known = self.main.journal.state.topics
+            states = [known[spec.id] for spec in specs]
+            self._finish_deleting()
+            # The first frame decides, an opening completes the rest. If it fails nothing changes.
+            self._mark_deleted(specs[0])
             for spec in specs:
-                self._redefine(spec, {"deleted_us": self.clock.now_us()})
-                self._parents.pop(spec.name, None)
-                gone = self._topics.pop(spec.name, None)
-                if gone is not None:
-                    gone.refusal = lambda: NotFound("topic was deleted", topic=full)
-            state = self.main.journal.state
-            self._indexer.topic_changed(self.main.journal, [state.topics[s.id] for s in specs])
+                self._unbind(spec)
+            self._deleting.update({spec.id: spec for spec in specs[1:]})
+            with contextlib.suppress(FrazilError):
+                self._finish_deleting()
+            self._indexer.topic_changed(self.main.journal, states)
             event("topic_deleted", topic=full)
 
     def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:

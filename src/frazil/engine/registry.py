@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from frazil.engine.completion import missing_schemas, shared_schemas, topic_control, unfinished
@@ -15,11 +17,18 @@ from frazil.engine.indexing import Indexer, known_topics, open_store
 from frazil.engine.lanes import LaneRuntime
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.upkeep import Upkeep
-from frazil.errors import Closed, CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.errors import (
+    Closed,
+    CorruptionError,
+    FrazilError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from frazil.ingest.columns import IngestLimits
 from frazil.log.history import ChainedHistory
 from frazil.log.journal import Journal
-from frazil.model import TopicSpec, full_topic_name
+from frazil.model import TopicSpec, full_topic_name, part_name
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
     from frazil.fs import FileSystem
     from frazil.log.codec import Control
     from frazil.log.history import HistorySource
+    from frazil.model import Ack
 
 
 class Registry:
@@ -58,6 +68,8 @@ class Registry:
         self._lanes: dict[int, LaneRuntime] = {}
         self._topics: dict[str, TopicRuntime] = {}
         self._parents: dict[str, TopicSpec] = {}
+        self._deleting: dict[int, TopicSpec] = {}
+        """Topics that nobody can see any more and that the journal does not know as deleted yet."""
         self._sources: list[HistorySource] = []
         prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
         self._lock = take_lock(file_system, self.paths)
@@ -146,9 +158,11 @@ class Registry:
         """Tell whether a topic has a lane to open; that of a deleted one only if files are left."""
         if spec.lane != "dedicated" or spec.partitions:
             return False
-        directory = self.paths.lane(spec.id)
-        if not spec.deleted_us:
-            return True
+        return not spec.deleted_us or self._has_files(spec.id)
+
+    def _has_files(self, topic_id: int) -> bool:
+        """Tell whether a topic's lane has files."""
+        directory = self.paths.lane(topic_id)
         return self.file_system.stat(directory) is not None and bool(
             self.file_system.list_directory(directory)
         )
@@ -170,7 +184,11 @@ class Registry:
         if not controls:
             return
         entries: list[Any] = [(None, None, control, 0, 0, None, None) for control in controls]
-        lane.journal.commit(entries, lambda _waiters, _results: None)
+        answers: list[Ack | BaseException] = []
+        lane.journal.commit(entries, lambda _waiters, results: answers.extend(results))
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
         if lane.journal.failed is not None:
             raise lane.journal.closed_error()
 
@@ -212,9 +230,14 @@ class Registry:
 
     def _runtimes(self, full: str) -> list[TopicRuntime]:
         parent = self._parents.get(full)
-        if parent is None:
-            return [self._topics[full]]
-        return [self._topics[f"{full}-part-{index}"] for index in range(parent.partitions)]
+        names = [full]
+        if parent is not None:
+            names = [part_name(full, index) for index in range(parent.partitions)]
+        try:
+            return [self._topics[name] for name in names]
+        except KeyError:
+            # Another thread deleted it a moment ago.
+            raise NotFound("no such topic", topic=full) from None
 
     def _runtime(self, name: str) -> TopicRuntime:
         self._check_open()
@@ -248,6 +271,28 @@ class Registry:
         """Return all journals at work, the shared one first."""
         return self._all_lanes()
 
+    def _finish_deleting(self) -> None:
+        """Mark topics as deleted that nobody can see any more; before their names are used again.
+
+        Raises:
+            FrazilError: if there is no room for the frames; what is left is tried again later.
+        """
+        for topic_id, spec in list(self._deleting.items()):
+            if topic_id in self.main.journal.state.topics:
+                self._mark_deleted(spec)
+            del self._deleting[topic_id]
+
+    def _mark_deleted(self, spec: TopicSpec) -> None:
+        known = self.main.journal.state.topics[spec.id].spec
+        now_us = self.clock.now_us()
+        fresh = msgspec.structs.replace(known, version=known.version + 1, deleted_us=now_us)
+        self.main.control(topic_control(fresh))
+        lane = self._lanes.get(spec.id)
+        if lane is not None:
+            # It may have failed, and takes over what the main journal says when it is opened again.
+            with contextlib.suppress(FrazilError):
+                lane.control(topic_control(fresh))
+
     def drop_lane(self, topic_id: int) -> None:
         """Close the lane of a topic that was deleted long ago and remove its files."""
         with self._control:
@@ -273,6 +318,8 @@ class Registry:
         with self._control:
             if self.closed:
                 return
+            with contextlib.suppress(FrazilError):
+                self._finish_deleting()
             self.closed = True
         self.upkeep.stop()
         failed: BaseException | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from frazil.engine.core import Engine
-from frazil.errors import CorruptionError, Overloaded
+from frazil.errors import CorruptionError, FrazilError, NotFound, Overloaded
 from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.crash.engine_world import SETTINGS
 
@@ -156,3 +158,182 @@ def test_parts_whose_history_differs_are_not_mixed(place):
         engine.alter_topic("p", add={"d": "string"})
     assert before == [part.runtime.state.schemas for part in engine.topic("p").parts]
     engine.close()
+
+
+# -- create and delete ---------------------------------------------------------------------------
+
+
+class FullLanes:
+    """A disk on which dedicated lanes have no room to write, from some write on."""
+
+    def __init__(self, disk):
+        self._disk = disk
+        self.room = 10**9
+
+    def open(self, path, mode):
+        file = self._disk.open(path, mode)
+        return FullFile(file, self) if "/lanes/" in path else file
+
+    def __getattr__(self, name):
+        return getattr(self._disk, name)
+
+
+class FullFile:
+    """A file that takes no more writes than its disk has room for."""
+
+    def __init__(self, file, disk):
+        self._file = file
+        self._disk = disk
+
+    def write_at(self, position, buffers):
+        self._disk.room -= 1
+        if self._disk.room < 0:
+            raise OSError(errno.ENOSPC, "no space left")
+        return self._file.write_at(position, buffers)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def live_names(engine):
+    topics = engine.main.journal.state.topics.values()
+    return sorted(topic.spec.name for topic in topics if not topic.spec.deleted_us)
+
+
+@pytest.mark.parametrize("columns", [None, COLUMNS])
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_topic_whose_lane_has_no_room_is_not_there(place, columns, partitions):
+    """A full disk at any write of a new lane is reported and leaves no topic behind."""
+    failures = 0
+    for room in range(30):
+        disk = FullLanes(SimulatedFileSystem())
+        engine = place.open(disk=disk)
+        disk.room = room
+        try:
+            engine.create_topic("t", columns, lane="dedicated", partitions=partitions)
+        except FrazilError:
+            failures += 1
+        else:
+            break
+        assert engine.topics() == live_names(engine) == []
+        disk.room = 10**9
+        engine.create_topic("t", columns, lane="dedicated", partitions=partitions)
+        engine.close()
+        engine = place.open(disk=disk)
+        assert engine.topics() == ["/default/t"]
+        topic = engine.topic("t")
+        topic.append(b"x") if columns is None else topic.append(k="1", v="2")
+        engine.delete_topic("t")
+        engine.close()
+        engine = place.open(disk=disk)
+        assert engine.topics() == live_names(engine) == []
+        engine.close()
+    assert failures >= 2
+    assert engine.topics() == ["/default/t"]
+
+
+@pytest.mark.parametrize("lane", ["shared", "dedicated"])
+@pytest.mark.parametrize("partitions", [0, 2])
+@pytest.mark.parametrize("last", [0, 1, 99])
+def test_a_creation_that_finds_the_queue_full_is_taken_back(place, lane, partitions, last):
+    """Whichever frames are refused, the name is free, is used once, and can be deleted."""
+    for first in range(1, 1 + 2 * max(partitions, 1)):
+        engine = Place().open()
+        numbers = range(first, first + last + 1)
+        with Refusing(engine.main, *numbers), pytest.raises(Overloaded):
+            engine.create_topic("t", COLUMNS, lane=lane, partitions=partitions)
+        assert engine.topics() == []
+        engine.create_topic("t", COLUMNS, lane=lane, partitions=partitions).append(k="1", v="2")
+        assert len(live_names(engine)) == (partitions + 1 if partitions else 1)
+        assert engine.topic("t").stats()["message_count"] == 1
+        engine.delete_topic("t")
+        assert live_names(engine) == []
+        engine.close()
+
+
+def test_what_a_failed_creation_left_is_gone_after_opening(place):
+    """A topic that could not even be taken back does not come up at the next opening."""
+    engine = place.open()
+    with Refusing(engine.main, *range(2, 99)), pytest.raises(Overloaded):
+        engine.create_topic("t", COLUMNS)
+    disk = FullLanes(place.disk)
+    engine.file_system = disk
+    disk.room = 0
+    with Refusing(engine.main, *range(2, 99)), pytest.raises(FrazilError):
+        engine.create_topic("u", lane="dedicated")
+    engine.close()
+    engine = place.open()
+    assert engine.topics() == live_names(engine) == []
+    engine.close()
+
+
+@pytest.mark.parametrize("lane", ["shared", "dedicated"])
+def test_a_delete_that_fails_changes_nothing_and_can_be_repeated(place, lane):
+    """A delete without room for its first frame leaves the whole topic; the next one removes it."""
+    engine = place.open()
+    engine.create_topic("p", partitions=2, lane=lane)
+    with Refusing(engine.main), pytest.raises(Overloaded):
+        engine.delete_topic("p")
+    assert engine.topics() == ["/default/p"]
+    engine.topic("p").append(b"x")
+    engine.delete_topic("p")
+    assert engine.topics() == live_names(engine) == []
+    assert engine.create_topic("p", partitions=2, lane=lane).stats()["message_count"] == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("lane", ["shared", "dedicated"])
+@pytest.mark.parametrize("reopen", [True, False])
+def test_a_delete_is_decided_by_its_first_frame(place, lane, reopen):
+    """When the parent is durably deleted its parts are gone too, now and after an opening."""
+    engine = place.open()
+    topic = engine.create_topic("p", partitions=2, lane=lane)
+    with Refusing(engine.main, *range(2, 99)):
+        engine.delete_topic("p")
+    assert engine.topics() == []
+    for part in topic.parts:
+        with pytest.raises(NotFound):
+            engine.topic(part.name)
+        with pytest.raises(NotFound):
+            part.append(b"x")
+    if reopen:
+        engine.close()
+        engine = place.open()
+        assert engine.topics() == live_names(engine) == []
+    engine.create_topic("p", partitions=1, lane=lane)
+    assert live_names(engine) == ["/default/p", "/default/p-part-0"]
+    engine.close()
+
+
+def test_a_delete_goes_on_when_a_lane_has_failed(place):
+    """A failed lane keeps neither its topic from being deleted nor others from being made."""
+    engine = place.open()
+    topic = engine.create_topic("p", partitions=2, lane="dedicated")
+    for part in topic.parts:
+        part.runtime.lane.journal.fail(OSError(errno.EIO, "broken"))
+    engine.delete_topic("p")
+    engine.create_topic("p")
+    assert live_names(engine) == ["/default/p"]
+    engine.close()
+
+
+def test_a_topic_may_be_forgotten_while_it_is_deleted(place):
+    """Without a grace a rotation drops a deleted topic at once; deleting it goes on all the same."""
+    no_grace = SETTINGS.topics.model_copy(update={"delete_grace_s": 0.0})
+    engine = place.open(SETTINGS.model_copy(update={"topics": no_grace}))
+    engine.create_topic("p", partitions=3)
+    control = engine.main.control
+
+    def rotating(frame):
+        lsn = control(frame)
+        place.clock.advance(1)
+        engine.main.journal.rotate()
+        return lsn
+
+    engine.main.control = rotating
+    engine.delete_topic("p")
+    assert engine.topics() == live_names(engine) == []
+    engine.main.control = control
+    engine.create_topic("p")
+    engine.close()
+    assert place.open().topics() == ["/default/p"]
