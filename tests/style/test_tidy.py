@@ -40,6 +40,7 @@ SEAM_EXCEPTIONS = {
 
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
+    "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",
     "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",
 }
 """Paths under src/frazil that may catch everything without raising it again, and why."""

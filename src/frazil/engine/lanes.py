@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from frazil.log import format as fmt
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from frazil.errors import FrazilError
     from frazil.log.codec import Control, Entry
     from frazil.log.journal import Journal
+    from frazil.log.segment import Segment
 
 
 class Queue(Protocol):
@@ -80,6 +82,8 @@ class LaneRuntime:
         self.name = name
         self.journal = journal
         self.source = LogSource(journal)
+        self.pinning = threading.Lock()
+        """Held while a reader pins records, and while segments are freed that nobody has pinned."""
         self.queue: Any = (
             Committer(journal, settings, name=f"frazil-{name}") if threads else InlineQueue(journal)
         )
@@ -90,6 +94,36 @@ class LaneRuntime:
         size = len(control.payload) + fmt.FRAME_HEAD_BYTES
         self.queue.submit_waiting((None, None, control, 0, size, pending, None))
         return int(pending.result().lsn)
+
+    def free(self, count: int) -> list[Segment]:
+        """Free the oldest `count` segments unless a reader has pinned records of them since.
+
+        On the journal's thread, with new pins kept out: the pins are looked at, the frame is made
+        durable and the segments leave the readers' sight as one step. Returns the segments that
+        went, none if a pin stood in the way. The caller unlinks them.
+        """
+        gone: list[Segment] = self.queue.call(lambda: self._free(count))
+        return gone
+
+    def _free(self, count: int) -> list[Segment]:
+        journal = self.journal
+        with self.pinning:
+            if any(self._is_pinned(segment) for segment in journal.segments[:count]):
+                return []
+            control = journal.free(journal.segments[count].id)
+            size = len(control.payload) + fmt.FRAME_HEAD_BYTES
+            pending = Pending()
+            journal.commit([(None, None, control, 0, size, pending, None)], deliver)
+            pending.result()
+            return journal.detach_freed()
+
+    def _is_pinned(self, segment: Segment) -> bool:
+        for topic_id in segment.topics:
+            pinned = self.source.pinned(topic_id)
+            summary = segment.summary(topic_id)
+            if pinned is not None and summary is not None and summary[1] > pinned:
+                return True
+        return False
 
     def stop(self) -> FrazilError | None:
         """Stop and close; return what went wrong, if anything did."""

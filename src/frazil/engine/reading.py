@@ -72,9 +72,12 @@ class Reader:
         self._timeout_s = timeout_s
         self.offset = start_offset(runtime, start)
         self.gaps: list[OffsetRange] = []
-        self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
+        with runtime.lane.pinning:
+            # Retention sees the pin before it frees, or the first read sees that it did.
+            self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
         self._end = runtime.history.range(runtime.state.id).end
-        self._from_earliest = start == "earliest"
+        self._may_skip = not isinstance(start, int)
+        """Nothing was read yet, and no offset was named: the start may still move forwards."""
         self._ready: list[Batch] = []
         self._closed = False
 
@@ -98,26 +101,30 @@ class Reader:
             CorruptionError: if the records at the position are lost; the error says where to go on.
             Closed: if the engine was closed.
         """
-        if self._closed or self._left == 0:
-            return None
+        if not self._closed and self._left != 0:
+            self._fetch()
+        return self._pop()
+
+    def _fetch(self) -> bool:
+        """Read until batches are ready; False if there is nothing more for now."""
         while not self._ready:
             if self._at_end():
-                return None
+                return False
             piece = self._read_piece()
             self.gaps.extend(piece.gaps)
             for each in piece.batches:
                 self.gaps.extend(each.gaps)
             if not piece.batches:
                 if piece.offset_next == self.offset:
-                    return None
+                    return False
                 self.offset = piece.offset_next
                 continue
             self._ready = piece.batches[::-1]
-        return self._pop()
+        return True
 
     def _pop(self) -> Batch | None:
         """Return the next batch that was read already, cut to what was asked for."""
-        if not self._ready or self._left == 0:
+        if self._closed or not self._ready or self._left == 0:
             return None
         batch = self._ready.pop()
         if not self._follow and batch.offset >= self._end:
@@ -136,7 +143,7 @@ class Reader:
         try:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         except NotFound:
-            if not self._from_earliest:
+            if not self._may_skip:
                 raise
             # Retention moved the start between the look at it and the pin.
             self.offset = history.range(topic).first
@@ -152,7 +159,7 @@ class Reader:
         if keep < batch.count:
             batch = batch.slice(0, keep)
         self.offset = batch.offset_next
-        self._from_earliest = False
+        self._may_skip = False
         self._pin.advance(self.offset)
         return batch
 
@@ -210,7 +217,12 @@ class Reader:
 
 
 class AsyncReader(Reader):
-    """The same for asyncio: `async for batch in reader`. File reads run in a worker thread."""
+    """The same for asyncio: `async for batch in reader`. File reads run in a worker thread.
+
+    A cancelled call loses nothing: the worker only fetches, and what it fetched is for the next.
+    """
+
+    _fetching: asyncio.Future[bool] | None = None
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self
@@ -218,14 +230,29 @@ class AsyncReader(Reader):
     async def __anext__(self) -> Batch:
         loop = asyncio.get_running_loop()
         while True:
-            batch = self._pop()
-            if batch is None and not self._closed:
-                batch = await loop.run_in_executor(None, self.poll)
+            batch = None if self._fetching is not None else self._pop()
+            if batch is None and not self._closed and self._left != 0:
+                found = await self._fetched(loop)
+                batch = self._pop()
+                if batch is None and found:
+                    # Another call took what was fetched, or it was appended after this read began.
+                    continue
             if batch is not None:
                 return batch
             if self._done() or not await self._wait_async(loop):
                 self.close()
                 raise StopAsyncIteration
+
+    async def _fetched(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Wait for the fetch under way, or for a new one; there is never more than one."""
+        fetching = self._fetching
+        if fetching is None:
+            fetching = self._fetching = loop.run_in_executor(None, self._fetch)
+        try:
+            return await asyncio.shield(fetching)
+        finally:
+            if fetching.done() and self._fetching is fetching:
+                self._fetching = None
 
     async def _wait_async(self, loop: asyncio.AbstractEventLoop) -> bool:
         future: asyncio.Future[None] = loop.create_future()

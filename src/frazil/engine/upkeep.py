@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.errors import FrazilError, Overloaded
+from frazil.errors import Overloaded
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.retention import ClockWatch, Policy, RetentionView, held_bytes, segments_to_free
@@ -17,19 +18,23 @@ from frazil.log.state import RANGE_GAP, STATE_HOLD
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from frazil.engine.lanes import LaneRuntime
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
 
-PAUSE_S = 0.05
-SCRUB_FILES_PER_PASS = 1
+PAUSE_S: Final = 0.05
+NOT_DAMAGE: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a read that say nothing about the file."""
 
 
 class Upkeep:
     """Everything that must happen by itself. `run_once` does one round and may be called anywhere.
 
-    A fault of one task never stops the others; it is kept in `errors` and shown by `stats`.
+    A fault of one task never stops the others nor the thread; it is kept in `errors` and shown by
+    `stats`. What is decided about holds and definitions is decided under the engine's control lock.
     """
 
     def __init__(self, engine: Registry, *, threads: bool) -> None:
@@ -38,15 +43,21 @@ class Upkeep:
         self._threads = threads
         self._wake = threading.Event()
         self._stopping = False
+        self._pause_s = PAUSE_S
         self._released: dict[int, int] = {}
         self._due: dict[str, float] = {}
         self._scrubbed: dict[str, float] = {}
+        self._lanes_seen: set[int] = set()
+        """Directories without a topic that were emptied, or told of, already."""
+        self._space_lock = threading.Lock()
         clock = engine.clock
         self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
         self.space = SpaceGuard(engine.file_system, engine.paths.root, self._settings)
         self.damage: dict[str, str] = {}
         """Sealed segments whose bytes no longer match their hash, with the reason."""
         self.errors: dict[str, str] = {}
+        self.publishing_stopped = False
+        """The disk is too full, and every topic refuses to publish."""
         self.segments_freed = 0
         self._thread = threading.Thread(target=self._run, name="frazil-upkeep", daemon=True)
 
@@ -75,21 +86,23 @@ class Upkeep:
 
     def new_topic(self, runtime: TopicRuntime) -> None:
         """Apply a stop that is in force to a topic that was just made."""
-        if self.space.blocked:
-            runtime.refusal = self.space.error
+        with self._space_lock:
+            if self.publishing_stopped:
+                runtime.refusal = self.space.error
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.wait(PAUSE_S if self._seals_wait() else self._pause_s())
+            self._guard("pause", self._plan_pause)
+            self._wake.wait(self._pause_s)
             self._wake.clear()
             if not self._stopping:
-                self.run_once()
+                self._guard("round", self.run_once)
 
-    def _pause_s(self) -> float:
-        return min(self._settings.free_check_s, self._settings.retention_check_s, 0.5)
-
-    def _seals_wait(self) -> bool:
-        return any(lane.journal.to_seal for lane in self._engine.lanes)
+    def _plan_pause(self) -> None:
+        settings = self._settings
+        self._pause_s = min(settings.free_check_s, settings.retention_check_s, 0.5)
+        if any(lane.journal.to_seal for lane in self._engine.lanes):
+            self._pause_s = PAUSE_S
 
     def run_once(self) -> None:
         """Do what is due: seal, look at the disk, free, scrub."""
@@ -100,6 +113,7 @@ class Upkeep:
             self._guard("quota", self.check_quotas)
             self._guard("retention", self.free)
             self._guard("lanes", self.drop_lanes)
+            self._guard("forget", self.forget_gone)
         if self._is_due("scrub", min(self._settings.scrub_interval_s / 10, 60.0)):
             self._guard("scrub", self.scrub)
 
@@ -112,12 +126,14 @@ class Upkeep:
         self._due[task] = now + interval_s
         return True
 
-    def _guard(self, task: str, function: object) -> None:
-        assert callable(function)
+    def _guard(self, task: str, function: Callable[[], object]) -> None:
         try:
             function()
-        except (OSError, FrazilError) as error:
-            self.errors[task] = str(error)
+        except Exception as error:  # noqa: BLE001 - the thread's top: a bug must not end all upkeep
+            text = f"{type(error).__name__}: {error}"
+            if self.errors.get(task) != text:
+                warn("upkeep_failed", task=task, error=text)
+            self.errors[task] = text
         else:
             self.errors.pop(task, None)
 
@@ -135,17 +151,26 @@ class Upkeep:
 
     def check_space(self) -> None:
         """Stop publishing while the disk is too full, and let it go on when there is room."""
-        if self.space.check():
+        with self._space_lock:
+            self.space.check()
             self._apply_space()
 
     def disk_full(self) -> None:
-        """Stop publishing at once: a write met a full disk."""
-        if not self.space.blocked:
-            self.space.block()
-            self._apply_space()
+        """Stop publishing at once: a write met a full disk. Called by a journal's thread."""
+        self._guard("space", self._block)
+
+    def _block(self) -> None:
+        with self._space_lock:
+            try:
+                if not self.space.blocked:
+                    self.space.block()
+            finally:
+                self._apply_space()
 
     def _apply_space(self) -> None:
-        """Tell all topics whether the disk lets them publish."""
+        """Tell all topics whether the disk lets them publish, if that changed."""
+        if self.space.blocked == self.publishing_stopped:
+            return
         error = self.space.error
         name = "publishing_stopped" if self.space.blocked else "publishing_resumed"
         warn(name, free_bytes=self.space.free_bytes, free_bytes_min=self.space.mark_bytes)
@@ -154,6 +179,8 @@ class Upkeep:
                 runtime.refusal = error
             elif runtime.refusal == error:
                 runtime.refusal = None
+        # Last: who sees that publishing stopped or resumed finds every topic in line with it.
+        self.publishing_stopped = self.space.blocked
 
     def free(self) -> None:
         """Free the oldest segments that no hold, reader or retention rule keeps."""
@@ -161,36 +188,90 @@ class Upkeep:
             self.free_lane(lane)
 
     def drop_lanes(self) -> None:
-        """Remove the lanes of topics whose deletion is past its grace."""
+        """Remove the lanes of topics that were deleted longer ago than the grace.
+
+        The directory of lanes is looked through, not the topics: the shared journal forgets a
+        deleted topic, and then nothing else names its files.
+        """
         engine = self._engine
-        grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
-        now_us = engine.clock.now_us()
-        for topic in list(engine.main.journal.state.topics.values()):
+        files = engine.file_system
+        if engine.main.journal.failed is not None or not self._time_trusted():
+            # What a failed journal says of its topics may not be durable.
+            return
+        if files.stat(engine.paths.lanes) is None:
+            return
+        for name in files.list_directory(engine.paths.lanes):
+            topic_id = _lane_topic(name)
+            if topic_id is not None and topic_id not in self._lanes_seen:
+                with engine.control_lock:
+                    self._drop_lane(topic_id)
+
+    def _drop_lane(self, topic_id: int) -> None:
+        """Drop one lane if its topic is gone for good; if that is not certain, only say so."""
+        engine = self._engine
+        main = engine.main.journal
+        topic = main.state.topics.get(topic_id)
+        if topic is not None:
+            grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
             deleted_us = topic.spec.deleted_us
-            if deleted_us and topic.spec.lane == "dedicated" and deleted_us + grace_us <= now_us:
-                engine.drop_lane(topic.id)
+            if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
+                return
+        elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
+            # The definition may be what was lost: then these files are all that is left of a topic.
+            self._lanes_seen.add(topic_id)
+            warn("lane_without_topic", topic_id=topic_id, directory=engine.paths.lane(topic_id))
+            return
+        engine.drop_lane(topic_id)
+        directory = engine.paths.lane(topic_id)
+        names = engine.file_system.list_directory(directory)
+        for name in names:
+            engine.file_system.unlink(f"{directory}/{name}")
+        if names:
+            engine.file_system.sync_directory(directory)
+            event("lane_files_removed", topic_id=topic_id, files=len(names))
+        self._lanes_seen.add(topic_id)
+
+    def forget_gone(self) -> None:
+        """Forget what was noted of segments and topics that are gone."""
+        lanes = self._engine.lanes
+        paths = {segment.path for lane in lanes for segment in lane.journal.segments}
+        for noted in (self._scrubbed, self.damage):
+            for path in [path for path in list(noted) if path not in paths]:
+                noted.pop(path, None)
+        topics = set().union(*(list(lane.journal.state.topics) for lane in lanes))
+        for topic_id in [each for each in list(self._released) if each not in topics]:
+            self._released.pop(topic_id, None)
 
     def free_lane(self, lane: LaneRuntime) -> int:
-        """Free segments of one journal; return how many."""
+        """Free segments of one journal; return how many.
+
+        Nobody may gain a claim on records between the decision and its effect. Holds are set,
+        moved and dropped under the control lock, which is held all the way. Pins are looked at once
+        more inside `lane.free`, which keeps new ones out until the segments are detached: a reader
+        that pins after that finds its offset gone at its first read, never in the middle.
+        """
         journal = lane.journal
-        if journal.failed is not None or journal.closed:
+        with self._engine.control_lock:
+            if journal.failed is not None or journal.closed:
+                return 0
+            topics = dict(journal.state.topics)
+            count = segments_to_free(journal.segments, topics, self._view(lane))
+            gone = lane.free(count) if count else []
+        if not gone:
             return 0
-        count = segments_to_free(journal.segments, journal.state.topics, self._view(lane))
-        if not count:
-            return 0
-        first = journal.segments[count].id
-        lane.control(journal.free(first))
-        gone: list[Segment] = lane.queue.call(journal.detach_freed)
         journal.unlink(gone)
         self.segments_freed += len(gone)
+        first = gone[-1].id + 1
         event("segments_freed", lane=lane.name, segments=len(gone), segment_first=first)
         self._engine.note_segments(lane)
         return len(gone)
 
-    def _view(self, lane: LaneRuntime) -> RetentionView:
+    def _time_trusted(self) -> bool:
         clock = self._engine.clock
-        now_us = clock.now_us()
-        topics = lane.journal.state.topics
+        return self._clock_watch.trusted(now_us=clock.now_us(), monotonic_s=clock.monotonic())
+
+    def _view(self, lane: LaneRuntime) -> RetentionView:
+        topics = dict(lane.journal.state.topics)
         log = self._settings
         policies = {
             topic.id: Policy(
@@ -209,8 +290,8 @@ class Upkeep:
             if (offset := lane.source.pinned(topic_id)) is not None
         }
         return RetentionView(
-            now_us=now_us,
-            time_trusted=self._clock_watch.trusted(now_us=now_us, monotonic_s=clock.monotonic()),
+            now_us=self._engine.clock.now_us(),
+            time_trusted=self._time_trusted(),
             delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
             policies=policies,
             released=dict(self._released),
@@ -221,21 +302,26 @@ class Upkeep:
     def check_quotas(self) -> None:
         """Act on topics whose holds keep more than their quota: block them, or expire data."""
         for runtime in self._engine.runtimes:
-            state, journal = runtime.state, runtime.lane.journal
-            spec = state.spec
-            if not state.holds or journal.failed is not None:
-                self._unblock(runtime)
-                continue
-            limit = spec.retention_bytes
-            bytes_max = self._settings.retention_bytes if limit is None else limit
-            released = self._released.get(state.id, 0)
-            size, _oldest = held_bytes(state, journal.segments, released)
-            if size <= bytes_max:
-                self._unblock(runtime)
-            elif (spec.on_full or self._settings.on_full) == "expire":
-                self._expire(runtime, bytes_max, released)
-            elif runtime.refusal is None:
-                runtime.refusal = _QuotaStop(spec.name, size, bytes_max)
+            # Holds stand still under the lock: none that was moved or dropped meanwhile comes back.
+            with self._engine.control_lock:
+                self._check_quota(runtime)
+
+    def _check_quota(self, runtime: TopicRuntime) -> None:
+        state, journal = runtime.state, runtime.lane.journal
+        spec = state.spec
+        if not state.holds or spec.deleted_us or journal.failed is not None:
+            self._unblock(runtime)
+            return
+        limit = spec.retention_bytes
+        bytes_max = self._settings.retention_bytes if limit is None else limit
+        released = self._released.get(state.id, 0)
+        size, _oldest = held_bytes(state, journal.segments, released)
+        if size <= bytes_max:
+            self._unblock(runtime)
+        elif (spec.on_full or self._settings.on_full) == "expire":
+            self._expire(runtime, bytes_max, released)
+        elif runtime.refusal is None:
+            runtime.refusal = _QuotaStop(spec.name, size, bytes_max)
 
     def _unblock(self, runtime: TopicRuntime) -> None:
         if isinstance(runtime.refusal, _QuotaStop):
@@ -258,8 +344,8 @@ class Upkeep:
             return
         payload = msgspec.msgpack.encode((target, RANGE_GAP, "expired at the topic's quota"))
         lane.control(Control(fmt.KIND_GAP, state.id, payload, offset=floor))
-        for name, offset in list(state.holds.items()):
-            if offset < target:
+        for name in list(state.holds):
+            if state.holds.get(name, target) < target:
                 moved = msgspec.msgpack.encode((STATE_HOLD, name, target))
                 lane.control(Control(fmt.KIND_STATE, state.id, moved))
 
@@ -281,22 +367,40 @@ class Upkeep:
 
     def scrub_segment(self, segment: Segment) -> str:
         """Compare one sealed segment with its hash; return what is wrong, if anything."""
-        file = self._engine.file_system.open(segment.path, "read")
         try:
-            footer = read_footer(file)
-            fault = ""
-            if footer is None:
-                fault = "footer is missing or damaged"
-            elif body_hash(file, footer.body_end) != footer.sha256:
-                fault = "content does not match its hash"
-        finally:
-            file.close()
+            fault = self._segment_fault(segment)
+        except OSError as error:
+            if error.errno in NOT_DAMAGE:
+                raise
+            # A medium error is damage that the disk itself tells of.
+            fault = f"cannot be read: {error}"
         if fault:
             self.damage[segment.path] = fault
             warn("segment_damaged", segment=segment.id, fault=fault)
         else:
             self.damage.pop(segment.path, None)
         return fault
+
+    def _segment_fault(self, segment: Segment) -> str:
+        file = self._engine.file_system.open(segment.path, "read")
+        try:
+            footer = read_footer(file)
+            if footer is None:
+                return "footer is missing or damaged"
+            if body_hash(file, footer.body_end) != footer.sha256:
+                return "content does not match its hash"
+        finally:
+            file.close()
+        return ""
+
+
+def _lane_topic(name: str) -> int | None:
+    """Return the topic that a lane's directory is named after, None if it is no such name."""
+    try:
+        topic_id = int(name, 16)
+    except ValueError:
+        return None
+    return topic_id if name == f"{topic_id:08x}" else None
 
 
 class _QuotaStop:

@@ -1,0 +1,339 @@
+"""Upkeep decides under the engine's lock, outlives its own faults, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+
+from frazil.config import TopicSettings
+from frazil.engine.core import Engine
+from frazil.errors import NotFound
+from frazil.testing import SimulatedClock, SimulatedFileSystem
+from tests.crash.engine_world import LOG, SETTINGS
+from tests.integration.engine.opening import open_small
+
+WAIT_S = 10.0
+
+
+def open_simulated(disk=None, clock=None, *, grace_s=None, **log):
+    """Open an engine without threads that keeps nothing longer than it must."""
+    update = {"log": LOG.model_copy(update=log)}
+    if grace_s is not None:
+        update["topics"] = TopicSettings(delete_grace_s=grace_s)
+    return Engine(
+        SETTINGS.model_copy(update=update),
+        file_system=disk or SimulatedFileSystem(1),
+        clock=clock or SimulatedClock(1),
+        threads=False,
+    )
+
+
+def publish(topic, count=200):
+    for _ in range(count):
+        topic.append(b"x" * 1000)
+
+
+class Beside:
+    """Runs a call in another thread and tells whether it has returned."""
+
+    def __init__(self, call):
+        self.error = None
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call):
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def is_done(self, seconds):
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+def test_no_hold_is_granted_while_segments_are_freed():
+    """A hold asked for between the decision and its effect waits, and is then judged anew."""
+    db = open_simulated()
+    topic = db.create_topic("t")
+    publish(topic)
+    db.upkeep.seal()
+    journal, asked = db.main.journal, []
+    free = journal.free
+
+    def free_meanwhile(segment_first):
+        asked.append(Beside(lambda: db.hold("t", "mine", 0)))
+        assert not asked[0].is_done(0.2)
+        return free(segment_first)
+
+    journal.free = free_meanwhile
+    db.upkeep.free()
+    assert asked[0].is_done(WAIT_S)
+    assert topic.runtime.state.start > 0
+    assert not topic.runtime.state.holds
+    assert asked[0].error.details["start"] == topic.runtime.state.start
+    db.close()
+
+
+def test_a_pin_that_comes_after_the_decision_is_respected():
+    """What a reader pinned before the segments go stays, though freeing them was decided."""
+    db = open_simulated()
+    topic = db.create_topic("t")
+    publish(topic)
+    db.upkeep.seal()
+    call, readers = db.main.queue.call, []
+
+    def call_later(function, timeout_s=None):
+        if not readers:
+            readers.append(topic.read(0))
+        return call(function, timeout_s)
+
+    db.main.queue.call = call_later
+    db.upkeep.free()
+    assert topic.runtime.state.start == 0
+    assert sum(batch.count for batch in readers[0]) == 200
+    db.upkeep.free()
+    assert topic.runtime.state.start > 0
+    db.close()
+
+
+def test_no_reader_pins_while_segments_go():
+    """A reader that pins too late is told at its first read, never after it got some records."""
+    db = open_simulated()
+    topic = db.create_topic("t")
+    publish(topic)
+    db.upkeep.seal()
+    journal, found = db.main.journal, []
+    free = journal.free
+
+    def read():
+        found.extend(topic.read(0))
+
+    def free_meanwhile(segment_first):
+        found_by.append(Beside(read))
+        assert not found_by[0].is_done(0.2)
+        return free(segment_first)
+
+    found_by = []
+    journal.free = free_meanwhile
+    db.upkeep.free()
+    assert found_by[0].is_done(WAIT_S)
+    assert isinstance(found_by[0].error, NotFound)
+    assert not found
+    db.close()
+
+
+def test_a_hold_that_its_owner_dropped_stays_dropped():
+    """Expiring records moves the holds there are; dropping one meanwhile waits for that."""
+    db = open_simulated(retention_bytes=70_000, on_full="expire")
+    topic = db.create_topic("t")
+    topic.append(b"x")
+    topic.hold("h", 0)
+    publish(topic, 250)
+    db.upkeep.seal()
+    control, drops = db.main.control, []
+
+    def control_meanwhile(frame):
+        if not drops:
+            drops.append(Beside(lambda: db.drop("t", "h")))
+            assert not drops[0].is_done(0.2)
+        return control(frame)
+
+    db.main.control = control_meanwhile
+    db.upkeep.check_quotas()
+    assert drops[0].is_done(WAIT_S)
+    assert drops[0].error is None
+    assert not topic.runtime.state.holds
+    db.close()
+
+
+def test_the_thread_outlives_a_bug_and_stats_tell_of_it(tmp_path):
+    """A task that raises anything is told by stats and health; the rounds go on, and it recovers."""
+    with open_small(tmp_path, free_check_s=0.02) as db:
+        upkeep = db.upkeep
+        check, calls = upkeep.space.check, threading.Semaphore(0)
+
+        def broken():
+            calls.release()
+            raise RuntimeError("dictionary changed size during iteration")
+
+        upkeep.space.check = broken
+        for _ in range(3):
+            assert calls.acquire(timeout=WAIT_S)
+        assert "dictionary changed" in db.stats()["upkeep"]["errors"]["space"]
+        assert db.stats()["health"] == "degraded"
+        healthy = threading.Event()
+
+        def mended():
+            if "space" not in upkeep.errors:
+                healthy.set()
+            return check()
+
+        upkeep.space.check = mended
+        assert healthy.wait(WAIT_S)
+        assert db.stats()["health"] == "ok"
+
+
+def test_a_round_that_fails_as_a_whole_does_not_end_the_thread(tmp_path):
+    """Whatever a round raises outside its tasks, the next one is done all the same."""
+    with open_small(tmp_path, free_check_s=0.02) as db:
+        rounds = threading.Semaphore(0)
+
+        def broken():
+            rounds.release()
+            raise KeyError("bug")
+
+        db.upkeep.run_once = broken
+        for _ in range(3):
+            assert rounds.acquire(timeout=WAIT_S)
+        assert "KeyError" in db.stats()["upkeep"]["errors"]["round"]
+        del db.upkeep.run_once
+
+
+def test_topics_made_during_a_round_do_not_disturb_it():
+    """Retention looks at a copy of the topics while others are created."""
+    db = open_simulated()
+    publish(db.create_topic("t"))
+    db.upkeep.seal()
+    pinned, names = db.main.source.pinned, iter(range(1000))
+
+    def pinned_meanwhile(topic_id):
+        db.create_topic(f"new{next(names)}")
+        return pinned(topic_id)
+
+    db.main.source.pinned = pinned_meanwhile
+    db.upkeep.free()
+    assert db.topic("t").runtime.state.start > 0
+    db.close()
+
+
+def lane_files(db, topic):
+    return db.file_system.list_directory(db.paths.lane(topic.runtime.state.id))
+
+
+def test_a_jump_of_the_clock_drops_no_lane():
+    """A deleted topic's lane stays when the clock jumped past its grace, and goes in due time."""
+    clock = SimulatedClock(1)
+    db = open_simulated(clock=clock, grace_s=100_000)
+    topic = db.create_topic("t", lane="dedicated")
+    topic.append(b"x")
+    db.delete_topic("t")
+    clock.jump(200_000)
+    db.upkeep.drop_lanes()
+    assert lane_files(db, topic)
+    clock.advance(4000)
+    db.upkeep.drop_lanes()
+    assert not lane_files(db, topic)
+    db.close()
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_the_lane_of_a_forgotten_topic_is_removed(reopened):
+    """The shared journal may forget a deleted topic first; its lane's files go all the same."""
+    disk, clock = SimulatedFileSystem(1), SimulatedClock(1)
+    db = open_simulated(disk, clock, grace_s=100)
+    shared = db.create_topic("s")
+    topic = db.create_topic("t", lane="dedicated")
+    topic.append(b"x")
+    db.delete_topic("t")
+    clock.advance(101)
+    publish(shared, 80)
+    assert topic.runtime.state.id not in db.main.journal.state.topics
+    assert lane_files(db, topic)
+    if reopened:
+        db.close()
+        db = open_simulated(disk, clock, grace_s=100)
+    db.upkeep.drop_lanes()
+    assert not lane_files(db, topic)
+    assert len(db.lanes) == 1
+    db.close()
+
+
+@pytest.mark.parametrize("doubt", ["newer", "warning"])
+def test_files_of_a_lane_stay_while_its_topic_may_be_lost(doubt):
+    """A lane that main does not know is kept if main may have lost what it knew."""
+    disk = SimulatedFileSystem(1)
+    db = open_simulated(disk)
+    db.create_topic("t")
+    number = db.main.journal.state.topic_id_last + (1 if doubt == "newer" else 0)
+    if doubt == "warning":
+        db.main.journal.state.topics.pop(number)
+        db.main.journal.report.warnings.append("topics may be missing")
+    path = db.paths.lane(number)
+    for directory in (db.paths.lanes, path):
+        if disk.stat(directory) is None:
+            disk.make_directory(directory)
+    disk.open(f"{path}/0000000000000001.seg", "create").close()
+    db.upkeep.drop_lanes()
+    assert disk.list_directory(path) == ["0000000000000001.seg"]
+    if doubt == "warning":
+        db.main.journal.report.warnings.clear()
+    db.upkeep._lanes_seen.clear()
+    db.upkeep.drop_lanes()
+    assert bool(disk.list_directory(path)) == (doubt == "newer")
+
+
+class BadMedium:
+    """A disk on which one file cannot be read."""
+
+    def __init__(self, disk):
+        self._disk = disk
+        self.bad = None
+        self.number = errno.EIO
+
+    def __getattr__(self, name):
+        return getattr(self._disk, name)
+
+    def open(self, path, mode):
+        if path == self.bad and mode == "read":
+            raise OSError(self.number, "medium error", path)
+        return self._disk.open(path, mode)
+
+
+def test_a_segment_that_cannot_be_read_is_damage():
+    """Scrubbing tells of a medium error with its reason; a lack of file handles is no damage."""
+    disk = BadMedium(SimulatedFileSystem(1))
+    db = open_simulated(disk, retention_bytes=1 << 40, retention_age_s=1e9)
+    publish(db.create_topic("t"))
+    db.upkeep.seal()
+    segment = db.main.journal.segments[0]
+    disk.bad = segment.path
+    assert "medium error" in db.upkeep.scrub_segment(segment)
+    assert "medium error" in db.upkeep.damage[segment.path]
+    assert db.stats()["health"] == "degraded"
+    disk.bad = None
+    assert not db.upkeep.scrub_segment(segment)
+    assert not db.upkeep.damage
+    disk.bad, disk.number = segment.path, errno.EMFILE
+    with pytest.raises(OSError, match="medium error"):
+        db.upkeep.scrub_segment(segment)
+    assert not db.upkeep.damage
+
+
+def test_what_was_noted_of_segments_and_topics_goes_with_them():
+    """Neither scrubbed paths, damage nor released offsets outlive what they are about."""
+    clock = SimulatedClock(1)
+    db = open_simulated(clock=clock, grace_s=1, retention_age_s=100.0, retention_bytes=1 << 40)
+    topic = db.create_topic("t", lane="dedicated")
+    topic.append(b"x")
+    db.release("t", 1)
+    publish(db.create_topic("s"))
+    db.upkeep.seal()
+    db.upkeep.scrub()
+    path = db.main.journal.segments[0].path
+    db.upkeep.damage[path] = "content does not match its hash"
+    db.upkeep.forget_gone()
+    assert path in db.upkeep._scrubbed
+    assert path in db.upkeep.damage
+    assert db.upkeep._released == {topic.runtime.state.id: 1}
+    db.delete_topic("t")
+    clock.advance(1000)
+    db.upkeep.run_once()
+    db.main.journal.rotate()
+    db.upkeep.run_once()
+    db.upkeep.forget_gone()
+    assert path not in db.upkeep._scrubbed
+    assert not db.upkeep.damage
+    assert not db.upkeep._released
