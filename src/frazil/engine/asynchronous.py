@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.core import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.reading import AsyncReader, Start, waker
-from frazil.errors import NotFound
+from frazil.engine.runtime import joined_ack
+from frazil.errors import FrazilError, NotFound
 from frazil.log.codec import PLAIN
 from frazil.model import Ack
 
@@ -133,8 +134,12 @@ class AsyncTopic:
             await self._submit_waiting(*entries)
         if len(futures) == 1:
             return await futures[0]
-        acks = await asyncio.gather(*futures)
-        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
+        results: list[Ack | FrazilError] = []
+        for result in await asyncio.gather(*futures, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, FrazilError):
+                raise result
+            results.append(result)
+        return joined_ack(results)
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, bytes_max: int | None = None

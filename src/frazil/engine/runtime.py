@@ -5,9 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import zlib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from frazil.errors import FrazilError, InvalidRequest
+import msgspec
+
+from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.ingest.frames import MessageTopicCodec, TableCodec, arrow_payload
 from frazil.ingest.message_batches import check_message_batch, with_publish_time
 from frazil.ingest.messages import Message, check_message
@@ -15,10 +18,10 @@ from frazil.ingest.routing import key_names, part_of_row, parts_of_batch
 from frazil.log.codec import Sender
 from frazil.log.group import FRAME_RECORDS_MAX
 from frazil.log.history import ChainedHistory
-from frazil.model import AckLevel
+from frazil.model import Ack, AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.engine.lanes import LaneRuntime
     from frazil.ingest.columns import IngestLimits
+    from frazil.ingest.frames import Columns
     from frazil.log.codec import Codec, Entry
     from frazil.log.state import TopicState
 
@@ -33,6 +37,8 @@ LEVELS: Final = get_args(AckLevel)
 LEVELS_LATER: Final = ("uploaded", "committed")
 ROW_OVERHEAD_BYTES: Final = 8
 PRODUCER_CHARACTERS_MAX: Final = 200
+SEQUENCE_MAX: Final = 2**63 - 1
+RANGES_TOLD_MAX: Final = 10
 
 Prepared = tuple["Codec", Any, int, int]
 """codec, data, count (0 for one record), bytes"""
@@ -92,15 +98,15 @@ class TopicRuntime:
         if self.is_message:
             return self._prepare_message(record, fields)
         row = self._row(record, fields)
-        if self.routing is not None:
-            self._check_part(part_of_row(row, *self._route()))
         codec = self.codec.rows
+        if self.routing is not None:
+            self._check_part(part_of_row(row, *self._route(codec.schema)))
         packed = codec.encoder.encode(row)
         return codec, packed, 0, len(packed[1]) + ROW_OVERHEAD_BYTES
 
-    def _route(self) -> tuple[list[str], int]:
+    def _route(self, schema: pa.Schema) -> tuple[list[str], int]:
         assert self.routing is not None
-        return key_names(self.codec.schema, self.state.spec.primary_key), self.routing[1]
+        return key_names(schema, self.state.spec.primary_key), self.routing[1]
 
     def _check_part(self, part: int) -> None:
         """Refuse a record that belongs to another part: a key's changes must stay in one order."""
@@ -136,7 +142,7 @@ class TopicRuntime:
                 return self.codec.plain, payload, 0, size + ROW_OVERHEAD_BYTES
             message = self._message({"payload": payload, **fields})
         elif isinstance(record, Message):
-            message = record
+            message = self._message(msgspec.structs.asdict(record), time_now=False)
         elif isinstance(record, dict) and not fields:
             message = self._message(record)
         elif record is None and "payload" in fields:
@@ -150,11 +156,14 @@ class TopicRuntime:
         size = check_message(message, self.limits, self.clock.now_us())
         return self.codec.messages, message, 0, size + 2 * ROW_OVERHEAD_BYTES
 
-    def _message(self, fields: Mapping[str, Any]) -> Message:
+    def _message(self, fields: Mapping[str, Any], *, time_now: bool = True) -> Message:
         given = dict(fields)
+        if isinstance(given.get("attributes"), dict):
+            # The caller may change its own while the message waits to be written.
+            given["attributes"] = dict(given["attributes"])
         time = given.get("publish_time")
         if time is None:
-            given["publish_time"] = self.clock.now_us()
+            given["publish_time"] = self.clock.now_us() if time_now else None
         elif isinstance(time, dt.datetime):
             given["publish_time"] = microseconds(time)
         try:
@@ -175,6 +184,14 @@ class TopicRuntime:
         Raises:
             InvalidRequest: with the number of the first bad record; nothing is published then.
         """
+        if isinstance(records, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(
+            records, Iterable
+        ):
+            raise InvalidRequest(
+                "records must be a list or another iterable of records; use append for one record",
+                topic=self.name,
+                got=type(records).__name__,
+            )
         result: list[Prepared] = []
         batch: list[Any] = []
         codec: Any = None
@@ -201,16 +218,17 @@ class TopicRuntime:
 
     def prepare_arrow(self, data: object) -> list[Prepared]:
         """Convert Arrow data to the topic's schema and return a frame for each batch."""
-        codec = self.codec
+        # Taken once: all batches of the call are converted to, and stored as, the same columns.
+        columns = self.codec.columns
         prepared: list[Prepared] = []
-        for batch in self.arrow_batches(data):
+        for batch in self._converted(data, columns):
             if self.routing is not None:
-                for part in parts_of_batch(batch, *self._route()):
+                for part in parts_of_batch(batch, *self._route(columns.schema)):
                     self._check_part(part)
-            payload = arrow_payload(batch, codec.options)
+            payload = arrow_payload(batch, self.codec.options)
             # Summed here, beside other producers, instead of in the one thread of the journal.
             payload = payload._replace(crc=zlib.crc32(payload.data))
-            prepared.append((codec.arrow, payload, batch.num_rows, payload.size))
+            prepared.append((columns.arrow, payload, batch.num_rows, payload.size))
         if not prepared:
             raise InvalidRequest("there are no records to publish", topic=self.name)
         return prepared
@@ -218,7 +236,14 @@ class TopicRuntime:
     def entries(
         self, prepared: list[Prepared], waiters: Sequence[Any], sender: Sender | None
     ) -> list[Entry]:
-        """Return the entries of one call; an idempotent producer's sequence runs through them."""
+        """Return the entries of one call; an idempotent producer's sequence runs through them.
+
+        Raises:
+            InvalidRequest: if a producer's call has more frames than are remembered of it: sent
+                again, its first frames would not be recognised.
+        """
+        if sender is not None and sender.producer is not None:
+            self._check_frames(prepared, sender)
         result: list[Entry] = []
         for (codec, data, count, size), waiter in zip(prepared, waiters, strict=True):
             result.append((self.state, codec, data, count, size, waiter, sender))
@@ -226,11 +251,32 @@ class TopicRuntime:
                 sender = sender._replace(sequence=sender.sequence + (count or 1))
         return result
 
+    def _check_frames(self, prepared: list[Prepared], sender: Sender) -> None:
+        frames_max = self.settings.producers.window_batches
+        if len(prepared) > frames_max:
+            raise InvalidRequest(
+                "the call is too large for an idempotent producer; split it into calls of at most "
+                "frames_max * frame_bytes_max bytes, each with its own sequence",
+                frames=len(prepared),
+                frames_max=frames_max,
+                frame_bytes_max=self.settings.log.write_bytes_max,
+            )
+        records = sum(count or 1 for _codec, _data, count, _size in prepared)
+        if sender.sequence + records - 1 > SEQUENCE_MAX:
+            raise InvalidRequest(
+                "the sequence of the last record is too large",
+                sequence=sender.sequence,
+                records=records,
+            )
+
     def arrow_batches(self, data: object) -> Iterator[pa.RecordBatch]:
         """Convert Arrow data to the topic's columns in pieces of at most one write."""
+        return self._converted(data, self.codec.columns)
+
+    def _converted(self, data: object, columns: Columns) -> Iterator[pa.RecordBatch]:
         if self.is_message:
             data = with_publish_time(data, self.clock.now_us())
-        batches: Iterator[pa.RecordBatch] = self.codec.input.batches(
+        batches: Iterator[pa.RecordBatch] = columns.input.batches(
             data, bytes_max=self.settings.log.write_bytes_max, rows_max=FRAME_RECORDS_MAX
         )
         for batch in batches:
@@ -243,15 +289,18 @@ class TopicRuntime:
     def sender(
         self, ack: str | None, producer: str | None, sequence: int | None, epoch: int
     ) -> Sender | None:
-        """Check the options of a publish; None if they are all the defaults."""
+        """Check the options of a publish; None if they are all the defaults.
+
+        Raises:
+            InvalidRequest: if one of them is of a wrong type or out of its range.
+        """
         if ack is not None:
             check_level(ack)
         if producer is None:
             if sequence is not None:
                 raise InvalidRequest("sequence needs a producer", sequence=sequence)
             return Sender(sync=True) if ack == "fsynced" else None
-        if not 0 < len(producer) <= PRODUCER_CHARACTERS_MAX:
-            raise InvalidRequest("producer must be a text of 1 to 200 characters")
+        producer = _producer_name(producer)
         if sequence is None or not _is_count(sequence) or not _is_count(epoch, maximum=2**32 - 1):
             raise InvalidRequest(
                 "an idempotent producer needs sequence= with a number from 0 on",
@@ -261,8 +310,50 @@ class TopicRuntime:
         return Sender(producer, epoch, sequence, ack == "fsynced")
 
 
+def _producer_name(producer: object) -> str:
+    """Return the name as plain text; the journal's thread must be able to store it as it is."""
+    if isinstance(producer, str) and 0 < len(producer) <= PRODUCER_CHARACTERS_MAX:
+        try:
+            return str.encode(producer).decode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("producer is not valid UTF-8", producer=producer) from error
+    raise InvalidRequest(
+        "producer must be a text of 1 to 200 characters", got=type(producer).__name__
+    )
+
+
+def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+    """Return the ack of a call from those of its frames.
+
+    Raises:
+        FrazilError: what a frame met, if none was written.
+        Unavailable: with `outcome="unknown"` and what is there, if only some frames were written.
+    """
+    acks = [result for result in results if isinstance(result, Ack)]
+    if len(acks) == len(results):
+        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
+    errors = [result for result in results if isinstance(result, FrazilError)]
+    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
+    error = (unknown or errors)[0]
+    if not acks:
+        raise error
+    ranges = [f"{ack.offset}-{ack.offset_last}" for ack in acks]
+    more = ["…"] if len(ranges) > RANGES_TOLD_MAX else []
+    raise Unavailable(
+        "part of the call was written, look before sending the rest; an idempotent producer may "
+        "send it all again",
+        outcome="unknown",
+        offsets_written=", ".join(ranges[:RANGES_TOLD_MAX] + more),
+        frames_written=len(acks),
+        frames=len(results),
+        cause=error,
+    ) from error
+
+
 def check_level(ack: str) -> None:
     """Refuse ack levels that do not exist, and those whose tier does not exist yet."""
+    if not isinstance(ack, str):
+        raise InvalidRequest("ack must be a text", got=type(ack).__name__)
     if ack not in LEVELS:
         raise InvalidRequest("unknown ack level", ack=ack, allowed="|".join(LEVELS[:2]))
     if ack in LEVELS_LATER:
@@ -273,7 +364,7 @@ def check_level(ack: str) -> None:
         )
 
 
-def _is_count(value: object, *, maximum: int = 2**63 - 1) -> bool:
+def _is_count(value: object, *, maximum: int = SEQUENCE_MAX) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= maximum
 
 

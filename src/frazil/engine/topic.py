@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.reading import Reader, Start
+from frazil.engine.runtime import joined_ack
+from frazil.errors import FrazilError
 from frazil.log.codec import PLAIN
 from frazil.log.committer import Pending
-from frazil.model import Ack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from frazil.engine.core import Engine
     from frazil.engine.runtime import Prepared, TopicRuntime
     from frazil.log.codec import Entry
+    from frazil.model import Ack
 
 
 class Topic:
@@ -133,7 +135,17 @@ class Topic:
         """Publish records in order and wait; the ack covers the first to the last of them.
 
         All records are checked before the first is written. Up to `log.write_bytes_max` they are
-        one frame: after a crash all of them are there or none. A larger call is several frames.
+        one frame: after a crash all of them are there or none. A larger call is several frames;
+        with `producer=` at most `producers.window_batches` of them, so that the call can be sent
+        again.
+
+        Raises:
+            InvalidRequest: a record or an option is wrong, or the call is too large for a producer;
+                nothing was written.
+            Conflict: the producer's sequence has a gap, or a newer epoch fenced it.
+            Overloaded: the queue, the disk or the topic's quota is full; nothing was written.
+            Unavailable: storage failed, or only some frames were written; the details name them.
+            Closed: the engine is closed.
         """
         prepared = self._runtime.prepare_many(records)
         return self._append_prepared(prepared, ack, producer, sequence, producer_epoch)
@@ -158,7 +170,8 @@ class Topic:
         """Publish Arrow data: a RecordBatch, a Table, or anything with the Arrow C stream interface.
 
         pandas, Polars and DuckDB objects are taken as they are. Columns go by name; types must fit
-        without loss. All rows are checked before the first is written.
+        without loss. All rows are checked before the first is written. Frames, limits and errors
+        are those of `append_many`.
         """
         prepared = self._runtime.prepare_arrow(data)
         return self._append_prepared(prepared, ack, producer, sequence, producer_epoch)
@@ -177,8 +190,7 @@ class Topic:
         sender = runtime.sender(ack, producer, sequence, epoch)
         waiting = [Pending() for _each in prepared]
         self._queue.submit_waiting(*runtime.entries(prepared, waiting, sender))
-        acks: list[Ack] = [pending.result() for pending in waiting]
-        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
+        return joined_ack([_answer(pending) for pending in waiting])
 
     # -- read ------------------------------------------------------------------------------------
 
@@ -238,3 +250,12 @@ class Topic:
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the topic."""
         return self._engine.topic_stats(self.name)
+
+
+def _answer(pending: Pending) -> Ack | FrazilError:
+    """Wait for one frame's answer; an error is returned, for the others count as well."""
+    try:
+        value: Ack = pending.result()
+    except FrazilError as error:
+        return error
+    return value

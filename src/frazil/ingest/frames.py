@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -142,6 +142,15 @@ class MessageCodec:
         return self, data
 
 
+class Columns(NamedTuple):
+    """One version of a topic's columns and all that turns records into it; swapped as a whole."""
+
+    version: int
+    schema: pa.Schema
+    arrow: ArrowCodec
+    input: ArrowInput
+
+
 class MessageTopicCodec:
     """Everything that turns a message topic's records into frames and frames into batches."""
 
@@ -157,7 +166,7 @@ class MessageTopicCodec:
         self.plain = PLAIN
         self.messages = MessageCodec(rows_arrow_min, options)
         self.arrow = ArrowCodec(None, MESSAGE_SCHEMA, 0)
-        self.input = ArrowInput(MESSAGE_SCHEMA, limits)
+        self.columns = Columns(0, MESSAGE_SCHEMA, self.arrow, ArrowInput(MESSAGE_SCHEMA, limits))
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
         """Decode one frame; payload-only and Arrow frames are not copied."""
@@ -209,7 +218,9 @@ class TableCodec:
     """Everything that turns a table topic's records into frames and frames into batches.
 
     It holds the current schema version; old frames are read under it. The engine calls `use` when
-    the schema changed, after the change is durable.
+    the schema changed, after the change is durable, while other threads publish and read: whoever
+    needs more than one thing of the same version takes `columns` once, or one of the codecs, each
+    of which carries its own schema and version.
     """
 
     kind = "table"
@@ -234,14 +245,31 @@ class TableCodec:
         for version, data in schemas.items():
             if version not in self._schemas:
                 self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
-        self.version = max(self._schemas)
-        self.schema = self._schemas[self.version]
-        self.rows = RowCodec(self, self.schema, self.version)
-        self.arrow = ArrowCodec(self, self.schema, self.version)
-        self.input = ArrowInput(self.schema, self.limits)
+        version = max(self._schemas)
+        schema = self._schemas[version]
+        rows = RowCodec(self, schema, version)
+        arrow = ArrowCodec(self, schema, version)
+        self.columns = Columns(version, schema, arrow, ArrowInput(schema, self.limits))
+        self.rows = rows
+
+    @property
+    def version(self) -> int:
+        """Return the current schema version."""
+        return self.columns.version
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the current columns."""
+        return self.columns.schema
+
+    @property
+    def arrow(self) -> ArrowCodec:
+        """Return the codec of Arrow batches under the current columns."""
+        return self.columns.arrow
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
         """Decode one frame under the current schema."""
+        current = self.columns
         written = self._written(frame)
         if frame.head.kind == fmt.KIND_ARROW:
             batch = _read_ipc(frame, written)
@@ -250,12 +278,13 @@ class TableCodec:
             rows = encoder.unpack_rows(_payload(frame))
             _check_count(frame, len(rows))
             batch = encoder.batch(rows)
-        if frame.head.schema == self.version:
+        if frame.head.schema == current.version:
             return batch
-        return plan_read(written, self.schema)(batch)
+        return plan_read(written, current.schema)(batch)
 
     def decode_small(self, frames: list[Frame]) -> pa.RecordBatch | None:
         """Join packed rows of one schema version into one batch."""
+        current = self.columns
         head = frames[0].head
         same = all(f.head.kind == fmt.KIND_ROWS and f.head.schema == head.schema for f in frames)
         if not same:
@@ -268,9 +297,9 @@ class TableCodec:
             _check_count(frame, len(found))
             rows += found
         batch = encoder.batch(rows)
-        if head.schema == self.version:
+        if head.schema == current.version:
             return batch
-        return plan_read(written, self.schema)(batch)
+        return plan_read(written, current.schema)(batch)
 
     def _written(self, frame: Frame) -> pa.Schema:
         schema = self._schemas.get(frame.head.schema)
