@@ -87,6 +87,7 @@ class Registry:
         self._indexer = Indexer(store)
         try:
             known, ends = known_topics(store)
+            # All definitions are in the main journal, but only the records of the shared topics.
             shared = {t: end for t, end in ends.items() if known[t][0].lane == "shared"}
             self.main = self._open_lane(self.paths.journal, "journal", known, shared)
             # Before the lanes are opened: they take over what their topics' definitions say.
@@ -139,10 +140,16 @@ class Registry:
         ends: Mapping[int, int],
     ) -> LaneRuntime:
         """Open a dedicated lane and write into it what it must know of its topic."""
-        own = {spec.id: ends[spec.id]} if spec.id in ends else {}
-        lane = self._open_lane(self.paths.lane(spec.id), f"lane-{spec.id}", known, own)
+        remembered = spec.id in known and not spec.deleted_us
+        own = {spec.id: (spec, schemas)} if remembered else {}
+        own_ends = {spec.id: ends[spec.id]} if remembered else {}
+        lane = self._open_lane(self.paths.lane(spec.id), f"lane-{spec.id}", own, own_ends)
         self._lanes[spec.id] = lane
         state = lane.journal.state.topics.get(spec.id)
+        if state is not None and state.spec.version > spec.version and not spec.deleted_us:
+            # The main journal was lost and the metadata that stood in for it was older.
+            spec = state.spec
+            self._commit_inline(self.main, [topic_control(spec)])
         controls: list[Control] = []
         if state is None or state.spec != spec:
             controls.append(topic_control(spec))

@@ -337,3 +337,156 @@ def test_a_topic_may_be_forgotten_while_it_is_deleted(place):
     engine.create_topic("p")
     engine.close()
     assert place.open().topics() == ["/default/p"]
+
+
+# -- files that are lost -------------------------------------------------------------------------
+
+
+def remove_files(disk, directory):
+    for name in disk.list_directory(directory):
+        if name.endswith(".seg"):
+            disk.unlink(f"{directory}/{name}")
+
+
+def filled(place, *, settings=SETTINGS):
+    """Make topics of every sort with ten records each and close; return the paths."""
+    engine = place.open(settings)
+    engine.create_topic("gone")
+    engine.create_topic("shared", COLUMNS)
+    engine.create_topic("lane", COLUMNS, lane="dedicated")
+    engine.alter_topic("shared", add={"a": "string"}, retention_age="1h")
+    engine.alter_topic("lane", add={"a": "string"})
+    engine.create_topic("parts", partitions=2, lane="dedicated")
+    engine.delete_topic("gone")
+    for number in range(10):
+        engine.topic("shared").append(k="1", v="2", a=str(number))
+        engine.topic("lane").append(k="1", v="2", a=str(number))
+        engine.topic("parts").append(b"x")
+    engine.close()
+    return engine.paths
+
+
+def lost_of(engine, name):
+    return [(each["first"], each["end"]) for each in engine.describe(name)["lost"]]
+
+
+ALL = ["/default/lane", "/default/parts", "/default/shared"]
+
+
+def test_a_lane_without_files_goes_on_behind_what_is_lost(place):
+    """A topic whose lane lost its files keeps its columns, reports the loss, reuses no offset."""
+    paths = filled(place)
+    engine = place.open()
+    lane = engine.topic("lane").runtime.state.id
+    engine.close()
+    remove_files(place.disk, paths.lane(lane))
+    engine = place.open()
+    assert any("no segment left" in warning for warning in engine.warnings)
+    assert engine.stats()["health"] == "degraded"
+    for count in range(2):
+        assert engine.topics() == ALL
+        assert lost_of(engine, "lane") == [(0, 10)]
+        assert lost_of(engine, "shared") == []
+        assert engine.topic("lane").schema.names == ["k", "v", "a"]
+        assert engine.topic("lane").append(k="1", v="2", a="new").offset == 10 + count
+        assert engine.topic("shared").append(k="1", v="2", a="new").offset == 10 + count
+        assert engine.topic("parts").stats()["message_count"] == 10
+        engine.close()
+        engine = place.open()
+        assert engine.warnings == []
+    rows = [row["a"] for batch in engine.topic("lane").read(10) for row in batch.records()]
+    assert rows == ["new", "new"]
+    engine.close()
+
+
+def test_a_main_journal_without_files_is_restored_from_the_metadata(place):
+    """Without the shared journal all topics exist again; those with lanes have their records."""
+    paths = filled(place)
+    remove_files(place.disk, paths.journal)
+    engine = place.open()
+    assert any("no segment left" in warning for warning in engine.warnings)
+    for count in range(2):
+        assert engine.topics() == live_names_without_parts(engine) == ALL
+        assert lost_of(engine, "shared") == [(0, 10)]
+        assert engine.describe("shared")["retention_age_s"] == 3600
+        assert engine.topic("shared").schema.names == ["k", "v", "a"]
+        assert engine.topic("shared").append(k="1", v="2", a="new").offset == 10 + count
+        assert lost_of(engine, "lane") == []
+        assert engine.main.journal.state.topics[engine.describe("lane")["id"]].ranges == []
+        rows = [row["a"] for batch in engine.topic("lane").read() for row in batch.records()]
+        assert rows == [str(number) for number in range(10)]
+        assert engine.topic("parts").stats()["message_count"] == 10
+        engine.close()
+        engine = place.open()
+        assert engine.warnings == []
+    engine.close()
+
+
+def live_names_without_parts(engine):
+    return [name for name in live_names(engine) if "-part-" not in name]
+
+
+def test_everything_but_the_metadata_is_lost(place):
+    """With no journal and no lane left no name, column or offset is given anew."""
+    paths = filled(place)
+    engine = place.open()
+    lanes = [lane.journal.directory for lane in engine.lanes]
+    engine.close()
+    for directory in lanes:
+        remove_files(place.disk, directory)
+    assert paths.journal in lanes
+    engine = place.open()
+    assert engine.topics() == ALL
+    for name in ("shared", "lane"):
+        assert lost_of(engine, name) == [(0, 10)]
+        assert engine.topic(name).append(k="1", v="2", a="new").offset == 10
+    assert sorted(part.append(b"x").offset for part in engine.topic("parts").parts) == [5, 5]
+    engine.close()
+
+
+def test_a_lane_that_knows_more_than_the_metadata_is_believed(place):
+    """When the journal is lost, a lane's newer definition wins over the metadata's older one."""
+    filled(place)
+    engine = place.open()
+    indexed = engine._indexer.topic_changed
+    engine._indexer.topic_changed = lambda *_: None
+    engine.alter_topic("lane", add={"b": "string"}, retention_bytes=12345)
+    engine._indexer.topic_changed = indexed
+    engine._rebuild_index = list
+    engine.close()
+    remove_files(place.disk, engine.paths.journal)
+    for _ in range(2):
+        engine = place.open()
+        assert engine.describe("lane")["retention_bytes"] == 12345
+        assert engine.topic("lane").schema.names == ["k", "v", "a", "b"]
+        engine.close()
+    engine = place.open()
+    engine.alter_topic("lane", add={"c": "string"})
+    assert engine.topic("lane").schema.names == ["k", "v", "a", "b", "c"]
+    assert engine.describe("lane")["retention_bytes"] == 12345
+    engine.close()
+
+
+def test_a_lost_journal_never_gives_a_lane_to_another_topic(place):
+    """The files of a deleted topic's lane do not become the records of a new one."""
+    engine = place.open()
+    engine.create_topic("kept")
+    engine.create_topic("old", lane="dedicated").append(b"old")
+    engine.delete_topic("old")
+    engine.close()
+    remove_files(place.disk, engine.paths.journal)
+    engine = place.open()
+    topic = engine.create_topic("new", lane="dedicated")
+    assert topic.append(b"new").offset == 0
+    assert [row["payload"] for batch in topic.read() for row in batch.records()] == [b"new"]
+    engine.close()
+
+
+def test_a_new_directory_is_empty_and_without_warnings(place):
+    """Nothing is known of a new directory, and nothing is said of it."""
+    engine = place.open()
+    assert engine.warnings == []
+    assert engine.topics() == []
+    assert engine.create_topic("t", lane="dedicated").append(b"x").offset == 0
+    assert engine.create_topic("u").append(b"x").offset == 0
+    engine.close()
