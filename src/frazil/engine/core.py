@@ -141,7 +141,7 @@ class Engine(Registry):
         try:
             for spec in specs:
                 self._create_one(spec, schema)
-        except Exception as error:
+        except (FrazilError, OSError, RuntimeError) as error:
             self._unmake(specs)
             if isinstance(error, FrazilError):
                 raise
