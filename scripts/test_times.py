@@ -11,14 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SHARES_S = {
-    "static": 30,
-    "unit": 30,
+    "static": 20,
+    "unit": 25,
     "contract": 15,
-    "property": 50,
-    "crash": 65,
-    "integration": 35,
-    "fuzz": 10,
-    "style": 5,
+    "property": 40,
+    "crash": 55,
+    "integration": 30,
+    "fuzz": 40,
+    "style": 15,
 }
 """Seconds on two cores; together the four minutes of `make test`."""
 
