@@ -11,14 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SHARES_S = {
-    "static": 20,
+    "static": 15,
     "unit": 25,
-    "contract": 15,
-    "property": 40,
-    "crash": 55,
+    "contract": 12,
+    "property": 35,
+    "crash": 53,
     "integration": 30,
-    "fuzz": 40,
-    "style": 15,
+    "fuzz": 60,
+    "style": 10,
 }
 """Seconds on two cores; together the four minutes of `make test`."""
 
