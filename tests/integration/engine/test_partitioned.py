@@ -86,3 +86,20 @@ def test_parts_with_lanes_of_their_own_take_many(tmp_path):
         acks = topic.append_many([{"id": number} for number in range(50)], ack="fsynced")
         assert [ack.part for ack in acks] == [0, 1, 2]
         assert topic.stats()["message_count"] == 50
+
+
+def test_columns_with_the_names_of_options_come_as_a_dict(tmp_path):
+    """A dict's fields are columns whatever their names; the same keywords are options."""
+    with open_small(tmp_path) as db:
+        columns = {"id": "long", "ack": "string", "producer": "string"}
+        row = {"id": 1, "ack": "x", "producer": "y"}
+        for partitions in (0, 2):
+            topic = db.create_topic(
+                f"t{partitions}", columns, primary_key="id", partitions=partitions
+            )
+            part = topic.append(row).part or 0
+            stored = topic.parts[part] if partitions else topic
+            [batch] = stored.read()
+            assert batch.to_arrow().select(list(columns)).to_pylist() == [row]
+            with pytest.raises(InvalidRequest, match="ack level"):
+                topic.append(id=1, ack="x")
