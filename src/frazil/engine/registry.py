@@ -57,6 +57,7 @@ class Registry:
         self.clock = clock
         self.warnings: list[str] = []
         self.closed = False
+        self._process = os.getpid()
         self.file_system = file_system
         self._threads = threads
         self._limits = _limits(settings)
