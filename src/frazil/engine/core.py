@@ -163,12 +163,21 @@ class Engine(Registry):
             # What cannot be removed now goes with the grace of deleted topics.
             with contextlib.suppress(FrazilError, OSError):
                 self.drop_lane(spec.id)
+                self._remove_files(spec.id)
 
     def _unbind(self, spec: TopicSpec) -> None:
         self._parents.pop(spec.name, None)
         gone = self._topics.pop(spec.name, None)
         if gone is not None:
             gone.refusal = lambda: NotFound("topic was deleted", topic=spec.name)
+
+    def _remove_files(self, topic_id: int) -> None:
+        """Remove what a lane left that never came to work."""
+        if self._has_files(topic_id):
+            directory = self.paths.lane(topic_id)
+            for name in self.file_system.list_directory(directory):
+                self.file_system.unlink(f"{directory}/{name}")
+            self.file_system.sync_directory(directory)
 
     def _create_one(self, spec: TopicSpec, schema: bytes) -> None:
         # A crash between these steps leaves a half-made topic, which the next opening removes.
@@ -179,7 +188,13 @@ class Engine(Registry):
             schemas[1] = schema
         if spec.lane == "dedicated" and not spec.partitions:
             lane = self._open_topic_lane(spec, schemas, {}, {})
-            self._start_lane(lane)
+            try:
+                self._start_lane(lane)
+            except RuntimeError:
+                lane.stop()
+                raise
+            # Not before it works: who finds it here waits for its answers.
+            self._lanes[spec.id] = lane
         self._bind(spec)
         if spec.name in self._topics:
             self.upkeep.new_topic(self._topics[spec.name])

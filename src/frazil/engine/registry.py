@@ -95,7 +95,8 @@ class Registry:
             self._complete()
             for topic in list(self.main.journal.state.topics.values()):
                 if self._needs_lane(topic.spec):
-                    self._open_topic_lane(topic.spec, topic.schemas, known, ends)
+                    lane = self._open_topic_lane(topic.spec, topic.schemas, known, ends)
+                    self._lanes[topic.id] = lane
             for lane in self._all_lanes():
                 self.warnings += lane.journal.report.warnings
             self._bind_all()
@@ -145,7 +146,6 @@ class Registry:
         own = {spec.id: (spec, schemas)} if remembered else {}
         own_ends = {spec.id: ends[spec.id]} if remembered else {}
         lane = self._open_lane(self.paths.lane(spec.id), f"lane-{spec.id}", own, own_ends)
-        self._lanes[spec.id] = lane
         state = lane.journal.state.topics.get(spec.id)
         if state is not None and state.spec.version > spec.version and not spec.deleted_us:
             # The main journal was lost and the metadata that stood in for it was older.
@@ -159,7 +159,11 @@ class Registry:
             controls += missing_schemas(spec.id, have, shared_schemas([schemas, have]))
         except CorruptionError as error:
             self.warnings.append(f"the lane of topic {spec.name} is left as it is: {error}")
-        self._commit_inline(lane, controls)
+        try:
+            self._commit_inline(lane, controls)
+        except FrazilError:
+            lane.stop()
+            raise
         return lane
 
     def _needs_lane(self, spec: TopicSpec) -> bool:

@@ -232,6 +232,24 @@ def test_a_topic_whose_lane_has_no_room_is_not_there(place, columns, partitions)
     assert engine.topics() == ["/default/t"]
 
 
+@pytest.mark.timeout(20)
+def test_a_failed_creation_waits_for_no_thread_that_never_ran():
+    """With threads at work a full disk is reported too, and the lane leaves no file."""
+    for room in range(4):
+        disk = FullLanes(SimulatedFileSystem())
+        engine = Engine(SETTINGS, file_system=disk, clock=SimulatedClock())
+        disk.room = room
+        with pytest.raises(FrazilError):
+            engine.create_topic("t", COLUMNS, lane="dedicated", partitions=2)
+        assert engine.topics() == live_names(engine) == []
+        for topic_id in range(10):
+            assert not engine._has_files(topic_id)
+        disk.room = 10**9
+        engine.create_topic("t", lane="dedicated")
+        engine.delete_topic("t")
+        engine.close()
+
+
 @pytest.mark.parametrize("lane", ["shared", "dedicated"])
 @pytest.mark.parametrize("partitions", [0, 2])
 @pytest.mark.parametrize("last", [0, 1, 99])
