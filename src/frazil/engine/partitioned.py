@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.catalog import PUBLISH_OPTIONS
-from frazil.errors import FrazilError, InvalidRequest
+from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.ingest.messages import Message
 from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
 from frazil.log.committer import Pending
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Sequence
 
     import pyarrow as pa
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from frazil.engine.topic import Topic
     from frazil.log.codec import Entry
     from frazil.model import TopicSpec
+
+PARTS_TOLD_MAX: Final = 10
 
 
 class PartitionedTopic:
@@ -93,6 +96,7 @@ class PartitionedTopic:
 
         Raises:
             InvalidRequest: with the number of the first bad record; nothing is published then.
+            Unavailable: storage failed, or only some parts were written; the details name them.
         """
         return self._publish(self._prepare(records), ack)
 
@@ -111,6 +115,11 @@ class PartitionedTopic:
 
     def _prepare(self, records: Iterable[Any]) -> list[tuple[int, list[Prepared]]]:
         """Check all records and return what each part gets."""
+        if isinstance(records, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(
+            records, Iterable
+        ):
+            # One record, or none: a topic refuses it with the reason.
+            self.parts[0].runtime.prepare_many(records)
         by_part: dict[int, tuple[list[int], list[Any]]] = {}
         faults: list[tuple[int, InvalidRequest]] = []
         for number, record in enumerate(records):
@@ -150,26 +159,19 @@ class PartitionedTopic:
                 runtime.entries(prepared, pendings, sender)
             )
             waiting.append(pendings)
-        failure: FrazilError | None = None
         for queue, some in entries.items():
             try:
                 queue.submit_waiting(*some)
             except FrazilError as error:
-                # Only parts with lanes of their own have several queues.
-                failure = failure or error
+                # Parts with lanes of their own have several queues; the others may have taken it.
                 for entry in some:
                     entry[5].settle(error)
-        acks: list[Ack] = []
-        for (part, _prepared), pendings in zip(sends, waiting, strict=True):
-            try:
-                found: list[Ack] = [pending.result() for pending in pendings]
-            except FrazilError as error:
-                failure = failure or error
-            else:
-                acks.append(Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part))
-        if failure is not None:
-            raise failure
-        return acks
+        answers = [[_answer(each) for each in pendings] for pendings in waiting]
+        _check_written([part for part, _prepared in sends], answers)
+        return [
+            Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part)
+            for (part, _prepared), found in zip(sends, _acks(answers), strict=True)
+        ]
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         if self._spec.kind == "message":
@@ -208,3 +210,40 @@ def _message_key(record: object, fields: Mapping[str, Any]) -> object:
     if isinstance(record, dict):
         return record.get("key")
     return fields.get("key")
+
+
+def _answer(pending: Pending) -> Ack | FrazilError:
+    """Wait for one frame's answer; an error is returned, for the others count as well."""
+    try:
+        value: Ack = pending.result()
+    except FrazilError as error:
+        return error
+    return value
+
+
+def _acks(answers: Sequence[Sequence[Ack | FrazilError]]) -> list[list[Ack]]:
+    return [[each for each in found if isinstance(each, Ack)] for found in answers]
+
+
+def _check_written(parts: Sequence[int], answers: Sequence[Sequence[Ack | FrazilError]]) -> None:
+    """Raise what a frame met; if others were written, say where."""
+    errors = [each for found in answers for each in found if isinstance(each, FrazilError)]
+    if not errors:
+        return
+    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
+    error = (unknown or errors)[0]
+    written = [
+        f"{part}: {ack.offset}-{ack.offset_last}"
+        for part, acks in zip(parts, _acks(answers), strict=True)
+        for ack in acks
+    ]
+    if not written:
+        raise error
+    raise Unavailable(
+        "only some parts of the call were written, look before sending the rest",
+        outcome="unknown",
+        parts_written=", ".join(written[:PARTS_TOLD_MAX]),
+        frames_written=len(written),
+        frames=sum(map(len, answers)),
+        cause=error,
+    ) from error

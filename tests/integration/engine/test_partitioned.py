@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.errors import InvalidRequest
+from frazil.errors import InvalidRequest, Unavailable
+from frazil.fs import RealFileSystem
+from frazil.testing import FaultyFileSystem
 from tests.integration.engine.opening import open_small
+
+
+class FailsInOnePlace(FaultyFileSystem):
+    """Fails every sync below a directory once it is told which."""
+
+    broken = ""
+
+    def enter(self, verb, path, *more):
+        if self.broken and "sync" in verb and path.startswith(self.broken):
+            raise OSError(errno.EIO, "Input/output error (injected)", path)
+        return super().enter(verb, path, *more)
 
 
 def test_a_message_goes_by_its_own_key(tmp_path):
@@ -103,3 +117,29 @@ def test_columns_with_the_names_of_options_come_as_a_dict(tmp_path):
             assert batch.to_arrow().select(list(columns)).to_pylist() == [row]
             with pytest.raises(InvalidRequest, match="ack level"):
                 topic.append(id=1, ack="x")
+
+
+@pytest.mark.parametrize("wrong", [b"abc", "abc", {"id": 1}, None, 5])
+def test_what_is_no_list_of_records_is_refused(tmp_path, wrong):
+    """One record, or something that holds none, is refused where many are expected."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("p", {"id": "long"}, primary_key="id", partitions=2)
+        with pytest.raises(InvalidRequest, match="iterable of records"):
+            topic.append_many(wrong)
+
+
+def test_a_call_that_only_some_parts_took_says_which(tmp_path):
+    """If one part's journal fails, the error names what the other parts have."""
+    disk = FailsInOnePlace(RealFileSystem())
+    db = open_small(tmp_path, file_system=disk)
+    topic = db.create_topic("p", {"id": "long"}, primary_key="id", partitions=2, lane="dedicated")
+    rows = [{"id": number} for number in range(20)]
+    good, bad = topic.append_many(rows)
+    assert (good.part, bad.part) == (0, 1)
+    disk.broken = topic.parts[1].runtime.lane.journal.directory
+    with pytest.raises(Unavailable) as caught:
+        topic.append_many(rows)
+    assert caught.value.details["outcome"] == "unknown"
+    first = good.offset_last + 1
+    assert caught.value.details["parts_written"] == f"0: {first}-{first + good.offset_last}"
+    db.close()
