@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -182,5 +183,8 @@ class EngineMachine(RuleBasedStateMachine):
 EngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
+# A failure is shrunk for up to five minutes: a time-out in the middle of that would hide what failed
+# behind a complaint of hypothesis about a test that does not repeat itself.
+@pytest.mark.timeout(600)
 class TestEngine(EngineMachine.TestCase):
     """Whatever is called in whatever order, reads equal the model."""

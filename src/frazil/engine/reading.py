@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from frazil.engine.runtime import microseconds
 from frazil.errors import InvalidRequest, NotFound
+from frazil.model import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.history import Batch, Piece
-    from frazil.model import OffsetRange
 
 Start = int | str | dt.datetime
 """An offset, `"earliest"`, `"latest"`, or a time."""
@@ -75,6 +75,7 @@ class Reader:
         with runtime.lane.pinning:
             # Retention sees the pin before it frees, or the first read sees that it did.
             self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
+            self._in_log = runtime.lane.source.range(runtime.state.id).first <= self.offset
         self._end = runtime.history.range(runtime.state.id).end
         self._may_skip = not isinstance(start, int)
         """Nothing was read yet, and no offset was named: the start may still move forwards."""
@@ -143,11 +144,22 @@ class Reader:
         try:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         except NotFound:
-            if not self._may_skip:
+            if not self._in_log and not self._may_skip:
                 raise
+        position = self.offset
+        if not self._in_log:
             # Retention moved the start between the look at it and the pin.
             self.offset = history.range(topic).first
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+        # The log keeps every record that is pinned: it was in a declared gap, whose declaration
+        # went with the records before it.
+        self.offset = max(position, self._runtime.lane.source.range(topic).first)
+        piece = history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+        gap = OffsetRange(position, self.offset, "declared gap")
+        if not piece.batches:
+            return piece._replace(gaps=(gap, *piece.gaps))
+        piece.batches[0].gaps = (gap, *piece.batches[0].gaps)
+        return piece
 
     def _trimmed(self, batch: Batch) -> Batch:
         keep = batch.count

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 
 import pytest
 
 from frazil.config import TopicSettings
 from frazil.engine.core import Engine
-from frazil.errors import NotFound
+from frazil.errors import NotFound, Overloaded
 from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.crash.engine_world import LOG, SETTINGS
 from tests.integration.engine.opening import open_small
@@ -125,6 +126,25 @@ def test_no_reader_pins_while_segments_go():
     db.close()
 
 
+def test_a_reader_in_a_gap_goes_on_behind_it_when_the_records_before_it_go():
+    """Freeing what lies before a declared gap takes no record from a reader that stands in it."""
+    disk = SimulatedFileSystem(1)
+    open_simulated(disk).create_topic("t", sync="periodic").append(b"x")
+    db = open_simulated(disk.kill_clone())
+    topic = db.topic("t")
+    [gap] = topic.describe()["gaps"]
+    reader = topic.tail(gap["first"] + 2, timeout_s=0)
+    db.main.journal.rotate()
+    db.upkeep.seal()
+    topic.append(b"y", ack="fsynced")
+    db.upkeep.free()
+    assert topic.runtime.state.start == gap["end"]
+    [batch] = list(reader)
+    assert batch.offset == gap["end"]
+    assert [(each.first, each.end) for each in batch.gaps] == [(gap["first"] + 2, gap["end"])]
+    db.close()
+
+
 def test_a_hold_that_its_owner_dropped_stays_dropped():
     """Expiring records moves the holds there are; dropping one meanwhile waits for that."""
     db = open_simulated(retention_bytes=70_000, on_full="expire")
@@ -174,6 +194,38 @@ def test_the_thread_outlives_a_bug_and_stats_tell_of_it(tmp_path):
         upkeep.space.check = mended
         assert healthy.wait(WAIT_S)
         assert db.stats()["health"] == "ok"
+
+
+def test_publishing_is_stopped_everywhere_before_stats_say_so():
+    """Who reads in stats that publishing stopped or resumed finds every topic in line with it."""
+    disk = SimulatedFileSystem(1)
+    db = open_simulated(disk, free_bytes_min=1 << 20)
+    topic = db.create_topic("t")
+    told = []
+
+    class Listener(logging.Handler):
+        def emit(self, record):
+            stopped = db.stats()["disk"]["publishing_stopped"]
+            told.append((record.getMessage(), stopped))
+
+    listener = Listener()
+    logging.getLogger("frazil").addHandler(listener)
+    try:
+        disk.capacity_bytes = 1 << 20
+        db.upkeep.check_space()
+        assert db.stats()["disk"]["publishing_stopped"]
+        for refused in (topic, db.create_topic("u")):
+            with pytest.raises(Overloaded):
+                refused.append(b"x")
+        disk.capacity_bytes = 100 << 20
+        db.upkeep.check_space()
+        assert not db.stats()["disk"]["publishing_stopped"]
+        for taken in (topic, db.topic("u")):
+            taken.append(b"x")
+    finally:
+        logging.getLogger("frazil").removeHandler(listener)
+    assert ("publishing_stopped", False) in told
+    assert ("publishing_resumed", True) in told
 
 
 def test_a_round_that_fails_as_a_whole_does_not_end_the_thread(tmp_path):
