@@ -28,8 +28,9 @@ from frazil.errors import (
 from frazil.ingest.columns import IngestLimits
 from frazil.log.history import ChainedHistory
 from frazil.log.journal import Journal
+from frazil.log.space import SpaceGuard
 from frazil.model import TopicSpec, full_topic_name, part_name
-from frazil.telemetry import event
+from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +81,16 @@ class Registry:
             self._lock.release()
             raise
 
+    def _make_room(self) -> None:
+        """Give the ballast up before opening if the disk is full: recovery writes a little, too."""
+        try:
+            if self.file_system.space(self.paths.root).free_bytes < self.settings.log.ballast_bytes:
+                SpaceGuard(self.file_system, self.paths.root, self.settings.log).give_up_ballast()
+        except OSError as error:
+            warn("ballast_trouble", path=self.paths.root, error=error)
+
     def _open(self) -> None:
+        self._make_room()
         store, warnings = open_store(
             self.settings, self.paths, file_system=self.file_system, clock=self.clock
         )
@@ -115,22 +125,15 @@ class Registry:
     def _open_lane(
         self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]
     ) -> LaneRuntime:
-        try:
-            journal = Journal.open(
-                self.file_system,
-                directory,
-                clock=self.clock,
-                settings=self.settings.log,
-                producers=self.settings.producers,
-                watermarks=ends,
-                known_topics=known,
-            )
-        except OSError as error:
-            raise Unavailable(
-                "the journal cannot be opened, check the disk and the directory's rights",
-                path=directory,
-                error=error,
-            ) from error
+        journal = Journal.open(
+            self.file_system,
+            directory,
+            clock=self.clock,
+            settings=self.settings.log,
+            producers=self.settings.producers,
+            watermarks=ends,
+            known_topics=known,
+        )
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
         return LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
 
@@ -327,6 +330,10 @@ class Registry:
         Raises:
             Unavailable: if the last sync failed; what was acked as `received` only may be lost.
         """
+        if os.getpid() != self._process:
+            # A forked child: files, metadata and lock belong to the parent, who goes on using them.
+            self.closed = True
+            return
         with self._control:
             if self.closed:
                 return

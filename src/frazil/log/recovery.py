@@ -140,7 +140,7 @@ class Survey:
         if self._known:
             self.report.warnings.append(
                 f"the journal has no segment left; {len(self._known)} topics are known from the "
-                "metadata, their records are lost"
+                f"metadata, the records of {len(self.report.lost)} of them are lost"
             )
 
     # -- files -----------------------------------------------------------------------------------
