@@ -17,10 +17,8 @@ def a_program_opens_and_publishes(path: Path) -> None:
     """The calls of the README have types without Any."""
     with frazil.open(path) as db:
         assert_type(db, Engine)
-        created = db.create_topic("events", sync="commit", retention_age="1h")
-        if not isinstance(created, Topic):
-            return
-        topic: Topic = created
+        topic = db.create_topic("events", sync="commit", retention_age="1h")
+        assert_type(topic, Topic)
         assert_type(topic.append(b"hello"), Ack)
         assert_type(topic.append(b"hello", key="k", attributes={"a": "b"}), Ack)
         assert_type(topic.append({"id": 1}, ack="fsynced"), Ack)

@@ -308,3 +308,9 @@ def test_words_are_sorted_and_have_one_meaning():
     text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
     words = [row.split("|")[1].strip() for row in text.splitlines() if row.startswith("| ")][1:]
     assert words == sorted(set(words), key=str.lower)
+
+
+def test_the_checked_example_is_the_readmes():
+    """Mypy checks the README's Python example as it stands there."""
+    [example] = python_blocks((ROOT / "README.md").read_text("utf-8"))
+    assert example in (ROOT / "tests" / "typing" / "check_readme.py").read_text("utf-8")

@@ -239,8 +239,8 @@ class AsyncEngine:
 
     async def create_topic(self, name: str, columns: Any = None, **options: Any) -> Any:
         """Create a topic; see `Engine.create_topic`."""
-        topic = await asyncio.to_thread(self.engine.create_topic, name, columns, **options)
-        return _wrapped(topic)
+        create: Any = self.engine.create_topic
+        return _wrapped(await asyncio.to_thread(create, name, columns, **options))
 
     def topic(self, name: str) -> Any:
         """Return the handle of a topic."""

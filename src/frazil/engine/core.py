@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 import pyarrow as pa
@@ -65,6 +65,32 @@ class Engine(Registry):
     Opening recovers the log: every record acked as fsynced is there. One process at a time.
     """
 
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        columns: Mapping[str, Any] | Sequence[pa.Field] | pa.Schema | None = None,
+        *,
+        primary_key: Sequence[str] | str = (),
+        partition_by: Sequence[str] = (),
+        partitions: Literal[0] = 0,
+        exist_ok: bool = False,
+        **options: Any,
+    ) -> Topic: ...
+
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        columns: Mapping[str, Any] | Sequence[pa.Field] | pa.Schema | None = None,
+        *,
+        primary_key: Sequence[str] | str = (),
+        partition_by: Sequence[str] = (),
+        partitions: int,
+        exist_ok: bool = False,
+        **options: Any,
+    ) -> PartitionedTopic: ...
+
     def create_topic(
         self,
         name: str,
@@ -84,7 +110,8 @@ class Engine(Registry):
 
         Raises:
             InvalidRequest: if the definition is wrong.
-            Conflict: if the topic exists (unless `exist_ok`).
+            Conflict: if the topic exists (unless `exist_ok` and it is of the same kind, with the
+                same partitions and key).
             Overloaded: if there are too many topics.
         """
         request = request_topic(
@@ -100,9 +127,10 @@ class Engine(Registry):
         with self._control:
             self._check_open()
             if request.name in self._topics or request.name in self._parents:
-                if exist_ok:
-                    return self.topic(request.name)
-                raise Conflict("topic exists already", topic=request.name)
+                if not exist_ok:
+                    raise Conflict("topic exists already", topic=request.name)
+                self._check_same(request)
+                return self.topic(request.name)
             count = len(self._topics) + len(self._parents) + 1 + request.partitions
             if count > self.settings.topics.topics_max:
                 raise Overloaded(
@@ -178,6 +206,20 @@ class Engine(Registry):
             for name in self.file_system.list_directory(directory):
                 self.file_system.unlink(f"{directory}/{name}")
             self.file_system.sync_directory(directory)
+
+    def _check_same(self, request: TopicRequest) -> None:
+        """Refuse to pass a topic of another kind off as the one that was asked for."""
+        parent = self._parents.get(request.name)
+        spec = self._topics[request.name].state.spec if parent is None else parent
+        for what in ("kind", "partitions", "primary_key"):
+            if getattr(spec, what) != getattr(request, what):
+                raise Conflict(
+                    "topic exists with another definition",
+                    topic=request.name,
+                    differs=what,
+                    exists=getattr(spec, what),
+                    asked=getattr(request, what),
+                )
 
     def _create_one(self, spec: TopicSpec, schema: bytes) -> None:
         # A crash between these steps leaves a half-made topic, which the next opening removes.
