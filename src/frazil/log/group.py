@@ -235,6 +235,9 @@ class Group:
                 self._refuse(topic, entry, _invalid(error))
                 continue
             result.append((topic, codec, fresh, count, size, waiter, sender))
+        if len(set(map(_codec_of, result))) > 1:
+            # The columns changed between two of them: once more, all to the newest.
+            return self._upgrade_all(topic, result)
         return result
 
     def _note_levels(self, topic: TopicState, entries: list[Entry]) -> None:

@@ -39,7 +39,7 @@ HOLE_BYTES_MAX: Final = 256
 
 SMALL_RECORDS_MAX: Final = 64
 """Frames of at most so many records are decoded together."""
-RUN_RECORDS_MAX: Final = 1024
+RUN_RECORDS_MAX: Final = 512
 """So many records are decoded together: beyond it, larger columns gain nothing."""
 
 
