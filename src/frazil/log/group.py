@@ -5,7 +5,7 @@ Nothing in the state changes here: a group that cannot be written leaves no trac
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -181,11 +181,16 @@ class Group:
     def _encode_same(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
         """Encode entries of one topic and one codec into one frame."""
         if codec.version != topic.schema_version:
-            entries = self._upgrade_all(topic, entries)
-            if not entries:
-                return
-            assert entries[0][1] is not None
-            codec = entries[0][1]
+            upgraded = self._upgrade_all(topic, entries)
+            # The columns may change between two of them: a frame for each run of one codec.
+            for own, run in groupby(upgraded, key=_codec_of):
+                assert own is not None
+                self._encode_ready(topic, own, list(run))
+            return
+        self._encode_ready(topic, codec, entries)
+
+    def _encode_ready(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
+        """Encode entries whose codec is final into one frame."""
         singles = not any(map(_count_of, entries))
         records: Sequence[Any]
         if singles:
@@ -235,9 +240,6 @@ class Group:
                 self._refuse(topic, entry, _invalid(error))
                 continue
             result.append((topic, codec, fresh, count, size, waiter, sender))
-        if len(set(map(_codec_of, result))) > 1:
-            # The columns changed between two of them: once more, all to the newest.
-            return self._upgrade_all(topic, result)
         return result
 
     def _note_levels(self, topic: TopicState, entries: list[Entry]) -> None:
@@ -261,7 +263,7 @@ class Group:
             else:
                 good.append(entry)
         if good:
-            self._encode_same(topic, codec, good)
+            self._encode_ready(topic, codec, good)
 
     def _refuse(self, topic: TopicState, entry: Entry, error: FrazilError) -> None:
         sender = entry[6]
