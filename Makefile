@@ -39,7 +39,7 @@ bench: environment-dev ## Run the benchmark NAME=log
 
 crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n, exhaustive damage
 	@FRAZIL_CRASH_SEEDS=$(SEEDS) FRAZIL_CRASH_KILLS=$(KILLS) FRAZIL_EXHAUSTIVE=1 \
-		$(PYTEST) tests/crash -m "crash_long or not crash_long" --timeout 0 -n $(JOBS) --dist worksteal
+		$(PYTEST) tests/crash tests/unit/metadata/test_sqlite_store.py -m "crash_long or not crash_long" --timeout 0 -n $(JOBS) --dist worksteal
 
 fuzz: environment-dev ## Fuzz every decoder for SECONDS=n
 	@$(PY) -m tests.fuzz.run --seconds $(SECONDS)

@@ -205,6 +205,11 @@ class AsyncPartitionedTopic:
         """Return the full name, `/namespace/name`."""
         return self._topic.name
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the current columns."""
+        return self._topic.schema
+
     async def append(self, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to its part."""
         part = self._topic.part_for(record, options)
@@ -266,6 +271,22 @@ class AsyncEngine:
             topic = await asyncio.to_thread(self.engine.topic_for, name, record, options)
         ack: Ack = await _wrapped(topic).append(record, **options)
         return ack
+
+    async def hold(self, topic: str, name: str, offset: int) -> None:
+        """Keep a topic's records from `offset` on; durable on return."""
+        await asyncio.to_thread(self.engine.hold, topic, name, offset)
+
+    async def advance(self, topic: str, name: str, offset: int) -> None:
+        """Move a hold forwards; durable on return."""
+        await asyncio.to_thread(self.engine.advance, topic, name, offset)
+
+    async def drop(self, topic: str, name: str) -> None:
+        """Remove a hold; durable on return."""
+        await asyncio.to_thread(self.engine.drop, topic, name)
+
+    def topic_stats(self, name: str) -> dict[str, Any]:
+        """Return counts, sizes and watermarks of one topic."""
+        return self.engine.topic_stats(name)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return everything that is known about a topic."""

@@ -14,6 +14,7 @@ from frazil.errors import InvalidRequest
 from frazil.ingest.columns import column_id, column_of, declare_schema
 from frazil.ingest.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
 from frazil.ingest.inference import infer_schema
+from frazil.ingest.messages import Message
 from frazil.ingest.partitioning import parse_partition_spec
 from frazil.model import TopicKind, TopicSpec, full_topic_name, is_part_name, part_name
 from frazil.units import parse_bytes, parse_duration_s
@@ -113,6 +114,13 @@ def first_columns(
         raise InvalidRequest(
             "the topic does not exist and cannot be made from this record: give bytes or a row",
             got=type(payload).__name__,
+        )
+    unknown = [name for name in fields if name not in Message.__struct_fields__]
+    if unknown:
+        raise InvalidRequest(
+            "message has an unknown field",
+            field=unknown[0],
+            allowed=", ".join(Message.__struct_fields__),
         )
     size = memoryview(payload).nbytes
     if size > limits.message_bytes_max:

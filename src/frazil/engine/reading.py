@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import datetime as dt
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from frazil.engine.runtime import microseconds
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import OffsetRange
+from frazil.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -47,6 +48,29 @@ def start_offset(runtime: TopicRuntime, start: Start) -> int:
     raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime", start=start)
 
 
+def _checked_limit(limit: Any) -> int | None:
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise InvalidRequest("limit must be a number of records from 0 on", limit=limit)
+    return limit
+
+
+def _checked_bytes(bytes_max: Any, default: int) -> int:
+    size = default if bytes_max is None else parse_bytes(bytes_max)
+    if size < 1:
+        raise InvalidRequest("bytes_max must be at least 1", bytes_max=bytes_max)
+    return size
+
+
+def _checked_timeout(timeout_s: Any) -> float | None:
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or timeout_s < 0:
+        raise InvalidRequest("timeout_s must be seconds from 0 on", timeout_s=timeout_s)
+    return timeout_s
+
+
 class Reader:
     """Batches of one topic in offset order; an iterator and a context manager.
 
@@ -67,9 +91,9 @@ class Reader:
     ) -> None:
         self._runtime = runtime
         self._follow = follow
-        self._left = limit
-        self._bytes_max = bytes_max or runtime.settings.log.read_bytes
-        self._timeout_s = timeout_s
+        self._left = _checked_limit(limit)
+        self._bytes_max = _checked_bytes(bytes_max, runtime.settings.log.read_bytes)
+        self._timeout_s = _checked_timeout(timeout_s)
         self.offset = start_offset(runtime, start)
         self.gaps: list[OffsetRange] = []
         with runtime.lane.pinning:
@@ -196,14 +220,21 @@ class Reader:
         return True
 
     def _has_news(self) -> bool:
-        journal = self._runtime.lane.journal
-        return self._runtime.state.visible > self.offset or journal.closed or bool(journal.failed)
+        state, journal = self._runtime.state, self._runtime.lane.journal
+        ended = journal.closed or bool(journal.failed) or bool(state.spec.deleted_us)
+        return state.visible > self.offset or ended
 
     def _check_open(self) -> None:
         journal = self._runtime.lane.journal
-        if (journal.closed or journal.failed) and self._runtime.state.visible <= self.offset:
+        state = self._runtime.state
+        if state.visible > self.offset:
+            return
+        if journal.closed or journal.failed:
             self.close()
             raise journal.closed_error()
+        if state.spec.deleted_us:
+            self.close()
+            raise NotFound("topic was deleted", topic=state.spec.name)
 
     def close(self) -> None:
         """Let the records go; closing twice is fine."""

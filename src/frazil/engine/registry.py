@@ -258,6 +258,10 @@ class Registry:
         self._check_open()
         full = full_topic_name(name)
         runtime = self._topics.get(full)
+        if runtime is None and full in self._parents:
+            raise InvalidRequest(
+                "the topic is partitioned, name one of its parts", topic=full, part=f"{full}-part-0"
+            )
         if runtime is None:
             raise NotFound("no such topic", topic=full)
         return runtime

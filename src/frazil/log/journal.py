@@ -275,6 +275,8 @@ class Journal:
             self._dirty[topic.id] = topic
         for producer, sent, epoch in group.sent:
             state.record_sent(producer.id, sent, epoch=epoch)
+        if len(state.producers) > self._producers.producers_max:
+            state.forget_producers(count_max=self._producers.producers_max, older_than_us=0)
         self._dirty_reserved += group.reserved
         if not self._dirty_bytes:
             self._dirty_since = self.clock.monotonic()

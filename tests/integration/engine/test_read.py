@@ -325,3 +325,28 @@ def test_a_partitioned_topic_changes_as_one(tmp_path):
         facts = db.describe("p")
         assert [column["name"] for column in facts["columns"]] == ["id", "x"]
         assert facts["retention_age_s"] == 3600.0
+
+
+def test_a_tail_of_a_deleted_topic_ends(tmp_path):
+    """A tail that waits is told when its topic is deleted, instead of waiting for ever."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("gone")
+        reader = topic.tail()
+        timer = threading.Timer(0.1, lambda: db.delete_topic("gone"))
+        timer.start()
+        with pytest.raises(NotFound, match="deleted"):
+            next(reader)
+        timer.join()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"limit": -1}, {"limit": "x"}, {"limit": True}, {"bytes_max": -5}, {"bytes_max": "much"}],
+)
+def test_wrong_arguments_of_a_read_are_refused(tmp_path, options):
+    """A limit is a number of records, a size a number of bytes or a text such as 1MB."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t")
+        with pytest.raises(InvalidRequest):
+            topic.read(**options)
+        assert list(topic.read(bytes_max="1MB")) == []
