@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import msgspec
 
+from frazil.errors import CorruptionError
 from frazil.fs import File, read_fully, write_fully
 from frazil.log import format as fmt
 from frazil.log.checkpoint import encode_checkpoint
@@ -541,7 +542,12 @@ class _Rewriter:
             flags=head.flags,
             runs=runs,
         )
-        assert head.lsn == self.lsn + 1
+        if head.lsn != self.lsn + 1:
+            raise CorruptionError(
+                "the frames at the log's end do not follow each other, run `frazil doctor`",
+                lsn=head.lsn,
+                lsn_expected=self.lsn + 1,
+            )
         self.lsn = head.lsn
         if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
             self._data.append((head, self.size, size))

@@ -82,9 +82,10 @@ class Scan:
         """
         number = bisect_right(self.lsns, self.synced)
         end = self.ends[number - 1] if number else self.born_end
-        lsn = self.lsns[number] - 1 if number < len(self.lsns) else self.lsn
         # A fault that stayed in the scan was proven to be damage, so all before it was synced.
-        return max([end, *(fault.end for fault in self.faults)]), lsn
+        end = max([end, *(fault.end for fault in self.faults)])
+        number = bisect_right(self.ends, end)
+        return end, self.lsns[number] - 1 if number < len(self.lsns) else self.lsn
 
     def cut(self, position: int, *, lsn: int) -> None:
         """Forget every frame at and behind `position`."""
@@ -284,12 +285,13 @@ class Scanner:
 
     def _passed(self, head: fmt.FrameHead, position: int) -> None:
         result = self.result
-        if head[10] != result.lsn:
-            result.lsn = head[10]
-            result.lsns.append(head[10])
-            result.ends.append(position + head[1] + fmt.FRAME_PREFIX_BYTES)
-        elif head[3] == fmt.KIND_CHECKPOINT:
-            result.born_end = position + head[1] + fmt.FRAME_PREFIX_BYTES
+        if head.kind not in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER):
+            result.lsns.append(head.lsn)
+            result.ends.append(position + head.length + fmt.FRAME_PREFIX_BYTES)
+        elif head.kind == fmt.KIND_CHECKPOINT:
+            result.born_end = position + head.length + fmt.FRAME_PREFIX_BYTES
+        # Behind a fault a marker may be the first to tell how far the sequence had come.
+        result.lsn = head.lsn
         if head[11] > result.synced:
             result.synced = head[11]
 

@@ -184,3 +184,27 @@ def test_a_forked_child_leaves_the_files_to_its_parent(tmp_path):
     with frazil.open(tmp_path / "data") as db:
         assert sum(batch.count for batch in db.topic("t").read()) == 51
         assert db.stats()["health"] == "ok"
+
+
+def test_a_marker_behind_lost_frames_tells_the_sequence():
+    """Frames lost before a marker, then frames nobody proves: the successor's sequence fits them."""
+    disk = SimulatedFileSystem()
+    log = DrivenLog(disk)
+    log.create(1, "/default/a")
+    log.plain(1, b"lost")
+    log.journal.write_marker()
+    log.plain(1, b"unproven")
+    after = disk.kill_clone()
+    places = log.journal.active.live_places[1]
+    start = places.positions[0] << 3
+
+    def spoil(data):
+        data[start : start + places.lengths[0]] = bytes(places.lengths[0])
+
+    after.corrupt(log.journal.active.path, spoil)
+    again = DrivenLog(after)
+    assert again.journal.report.lost
+    assert again.topic(1).next == 2
+    once_more = DrivenLog(after.kill_clone())
+    assert not once_more.journal.report.lost
+    assert once_more.topic(1).next == 2
