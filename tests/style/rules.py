@@ -42,8 +42,8 @@ _REGISTRY_HOST = re.compile(
             ("ghcr", ".io"),
             ("quay", ".io"),
             ("registry", ".npmjs"),
-            ("repo1.", "maven.org"),
-            ("repo.", "maven.apache.org"),
+            ("repo1.mav", "en.org"),
+            ("repo.mav", "en.apache.org"),
             ("repo.", "anaconda.com"),
         )
     )
