@@ -20,7 +20,7 @@ from frazil.ingest.messages import (
 )
 from frazil.ingest.rows import Row, RowEncoder, join_packed
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Codec, Payload
+from frazil.log.codec import PLAIN, Codec, Payload, Untracked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ def _compressed(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Bu
     return stream.slice(start, end - start)
 
 
-class ArrowCodec:
+class ArrowCodec(Untracked):
     """Batches that come as Arrow; each is a frame of its own, serialised by its producer."""
 
     solo = True
@@ -86,7 +86,7 @@ class ArrowCodec:
         return current, arrow_payload(fresh, self._owner.options)
 
 
-class RowCodec:
+class RowCodec(Untracked):
     """Rows of a table topic: packed while they are few, Arrow when that is cheaper."""
 
     solo = False
@@ -121,7 +121,7 @@ class RowCodec:
         return current, [carry(record) for record in data] if many else carry(data)
 
 
-class MessageCodec:
+class MessageCodec(Untracked):
     """Messages with an envelope; payload-only ones go through the log's own `PLAIN`."""
 
     solo = False

@@ -36,6 +36,8 @@ class Codec(Protocol):
     """An entry of this codec is a frame of its own."""
     version: int
     """The schema version its records were validated against."""
+    tracked: bool
+    """Its records want to be told by `settled` whether they were written."""
 
     def encode(self, records: Sequence[Any]) -> Payload:
         """Encode records into one payload.
@@ -47,8 +49,20 @@ class Codec(Protocol):
     def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
         """Return codec and data under the topic's current schema, after it changed."""
 
+    def settled(self, data: Any, *, many: bool, written: bool) -> None:
+        """Tell the records of an entry whether they were written; for tracked codecs only."""
 
-class PlainCodec:
+
+class Untracked:
+    """A codec whose records nobody depends on before they are written."""
+
+    tracked = False
+
+    def settled(self, data: Any, *, many: bool, written: bool) -> None:
+        """Do nothing."""
+
+
+class PlainCodec(Untracked):
     """Records that are payload bytes and nothing else."""
 
     solo = False
@@ -80,6 +94,31 @@ class Control(NamedTuple):
     flags: int = 0
 
 
+class TailEntry(NamedTuple):
+    """One frame's records as the memory tier gets them: the payload itself, nothing copied.
+
+    `records` are the validated records of a keyed topic's row frame, whose keys need no decoding.
+    """
+
+    offset: int
+    count: int  # type: ignore[assignment]  # nobody counts values in this tuple
+    time_us: int
+    lsn: int
+    kind: int
+    flags: int
+    version: int
+    size: int
+    data: Buffer
+    records: Sequence[Any] | None
+
+
+class Tail(Protocol):
+    """The memory tier's side of a topic. Called by the journal's thread alone."""
+
+    def append(self, entry: TailEntry) -> None:
+        """Take written records; nobody may look at them before the topic's `visible` passes them."""
+
+
 class Sender(NamedTuple):
     """Who sent an entry and how safe it must be, where that differs from the topic's default."""
 
@@ -99,3 +138,10 @@ if TYPE_CHECKING:
     encoded batch of a solo codec). No codec means that `data` is a `Control`.
     """
     Deliver = Callable[[list[Waiter], Sequence[Ack | BaseException]], None]
+
+
+def settle_tracked(entries: Sequence[Entry], *, written: bool) -> None:
+    """Tell the records of tracked entries whether they were written."""
+    for _topic, codec, data, count, _size, _waiter, _sender in entries:
+        if codec is not None and codec.tracked:
+            codec.settled(data, many=count > 0, written=written)

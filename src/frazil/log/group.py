@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest
 from frazil.log import format as fmt
-from frazil.log.codec import Control, Payload
+from frazil.log.codec import Control, Payload, TailEntry
 from frazil.log.state import STATE_PRODUCER, Producer, Sent
 from frazil.model import Ack
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from frazil.log.codec import Codec, Entry, Waiter
+    from frazil.log.codec import Codec, Entry, Tail, Waiter
     from frazil.log.state import JournalState, TopicState
 
 JOIN_BYTES_MAX: Final = 16 << 10
@@ -70,6 +70,10 @@ class Group:
         self.size = 0
         self.data: list[tuple[TopicState, int, int, int, int]] = []
         """(topic, offset, position, length, count) of each data frame"""
+        self.kept: list[tuple[Tail, TailEntry]] = []
+        """What the memory tier gets when the group is written."""
+        self.tracked: list[Entry] = []
+        """Entries whose records are told that they were written, or that they were not."""
         self.controls: list[tuple[fmt.FrameHead, bytes]] = []
         self.sent: list[tuple[Producer, Sent, int]] = []
         self.reserved: list[tuple[TopicState, int]] = []
@@ -120,6 +124,7 @@ class Group:
             or count
             or sender is not None
             or not topic.sync_on_append
+            or codec.tracked
             or codec.version != topic.schema_version
         ):
             self._encode_topic([entry])
@@ -130,7 +135,9 @@ class Group:
             self._refuse(topic, entry, _invalid(error))
             return
         offset = topic.next
-        self._frame(topic, payload, offset=offset, count=1, version=codec.version, runs=b"")
+        self._frame(
+            topic, payload, (data,), offset=offset, count=1, version=codec.version, runs=b""
+        )
         self.waiters.append(waiter)
         self.results.append(Ack(offset, offset, self.lsn))
         self.sync = True
@@ -215,7 +222,11 @@ class Group:
             self._reserve_block(topic, offset + count)
         lsn = self.lsn + 1
         runs = self._runs(topic, entries, offset, lsn) if any(map(_sender_of, entries)) else b""
-        self._frame(topic, payload, offset=offset, count=count, version=codec.version, runs=runs)
+        self._frame(
+            topic, payload, records, offset=offset, count=count, version=codec.version, runs=runs
+        )
+        if codec.tracked:
+            self.tracked += entries
         self._next[topic.id] = offset + count
         self.waiters += map(_waiter_of, entries)
         if singles:
@@ -272,8 +283,15 @@ class Group:
             window = self._windows.get((topic.id, sender.producer))
             if window and window[-1].sequence == sender.sequence:
                 window.pop()
+        self._unwritten(entry)
         self.waiters.append(entry[5])
         self.results.append(error)
+
+    def _unwritten(self, entry: Entry) -> None:
+        """Tell the records of an entry that they are not written, before others build on them."""
+        codec = entry[1]
+        if codec is not None and codec.tracked:
+            codec.settled(entry[2], many=entry[3] > 0, written=False)
 
     # -- idempotent producers --------------------------------------------------------------------
 
@@ -321,6 +339,7 @@ class Group:
             if verdict.offset < 0:
                 # The first one is in this very group: the repeat gets the ack it will get.
                 self._repeats.append((key, verdict.sequence, entry))
+                self._unwritten(entry)
                 return False
             last = verdict.offset + verdict.records - 1
             self._answer(topic, entry, Ack(verdict.offset, last, verdict.lsn))
@@ -330,6 +349,7 @@ class Group:
 
     def _answer(self, topic: TopicState, entry: Entry, ack: Ack) -> None:
         """Answer a repeat; if its first record is not durable yet, a sync comes first."""
+        self._unwritten(entry)
         self.waiters.append(entry[5])
         self.results.append(ack)
         if ack.offset_last >= topic.durable:
@@ -445,6 +465,7 @@ class Group:
         self,
         topic: TopicState,
         payload: Payload,
+        records: Sequence[Any],
         *,
         offset: int,
         count: int,
@@ -470,6 +491,25 @@ class Group:
             runs=runs,
         )
         self.data.append((topic, offset, self._position + self.size, size, count))
+        if topic.memory is not None:
+            keyed = payload.kind == fmt.KIND_ROWS and topic.spec.primary_key
+            self.kept.append(
+                (
+                    topic.memory,
+                    TailEntry(
+                        offset,
+                        count,
+                        self.time_us,
+                        self.lsn,
+                        payload.kind,
+                        payload.flags,
+                        version,
+                        payload.size,
+                        payload.data,
+                        records if keyed else None,
+                    ),
+                )
+            )
         if size <= JOIN_BYTES_MAX:
             self.buffers.append(b"".join((head, data, padding)))
         else:

@@ -20,7 +20,7 @@ from frazil.log import forked, refusals
 from frazil.log import format as fmt
 from frazil.log.birth import Opened, birth_frames, open_journal, refresh_topics
 from frazil.log.checkpoint import encode_checkpoint
-from frazil.log.codec import Control
+from frazil.log.codec import Control, settle_tracked
 from frazil.log.group import Group
 from frazil.log.grouping import group_end
 from frazil.log.index import Places
@@ -197,6 +197,7 @@ class Journal:
                 self._sync()
         except Overloaded as error:
             # There is no room for the next segment, and nothing of the group was written.
+            settle_tracked(entries, written=False)
             deliver(waiters, [error] * len(waiters))
         except OSError as error:
             self._fail(error)
@@ -243,6 +244,7 @@ class Journal:
             if self.on_disk_full is not None:
                 with contextlib.suppress(OSError):
                     self.on_disk_full()
+            settle_tracked(group.tracked, written=False)
             deliver(group.waiters, [refusals.disk_full(self.directory)] * len(group.waiters))
             return False
         self._filled = max(self._filled, end)
@@ -273,6 +275,10 @@ class Journal:
             topic.next = offset + count
             topic.bytes_local += length
             self._dirty[topic.id] = topic
+        for memory, kept in group.kept:
+            # Before it is synced: nobody looks beyond `visible`, and then it must be there.
+            memory.append(kept)
+        settle_tracked(group.tracked, written=True)
         for producer, sent, epoch in group.sent:
             state.record_sent(producer.id, sent, epoch=epoch)
         if len(state.producers) > self._producers.producers_max:

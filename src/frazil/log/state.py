@@ -17,6 +17,8 @@ from frazil.model import TopicSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from frazil.log.codec import Tail
+
 STATE_HOLD: Final = 1
 STATE_PRODUCER: Final = 2
 STATE_FREED: Final = 3
@@ -91,6 +93,7 @@ class TopicState:
         "durable",
         "holds",
         "id",
+        "memory",
         "next",
         "places",
         "producers",
@@ -122,6 +125,8 @@ class TopicState:
         self.bytes_local = 0
         self.places: Any = None
         self.codec: Any = None
+        self.memory: Tail | None = None
+        """Where written records go besides the file, if the memory tier is on."""
         self.waiters: list[Callable[[], None]] = []
 
     def define(self, spec: TopicSpec) -> None:
