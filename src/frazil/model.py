@@ -24,6 +24,7 @@ __all__ = [
     "TopicId",
     "TopicKind",
     "TopicSpec",
+    "UnknownKey",
     "full_topic_name",
     "part_name",
 ]
@@ -38,6 +39,7 @@ AckLevel = Literal["received", "fsynced", "uploaded", "committed"]
 TopicKind = Literal["message", "table"]
 Lane = Literal["shared", "dedicated"]
 OnFull = Literal["block", "expire"]
+UnknownKey = Literal["ignore", "error", "insert"]
 
 NAME_PART_CHARACTERS_MAX: Final = 200
 NAMESPACE_DEFAULT: Final = "default"
@@ -98,6 +100,10 @@ class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     on_full: OnFull | None = None
     version: int = 1
     deleted_us: int = 0
+    unknown_key: UnknownKey = "ignore"
+    """What an update or delete of a key that does not exist means."""
+    signals: dict[str, float] | None = None
+    """Limits of the signals that move data, where they differ from the settings, by name."""
 
 
 def full_topic_name(name: str) -> str:

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
     from frazil.model import TopicSpec
 
-SHARED_OPTIONS: Final = ("sync", "retention_us", "retention_bytes", "on_full")
+SHARED_OPTIONS: Final = (
+    "sync",
+    "retention_us",
+    "retention_bytes",
+    "on_full",
+    "unknown_key",
+    "signals",
+)
 """What `alter` may change of a partitioned topic and all its parts."""
 
 

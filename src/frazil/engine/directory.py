@@ -26,6 +26,8 @@ class DataDirectory:
         self.lock = f"{self.root}/LOCK"
         self.journal = f"{self.root}/journal"
         self.lanes = f"{self.root}/lanes"
+        self.disk = f"{self.root}/disk"
+        self.run = f"{self.root}/run"
         self.metadata = f"{self.root}/meta.db"
         self.quarantine = f"{self.root}/quarantine"
 

@@ -187,11 +187,14 @@ class Journal:
             self._apply(group)
             if group.sync:
                 self._sync()
+                # After they are visible: who no longer sees them in flight finds them in memory.
+                settle_tracked(group.tracked, written=True)
                 deliver(group.waiters, group.results)
                 return
             # Nobody in the group waits for a sync, and the offsets are below a synced reservation.
             waiters = []
             self._show(group)
+            settle_tracked(group.tracked, written=True)
             deliver(group.waiters, group.results)
             if self._sync_due():
                 self._sync()
@@ -278,7 +281,6 @@ class Journal:
         for memory, kept in group.kept:
             # Before it is synced: nobody looks beyond `visible`, and then it must be there.
             memory.append(kept)
-        settle_tracked(group.tracked, written=True)
         for producer, sent, epoch in group.sent:
             state.record_sent(producer.id, sent, epoch=epoch)
         if len(state.producers) > self._producers.producers_max:
