@@ -1,0 +1,144 @@
+"""The signals: each fires beyond its limit and not at it, alone or together, per topic."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.config import DiskSettings, MemorySettings, describe
+from frazil.errors import InvalidRequest
+from frazil.tiers.signals import (
+    LIMIT_NAMES,
+    DiskFacts,
+    DiskLimits,
+    Fired,
+    MemoryFacts,
+    MemoryLimits,
+    checked_limits,
+    disk_signals,
+    memory_signals,
+)
+
+MIB = 1 << 20
+QUIET = MemoryFacts(0.1, MIB, 1.0, 10, 0)
+STAGED = DiskFacts(MIB, 1.0, 1, 0, MIB)
+MEMORY = MemoryLimits.of(MemorySettings())
+DISK = DiskLimits.of(DiskSettings())
+
+MEMORY_MARKS = [
+    ("memory", "usage_ratio", 0.8, 0.8000001),
+    ("partition", "partition_bytes_max", 128 * MIB - 1, 128 * MIB),
+    ("age", "age_s", 300.0, 300.001),
+    ("offsets", "offsets_unflushed", 100_000, 100_001),
+    ("changes", "changes_unflushed", 10_000, 10_001),
+]
+DISK_MARKS = [
+    ("partition", "partition_bytes_max", 128 * MIB - 1, 128 * MIB),
+    ("age", "since_commit_s", 60.0, 60.001),
+    ("small_files", "small_files", 10, 11),
+    ("deletes", "deletes_pending", 10_000, 10_001),
+    ("bytes", "staged_bytes", 10**9, 10**9 + 1),
+]
+
+
+@pytest.mark.parametrize(("reason", "fact", "calm", "beyond"), MEMORY_MARKS)
+def test_each_memory_signal_fires_beyond_its_limit_alone(reason, fact, calm, beyond):
+    """The last calm value fires nothing; the next one fires that signal with value and limit."""
+    assert memory_signals(QUIET._replace(**{fact: calm}), MEMORY) == ()
+    (fired,) = memory_signals(QUIET._replace(**{fact: beyond}), MEMORY)
+    assert (fired.reason, fired.value) == (reason, beyond)
+    assert fired.limit in {calm, beyond}
+
+
+@pytest.mark.parametrize(("reason", "fact", "calm", "beyond"), DISK_MARKS)
+def test_each_disk_signal_fires_beyond_its_limit_alone(reason, fact, calm, beyond):
+    """The last calm value fires nothing; the next one fires that signal with value and limit."""
+    assert disk_signals(STAGED._replace(**{fact: calm}), DISK) == ()
+    (fired,) = disk_signals(STAGED._replace(**{fact: beyond}), DISK)
+    assert (fired.reason, fired.value) == (reason, beyond)
+    assert fired.limit in {calm, beyond}
+
+
+@given(st.sets(st.sampled_from(MEMORY_MARKS)), st.sets(st.sampled_from(DISK_MARKS)))
+def test_exactly_the_passed_limits_fire(memory, disk):
+    """Any mixture of facts fires the signals of those beyond their limits, and no other."""
+    facts = QUIET._replace(**{fact: beyond for _, fact, _, beyond in memory})
+    fired = memory_signals(facts, MEMORY)
+    assert [each.reason for each in fired] == [m[0] for m in MEMORY_MARKS if m in memory]
+    staged = STAGED._replace(**{fact: beyond for _, fact, _, beyond in disk})
+    due = disk_signals(staged, DISK)
+    assert [each.reason for each in due] == [m[0] for m in DISK_MARKS if m in disk]
+
+
+def test_a_topic_with_nothing_to_move_fires_nothing():
+    """Full memory or an old commit tells nothing about a topic without records to move."""
+    assert memory_signals(MemoryFacts(1.0, 0, 9e9, 0, 0), MEMORY) == ()
+    assert memory_signals(MemoryFacts(1.0, 0, 0.0, 1, 0), MEMORY) == (Fired("memory", 1.0, 0.8),)
+    assert disk_signals(DiskFacts(0, 9e9, 0, 0, 0), DISK) == ()
+    assert disk_signals(DiskFacts(1, 61.0, 1, 0, 1), DISK) == (Fired("age", 61.0, 60.0),)
+
+
+def test_a_topics_own_limits_are_used_instead():
+    """A limit of the topic replaces the setting's, the others stay; names of the other tier too."""
+    own = {"flush_offsets": 5.0, "commit_small_files": 2.0}
+    memory = MemoryLimits.of(MemorySettings(), own)
+    disk = DiskLimits.of(DiskSettings(), own)
+    assert memory == MEMORY._replace(flush_offsets=5)
+    assert disk == DISK._replace(commit_small_files=2)
+    assert memory_signals(QUIET, memory) == (Fired("offsets", 10, 5),)
+    assert disk_signals(STAGED._replace(small_files=3), disk) == (Fired("small_files", 3, 2),)
+    assert type(memory.flush_offsets) is int
+
+
+def test_limits_follow_the_settings():
+    """Every limit is a setting of its tier, and a changed setting changes the limit."""
+    paths = {info.path for info in describe()}
+    assert {f"memory.{name}" for name in MemoryLimits._fields} <= paths
+    assert {f"disk.{name}" for name in DiskLimits._fields} <= paths
+    assert set(LIMIT_NAMES) == {*MemoryLimits._fields, *DiskLimits._fields}
+    assert MemoryLimits.of(MemorySettings(flush_age_s=2.0)).flush_age_s == 2.0
+    assert DiskLimits.of(DiskSettings(commit_bytes=7)).commit_bytes == 7
+
+
+def test_a_topics_limits_take_the_units_of_the_settings():
+    """Texts with units become numbers, numbers stay."""
+    given = {"flush_age_s": "2m", "commit_bytes": "64MB", "flush_changes": 9}
+    assert checked_limits(given) == {
+        "flush_age_s": 120.0,
+        "commit_bytes": 64_000_000,
+        "flush_changes": 9,
+    }
+    assert checked_limits({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("flush_age_s", 0),
+        ("flush_offsets", 1.5),
+        ("flush_offsets", "many"),
+        ("flush_usage_ratio", 1.1),
+        ("commit_deletes", True),
+        ("commit_bytes", None),
+    ],
+)
+def test_a_wrong_limit_is_refused_with_what_is_allowed(name, value):
+    """The refusal names the limit, the value and the range of the setting."""
+    with pytest.raises(InvalidRequest, match="refused") as caught:
+        checked_limits({name: value})
+    info = next(each for each in describe() if each.path.endswith(f".{name}"))
+    assert caught.value.details["key"] == name
+    assert caught.value.details["allowed"] == info.limits()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("flush_ofsets", "flush_offsets"), ("budget_bytes", ""), ("commit_byte", "commit_bytes")],
+)
+def test_an_unknown_limit_is_refused_with_the_nearest(name, nearest):
+    """A topic cannot have what is no signal's limit, the budget for one."""
+    with pytest.raises(InvalidRequest, match="no such limit") as caught:
+        checked_limits({name: 1})
+    assert nearest in str(caught.value.details["nearest"])
+    assert caught.value.details["key"] == name
