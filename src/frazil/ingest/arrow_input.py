@@ -20,7 +20,7 @@ import pyarrow.types as pt
 from frazil.errors import InvalidRequest
 from frazil.ingest.columns import LIMITS_DEFAULT, IngestLimits, strip_ids, type_name
 
-__all__ = ["ArrowInput", "to_batches"]
+__all__ = ["ArrowInput", "raw_batches", "to_batches"]
 
 SLICE_SLACK_BYTES: Final = 4096
 
@@ -58,10 +58,12 @@ class ArrowInput:
         # The columns in which a null may be wrong, on the top level or deeper.
         self._checked = tuple(index for index, field in enumerate(schema) if _has_required(field))
 
-    def batches(self, data: object, *, bytes_max: int, rows_max: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, data: object, *, bytes_max: int, rows_max: int, row_first: int = 0
+    ) -> Iterator[pa.RecordBatch]:
         """Yield what `to_batches` returns, one by one, reading `data` as it goes."""
-        row = 0
-        for raw in _raw_batches(data):
+        row = row_first
+        for raw in raw_batches(data):
             batch = self._converted(raw, row)
             self._check_row_sizes(batch, row)
             for piece in _split(batch, row, bytes_max=bytes_max, rows_max=rows_max):
@@ -121,7 +123,12 @@ class ArrowInput:
         self._check_row_sizes(batch.slice(middle), row + middle)
 
 
-def _raw_batches(data: object) -> Iterator[pa.RecordBatch]:
+def raw_batches(data: object) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of any Arrow data as they are.
+
+    Raises:
+        InvalidRequest: if it is no Arrow data or cannot be read.
+    """
     try:
         if isinstance(data, pa.RecordBatch):
             yield data

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.ingest.arrow_input import ArrowInput
+from frazil.ingest.change_batches import BulkColumns, ChangeInput
+from frazil.ingest.change_frames import ChangeVersion, plan_change_read
+from frazil.ingest.changes import ChangeCodec
 from frazil.ingest.columns import column_id
 from frazil.ingest.evolution import plan_read
 from frazil.ingest.messages import (
@@ -18,6 +21,14 @@ from frazil.ingest.messages import (
     payload_batch,
     unpack_messages,
 )
+from frazil.ingest.payloads import (
+    TIME_FIELD,
+    arrow_payload,
+    check_count,
+    frame_payload,
+    newer_flags,
+    read_ipc,
+)
 from frazil.ingest.rows import Row, RowEncoder, join_packed
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Codec, Payload, Untracked
@@ -25,41 +36,22 @@ from frazil.log.codec import PLAIN, Codec, Payload, Untracked
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from frazil.ingest.change_frames import Reader
     from frazil.ingest.columns import IngestLimits
     from frazil.log.reader import Frame
 
-OP_FIELD: Final = pa.field("_op", pa.int8(), nullable=False)
-PRESENT_FIELD: Final = pa.field("_present", pa.binary())
-TIME_FIELD: Final = pa.field("_time", pa.timestamp("us", tz="UTC"), nullable=False)
-_SYSTEM_FIELDS: Final = (
-    (fmt.FLAG_OP, OP_FIELD),
-    (fmt.FLAG_PRESENT, PRESENT_FIELD),
-    (fmt.FLAG_TIME, TIME_FIELD),
-)
-_KNOWN_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT | fmt.FLAG_TIME | fmt.FLAG_PLAIN
+__all__ = [
+    "ArrowCodec",
+    "Columns",
+    "KeyedColumns",
+    "MessageCodec",
+    "MessageTopicCodec",
+    "RowCodec",
+    "TableCodec",
+    "arrow_payload",
+]
 
 PackedRow = tuple[Row, bytes]
-
-
-def arrow_payload(
-    batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions, flags: int = 0
-) -> Payload:
-    """Return an Arrow batch as a frame's payload."""
-    sink = batch.serialize() if options.compression is None else _compressed(batch, options)
-    return Payload(fmt.KIND_ARROW, flags, sink, sink.size)
-
-
-def _compressed(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
-    """Return the encapsulated message alone of a compressed batch: a stream less its schema."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-        end = sink.tell()
-    stream = sink.getvalue()
-    reader = pa.BufferReader(stream)
-    pa.ipc.read_message(reader)
-    start = reader.tell()
-    return stream.slice(start, end - start)
 
 
 class ArrowCodec(Untracked):
@@ -142,6 +134,16 @@ class MessageCodec(Untracked):
         return self, data
 
 
+class KeyedColumns(NamedTuple):
+    """What one version of a keyed topic's columns has besides: all that turns changes into it."""
+
+    changes: ChangeCodec
+    bulk: BulkColumns
+    input: ChangeInput
+    schema: pa.Schema
+    """The columns of the batches that are read: nullable but for the key, `_op`, `_present`."""
+
+
 class Columns(NamedTuple):
     """One version of a topic's columns and all that turns records into it; swapped as a whole."""
 
@@ -149,6 +151,7 @@ class Columns(NamedTuple):
     schema: pa.Schema
     arrow: ArrowCodec
     input: ArrowInput
+    keyed: KeyedColumns | None = None
 
 
 class MessageTopicCodec:
@@ -172,7 +175,7 @@ class MessageTopicCodec:
         """Decode one frame; payload-only and Arrow frames are not copied."""
         head = frame.head
         if head.kind == fmt.KIND_ARROW:
-            return _read_ipc(frame, MESSAGE_SCHEMA)
+            return read_ipc(frame, MESSAGE_SCHEMA)
         buffer = pa.py_buffer(frame.buffer)
         if head.flags & fmt.FLAG_PLAIN:
             ends = 4 * (head.records + 1)
@@ -181,8 +184,8 @@ class MessageTopicCodec:
             offsets = buffer.slice(frame.start, ends)
             data = buffer.slice(frame.start + ends, head.size - ends)
             return payload_batch(offsets, data, head.records, head.time)
-        messages = unpack_messages(_payload(frame))
-        _check_count(frame, len(messages))
+        messages = unpack_messages(frame_payload(frame))
+        check_count(frame, len(messages))
         return message_batch(messages, head.time)
 
     def decode_small(self, frames: list[Frame]) -> pa.RecordBatch | None:
@@ -206,8 +209,8 @@ class MessageTopicCodec:
     def _decode_packed(self, frames: list[Frame]) -> pa.RecordBatch | None:
         messages: list[Message] = []
         for frame in frames:
-            found = unpack_messages(_payload(frame))
-            _check_count(frame, len(found))
+            found = unpack_messages(frame_payload(frame))
+            check_count(frame, len(found))
             messages += found
         if any(message.publish_time is None for message in messages):
             return None
@@ -221,6 +224,8 @@ class TableCodec:
     the schema changed, after the change is durable, while other threads publish and read: whoever
     needs more than one thing of the same version takes `columns` once, or one of the codecs, each
     of which carries its own schema and version.
+
+    With a primary key (its column ids), batches end with `_op` and `_present`.
     """
 
     kind = "table"
@@ -232,12 +237,17 @@ class TableCodec:
         limits: IngestLimits,
         rows_arrow_min: int,
         options: pa.ipc.IpcWriteOptions,
+        primary_key: Sequence[int] = (),
     ) -> None:
         self.limits = limits
         self.rows_arrow_min = rows_arrow_min
         self.options = options
+        self.keyed = bool(primary_key)
+        self._primary_key = tuple(primary_key)
         self._schemas: dict[int, pa.Schema] = {}
         self._encoders: dict[int, RowEncoder] = {}
+        self._change_versions: dict[int, ChangeVersion] = {}
+        self._change_reads: dict[tuple[int, int], Reader] = {}
         self.use(schemas)
 
     def use(self, schemas: dict[int, bytes]) -> None:
@@ -249,8 +259,43 @@ class TableCodec:
         schema = self._schemas[version]
         rows = RowCodec(self, schema, version)
         arrow = ArrowCodec(self, schema, version)
-        self.columns = Columns(version, schema, arrow, ArrowInput(schema, self.limits))
+        keyed = self._keyed_columns(schema, version, rows.encoder) if self.keyed else None
+        self.columns = Columns(version, schema, arrow, ArrowInput(schema, self.limits), keyed)
         self.rows = rows
+
+    def _keyed_columns(self, schema: pa.Schema, version: int, encoder: RowEncoder) -> KeyedColumns:
+        frames = self._change_version(version, schema)
+        changes = ChangeCodec(
+            schema,
+            version,
+            self._primary_key,
+            encoder=encoder,
+            frames=frames,
+            limits=self.limits,
+            rows_arrow_min=self.rows_arrow_min,
+            options=self.options,
+            current=lambda: self._current_keyed().changes,
+        )
+        bulk = BulkColumns(
+            schema,
+            version,
+            self._primary_key,
+            options=self.options,
+            current=lambda: self._current_keyed().bulk,
+        )
+        changes_input = ChangeInput(schema, self._primary_key, self.limits)
+        return KeyedColumns(changes, bulk, changes_input, frames.schema)
+
+    def _current_keyed(self) -> KeyedColumns:
+        keyed = self.columns.keyed
+        assert keyed is not None
+        return keyed
+
+    @property
+    def batch_schema(self) -> pa.Schema:
+        """Return the columns of the batches that are read now."""
+        columns = self.columns
+        return columns.schema if columns.keyed is None else columns.keyed.schema
 
     @property
     def version(self) -> int:
@@ -271,12 +316,17 @@ class TableCodec:
         """Decode one frame under the current schema."""
         current = self.columns
         written = self._written(frame)
+        if current.keyed is not None:
+            version = self._change_version(frame.head.schema, written)
+            return self._changes_as(current, frame.head.schema, written, version.decode(frame))
         if frame.head.kind == fmt.KIND_ARROW:
-            batch = _read_ipc(frame, written)
+            batch = read_ipc(frame, written)
+        elif frame.head.flags:
+            raise newer_flags(frame.head.flags)
         else:
             encoder = self._encoder(frame.head.schema, written)
-            rows = encoder.unpack_rows(_payload(frame))
-            _check_count(frame, len(rows))
+            rows = encoder.unpack_rows(frame_payload(frame))
+            check_count(frame, len(rows))
             batch = encoder.batch(rows)
         if frame.head.schema == current.version:
             return batch
@@ -290,11 +340,16 @@ class TableCodec:
         if not same:
             return None
         written = self._written(frames[0])
+        if current.keyed is not None:
+            version = self._change_version(head.schema, written)
+            return self._changes_as(current, head.schema, written, version.decode_small(frames))
         encoder = self._encoder(head.schema, written)
         rows: list[Row] = []
         for frame in frames:
-            found = encoder.unpack_rows(_payload(frame))
-            _check_count(frame, len(found))
+            if frame.head.flags:
+                raise newer_flags(frame.head.flags)
+            found = encoder.unpack_rows(frame_payload(frame))
+            check_count(frame, len(found))
             rows += found
         batch = encoder.batch(rows)
         if head.schema == current.version:
@@ -315,33 +370,21 @@ class TableCodec:
             encoder = self._encoders[version] = RowEncoder(schema, self.limits)
         return encoder
 
+    def _change_version(self, number: int, schema: pa.Schema) -> ChangeVersion:
+        version = self._change_versions.get(number)
+        if version is None:
+            version = ChangeVersion(schema, self._primary_key, self.limits)
+            self._change_versions[number] = version
+        return version
 
-def _payload(frame: Frame) -> memoryview:
-    return memoryview(frame.buffer)[frame.start : frame.start + frame.head.size]
-
-
-def _check_count(frame: Frame, count: int) -> None:
-    if count != frame.head.records:
-        raise CorruptionError(
-            "frame holds another number of records than it says",
-            lsn=frame.head.lsn,
-            records=count,
-            records_said=frame.head.records,
-        )
-
-
-def _read_ipc(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
-    """Read an Arrow payload; the system columns that its flags name follow the topic's."""
-    head = frame.head
-    if head.flags & ~_KNOWN_FLAGS:
-        raise InvalidRequest("records were written by a newer Frazil, upgrade", flags=head.flags)
-    if head.flags:
-        fields = [field for flag, field in _SYSTEM_FIELDS if head.flags & flag]
-        schema = pa.schema([*schema, *fields], metadata=schema.metadata)
-    data = pa.py_buffer(frame.buffer).slice(frame.start, head.size)
-    try:
-        batch = pa.ipc.read_record_batch(data, schema)
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise CorruptionError("Arrow payload cannot be read", lsn=head.lsn, error=error) from error
-    _check_count(frame, batch.num_rows)
-    return batch
+    def _changes_as(
+        self, current: Columns, number: int, written: pa.Schema, batch: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        """Read a batch of changes under the current schema."""
+        if number == current.version:
+            return batch
+        read = self._change_reads.get((number, current.version))
+        if read is None:
+            read = plan_change_read(written, current.schema, self._primary_key)
+            self._change_reads[number, current.version] = read
+        return read(batch)

@@ -175,7 +175,7 @@ class RowEncoder:
             raise InvalidRequest("row must be a dict", got=type(row).__name__)
         for name in row:
             if name not in self._columns:
-                raise self._unknown(name)
+                raise self.unknown(name)
         values: list[object] = []
         for name, (check, nullable) in self._columns.items():
             if name not in row and not nullable:
@@ -183,7 +183,8 @@ class RowEncoder:
             values.append(check_cell(check, row.get(name), nullable=nullable, path=name))
         return tuple(values)
 
-    def _unknown(self, name: object) -> InvalidRequest:
+    def unknown(self, name: object) -> InvalidRequest:
+        """Return the error for a name that no column has; it tells the nearest one."""
         if not isinstance(name, str):
             return InvalidRequest("column name must be a string", got=type(name).__name__)
         near = difflib.get_close_matches(name, self._names, n=1)

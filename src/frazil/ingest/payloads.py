@@ -1,0 +1,94 @@
+"""A frame's payload, both ways: Arrow batches to bytes, and the checked bytes of a frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import format as fmt
+from frazil.log.codec import Payload
+
+if TYPE_CHECKING:
+    from frazil.log.reader import Frame
+
+__all__ = [
+    "OP_FIELD",
+    "PRESENT_FIELD",
+    "TIME_FIELD",
+    "arrow_payload",
+    "check_count",
+    "frame_payload",
+    "newer_flags",
+    "read_ipc",
+]
+
+OP_FIELD: Final = pa.field("_op", pa.int8(), nullable=False)
+PRESENT_FIELD: Final = pa.field("_present", pa.binary())
+TIME_FIELD: Final = pa.field("_time", pa.timestamp("us", tz="UTC"), nullable=False)
+_SYSTEM_FIELDS: Final = (
+    (fmt.FLAG_OP, OP_FIELD),
+    (fmt.FLAG_PRESENT, PRESENT_FIELD),
+    (fmt.FLAG_TIME, TIME_FIELD),
+)
+_KNOWN_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT | fmt.FLAG_TIME | fmt.FLAG_PLAIN
+
+
+def arrow_payload(
+    batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions, flags: int = 0
+) -> Payload:
+    """Return an Arrow batch as a frame's payload."""
+    sink = batch.serialize() if options.compression is None else _compressed(batch, options)
+    return Payload(fmt.KIND_ARROW, flags, sink, sink.size)
+
+
+def _compressed(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
+    """Return the encapsulated message alone of a compressed batch: a stream less its schema."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+        end = sink.tell()
+    stream = sink.getvalue()
+    reader = pa.BufferReader(stream)
+    pa.ipc.read_message(reader)
+    start = reader.tell()
+    return stream.slice(start, end - start)
+
+
+def frame_payload(frame: Frame) -> memoryview:
+    """Return the payload of a verified frame, not copied."""
+    return memoryview(frame.buffer)[frame.start : frame.start + frame.head.size]
+
+
+def check_count(frame: Frame, count: int) -> None:
+    """Refuse a frame that holds another number of records than its head says."""
+    if count != frame.head.records:
+        raise CorruptionError(
+            "frame holds another number of records than it says",
+            lsn=frame.head.lsn,
+            records=count,
+            records_said=frame.head.records,
+        )
+
+
+def newer_flags(flags: int) -> InvalidRequest:
+    """Return the error for a frame whose flags this version does not know."""
+    return InvalidRequest("records were written by a newer Frazil, upgrade", flags=flags)
+
+
+def read_ipc(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
+    """Read an Arrow payload; the system columns that its flags name follow the topic's."""
+    head = frame.head
+    if head.flags & ~_KNOWN_FLAGS:
+        raise newer_flags(head.flags)
+    if head.flags:
+        fields = [field for flag, field in _SYSTEM_FIELDS if head.flags & flag]
+        schema = pa.schema([*schema, *fields], metadata=schema.metadata)
+    data = pa.py_buffer(frame.buffer).slice(frame.start, head.size)
+    try:
+        batch = pa.ipc.read_record_batch(data, schema)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise CorruptionError("Arrow payload cannot be read", lsn=head.lsn, error=error) from error
+    check_count(frame, batch.num_rows)
+    return batch
