@@ -1,0 +1,386 @@
+"""Back-pressure: how full memory is, and how long a publish waits for that.
+
+Use of the budget is what the sources count, or what the process holds beyond its base if that is
+more: counting misses the overhead of the allocator, and the resident size shows it. Three zones
+follow, with hysteresis: green admits at once, yellow delays each publish, red lets publishes wait
+and refuses them at a deadline. Only `admit` ever waits: flushes, reads, acks and commits do not
+ask. The numbers are in docs/internals/tiers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from frazil.errors import Overloaded
+from frazil.fs import RealFileSystem
+from frazil.telemetry import event
+from frazil.tiers.zones import GREEN, RED, YELLOW, ZONES, Zones
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from frazil.clock import Clock
+    from frazil.config import MemorySettings
+
+__all__ = [
+    "Pressure",
+    "PressureFacts",
+    "release_unused",
+    "rss_bytes",
+]
+
+RECOUNT_S: Final = 0.01
+"""A publish outside green counts again what the last count is older than."""
+RECLAIM_S: Final = 1.0
+"""The allocators are asked for unused memory at most this often: they take their time."""
+RETRY_AFTER_MS: Final = 1000
+
+
+class PressureFacts(NamedTuple):
+    """The state of back-pressure at one instant, for `stats`."""
+
+    zone: str
+    percent: float
+    used_bytes: int
+    budget_bytes: int
+    accounted_bytes: int
+    rss_bytes: int
+    rss_base_bytes: int
+    sources: dict[str, int]
+    entries: dict[str, int]
+    """How often each zone was entered; the green of the start does not count."""
+    delay_ms: float
+    delays: int
+    delayed_s: float
+    waiting: int
+    waits: int
+    refusals: int
+
+
+def rss_bytes() -> int:
+    """Return the resident size of this process; 0, which counts for nothing, if it is unknown."""
+    # Opened each time: behind a fork an open file would still tell of the parent.
+    try:
+        file = RealFileSystem().open("/proc/self/statm", "read")
+    except OSError:
+        return 0
+    try:
+        return int(file.read_at(0, 256).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    finally:
+        file.close()
+
+
+def release_unused() -> None:
+    """Give memory that the allocators keep for later back to the operating system."""
+    pa.default_memory_pool().release_unused()
+    # Only the C library of GNU has it; elsewhere freed memory goes back by itself.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class Pressure:
+    """The zone of an engine, and the door that publishes go through. Any thread may call it.
+
+    `level` is read without a lock: a publisher calls `admit` only if it is not zero. What `on_red`
+    was given runs in the thread that saw red first, maybe a journal's: it must not block.
+
+    Args:
+        rss: reads the resident size.
+        wait: waits for an event, so that a simulation can let its own time pass.
+        reclaim: gives memory back that is held but not used.
+    """
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        clock: Clock,
+        *,
+        rss: Callable[[], int] = rss_bytes,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+        reclaim: Callable[[], None] = release_unused,
+    ) -> None:
+        self.level = GREEN
+        self.zones = Zones.of(settings)
+        self._clock = clock
+        self._wait_s = settings.wait_s
+        self._rss = rss
+        self._wait = wait
+        self._reclaim = reclaim
+        self._resident_bytes = rss()
+        # What the process held before is the program's around the engine, not the engine's.
+        self._base_bytes = max(settings.rss_base_bytes, self._resident_bytes)
+        self._sources: tuple[tuple[str, Callable[[], int]], ...] = ()
+        self._on_red: tuple[Callable[[], None], ...] = ()
+        self._measuring = threading.Lock()
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._accounted_bytes = 0
+        self._used_bytes = 0
+        self._room_bytes = self.zones.room_bytes(GREEN, 0)
+        self._counted_at = clock.monotonic()
+        self._reclaim_at = self._counted_at
+        self._waiters: dict[object, Callable[[], None]] = {}
+        self._closed = False
+        self._entries = [0, 0, 0]
+        self._delays = 0
+        self._delayed_s = 0.0
+        self._waits = 0
+        self._refusals = 0
+
+    # -- measuring -------------------------------------------------------------------------------
+
+    def add_source(self, name: str, read: Callable[[], int]) -> None:
+        """Count what `read` returns, in bytes; it is called often, from any thread."""
+        assert all(name != known for known, _read in self._sources), name
+        self._sources = (*self._sources, (name, read))
+
+    def on_red(self, callback: Callable[[], None]) -> None:
+        """Call back each time red is entered, e.g. to flush everything or to cancel queries."""
+        self._on_red = (*self._on_red, callback)
+
+    def refresh(self) -> None:
+        """Count all sources, read the resident size, and change the zone if it is time.
+
+        The background calls it every `memory.rss_check_s`, and when memory was freed. It returns
+        without effect while another thread measures.
+        """
+        self._measure(resident=True)
+
+    def recount(self) -> None:
+        """Do the same with the resident size of the last `refresh`, which is cheaper."""
+        self._measure(resident=False)
+
+    def grew(self, size: int) -> None:
+        """Note that `size` bytes came; only when they may lead into the next zone is it counted."""
+        # Threads may overwrite each other here: the next refresh puts it right.
+        self._room_bytes -= size
+        if self._room_bytes <= 0:
+            self.recount()
+
+    def _measure(self, *, resident: bool) -> None:
+        # Never waited for: whoever measures may call a source that waits for this very thread.
+        if not self._measuring.acquire(blocking=False):
+            return
+        try:
+            sizes = {name: read() for name, read in self._sources}
+            accounted = sum(sizes.values())
+            if resident:
+                self._resident_bytes = self._rss()
+                self._reclaim_if_it_helps(accounted)
+            callbacks = self._apply(sizes, accounted)
+        finally:
+            self._measuring.release()
+        for callback in callbacks:
+            callback()
+
+    def _reclaim_if_it_helps(self, accounted: int) -> None:
+        """Take back what allocators keep, before it alone makes publishers wait."""
+        used = max(accounted, self._resident_bytes - self._base_bytes)
+        counted_level = self.zones.level(self.level, accounted)
+        now = self._clock.monotonic()
+        if self.zones.level(self.level, used) > counted_level and now >= self._reclaim_at:
+            self._reclaim_at = now + RECLAIM_S
+            self._reclaim()
+            self._resident_bytes = self._rss()
+
+    def _apply(self, sizes: dict[str, int], accounted: int) -> tuple[Callable[[], None], ...]:
+        """Set use and zone; return whom to call: waiters if red ended, listeners if it began."""
+        with self._lock:
+            if self._closed:
+                return ()
+            used = max(accounted, self._resident_bytes - self._base_bytes)
+            before = self.level
+            after = self.zones.level(before, used)
+            self._sizes = sizes
+            self._accounted_bytes = accounted
+            self._used_bytes = used
+            self._room_bytes = self.zones.room_bytes(after, used)
+            self._counted_at = self._clock.monotonic()
+            if after == before:
+                return ()
+            self.level = after
+            self._entries[after] += 1
+            waiters = self._take_waiters() if after != RED else ()
+        event(
+            "pressure_zone",
+            zone=ZONES[after],
+            before=ZONES[before],
+            percent=self.percent,
+            accounted_bytes=accounted,
+            rss_bytes=self._resident_bytes,
+        )
+        return self._on_red if after == RED else waiters
+
+    def _take_waiters(self) -> tuple[Callable[[], None], ...]:
+        waiters = tuple(self._waiters.values())
+        self._waiters = {}
+        return waiters
+
+    # -- admission -------------------------------------------------------------------------------
+
+    def admit(self, timeout_s: float | None = None) -> None:
+        """Return when a publish may go on: after its delay in yellow, after the end of red.
+
+        Args:
+            timeout_s: how long to wait for the end of red; `memory.wait_s` without it.
+
+        Raises:
+            Overloaded: if red lasts longer.
+        """
+        self._recount_if_old()
+        if self.level == RED:
+            self._outwait_red(self._wait_s if timeout_s is None else timeout_s)
+        delay_s = self._next_delay_s()
+        if delay_s > 0:
+            self._wait(threading.Event(), delay_s)
+
+    def _outwait_red(self, timeout_s: float) -> None:
+        deadline = self._clock.monotonic() + timeout_s
+        self._note_wait()
+        while True:
+            ended = threading.Event()
+            if not self._enlist(ended, ended.set):
+                return
+            try:
+                left = deadline - self._clock.monotonic()
+                if (left <= 0 or not self._wait(ended, left)) and self.level == RED:
+                    raise self._refused()
+            finally:
+                self._strike(ended)
+
+    async def admit_async(self, timeout_s: float | None = None) -> None:
+        """Do what `admit` does without holding up the running loop, in that loop's time."""
+        self._recount_if_old()
+        if self.level == RED:
+            await self._outwait_red_async(self._wait_s if timeout_s is None else timeout_s)
+        delay_s = self._next_delay_s()
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
+    async def _outwait_red_async(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        self._note_wait()
+        while True:
+            ended = asyncio.Event()
+            if not self._enlist(ended, _waker(loop, ended)):
+                return
+            try:
+                await asyncio.wait_for(ended.wait(), max(deadline - loop.time(), 0))
+            except TimeoutError:
+                if self.level == RED:
+                    raise self._refused() from None
+            finally:
+                self._strike(ended)
+
+    def _recount_if_old(self) -> None:
+        if self._clock.monotonic() - self._counted_at >= RECOUNT_S:
+            self.recount()
+
+    def _note_wait(self) -> None:
+        with self._lock:
+            self._waits += 1
+
+    def _enlist(self, ended: object, wake: Callable[[], None]) -> bool:
+        """Ask to be woken at the end of red; False if it has ended."""
+        with self._lock:
+            if self.level != RED:
+                return False
+            self._waiters[ended] = wake
+        return True
+
+    def _strike(self, ended: object) -> None:
+        with self._lock:
+            self._waiters.pop(ended, None)
+
+    def _next_delay_s(self) -> float:
+        if self.level != YELLOW:
+            return 0.0
+        delay_s = self.delay_s()
+        if delay_s > 0:
+            with self._lock:
+                self._delays += 1
+                self._delayed_s += delay_s
+        return delay_s
+
+    def _refused(self) -> Overloaded:
+        with self._lock:
+            self._refusals += 1
+        message = "memory is nearly full, slow down"
+        if self._used_bytes > self._accounted_bytes:
+            message += "; the process holds more than its tiers, see memory.rss_base_bytes"
+        return Overloaded(
+            message,
+            used_bytes=self._used_bytes,
+            accounted_bytes=self._accounted_bytes,
+            budget_bytes=self.zones.budget_bytes,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def close(self) -> None:
+        """Let everybody through from now on: the queue behind the door refuses them."""
+        with self._lock:
+            self._closed = True
+            self.level = GREEN
+            waiters = self._take_waiters()
+        for wake in waiters:
+            wake()
+
+    # -- what is shown ---------------------------------------------------------------------------
+
+    @property
+    def zone(self) -> str:
+        """Return the zone's name."""
+        return ZONES[self.level]
+
+    @property
+    def usage_ratio(self) -> float:
+        """Return the use of the budget, 1 if it is full; it may be above."""
+        return self._used_bytes / self.zones.budget_bytes
+
+    @property
+    def percent(self) -> float:
+        """Return the use of the budget in points."""
+        return self._used_bytes * 100 / self.zones.budget_bytes
+
+    def delay_s(self) -> float:
+        """Return the delay of a publish at the present use, if the zone is yellow."""
+        return self.zones.delay_s(self._used_bytes)
+
+    def snapshot(self) -> PressureFacts:
+        """Return the state as of the last count."""
+        with self._lock:
+            return PressureFacts(
+                zone=self.zone,
+                percent=self.percent,
+                used_bytes=self._used_bytes,
+                budget_bytes=self.zones.budget_bytes,
+                accounted_bytes=self._accounted_bytes,
+                rss_bytes=self._resident_bytes,
+                rss_base_bytes=self._base_bytes,
+                sources=dict(self._sizes),
+                entries=dict(zip(ZONES, self._entries, strict=True)),
+                delay_ms=self.delay_s() * 1000 if self.level == YELLOW else 0.0,
+                delays=self._delays,
+                delayed_s=self._delayed_s,
+                waiting=len(self._waiters),
+                waits=self._waits,
+                refusals=self._refusals,
+            )
+
+
+def _waker(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> Callable[[], None]:
+    def wake() -> None:
+        # A closed loop has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(ended.set)
+
+    return wake

@@ -1,0 +1,67 @@
+"""The zones of the memory budget: whole numbers in, a zone and a delay out. No clock, no lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from frazil.config import MemorySettings
+
+__all__ = ["GREEN", "RED", "YELLOW", "ZONES", "Zones"]
+
+GREEN: Final = 0
+YELLOW: Final = 1
+RED: Final = 2
+ZONES: Final = ("green", "yellow", "red")
+
+MILLION: Final = 1_000_000
+
+
+class Zones(NamedTuple):
+    """The rules of the zones, in whole numbers: the marks are millionths of the budget."""
+
+    budget_bytes: int
+    yellow: int
+    red: int
+    hysteresis: int
+    delay_ms_per_point: int
+
+    @classmethod
+    def of(cls, settings: MemorySettings) -> Self:
+        """Read the rules from the settings."""
+        return cls(
+            settings.budget_bytes,
+            round(settings.yellow_ratio * MILLION),
+            round(settings.red_ratio * MILLION),
+            round(settings.hysteresis_ratio * MILLION),
+            settings.delay_ms_per_point,
+        )
+
+    def level(self, before: int, used_bytes: int) -> int:
+        """Return the zone that follows `before`: entered at its mark, left below it only."""
+        scaled = used_bytes * MILLION
+        entered = (scaled >= self.yellow * self.budget_bytes) + (
+            scaled >= self.red * self.budget_bytes
+        )
+        level = before
+        while level > entered:
+            mark = self.red if level == RED else self.yellow
+            if scaled > (mark - self.hysteresis) * self.budget_bytes:
+                return level
+            level -= 1
+        return entered
+
+    def delay_s(self, used_bytes: int) -> float:
+        """Return the delay of a publish in yellow: points of use above its mark, times 5 ms."""
+        above = used_bytes * MILLION - self.yellow * self.budget_bytes
+        if above <= 0:
+            return 0.0
+        # One division of whole numbers: the result is the nearest float to the exact value.
+        return above * self.delay_ms_per_point / (self.budget_bytes * (MILLION // 100) * 1000)
+
+    def room_bytes(self, level: int, used_bytes: int) -> int:
+        """Return how many bytes more lead into the next zone; red has none behind it."""
+        if level == RED:
+            return self.budget_bytes
+        mark = self.yellow if level == GREEN else self.red
+        return -(-mark * self.budget_bytes // MILLION) - used_bytes

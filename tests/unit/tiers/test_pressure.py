@@ -1,0 +1,550 @@
+"""Back-pressure: what counts as use, who waits how long, and what is told about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+
+import pytest
+
+from frazil.clock import SystemClock
+from frazil.config import MemorySettings
+from frazil.errors import Overloaded
+from frazil.testing.simulated_clock import SimulatedClock
+from frazil.tiers.pressure import Pressure, _waker, release_unused, rss_bytes
+from frazil.tiers.zones import GREEN, RED, YELLOW
+
+BUDGET = 10**9
+POINT = BUDGET // 100
+SOON_S = 10.0
+
+
+class World:
+    """A pressure whose sources, resident size and time a test sets."""
+
+    def __init__(self, **settings):
+        self.settings = MemorySettings(**{"budget_bytes": BUDGET, **settings})
+        self.clock = SimulatedClock(step_us=0)
+        self.batches = 0
+        self.index = 0
+        self.rss = 0
+        self.reclaimable = 0
+        self.reclaims = 0
+        self.waited_s = []
+        self.while_waiting = []
+        self.pressure = Pressure(
+            self.settings, self.clock, rss=lambda: self.rss, wait=self.wait, reclaim=self.reclaim
+        )
+        self.pressure.add_source("batches", lambda: self.batches)
+        self.pressure.add_source("index", lambda: self.index)
+
+    def wait(self, event, seconds):
+        """Let simulated time pass; what a test planned happens at the start of the wait."""
+        self.waited_s.append(seconds)
+        if self.while_waiting:
+            self.while_waiting.pop(0)()
+        if event.is_set():
+            return True
+        self.clock.advance(seconds)
+        return False
+
+    def reclaim(self):
+        self.reclaims += 1
+        self.rss -= self.reclaimable
+        self.reclaimable = 0
+
+    def fill(self, percent):
+        """Set the bytes of batches, and let everything be counted."""
+        self.batches = round(percent * POINT)
+        self.pressure.refresh()
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+# -- use and zones -------------------------------------------------------------------------------
+
+
+def test_the_use_is_the_sum_of_the_sources(world):
+    """Batches and index share the budget, and the snapshot shows each."""
+    world.batches, world.index = round(50 * POINT), round(12 * POINT)
+    assert world.pressure.level == GREEN
+    world.pressure.refresh()
+    assert world.pressure.level == YELLOW
+    found = world.pressure.snapshot()
+    assert found.sources == {"batches": world.batches, "index": world.index}
+    assert found.used_bytes == found.accounted_bytes == world.batches + world.index
+    assert found.percent == pytest.approx(62)
+    assert world.pressure.usage_ratio == pytest.approx(0.62)
+
+
+def test_the_zones_follow_the_use_with_hysteresis(world):
+    """A load that swings through all zones enters each, and leaves it five points lower."""
+    seen = []
+    for percent in (59, 60, 79, 80, 76, 74, 56, 54, 59, 81, 0):
+        world.fill(percent)
+        seen.append(world.pressure.zone)
+    assert seen == [
+        *("green", "yellow", "yellow", "red", "red", "yellow"),
+        *("yellow", "green", "green", "red", "green"),
+    ]
+    assert world.pressure.snapshot().entries == {"green": 2, "yellow": 2, "red": 2}
+
+
+def test_the_resident_size_beyond_the_base_counts_if_it_is_more(world):
+    """What the sources do not know of is seen, once it exceeds what they count."""
+    base = world.settings.rss_base_bytes
+    world.rss = base + round(50 * POINT)
+    world.fill(10)
+    assert world.pressure.snapshot().percent == pytest.approx(50)
+    world.fill(70)
+    assert world.pressure.snapshot().percent == pytest.approx(70)
+    world.rss = base + round(85 * POINT)
+    world.pressure.refresh()
+    assert world.pressure.level == RED
+    assert world.pressure.snapshot().rss_base_bytes == base
+
+
+def test_what_the_process_held_before_does_not_count():
+    """An engine inside a large program starts in green."""
+    large = 5 * BUDGET
+    pressure = Pressure(MemorySettings(budget_bytes=BUDGET), SystemClock(), rss=lambda: large)
+    pressure.refresh()
+    assert pressure.level == GREEN
+    assert pressure.snapshot().rss_base_bytes == large
+
+
+def test_memory_that_allocators_keep_is_taken_back_before_publishers_wait(world):
+    """A resident size that can be given back changes no zone."""
+    world.rss = world.settings.rss_base_bytes + round(90 * POINT)
+    world.reclaimable = round(60 * POINT)
+    world.fill(10)
+    assert world.reclaims == 1
+    assert world.pressure.snapshot().entries == {"green": 0, "yellow": 0, "red": 0}
+    assert world.pressure.snapshot().percent == pytest.approx(30)
+
+
+def test_allocators_are_asked_once_a_second_at_most_and_only_if_it_helps(world):
+    """A zone that the sources explain asks nobody; a resident size that stays is not nagged."""
+    world.fill(90)
+    assert (world.pressure.level, world.reclaims) == (RED, 0)
+    world.rss = world.settings.rss_base_bytes + round(90 * POINT)
+    for _turn in range(20):
+        world.fill(10)
+        world.clock.advance(0.1)
+    assert world.pressure.level == RED
+    assert world.reclaims == 2
+
+
+def test_growth_is_counted_when_it_may_change_the_zone():
+    """Bytes that come between two refreshes enter yellow and red without waiting for the next."""
+    world = World()
+    counts = []
+    world.pressure.add_source("counted", lambda: counts.append(1) or 0)
+    for _turn in range(82):
+        world.batches += round(POINT)
+        world.pressure.grew(round(POINT))
+        level = GREEN if world.batches < 0.6 * BUDGET else YELLOW
+        level = level if world.batches < 0.8 * BUDGET else RED
+        assert world.pressure.level == level
+    assert len(counts) <= 4
+
+
+def test_growth_that_was_freed_again_changes_nothing(world):
+    """A counter that runs out leads to a count, not to a zone."""
+    for _turn in range(300):
+        world.pressure.grew(round(POINT))
+    assert world.pressure.level == GREEN
+    assert world.pressure.snapshot().entries["yellow"] == 0
+
+
+def test_a_source_may_cause_a_refresh(world):
+    """Measuring does not wait for itself."""
+    world.pressure.add_source("nested", lambda: world.pressure.refresh() or 7)
+    world.pressure.refresh()
+    assert world.pressure.snapshot().sources["nested"] == 7
+
+
+def test_a_source_that_fails_is_told_and_measuring_goes_on(world):
+    """The error reaches who measures; the next measurement works."""
+    faults = [OSError("gone")]
+
+    def read():
+        if faults:
+            raise faults.pop()
+        return 0
+
+    world.pressure.add_source("faulty", read)
+    with pytest.raises(OSError, match="gone"):
+        world.pressure.refresh()
+    world.fill(61)
+    assert world.pressure.level == YELLOW
+
+
+def test_a_source_has_one_name(world):
+    """Two sources of one name would hide each other's bytes."""
+    with pytest.raises(AssertionError, match="index"):
+        world.pressure.add_source("index", int)
+
+
+# -- admission -----------------------------------------------------------------------------------
+
+
+def test_green_admits_at_once(world):
+    """No wait and no delay, however often."""
+    world.fill(59)
+    for _turn in range(10):
+        world.pressure.admit()
+    assert world.waited_s == []
+
+
+@pytest.mark.parametrize(("percent", "delay_ms"), [(61, 5), (70, 50), (79, 95)])
+def test_yellow_delays_each_publish(world, percent, delay_ms):
+    """The delay is five milliseconds for each point above sixty, counted and shown."""
+    world.fill(percent)
+    world.pressure.admit()
+    world.pressure.admit()
+    assert world.waited_s == [pytest.approx(delay_ms / 1000)] * 2
+    found = world.pressure.snapshot()
+    assert (found.delays, found.waits, found.refusals) == (2, 0, 0)
+    assert found.delayed_s == pytest.approx(2 * delay_ms / 1000)
+    assert found.delay_ms == pytest.approx(delay_ms)
+
+
+def test_yellow_below_its_mark_does_not_delay(world):
+    """Within the hysteresis the formula gives nothing, and a publish goes through."""
+    world.fill(65)
+    world.fill(57)
+    assert world.pressure.level == YELLOW
+    world.pressure.admit()
+    assert world.waited_s == []
+    assert world.pressure.snapshot().delays == 0
+
+
+def test_a_publish_outside_green_counts_again_what_is_old(world):
+    """Memory that was freed since shortens the delay without a refresh by the background."""
+    world.fill(79)
+    world.batches = round(61 * POINT)
+    world.pressure.admit()
+    assert world.waited_s == [pytest.approx(0.095)]
+    world.clock.advance(0.02)
+    world.pressure.admit()
+    assert world.waited_s[1] == pytest.approx(0.005)
+
+
+def test_red_refuses_at_the_deadline(world):
+    """A publish waits for five seconds, then is told how full memory is and when to come back."""
+    world.fill(85)
+    with pytest.raises(Overloaded, match="memory is nearly full") as caught:
+        world.pressure.admit()
+    assert world.waited_s == [5.0]
+    assert caught.value.details["retry_after_ms"] == 1000
+    assert caught.value.details["budget_bytes"] == BUDGET
+    assert caught.value.details["used_bytes"] == round(85 * POINT)
+    assert "rss_base_bytes" not in str(caught.value)
+    found = world.pressure.snapshot()
+    assert (found.waits, found.refusals, found.waiting) == (1, 1, 0)
+
+
+def test_the_deadline_can_be_the_callers(world):
+    """A call that cannot wait is refused without a wait, another waits as long as it may."""
+    world.fill(85)
+    with pytest.raises(Overloaded):
+        world.pressure.admit(0)
+    assert world.waited_s == []
+    with pytest.raises(Overloaded):
+        world.pressure.admit(0.25)
+    assert world.waited_s == [0.25]
+
+
+def test_a_refusal_because_of_the_resident_size_names_the_setting(world):
+    """Who runs a large program around the engine learns what to change."""
+    world.rss = world.settings.rss_base_bytes + round(90 * POINT)
+    world.fill(10)
+    with pytest.raises(Overloaded, match=r"memory\.rss_base_bytes"):
+        world.pressure.admit(0)
+
+
+def test_the_end_of_red_lets_waiting_publishes_through(world):
+    """A publish that waits goes on in yellow, with yellow's delay and without an error."""
+    world.fill(85)
+    world.while_waiting.append(lambda: world.fill(70))
+    world.pressure.admit()
+    assert world.waited_s == [5.0, pytest.approx(0.05)]
+    found = world.pressure.snapshot()
+    assert (found.waits, found.delays, found.refusals) == (1, 1, 0)
+
+
+def test_a_publish_waits_on_when_red_comes_back(world):
+    """Woken into the next red, it waits for what is left of its time."""
+    world.fill(85)
+
+    def flicker():
+        world.clock.advance(2.0)
+        world.fill(50)
+        world.fill(85)
+
+    world.while_waiting.append(flicker)
+    with pytest.raises(Overloaded):
+        world.pressure.admit()
+    assert world.waited_s == [5.0, pytest.approx(3.0)]
+    assert world.pressure.snapshot().waits == 1
+
+
+def test_less_use_within_the_hysteresis_does_not_end_red(world):
+    """At 76 points publishes still wait, at 75 they go on."""
+    world.fill(85)
+    world.fill(76)
+    with pytest.raises(Overloaded):
+        world.pressure.admit(0)
+    world.fill(75)
+    world.pressure.admit(0)
+    assert world.pressure.level == YELLOW
+
+
+def test_red_calls_back_once_each_time_it_begins(world):
+    """Flushes are started and queries cancelled at the beginning of red, not at every look."""
+    calls = []
+    world.pressure.on_red(lambda: calls.append("flush"))
+    world.pressure.on_red(lambda: calls.append("cancel"))
+    for percent in (70, 85, 90, 78):
+        world.fill(percent)
+    assert calls == ["flush", "cancel"]
+    world.fill(10)
+    world.fill(85)
+    assert calls == ["flush", "cancel"] * 2
+
+
+def test_what_red_calls_may_free_memory_at_once(world):
+    """A callback that frees and refreshes ends red within the same call."""
+
+    def flush():
+        world.batches = 0
+        world.pressure.refresh()
+
+    world.pressure.on_red(flush)
+    world.fill(85)
+    assert world.pressure.level == GREEN
+    assert world.pressure.snapshot().entries == {"green": 1, "yellow": 0, "red": 1}
+
+
+def test_closing_lets_everybody_through(world):
+    """A closed engine's door is open and stays so: the queue behind it refuses."""
+    world.fill(85)
+    world.while_waiting.append(world.pressure.close)
+    world.pressure.admit()
+    assert world.waited_s == [5.0]
+    world.fill(90)
+    assert world.pressure.level == GREEN
+
+
+def test_a_change_of_zone_is_an_event(world, caplog):
+    """The log says which zone began, which ended, and how full memory is."""
+    caplog.set_level(logging.INFO, logger="frazil")
+    world.fill(70)
+    world.fill(71)
+    (record,) = [each for each in caplog.records if each.message == "pressure_zone"]
+    assert record.facts["zone"] == "yellow"
+    assert record.facts["before"] == "green"
+    assert record.facts["percent"] == pytest.approx(70)
+
+
+def test_the_snapshot_is_plain(world):
+    """Stats can print it as JSON."""
+    world.fill(70)
+    facts = world.pressure.snapshot()._asdict()
+    assert json.loads(json.dumps(facts)) == facts
+
+
+# -- threads and loops ---------------------------------------------------------------------------
+
+
+def real(percent, **settings):
+    """Return a pressure in real time, and a function that sets its use."""
+    batches = [0]
+    options = {"budget_bytes": BUDGET, **settings}
+    pressure = Pressure(MemorySettings(**options), SystemClock(), rss=lambda: 0)
+    pressure.add_source("batches", lambda: batches[0])
+
+    def fill(points):
+        batches[0] = round(points * POINT)
+        pressure.refresh()
+
+    fill(percent)
+    return pressure, fill
+
+
+def until(condition):
+    """Wait until a condition holds."""
+    pause = threading.Event()
+    for _turn in range(int(SOON_S * 1000)):
+        if condition():
+            return
+        pause.wait(0.001)
+    pytest.fail("it did not happen in time")
+
+
+def test_all_waiting_threads_are_woken_by_the_end_of_red():
+    """Eight publishers wait in real threads; freeing memory lets all of them through."""
+    pressure, fill = real(85, wait_s=60.0)
+    done = []
+
+    def publish():
+        pressure.admit()
+        done.append(1)
+
+    threads = [threading.Thread(target=publish) for _each in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: pressure.snapshot().waiting == 8)
+    assert not done
+    fill(10)
+    for thread in threads:
+        thread.join(SOON_S)
+    assert len(done) == 8
+    assert pressure.snapshot().waiting == 0
+
+
+def test_a_thread_is_refused_in_real_time():
+    """With a deadline of 20 ms and the system's clock the refusal comes after it."""
+    pressure, _fill = real(85, wait_s=0.02)
+    clock = SystemClock()
+    started = clock.monotonic()
+    with pytest.raises(Overloaded):
+        pressure.admit()
+    assert 0.02 <= clock.monotonic() - started < SOON_S
+
+
+def test_tasks_wait_in_red_without_holding_up_their_loop():
+    """Tasks wait while the loop runs on, and the end of red, seen by a thread, wakes them all."""
+    pressure, fill = real(85, wait_s=60.0)
+
+    async def run():
+        tasks = [asyncio.create_task(pressure.admit_async()) for _each in range(20)]
+        await asyncio.sleep(0)  # Each task runs until it waits.
+        assert pressure.snapshot().waiting == 20
+        await asyncio.to_thread(fill, 10)
+        await asyncio.wait_for(asyncio.gather(*tasks), SOON_S)
+
+    asyncio.run(run())
+    found = pressure.snapshot()
+    assert (found.waiting, found.waits, found.refusals) == (0, 20, 0)
+
+
+def test_a_task_is_refused_at_its_deadline():
+    """The refusal of a task is that of a thread, and nobody is left on the list."""
+    pressure, _fill = real(85, wait_s=0.02)
+
+    async def run():
+        with pytest.raises(Overloaded, match="memory is nearly full"):
+            await pressure.admit_async()
+        with pytest.raises(Overloaded):
+            await pressure.admit_async(0)
+
+    asyncio.run(run())
+    found = pressure.snapshot()
+    assert (found.waiting, found.waits, found.refusals) == (0, 2, 2)
+
+
+def test_a_cancelled_task_leaves_the_list():
+    """Nothing is kept of a publish whose task was cancelled while it waited."""
+    pressure, _fill = real(85, wait_s=60.0)
+
+    async def run():
+        task = asyncio.create_task(pressure.admit_async())
+        await asyncio.sleep(0)  # The task runs until it waits.
+        assert pressure.snapshot().waiting == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert pressure.snapshot().waiting == 0
+
+
+def test_a_closed_loop_does_not_disturb_who_ends_red():
+    """Waking a task whose loop is gone is no error for the thread that measures."""
+    pressure, fill = real(85)
+    loop = asyncio.new_event_loop()
+    assert pressure._enlist("task", _waker(loop, asyncio.Event()))
+    loop.close()
+    fill(10)
+    assert pressure.level == GREEN
+    assert pressure.snapshot().waiting == 0
+
+
+def test_yellow_delays_a_task():
+    """A task sleeps for the delay of its point of use."""
+    pressure, _fill = real(64)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await pressure.admit_async()
+        return loop.time() - started
+
+    assert asyncio.run(run()) >= 0.019
+    assert pressure.snapshot().delayed_s == pytest.approx(0.02)
+
+
+def test_eight_threads_and_a_swinging_use_leave_nobody_behind():
+    """Publishers, growth and refreshes in many threads: all come through, all counts agree."""
+    pressure, fill = real(10, wait_s=60.0, delay_ms_per_point=0)
+    admitted = []
+    stop = threading.Event()
+
+    def publish():
+        for _turn in range(200):
+            if pressure.level:
+                pressure.admit()
+            pressure.grew(1 << 20)
+            admitted.append(1)
+
+    def swing():
+        while not stop.is_set():
+            for percent in (10, 70, 85):
+                fill(percent)
+        fill(0)
+
+    threads = [threading.Thread(target=publish) for _each in range(8)]
+    swinging = threading.Thread(target=swing)
+    swinging.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON_S)
+    stop.set()
+    swinging.join(SOON_S)
+    pressure.refresh()
+    assert len(admitted) == 1600
+    found = pressure.snapshot()
+    assert (found.zone, found.waiting, found.refusals) == ("green", 0, 0)
+    assert found.entries["red"] >= 1
+
+
+# -- the operating system ------------------------------------------------------------------------
+
+
+def test_the_resident_size_is_that_of_this_process():
+    """Memory that is written to is seen, as the kernel's own report has it."""
+    before = rss_bytes()
+    block = bytearray(b"x" * (64 << 20))
+    after = rss_bytes()
+    assert before > 1 << 20
+    assert (48 << 20) < after - before < (160 << 20)
+    assert len(block) == 64 << 20
+
+
+def test_unused_memory_is_given_back():
+    """What was freed in small pieces is no longer resident afterwards."""
+    pieces = [b"x" * 60_000 for _each in range(2000)]
+    last = b"x" * 60_000
+    full = rss_bytes()
+    del pieces
+    release_unused()
+    assert full - rss_bytes() > 60 << 20
+    assert len(last) == 60_000
