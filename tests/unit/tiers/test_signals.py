@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +22,9 @@ from frazil.tiers.signals import (
     disk_signals,
     memory_signals,
 )
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "internals" / "tiers.md"
+_ROW = re.compile(r"^\| `(\w+)` \| .* (above|than|at least) \| `(\w+)` \| `(.+)` \|$", re.MULTILINE)
 
 MIB = 1 << 20
 QUIET = MemoryFacts(0.1, MIB, 1.0, 10, 0)
@@ -142,3 +148,16 @@ def test_an_unknown_limit_is_refused_with_the_nearest(name, nearest):
         checked_limits({name: 1})
     assert nearest in str(caught.value.details["nearest"])
     assert caught.value.details["key"] == name
+
+
+def test_the_page_has_every_signal_with_its_default():
+    """The tables of tiers.md name all reasons in order, their limits, and the defaults."""
+    rows = _ROW.findall(PAGE.read_text("utf-8"))
+    shown = {info.path.rpartition(".")[2]: info.shown(info.default) for info in describe()}
+    reasons = [mark[0] for mark in (*MEMORY_MARKS, *DISK_MARKS)]
+    assert [reason for reason, _, _, _ in rows] == reasons
+    assert [(limit, default) for _, _, limit, default in rows] == [
+        (name, shown[name]) for name in LIMIT_NAMES
+    ]
+    reached = {reason for reason, word, _, _ in rows if word == "at least"}
+    assert reached == {"partition"}
