@@ -1,0 +1,347 @@
+"""Which table partition each row belongs to, by the transforms of the Iceberg specification.
+
+A partition is named as in Iceberg's paths: `ts_day=2026-11-15/country=DE`, with url-quoted values
+and `null` for none. `Partitioner.split` keeps the order of rows within each partition.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote_plus
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from frazil.errors import InvalidRequest
+from frazil.tiers.disk_hash import bucket_hashes
+from frazil.tiers.keys import ID_KEYS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from frazil.model import PartitionField
+
+__all__ = ["UNPARTITIONED", "Partition", "Partitioner"]
+
+_TRANSFORM: Final = re.compile(r"(\w+)(?:\[(\d+)\])?\Z")
+_SUFFIX: Final = {
+    "identity": "",
+    "year": "_year",
+    "month": "_month",
+    "day": "_day",
+    "hour": "_hour",
+    "bucket": "_bucket",
+    "truncate": "_trunc",
+}
+_HOUR_US: Final = 3_600_000_000
+_DAY_HOURS: Final = 24
+_MONTHS: Final = 12
+_EPOCH_YEAR: Final = 1970
+_EPOCH_DAYS: Final = dt.date(_EPOCH_YEAR, 1, 1).toordinal()
+_KNOWN_MAX: Final = 10_000
+
+Value = bool | int | float | str | bytes | None
+
+
+class Partition(NamedTuple):
+    """One partition: a value for each field of the spec, and its text.
+
+    Values are what msgpack can hold: dates and times as storage integers, decimals as text.
+    """
+
+    values: tuple[Value, ...]
+    text: str
+
+
+UNPARTITIONED: Final = Partition((), "")
+
+
+class _Field(NamedTuple):
+    """One field of the spec, bound to a column of a schema."""
+
+    column: str | None
+    """None if the schema has the column no more: every value is null then."""
+    label: str
+    apply: Callable[[pa.Array], pa.Array]
+    shown: Callable[[Any], str]
+
+
+class Partitioner:
+    """Splits the batches of one schema version by a partition spec. Safe to share.
+
+    Args:
+        schema: the topic's columns with their ids; a batch may have more columns.
+        fields: the spec; empty means one partition for all.
+    """
+
+    def __init__(self, schema: pa.Schema, fields: Sequence[PartitionField]) -> None:
+        by_id = {_id_of(field): field for field in schema}
+        self._fields = tuple(_bound(field, by_id.get(field.column_id)) for field in fields)
+        self._known: dict[tuple[Any, ...], Partition] = {}
+
+    @property
+    def partitioned(self) -> bool:
+        """Tell whether there is more than one partition."""
+        return bool(self._fields)
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
+        """Return the rows of each partition in their order, in the order of first rows."""
+        if not batch.num_rows:
+            return []
+        if not self._fields:
+            return [(UNPARTITIONED, batch)]
+        found = self._codes(batch)
+        if len(found.partitions) == 1:
+            return [(found.partitions[0], batch)]
+        order = np.argsort(found.codes, kind="stable")
+        bounds = np.cumsum(np.bincount(found.codes, minlength=len(found.partitions)))
+        pieces: list[tuple[Partition, pa.RecordBatch]] = []
+        start = 0
+        for partition, end in zip(found.partitions, bounds.tolist(), strict=True):
+            rows = order[start:end]
+            first, last = int(rows[0]), int(rows[-1])
+            # Rows that lie together need no copy.
+            together = last - first + 1 == len(rows)
+            piece = batch.slice(first, len(rows)) if together else batch.take(pa.array(rows))
+            pieces.append((partition, piece))
+            start = end
+        return pieces
+
+    def counts(self, batch: pa.RecordBatch) -> dict[str, int]:
+        """Return how many rows each partition has, by its text."""
+        if not batch.num_rows:
+            return {}
+        if not self._fields:
+            return {"": batch.num_rows}
+        found = self._codes(batch)
+        rows = np.bincount(found.codes, minlength=len(found.partitions))
+        return {p.text: int(n) for p, n in zip(found.partitions, rows, strict=True)}
+
+    def _codes(self, batch: pa.RecordBatch) -> _Coded:
+        """Number the partitions in the order of their first rows."""
+        code = np.zeros(batch.num_rows, np.int64)
+        columns: list[list[Any]] = []
+        for field in self._fields:
+            coded = _transformed(field, batch).dictionary_encode("encode")
+            code = code * len(coded.dictionary) + coded.indices.to_numpy(zero_copy_only=False)
+            columns.append(coded.dictionary.to_pylist())
+            # Renumbered each time, so that the product of many fields stays small.
+            kept, code = np.unique(code, return_inverse=True)
+            columns = _recombined(columns, kept)
+        _, first = np.unique(code, return_index=True)
+        order = np.argsort(first, kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        rows = columns[0]
+        return _Coded(rank[code], [self._partition(rows[number]) for number in order.tolist()])
+
+    def _partition(self, values: tuple[Any, ...]) -> Partition:
+        # A value's type is part of its identity: 1, 1.0 and True are equal to a dictionary.
+        key = (*values, *map(type, values))
+        known = self._known.get(key)
+        if known is None:
+            parts = [
+                f"{quote_plus(field.label)}={_text(field, value)}"
+                for field, value in zip(self._fields, values, strict=True)
+            ]
+            known = Partition(tuple(map(_plain, values)), "/".join(parts))
+            if len(self._known) < _KNOWN_MAX:
+                self._known[key] = known
+        return known
+
+
+class _Coded(NamedTuple):
+    """The number of each row's partition, and the partitions by number."""
+
+    codes: npt.NDArray[np.int64]
+    partitions: list[Partition]
+
+
+def _recombined(columns: list[list[Any]], kept: npt.NDArray[np.int64]) -> list[list[Any]]:
+    """Return one list of value tuples, for the combinations that occur."""
+    if len(columns) == 1:
+        return [[(columns[0][number],) for number in kept.tolist()]]
+    before, values = columns
+    count = len(values)
+    return [[(*before[number // count], values[number % count]) for number in kept.tolist()]]
+
+
+def _id_of(field: pa.Field) -> int:
+    metadata = field.metadata or {}
+    for name in ID_KEYS:
+        if name in metadata:
+            return int(metadata[name])
+    return -1
+
+
+def _transformed(field: _Field, batch: pa.RecordBatch) -> pa.Array:
+    if field.column is None:
+        return pa.nulls(batch.num_rows, pa.int64())
+    return field.apply(batch.column(field.column))
+
+
+def _bound(field: PartitionField, column: pa.Field | None) -> _Field:
+    match = _TRANSFORM.match(field.transform)
+    kind = match[1] if match else ""
+    if match is None or kind not in _SUFFIX:
+        raise InvalidRequest("partition transform is not known", transform=field.transform)
+    if column is None:
+        return _Field(None, f"column_{field.column_id}{_SUFFIX[kind]}", _same, str)
+    label = column.name + _SUFFIX[kind]
+    data_type = column.type
+    parameter = int(match[2]) if match[2] else 0
+    if kind == "identity":
+        return _Field(column.name, label, _storage, _shown_identity(data_type))
+    if kind == "bucket":
+        return _Field(column.name, label, lambda a: _bucket(a, parameter), str)
+    if kind == "truncate":
+        return _Field(
+            column.name, label, lambda a: _truncate(a, parameter), _shown_identity(data_type)
+        )
+    apply, shown = _TIMES[kind]
+    return _Field(column.name, label, apply, shown)
+
+
+def _same(array: pa.Array) -> pa.Array:
+    return array
+
+
+def _storage(array: pa.Array) -> pa.Array:
+    """Return values as they are stored: temporal ones are integers."""
+    if pt.is_date32(array.type):
+        return array.cast(pa.int32())
+    if pt.is_temporal(array.type):
+        return array.cast(pa.int64())
+    return array
+
+
+def _bucket(array: pa.Array, buckets: int) -> pa.Array:
+    hashes = bucket_hashes(array)
+    numbers = (hashes & np.uint32(0x7FFF_FFFF)).astype(np.int64) % buckets
+    return pa.array(numbers, mask=_null_mask(array))
+
+
+def _truncate(array: pa.Array, width: int) -> pa.Array:
+    data_type = array.type
+    if pt.is_string(data_type) or pt.is_large_string(data_type):
+        return pc.utf8_slice_codeunits(array, 0, width)
+    if pt.is_integer(data_type):
+        values = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        # Floored, so that negative values go down; the lowest of a type may pass below its range.
+        return pa.array(values // width * width, mask=_null_mask(array))
+    if pt.is_decimal(data_type):
+        return pa.array([_truncated_decimal(v, width) for v in array.to_pylist()], pa.string())
+    return pc.binary_slice(array, 0, width)
+
+
+def _truncated_decimal(value: Any, width: int) -> str | None:
+    if value is None:
+        return None
+    _, digits, exponent = value.as_tuple()
+    unscaled = int("".join(map(str, digits))) * (-1 if value.is_signed() else 1)
+    return format(type(value)(unscaled // width * width).scaleb(exponent), "f")
+
+
+def _null_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    if not array.null_count:
+        return None
+    mask: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _micros(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return dates and timestamps as microseconds since 1970, floored; null is 0."""
+    if pt.is_date32(array.type):
+        days: npt.NDArray[np.int32]
+        days = array.cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
+        return days.astype(np.int64) * (_DAY_HOURS * _HOUR_US)
+    values: npt.NDArray[np.int64]
+    values = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    if array.type.unit == "ns":
+        return values // 1000
+    return values * {"s": 1_000_000, "ms": 1000, "us": 1}[array.type.unit]
+
+
+def _days(array: pa.Array) -> pa.Array:
+    if pt.is_date32(array.type):
+        return array.cast(pa.int32())
+    days = _micros(array) // (_DAY_HOURS * _HOUR_US)
+    return pa.array(days, mask=_null_mask(array))
+
+
+def _hours(array: pa.Array) -> pa.Array:
+    return pa.array(_micros(array) // _HOUR_US, mask=_null_mask(array))
+
+
+def _months(array: pa.Array) -> pa.Array:
+    months = _micros(array).view("datetime64[us]").astype("datetime64[M]").astype(np.int64)
+    return pa.array(months, mask=_null_mask(array))
+
+
+def _years(array: pa.Array) -> pa.Array:
+    years = _micros(array).view("datetime64[us]").astype("datetime64[Y]").astype(np.int64)
+    return pa.array(years, mask=_null_mask(array))
+
+
+def _shown_year(value: int) -> str:
+    return f"{value + _EPOCH_YEAR:04d}"
+
+
+def _shown_month(value: int) -> str:
+    return f"{value // _MONTHS + _EPOCH_YEAR:04d}-{value % _MONTHS + 1:02d}"
+
+
+def _shown_day(value: int) -> str:
+    try:
+        return dt.date.fromordinal(value + _EPOCH_DAYS).isoformat()
+    except (ValueError, OverflowError):
+        # Arrow's dates reach further than Python's.
+        return str(value)
+
+
+def _shown_hour(value: int) -> str:
+    return f"{_shown_day(value // _DAY_HOURS)}-{value % _DAY_HOURS:02d}"
+
+
+_TIMES: Final[dict[str, tuple[Callable[[pa.Array], pa.Array], Callable[[Any], str]]]] = {
+    "year": (_years, _shown_year),
+    "month": (_months, _shown_month),
+    "day": (_days, _shown_day),
+    "hour": (_hours, _shown_hour),
+}
+
+
+def _shown_identity(data_type: pa.DataType) -> Callable[[Any], str]:
+    if pt.is_date32(data_type):
+        return _shown_day
+    if pt.is_timestamp(data_type):
+        return lambda value: _shown_timestamp(value, data_type)
+    return _shown_value
+
+
+def _shown_timestamp(value: int, data_type: pa.DataType) -> str:
+    text = str(np.datetime64(value, data_type.unit))
+    return f"{text}+00:00" if data_type.tz is not None else text
+
+
+def _shown_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+def _text(field: _Field, value: Any) -> str:
+    return "null" if value is None else quote_plus(field.shown(value))
+
+
+def _plain(value: Any) -> Value:
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    return str(value)

@@ -1,0 +1,167 @@
+"""Rows are split by Iceberg's transforms, with its hashes and its names."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from frazil.model import PartitionField
+from frazil.tiers.disk_hash import bucket_hashes
+from frazil.tiers.partitions import UNPARTITIONED, Partitioner
+
+
+def _when(*parts):
+    """Return a time without a zone, as columns without one hold it."""
+    return dt.datetime(*parts, tzinfo=dt.UTC).replace(tzinfo=None)
+
+
+def schema_of(**types):
+    """Return a schema with the ids 1, 2, ..."""
+    return pa.schema(
+        [
+            pa.field(name, data_type, metadata={"frazil.id": str(number)})
+            for number, (name, data_type) in enumerate(types.items(), 1)
+        ]
+    )
+
+
+def split(values, data_type, transform):
+    """Return text -> values of one column split by one transform."""
+    schema = schema_of(c=data_type)
+    batch = pa.record_batch([pa.array(values, data_type)], schema=schema)
+    partitioner = Partitioner(schema, [PartitionField(1, transform)])
+    return {p.text: piece.column("c").to_pylist() for p, piece in partitioner.split(batch)}
+
+
+@pytest.mark.parametrize(
+    ("value", "data_type", "expected"),
+    [
+        (34, pa.int32(), 2017239379),
+        (34, pa.int64(), 2017239379),
+        (34, pa.uint8(), 2017239379),
+        (Decimal("14.20"), pa.decimal128(4, 2), -500754589),
+        (dt.date(2017, 11, 16), pa.date32(), -653330422),
+        (dt.time(22, 31, 8), pa.time64("us"), -662762989),
+        (_when(2017, 11, 16, 22, 31, 8), pa.timestamp("us"), -2047944441),
+        (_when(2017, 11, 16, 22, 31, 8), pa.timestamp("s"), -2047944441),
+        (_when(2017, 11, 16, 22, 31, 8), pa.timestamp("ms"), -2047944441),
+        (1510871468000001001, pa.timestamp("ns"), -1207196810),
+        ("iceberg", pa.string(), 1210000089),
+        ("iceberg", pa.large_string(), 1210000089),
+        (b"\x00\x01\x02\x03", pa.binary(), -188683207),
+        (b"\x00\x01\x02\x03", pa.binary(4), -188683207),
+    ],
+)
+def test_hashes_are_those_of_the_specification(value, data_type, expected):
+    """The examples of the Iceberg specification's appendix have the hashes it gives."""
+    array = pa.array([value, None, value], data_type).slice(2)
+    assert bucket_hashes(array).view(np.int32).tolist() == [expected]
+
+
+def test_hashes_of_text_do_not_depend_on_the_neighbours():
+    """A text has one hash, alone or beside texts of other lengths, sliced or with nulls."""
+    texts = ["", "a", "ab", "abc", "abcd", "abcde", "é" * 7, None, "a" * 100]
+    together = bucket_hashes(pa.array(["x", *texts]).slice(1)).tolist()
+    alone = [int(bucket_hashes(pa.array([text], pa.string()))[0]) for text in texts]
+    assert together == alone
+    assert len(set(together)) == len(texts) - 1
+
+
+def test_times_are_named_as_in_paths():
+    """Year, month, day and hour are floored, before 1970 too, and named as people read them."""
+    times = [_when(2026, 11, 15, 12, 59), _when(1969, 12, 31, 23, 1), None]
+    kind = pa.timestamp("us")
+    assert list(split(times, kind, "year")) == ["c_year=2026", "c_year=1969", "c_year=null"]
+    assert list(split(times, kind, "month"))[:2] == ["c_month=2026-11", "c_month=1969-12"]
+    assert list(split(times, kind, "day"))[:2] == ["c_day=2026-11-15", "c_day=1969-12-31"]
+    assert list(split(times, kind, "hour"))[:2] == ["c_hour=2026-11-15-12", "c_hour=1969-12-31-23"]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_units_do_not_matter(unit):
+    """One instant has one day, whatever the unit of its column."""
+    found = split([_when(1969, 12, 31, 23, 59, 59)], pa.timestamp(unit, "UTC"), "day")
+    assert list(found) == ["c_day=1969-12-31"]
+
+
+def test_dates_have_years_months_and_days():
+    """A date column takes the transforms of time but hour."""
+    dates = [dt.date(2024, 2, 29), dt.date(1960, 1, 1)]
+    assert list(split(dates, pa.date32(), "day")) == ["c_day=2024-02-29", "c_day=1960-01-01"]
+    assert list(split(dates, pa.date32(), "month")) == ["c_month=2024-02", "c_month=1960-01"]
+
+
+def test_truncate_goes_down():
+    """Numbers are floored to a multiple, text keeps its first characters, bytes their first."""
+    assert split([7, -1, 10, None], pa.int32(), "truncate[10]") == {
+        "c_trunc=0": [7],
+        "c_trunc=-10": [-1],
+        "c_trunc=10": [10],
+        "c_trunc=null": [None],
+    }
+    assert list(split(["éclair", "éclat"], pa.string(), "truncate[3]")) == ["c_trunc=%C3%A9cl"]
+    assert list(split([b"\x01\x02\x03"], pa.binary(), "truncate[2]")) == ["c_trunc=0102"]
+    decimals = [Decimal("10.65"), Decimal("-0.05")]
+    assert list(split(decimals, pa.decimal128(9, 2), "truncate[50]")) == [
+        "c_trunc=10.50",
+        "c_trunc=-0.50",
+    ]
+
+
+def test_bucket_and_identity():
+    """Buckets are the hash's lower 31 bits modulo N; identity quotes what a path cannot have."""
+    assert list(split([34], pa.int64(), "bucket[16]")) == [f"c_bucket={2017239379 % 16}"]
+    assert list(split(["a/b c", None], pa.string(), "identity")) == ["c=a%2Fb+c", "c=null"]
+    assert list(split([True, False], pa.bool_(), "identity")) == ["c=true", "c=false"]
+
+
+def test_order_is_kept_within_partitions():
+    """Rows of a partition keep their order, partitions come in the order of their first rows."""
+    schema = schema_of(id=pa.int64(), country=pa.string())
+    fields = [PartitionField(2, "identity"), PartitionField(1, "bucket[4]")]
+    countries = ["b", "a", "b", "c", "a", "b", None, "a"] * 50
+    data = pa.record_batch([pa.array(range(400)), pa.array(countries)], schema=schema)
+    pieces = Partitioner(schema, fields).split(data)
+    back = {}
+    for partition, piece in pieces:
+        ids = piece.column("id").to_pylist()
+        assert ids == sorted(ids)
+        assert set(piece.column("country").to_pylist()) == {partition.values[0]}
+        back.update(dict.fromkeys(ids, partition))
+    assert sorted(back) == list(range(400))
+    firsts = [piece.column("id")[0].as_py() for _, piece in pieces]
+    assert firsts == sorted(firsts)
+    assert len({partition.text for partition, _ in pieces}) == len(pieces) == 16
+
+
+def test_counts_agree_with_split():
+    """Counting rows by partition gives what splitting gives."""
+    schema = schema_of(n=pa.int64())
+    partitioner = Partitioner(schema, [PartitionField(1, "truncate[10]")])
+    batch = pa.record_batch([pa.array(range(95))], schema=schema)
+    expected = {partition.text: piece.num_rows for partition, piece in partitioner.split(batch)}
+    assert partitioner.counts(batch) == expected
+    assert sum(expected.values()) == 95
+
+
+def test_without_a_spec_there_is_one_partition():
+    """A topic without a partition spec has one partition with an empty name and no copy."""
+    schema = schema_of(n=pa.int64())
+    batch = pa.record_batch([pa.array([1, 2])], schema=schema)
+    ((partition, piece),) = Partitioner(schema, ()).split(batch)
+    assert partition == UNPARTITIONED
+    assert piece is batch
+    assert Partitioner(schema, ()).split(batch.slice(2)) == []
+
+
+def test_a_dropped_column_is_null():
+    """A spec whose column is gone puts all rows into the partition of null."""
+    schema = schema_of(n=pa.int64())
+    batch = pa.record_batch([pa.array([1, 2])], schema=schema)
+    ((partition, piece),) = Partitioner(schema, [PartitionField(9, "bucket[4]")]).split(batch)
+    assert partition.values == (None,)
+    assert piece.num_rows == 2
