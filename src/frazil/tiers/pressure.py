@@ -183,7 +183,7 @@ class Pressure:
 
     def _reclaim_if_it_helps(self, accounted: int) -> None:
         """Take back what allocators keep, before it alone makes publishers wait."""
-        used = max(accounted, self._resident_bytes - self._base_bytes)
+        used = self._used(accounted)
         counted_level = self.zones.level(self.level, accounted)
         now = self._clock.monotonic()
         if self.zones.level(self.level, used) > counted_level and now >= self._reclaim_at:
@@ -196,7 +196,7 @@ class Pressure:
         with self._lock:
             if self._closed:
                 return ()
-            used = max(accounted, self._resident_bytes - self._base_bytes)
+            used = self._used(accounted)
             before = self.level
             after = self.zones.level(before, used)
             self._sizes = sizes
@@ -218,6 +218,13 @@ class Pressure:
             rss_bytes=self._resident_bytes,
         )
         return self._on_red if after == RED else waiters
+
+    def _used(self, accounted: int) -> int:
+        """Return what counts: what the tiers know of, or twice that if the process has grown so.
+
+        What a program around the engine takes for itself is not the tiers' to give back.
+        """
+        return max(accounted, min(self._resident_bytes - self._base_bytes, 2 * accounted))
 
     def _take_waiters(self) -> tuple[Callable[[], None], ...]:
         waiters = tuple(self._waiters.values())

@@ -99,7 +99,7 @@ def test_the_resident_size_beyond_the_base_counts_if_it_is_more(world):
     """What the sources do not know of is seen, once it exceeds what they count."""
     base = world.settings.rss_base_bytes
     world.rss = base + round(50 * POINT)
-    world.fill(10)
+    world.fill(30)
     assert world.pressure.snapshot().percent == pytest.approx(50)
     world.fill(70)
     assert world.pressure.snapshot().percent == pytest.approx(70)
@@ -107,6 +107,16 @@ def test_the_resident_size_beyond_the_base_counts_if_it_is_more(world):
     world.pressure.refresh()
     assert world.pressure.level == RED
     assert world.pressure.snapshot().rss_base_bytes == base
+
+
+def test_what_a_program_takes_for_itself_later_counts_no_more_than_twice_the_tiers(world):
+    """A large table that a user loads beside empty tiers holds up no publish."""
+    world.rss = world.settings.rss_base_bytes + 5 * BUDGET
+    world.fill(20)
+    assert world.pressure.snapshot().percent == pytest.approx(40)
+    assert world.pressure.level == GREEN
+    world.fill(31)
+    assert world.pressure.level == YELLOW
 
 
 def test_what_the_process_held_before_does_not_count():
@@ -122,10 +132,10 @@ def test_memory_that_allocators_keep_is_taken_back_before_publishers_wait(world)
     """A resident size that can be given back changes no zone."""
     world.rss = world.settings.rss_base_bytes + round(90 * POINT)
     world.reclaimable = round(60 * POINT)
-    world.fill(10)
+    world.fill(45)
     assert world.reclaims == 1
     assert world.pressure.snapshot().entries == {"green": 0, "yellow": 0, "red": 0}
-    assert world.pressure.snapshot().percent == pytest.approx(30)
+    assert world.pressure.snapshot().percent == pytest.approx(45)
 
 
 def test_allocators_are_asked_once_a_second_at_most_and_only_if_it_helps(world):
@@ -134,7 +144,7 @@ def test_allocators_are_asked_once_a_second_at_most_and_only_if_it_helps(world):
     assert (world.pressure.level, world.reclaims) == (RED, 0)
     world.rss = world.settings.rss_base_bytes + round(90 * POINT)
     for _turn in range(20):
-        world.fill(10)
+        world.fill(45)
         world.clock.advance(0.1)
     assert world.pressure.level == RED
     assert world.reclaims == 2
@@ -264,7 +274,7 @@ def test_the_deadline_can_be_the_callers(world):
 def test_a_refusal_because_of_the_resident_size_names_the_setting(world):
     """Who runs a large program around the engine learns what to change."""
     world.rss = world.settings.rss_base_bytes + round(90 * POINT)
-    world.fill(10)
+    world.fill(45)
     with pytest.raises(Overloaded, match=r"memory\.rss_base_bytes"):
         world.pressure.admit(0)
 
