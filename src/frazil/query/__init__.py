@@ -1,0 +1,1 @@
+"""One SQL over all tiers: DuckDB does the SQL, this package decides what it may see and read."""
