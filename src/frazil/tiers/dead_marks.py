@@ -1,0 +1,204 @@
+"""Marks of superseded rows that lie in files, and how to compute them from nothing but the files.
+
+A mark is (offset of the row, offset of the change that supersedes it). A change that does nothing,
+a partial update of a key that is not there, is marked by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.log.format import OP_DELETE, OP_UPDATE
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from frazil.tiers.keys import KeyShape
+
+    Offsets = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+__all__ = ["DeadMarks", "Folded", "KeyRows", "fold_rows"]
+
+PASS_ROWS: Final = 4 << 20
+"""So many rows are folded at a time when marks are computed from files."""
+
+
+class KeyRows(NamedTuple):
+    """Rows of a file: their offsets, key columns in key order, operations, which are partial."""
+
+    offsets: Offsets
+    keys: pa.RecordBatch
+    ops: npt.NDArray[np.int8]
+    partial: Flags | None = None
+
+
+class Folded(NamedTuple):
+    """Rows folded: the marks of those that are superseded, and the newest change of each key."""
+
+    offsets: Offsets
+    by: Offsets
+    newest: Offsets
+    newest_ops: npt.NDArray[np.int8]
+    newest_keys: pa.RecordBatch
+
+
+class DeadMarks:
+    """A growing set of marks, sorted by the row's offset; the caller has the topic's lock.
+
+    Arrays that it gives are never written to again.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: Offsets = np.empty(0, np.int64)
+        self._by: Offsets = np.empty(0, np.int64)
+        self._new: list[tuple[Offsets, Offsets]] = []
+        self._by_max = -1
+        self.idle: set[int] = set()
+        """Offsets of changes that did nothing."""
+
+    def __len__(self) -> int:
+        self._merge()
+        return len(self._offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes it takes."""
+        new = sum(offsets.nbytes for offsets, _ in self._new)
+        return 2 * (self._offsets.nbytes + new) + 100 * len(self.idle)
+
+    def add(self, offsets: Offsets, by: Offsets) -> None:
+        """Add marks; one that is there already changes nothing."""
+        if len(offsets):
+            self._new.append((offsets, by))
+            self._by_max = max(self._by_max, int(by.max()))
+            self.idle.update(offsets[offsets == by].tolist())
+
+    def below(self, *, cut: int, end: int) -> Offsets:
+        """Return the rows below `cut` that changes below `end` supersede, in order."""
+        self._merge()
+        stop = int(np.searchsorted(self._offsets, cut))
+        if self._by_max < end:
+            return self._offsets[:stop]
+        return self._offsets[:stop][self._by[:stop] < end]
+
+    def superseding(self, *, first: int, end: int, cut: int) -> Offsets:
+        """Return the changes of `[first, end)` that supersede a row below `cut`."""
+        self._merge()
+        stop = int(np.searchsorted(self._offsets, cut))
+        by = self._by[:stop]
+        return by[(by >= first) & (by < end)]
+
+    def forget(self, below: int) -> None:
+        """Drop the marks of rows below an offset, which are gone themselves."""
+        self._merge()
+        start = int(np.searchsorted(self._offsets, below))
+        self._offsets, self._by = self._offsets[start:].copy(), self._by[start:].copy()
+        self.idle = {offset for offset in self.idle if offset >= below}
+
+    def export(self) -> tuple[Offsets, Offsets]:
+        """Return all rows' offsets, sorted, and by what each is superseded."""
+        self._merge()
+        return self._offsets, self._by
+
+    def _merge(self) -> None:
+        if not self._new:
+            return
+        offsets = np.concatenate([self._offsets, *(pair[0] for pair in self._new)])
+        by = np.concatenate([self._by, *(pair[1] for pair in self._new)])
+        self._new = []
+        order = np.argsort(offsets, kind="stable")
+        offsets, by = offsets[order], by[order]
+        first = np.concatenate(([True], offsets[1:] != offsets[:-1]))
+        if not first.all():
+            offsets, by = offsets[first], by[first]
+        self._offsets, self._by = offsets, by
+
+
+def fold_rows(
+    rows: Callable[[], Iterable[KeyRows]], shape: KeyShape, *, below: int
+) -> Iterator[Folded]:
+    """Fold all rows below an offset, a share of the keys at a time.
+
+    `rows` is called once to count and once for each share, so that memory stays bounded however
+    many rows there are. Rows may come in any order.
+    """
+    total = sum(len(part.offsets) for part in rows())
+    shares = max(1, -(-total // PASS_ROWS))
+    for share in range(shares):
+        parts = [_share(part, shape, share=share, shares=shares, below=below) for part in rows()]
+        parts = [part for part in parts if len(part.offsets)]
+        if parts:
+            yield _fold(parts, shape)
+
+
+def _share(part: KeyRows, shape: KeyShape, *, share: int, shares: int, below: int) -> KeyRows:
+    keys = part.keys.rename_columns(list(shape.names))
+    chosen = part.offsets < below
+    if shares > 1:
+        chosen &= shape.hashes(keys) % np.uint32(shares) == share
+    partial = np.zeros(len(part.offsets), np.bool_) if part.partial is None else part.partial
+    if chosen.all():
+        return KeyRows(part.offsets, keys, part.ops, partial)
+    kept = keys.filter(pa.array(chosen))
+    return KeyRows(part.offsets[chosen], kept, part.ops[chosen], partial[chosen])
+
+
+def _fold(parts: list[KeyRows], shape: KeyShape) -> Folded:
+    offsets = np.concatenate([part.offsets for part in parts])
+    ops = np.concatenate([part.ops for part in parts])
+    partial = np.concatenate([part.partial for part in parts if part.partial is not None])
+    table = pa.Table.from_batches([_plain(part.keys, shape) for part in parts])
+    numbers = _key_numbers(table)
+    order = np.lexsort((offsets, numbers))
+    idle = _idle(numbers[order], ops[order], partial[order])
+    own = offsets[order[idle]]
+    order = order[~idle]
+    numbers, offsets, ops = numbers[order], offsets[order], ops[order]
+    last = np.concatenate((numbers[1:] != numbers[:-1], [True]))[: len(numbers)]
+    # A delete shows nothing, so that nothing needs to say that it is superseded.
+    marked = np.flatnonzero(~last & (ops != OP_DELETE))
+    newest = table.take(pa.array(order[last])).combine_chunks()
+    batches = newest.to_batches()
+    return Folded(
+        np.concatenate((offsets[marked], own)),
+        np.concatenate((offsets[marked + 1], own)),
+        offsets[last],
+        ops[last],
+        batches[0] if batches else pa.RecordBatch.from_pylist([], schema=newest.schema),
+    )
+
+
+def _plain(keys: pa.RecordBatch, shape: KeyShape) -> pa.RecordBatch:
+    """Return the key columns alone, without metadata, so that versions of a schema fit together."""
+    fields = [pa.field(name, kind) for name, kind in zip(shape.names, shape.types, strict=True)]
+    return pa.RecordBatch.from_arrays(keys.columns, schema=pa.schema(fields))
+
+
+def _key_numbers(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Number the keys of a table: equal keys have equal numbers."""
+    numbers: npt.NDArray[np.int64] | None = None
+    for column in table.columns:
+        coded = column.combine_chunks().dictionary_encode()
+        codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        if numbers is not None:
+            paired = pa.array(numbers * len(coded.dictionary) + codes).dictionary_encode()
+            codes = paired.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        numbers = codes
+    assert numbers is not None
+    return numbers
+
+
+def _idle(numbers: Offsets, ops: npt.NDArray[np.int8], partial: Flags) -> Flags:
+    """Tell which changes, sorted by key and offset, update a key that is not there."""
+    hopeful: Flags = partial & (ops == OP_UPDATE)
+    if not hopeful.any():
+        return hopeful
+    places = np.arange(len(numbers))
+    setter = np.maximum.accumulate(np.where(hopeful, -1, places))
+    known: Flags = (setter >= 0) & (numbers[setter] == numbers) & (ops[setter] != OP_DELETE)
+    return hopeful & ~known

@@ -1,0 +1,416 @@
+"""The state of a keyed topic: its changes folded in offset order, wherever they lie.
+
+Folding says for each change which row it supersedes, and remembers each key's newest change in an
+index of bounded size. A key that the index has forgotten is looked for in the chunks of the memory
+tier by hash, then below it; so a miss means "look below", never "absent", unless the index is
+`complete`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.tiers.dead_marks import KeyRows, fold_rows
+from frazil.tiers.key_index import CODE_SHIFT, OP_MASK, PARTIAL_BIT, KeyIndex
+from frazil.tiers.key_search import Below, Found, KeySearch, code_of
+from frazil.tiers.keys import KeyShape
+from frazil.tiers.superseded import Superseded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from frazil.log.codec import TailEntry
+    from frazil.tiers.chunk import Chunk
+    from frazil.tiers.keys import Key
+    from frazil.tiers.memory import TopicMemory
+
+    Offsets = npt.NDArray[np.int64]
+
+__all__ = ["Below", "Found", "Image", "KeyRows", "KeyedState"]
+
+STEP_ROWS: Final = 8192
+"""So many changes are folded at a time."""
+_KIND_MASK: Final = PARTIAL_BIT | OP_MASK
+_PARTIAL_UPDATE: Final = PARTIAL_BIT | OP_UPDATE
+_ABSENT: Final = OP_DELETE
+"""The code that stands for no change at all: a delete before the first offset."""
+
+_chunk_offset = attrgetter("offset")
+_entry_offset = itemgetter(0)
+
+
+class Image(NamedTuple):
+    """A change as memory holds it; `values` is None if it lies below, to be read there by offset.
+
+    `values` are in the order of the columns of schema `version`. `present` is the bitmap of a
+    partial change, which stands on the row at `base`, if there is one.
+    """
+
+    offset: int
+    op: int
+    time_us: int = 0
+    version: int = 0
+    values: tuple[Any, ...] | None = None
+    present: bytes | None = None
+    base: int | None = None
+
+
+class KeyedState:
+    """The fold of one keyed topic. `fold` and `newest` may be called from any thread.
+
+    `complete` says that the index has every key: nothing was forgotten, and everything since the
+    first offset was folded. `routes` counts changes by where the row they supersede lay: not yet
+    flushed, in files, or nowhere.
+    """
+
+    def __init__(
+        self,
+        memory: TopicMemory,
+        below: Below,
+        *,
+        index_bytes_max: Callable[[], int] | None = None,
+    ) -> None:
+        bytes_max = index_bytes_max or memory.index_bytes_max
+        assert bytes_max is not None
+        self.memory = memory
+        self.index = KeyIndex(bytes_max)
+        self.folded_to = -1
+        self.complete = False
+        self.flushed = 0
+        self.floor = 0
+        self.routes = {"memory": 0, "delta": 0, "new": 0}
+        self.bases: dict[int, int] = {}
+        """The row that each partial change stands on, by offset."""
+        self._superseded = Superseded(memory)
+        self._search = KeySearch(memory, below, self._superseded.files, self.shape_of)
+        self._shapes: dict[int, KeyShape] = {}
+        memory.on_settled = self._superseded.settled
+        memory.on_evict = self._evicted
+
+    # -- facts -------------------------------------------------------------------------------------
+
+    @property
+    def index_bytes(self) -> int:
+        """Return the bytes of the index."""
+        return self.index.bytes
+
+    @property
+    def dead_bytes(self) -> int:
+        """Return the bytes of the marks of rows in files."""
+        return self._superseded.files.nbytes + 200 * len(self.bases)
+
+    @property
+    def index_keys(self) -> int:
+        """Return how many keys the index has."""
+        return len(self.index)
+
+    @property
+    def evictions(self) -> int:
+        """Return how many keys the index had to forget."""
+        return self.index.evictions
+
+    def shape_of(self, version: int) -> KeyShape:
+        """Return the key's shape under one schema version."""
+        shape = self._shapes.get(version)
+        if shape is None:
+            state = self.memory.state
+            schema = pa.ipc.read_schema(pa.py_buffer(state.schemas[version]))
+            shape = self._shapes[version] = KeyShape(schema, state.spec.primary_key)
+        return shape
+
+    @property
+    def shape(self) -> KeyShape:
+        """Return the key's shape under the current schema version."""
+        return self.shape_of(self.memory.state.schema_version)
+
+    # -- fold --------------------------------------------------------------------------------------
+
+    def fold(self, end: int, *, budget_rows: int | None = None) -> None:
+        """Fold everything below `end` that is visible and not folded yet, in offset order.
+
+        With a budget, no more than about so many changes at least one at a time.
+        """
+        if 0 <= end <= self.folded_to:
+            return
+        memory = self.memory
+        with memory.lock:
+            self._begin()
+            end = min(end, memory.state.visible)
+            rows = 0
+            while self.folded_to < end and (budget_rows is None or rows < budget_rows):
+                keys, codes, folded_to = self._gather(end)
+                if keys:
+                    self._apply(keys, codes)
+                self.folded_to = folded_to
+                rows += len(keys)
+
+    def _begin(self) -> None:
+        if self.folded_to < 0:
+            self.folded_to = self.memory.start
+            self.complete = self.complete or self.memory.start == 0
+
+    def _gather(self, end: int) -> tuple[list[Key], list[int], int]:
+        """Return the next keys and codes to fold, and how far they go."""
+        memory, first = self.memory, self.folded_to
+        if first < memory.settled:
+            number = bisect_right(memory.chunks, first, key=_chunk_offset) - 1
+            chunk = memory.chunks[max(number, 0)]
+            if chunk.end <= first:
+                chunk = memory.chunks[number + 1]
+            start = max(first, chunk.offset)
+            stop = min(chunk.end, end, start + STEP_ROWS)
+            if start >= stop:
+                return [], [], end
+            keys, codes = self._of_chunk(chunk, start - chunk.offset, stop - start)
+            return keys, codes, stop
+        return self._of_tail(first, end)
+
+    def _of_chunk(self, chunk: Chunk, start: int, count: int) -> tuple[list[Key], list[int]]:
+        keys = self.shape_of(chunk.version).keys(chunk.batch.slice(start, count))
+        offsets = np.arange(chunk.offset + start, chunk.offset + start + count, dtype=np.int64)
+        codes = (offsets << CODE_SHIFT) | chunk.ops[start : start + count]
+        partial = chunk.partial
+        if partial is not None:
+            codes |= partial[start : start + count].astype(np.int64) * PARTIAL_BIT
+        return keys, codes.tolist()
+
+    def _of_tail(self, first: int, end: int) -> tuple[list[Key], list[int], int]:
+        tail = self.memory.tail
+        keys: list[Key] = []
+        codes: list[int] = []
+        number = max(bisect_right(tail, first, key=_entry_offset) - 1, 0)
+        for entry in tail[number : number + STEP_ROWS]:
+            if entry[0] >= end:
+                return keys, codes, end
+            if entry[9] is None:
+                if keys:
+                    return keys, codes, entry[0]
+                self.memory.settle(entry[0] + 1)
+                return [], [], max(first, entry[0])
+            first = self._of_entry(entry, first, end, keys, codes)
+            if len(keys) >= STEP_ROWS:
+                return keys, codes, first
+        # Behind the last entry there can only be a gap.
+        done = number + STEP_ROWS >= len(tail)
+        return keys, codes, end if done else first
+
+    def _of_entry(
+        self, entry: TailEntry, first: int, end: int, keys: list[Key], codes: list[int]
+    ) -> int:
+        """Add the changes of one entry from `first` on; return where they end."""
+        offset, count, records = entry[0], entry[1], entry[9]
+        assert records is not None
+        stop = min(offset + count, end)
+        start = max(offset, first)
+        if type(records[0]) is tuple:
+            row_key = self.shape_of(entry[6]).row_key
+            for number in range(start, stop):
+                keys.append(row_key(records[number - offset][0]))
+                codes.append(number << CODE_SHIFT | OP_UPSERT)
+        else:
+            for number in range(start, stop):
+                record = records[number - offset]
+                keys.append(record.key)
+                code = number << CODE_SHIFT | record.op
+                codes.append(code if record.present is None else code | PARTIAL_BIT)
+        return max(start, stop)
+
+    def _apply(self, keys: list[Key], codes: list[int]) -> None:
+        """Fold changes: each supersedes what the index, or what lies below, has of its key."""
+        index = self.index
+        known, take = index.codes, index.take
+        below = {} if self.complete else self._look_below(keys)
+        floor = self.floor << CODE_SHIFT
+        fresh: list[Key] = []
+        old: list[int] = []
+        idle: list[int] = []
+        for key, code in zip(keys, codes, strict=True):
+            base = take(key, None)
+            if base is None:
+                base = below.get(key, _ABSENT)
+                fresh.append(key)
+            if code & _KIND_MASK == _PARTIAL_UPDATE and (
+                base & OP_MASK == OP_DELETE or base < floor
+            ):
+                # It updates a key that is not there, and changes nothing.
+                idle.append(code)
+                known[key] = base
+                continue
+            old.append(base)
+            known[key] = code
+        index.added(fresh)
+        if idle:
+            skipped = set(idle)
+            codes = [code for code in codes if code not in skipped]
+            offsets = np.array(idle, np.int64) >> CODE_SHIFT
+            self._superseded.mark(offsets, offsets)
+        self._supersede(np.array(old, np.int64), np.array(codes, np.int64))
+        if index.over:
+            # Whoever misses a key from now on must look below, also while they are forgotten.
+            self.complete = False
+            index.shrink()
+
+    def _look_below(self, keys: list[Key]) -> dict[Key, int]:
+        known = self.index.codes
+        missing = list(dict.fromkeys([key for key in keys if key not in known]))
+        found = self._search.find_many(missing, before=self.folded_to) if missing else {}
+        return {key: code_of(one) for key, one in found.items()}
+
+    def _supersede(self, old: Offsets, codes: Offsets) -> None:
+        """Mark the rows that changes supersede, and count the changes by where those lay."""
+        offsets, changes = old >> CODE_SHIFT, codes >> CODE_SHIFT
+        alive = ((old & OP_MASK) != OP_DELETE) & (offsets >= self.floor)
+        partial = alive & ((codes & PARTIAL_BIT) != 0)
+        if partial.any():
+            pairs = zip(changes[partial].tolist(), offsets[partial].tolist(), strict=True)
+            self.bases.update(pairs)
+        offsets, changes = offsets[alive], changes[alive]
+        delta = int((offsets < self.flushed).sum())
+        self.routes["delta"] += delta
+        self.routes["memory"] += len(offsets) - delta
+        self.routes["new"] += len(codes) - len(offsets)
+        self._superseded.mark(offsets, changes)
+
+    # -- lookups -----------------------------------------------------------------------------------
+
+    def newest(self, key: Key, before: int | None = None) -> Found | None:
+        """Return the newest change of a key that did something, of those below `before`.
+
+        A key whose newest change is a delete is absent. What lies at or above the offset that
+        everything is folded to is not seen.
+        """
+        with self.memory.lock:
+            self._begin()
+            code = self.index.codes.get(key)
+            complete, folded_to = self.complete, self.folded_to
+        before = folded_to if before is None else min(before, folded_to)
+        if (code is None and complete) or code == _ABSENT:
+            return None
+        if code is not None and code >> CODE_SHIFT < before:
+            found: Found | None = Found(code >> CODE_SHIFT, code & OP_MASK)
+        else:
+            found = self._search.find(key, before=before)
+        return None if found is None or found.offset < self.floor else found
+
+    def row(self, key: Key, before: int | None = None) -> Image | None:
+        """Return the newest image of a key, None if it is absent.
+
+        Its values are None if it lies below memory, where the caller reads it by its offset.
+        """
+        found = self.newest(key, before)
+        if found is None or found.op == OP_DELETE:
+            return None
+        return self.image_at(found.offset) or Image(found.offset, found.op)
+
+    def image_at(self, offset: int) -> Image | None:
+        """Return the change at an offset, None if memory does not hold it."""
+        memory = self.memory
+        chunk = memory.chunk_at(offset)
+        if chunk is None:
+            with memory.lock:
+                entry = memory.entry_at(offset)
+                if entry is not None and entry.records is not None:
+                    return self._entry_image(entry, offset)
+                memory.settle(offset + 1)
+                chunk = memory.chunk_at(offset)
+        if chunk is None:
+            return None
+        row = offset - chunk.offset
+        return Image(
+            offset,
+            int(chunk.ops[row]),
+            chunk.time_at(row),
+            chunk.version,
+            chunk.row(row),
+            None if chunk.partial is None else chunk.present_at(row),
+            self.bases.get(offset),
+        )
+
+    def _entry_image(self, entry: TailEntry, offset: int) -> Image:
+        assert entry.records is not None
+        record = entry.records[offset - entry.offset]
+        if type(record) is tuple:
+            return Image(offset, OP_UPSERT, entry.time_us, entry.version, record[0])
+        values, present = record.values, record.present
+        base = self.bases.get(offset)
+        return Image(offset, record.op, entry.time_us, entry.version, values, present, base)
+
+    # -- rows in files -----------------------------------------------------------------------------
+
+    def _evicted(self, chunks: Sequence[Chunk]) -> None:
+        self.fold(chunks[-1].end)
+        self._superseded.evicted(chunks)
+
+    def disk_dead(self, end: int, cut: int) -> Offsets:
+        """Return the rows below `cut` that changes below `end` supersede, in order.
+
+        Everything below `end` is to be folded before. The array is never written to again.
+        """
+        with self.memory.lock:
+            return self._superseded.below(cut=cut, end=end)
+
+    def deltas_between(self, first: int, end: int) -> Offsets:
+        """Return the changes of `[first, end)` that supersede a row below `first`, in order."""
+        with self.memory.lock:
+            self.fold(end)
+            return self._superseded.superseding(first=first, end=end)
+
+    def load_disk_dead(self, offsets: Offsets, by: Offsets) -> None:
+        """Take marks back that were exported before a restart."""
+        with self.memory.lock:
+            self._superseded.files.add(offsets.astype(np.int64), by.astype(np.int64))
+
+    def export_disk_dead(self) -> tuple[Offsets, Offsets]:
+        """Return the marks of rows in files alone: their offsets in order, and the changes'."""
+        with self.memory.lock:
+            return self._superseded.files.export()
+
+    def rebuild_disk_dead(self, rows: Callable[[], Iterable[KeyRows]]) -> None:
+        """Compute the marks of all rows in files anew, and fill the index with their newest changes.
+
+        `rows` gives every row that lies in files, in any order, each time it is called: memory is
+        bounded by going over them several times, each time for a share of the keys.
+        """
+        shape = self.shape
+        fits = True
+        for folded in fold_rows(rows, shape, below=self.memory.start):
+            codes = (folded.newest << CODE_SHIFT) | folded.newest_ops
+            keys = shape.keys(folded.newest_keys)
+            with self.memory.lock:
+                self._superseded.files.add(folded.offsets, folded.by)
+                fits = fits and self._fill(keys, codes.tolist())
+        with self.memory.lock:
+            # Every row that lies in files, and everything since that was folded, is every key.
+            self.complete = self.complete or (fits and not self.evictions)
+
+    def _fill(self, keys: list[Key], codes: list[int]) -> bool:
+        """Add older changes to the index while there is room; tell whether all of them fit."""
+        known = self.index.codes
+        for start in range(0, len(keys), STEP_ROWS):
+            part = slice(start, start + STEP_ROWS)
+            pairs = zip(keys[part], codes[part], strict=True)
+            fresh = {key: code for key, code in pairs if key not in known}
+            if not self.index.fits(fresh):
+                return False
+            known.update(fresh)
+            self.index.added(fresh)
+        return True
+
+    def on_flushed(self, to: int) -> None:
+        """Take note that everything below an offset lies in files."""
+        self.flushed = max(self.flushed, to)
+
+    def expire(self, below: int) -> None:
+        """Forget what lies below an offset: it is no longer held anywhere."""
+        with self.memory.lock:
+            self.floor = max(self.floor, below)
+            self._superseded.files.forget(below)
+            self.bases = {offset: base for offset, base in self.bases.items() if offset >= below}

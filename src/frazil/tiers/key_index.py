@@ -1,0 +1,92 @@
+"""The newest change of each key, in as many bytes as it may have.
+
+What does not fit is forgotten, the keys written longest ago first; whoever misses a key then looks
+where the changes themselves lie. A change is one integer here: its offset, whether it names some
+columns only, and its operation.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from frazil.tiers.keys import Key
+
+__all__ = ["CODE_SHIFT", "OP_MASK", "PARTIAL_BIT", "KeyIndex"]
+
+CODE_SHIFT: Final = 4
+PARTIAL_BIT: Final = 8
+OP_MASK: Final = 7
+"""A change's code is `offset << 4 | partial << 3 | op`."""
+
+ENTRY_BYTES: Final = 100
+"""What a key takes beside itself: its slot in a dict that is half full, and the code."""
+_MOVE_RATIO: Final = 0.75
+_SHRINK_RATIO: Final = 0.02
+_SHRINK_KEYS_MIN: Final = 256
+
+
+class KeyIndex:
+    """A bounded map from key to the code of its newest change; the caller has the topic's lock.
+
+    The fold writes `codes` itself, for speed, by way of `take`, and tells `added` which keys are
+    new; then it calls `shrink`.
+    """
+
+    def __init__(self, bytes_max: Callable[[], int]) -> None:
+        self.codes: dict[Key, int] = {}
+        self.bytes = 0
+        self.evictions = 0
+        self._bytes_max = bytes_max
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def take(self) -> Callable[[Key, None], int | None]:
+        """Return how to look a key up that is written next.
+
+        As long as there is ample room, it stays where it is in the order of writes, which is
+        cheaper; then it is taken out, so that it comes last.
+        """
+        if self.bytes > _MOVE_RATIO * self._bytes_max():
+            return self.codes.pop
+        return self.codes.get
+
+    @property
+    def over(self) -> bool:
+        """Tell whether it takes more than it may."""
+        return self.bytes > self._bytes_max()
+
+    def added(self, keys: Iterable[Key]) -> None:
+        """Count keys that were not in `codes` before."""
+        self.bytes += sum(map(key_bytes, keys))
+
+    def fits(self, keys: Iterable[Key]) -> bool:
+        """Tell whether there is room for more keys."""
+        return self.bytes + sum(map(key_bytes, keys)) <= self._bytes_max()
+
+    def shrink(self) -> None:
+        """Forget keys until the rest fits."""
+        bytes_max = self._bytes_max()
+        codes = self.codes
+        # The gaps that deleted keys leave at the head of a dict are walked over each time, so
+        # that many are forgotten at once.
+        while self.bytes > bytes_max and codes:
+            count = max(_SHRINK_KEYS_MIN, int(len(codes) * _SHRINK_RATIO))
+            oldest = list(islice(codes, count))
+            for key in oldest:
+                del codes[key]
+            self.bytes -= sum(map(key_bytes, oldest))
+            self.evictions += len(oldest)
+
+
+def key_bytes(key: Key) -> int:
+    """Return what a key takes in the index."""
+    if type(key) is tuple:
+        return ENTRY_BYTES + sys.getsizeof(key) + sum(map(sys.getsizeof, key))
+    return ENTRY_BYTES + sys.getsizeof(key)
