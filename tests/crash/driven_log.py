@@ -35,7 +35,9 @@ def codec_of(topic):
     same = {"limits": LIMITS_DEFAULT, "rows_arrow_min": ROWS_ARROW_MIN, "options": OPTIONS}
     if topic.spec.kind == "message":
         return MessageTopicCodec(**same)
-    return TableCodec(topic.schemas, **same) if topic.schemas else None
+    if not topic.schemas:
+        return None
+    return TableCodec(topic.schemas, primary_key=topic.spec.primary_key, **same)
 
 
 class DrivenLog:

@@ -60,7 +60,8 @@ def test_the_pinned_directory_reads_as_it_was_written():
     assert payloads[4] == {0: b"mail", 1: b"reserved"}
     assert content[4].records[0]["attributes"] == [("a", "b")]
     rows = [{k: v for k, v in r.items() if k != "_time"} for r in content[2].records.values()]
-    assert rows == make_golden.ROWS
+    upsert = {"_op": fmt.OP_UPSERT, "_present": None}
+    assert rows == [{**row, **upsert} for row in make_golden.ROWS]
     rows = [{k: v for k, v in r.items() if k != "_time"} for r in content[3].records.values()]
     assert rows == make_golden.ARROW_ROWS
     assert content[1].records[0]["_time"] == 1_750_000_000_000_000
