@@ -9,6 +9,7 @@ tier by hash, then below it; so a miss means "look below", never "absent", unles
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -187,50 +188,80 @@ class KeyedState:
         keys: list[Key] = []
         codes: list[int] = []
         number = max(bisect_right(tail, first, key=_entry_offset) - 1, 0)
-        for entry in tail[number : number + STEP_ROWS]:
-            if entry[0] >= end:
+        entries = tail[number : number + STEP_ROWS]
+        whole = number + len(entries) == len(tail)
+        for entry in entries:
+            offset, records = entry[0], entry[9]
+            if offset >= end:
                 return keys, codes, end
-            if entry[9] is None:
+            if records is None:
                 if keys:
-                    return keys, codes, entry[0]
-                self.memory.settle(entry[0] + 1)
-                return [], [], max(first, entry[0])
-            first = self._of_entry(entry, first, end, keys, codes)
+                    return keys, codes, offset
+                # Only decoding tells its keys.
+                self.memory.settle(offset + 1)
+                return [], [], max(first, offset)
+            if offset + entry[1] > end:
+                records = records[: end - offset]
+            if offset < first:
+                records = records[first - offset :]
+                offset = min(first, offset + entry[1])
+            self._of_records(records, offset, entry[6], keys, codes)
+            first = max(first, offset + len(records))
             if len(keys) >= STEP_ROWS:
                 return keys, codes, first
         # Behind the last entry there can only be a gap.
-        done = number + STEP_ROWS >= len(tail)
-        return keys, codes, end if done else first
+        return keys, codes, end if whole else first
 
-    def _of_entry(
-        self, entry: TailEntry, first: int, end: int, keys: list[Key], codes: list[int]
-    ) -> int:
-        """Add the changes of one entry from `first` on; return where they end."""
-        offset, count, records = entry[0], entry[1], entry[9]
-        assert records is not None
-        stop = min(offset + count, end)
-        start = max(offset, first)
-        if type(records[0]) is tuple:
-            row_key = self.shape_of(entry[6]).row_key
-            for number in range(start, stop):
-                keys.append(row_key(records[number - offset][0]))
-                codes.append(number << CODE_SHIFT | OP_UPSERT)
-        else:
-            for number in range(start, stop):
-                record = records[number - offset]
+    def _of_records(
+        self,
+        records: Sequence[Any],
+        offset: int,
+        version: int,
+        keys: list[Key],
+        codes: list[int],
+    ) -> None:
+        """Add keys and codes of validated records: rows with their packed form, or changes."""
+        for record in records:
+            if type(record) is tuple:
+                keys.append(self.shape_of(version).row_key(record[0]))
+                codes.append(offset << CODE_SHIFT | OP_UPSERT)
+            else:
                 keys.append(record.key)
-                code = number << CODE_SHIFT | record.op
+                code = offset << CODE_SHIFT | record.op
                 codes.append(code if record.present is None else code | PARTIAL_BIT)
-        return max(start, stop)
+            offset += 1
 
     def _apply(self, keys: list[Key], codes: list[int]) -> None:
         """Fold changes: each supersedes what the index, or what lies below, has of its key."""
         index = self.index
-        known, take = index.codes, index.take
         below = {} if self.complete else self._look_below(keys)
+        newest = dict(zip(keys, codes, strict=True))
+        if len(newest) == len(keys) and not index.tight and not _has_partial_updates(codes):
+            known = index.codes
+            old = list(map(known.get, keys, repeat(_ABSENT)))
+            fresh = [key for key, base in zip(keys, old, strict=True) if base == _ABSENT]
+            fresh = [key for key in fresh if key not in known]
+            if below:
+                old = [below.get(key, base) for key, base in zip(keys, old, strict=True)]
+            known.update(newest)
+        else:
+            fresh, old, codes = self._apply_in_order(keys, codes, below)
+        index.added(fresh)
+        self._supersede(old, codes)
+        if index.over:
+            # Whoever misses a key from now on must look below, also while they are forgotten.
+            self.complete = False
+            index.shrink()
+
+    def _apply_in_order(
+        self, keys: list[Key], codes: list[int], below: dict[Key, int]
+    ) -> tuple[list[Key], list[int], list[int]]:
+        """Fold one by one; return the new keys, and what each change that counts supersedes."""
+        known, take = self.index.codes, self.index.take
         floor = self.floor << CODE_SHIFT
         fresh: list[Key] = []
         old: list[int] = []
+        kept: list[int] = []
         idle: list[int] = []
         for key, code in zip(keys, codes, strict=True):
             base = take(key, None)
@@ -241,22 +272,16 @@ class KeyedState:
                 base & OP_MASK == OP_DELETE or base < floor
             ):
                 # It updates a key that is not there, and changes nothing.
-                idle.append(code)
+                idle.append(code >> CODE_SHIFT)
                 known[key] = base
                 continue
             old.append(base)
+            kept.append(code)
             known[key] = code
-        index.added(fresh)
         if idle:
-            skipped = set(idle)
-            codes = [code for code in codes if code not in skipped]
-            offsets = np.array(idle, np.int64) >> CODE_SHIFT
+            offsets = np.array(idle, np.int64)
             self._superseded.mark(offsets, offsets)
-        self._supersede(np.array(old, np.int64), np.array(codes, np.int64))
-        if index.over:
-            # Whoever misses a key from now on must look below, also while they are forgotten.
-            self.complete = False
-            index.shrink()
+        return fresh, old, kept
 
     def _look_below(self, keys: list[Key]) -> dict[Key, int]:
         known = self.index.codes
@@ -264,16 +289,21 @@ class KeyedState:
         found = self._search.find_many(missing, before=self.folded_to) if missing else {}
         return {key: code_of(one) for key, one in found.items()}
 
-    def _supersede(self, old: Offsets, codes: Offsets) -> None:
+    def _supersede(self, old: list[int], codes: list[int]) -> None:
         """Mark the rows that changes supersede, and count the changes by where those lay."""
-        offsets, changes = old >> CODE_SHIFT, codes >> CODE_SHIFT
-        alive = ((old & OP_MASK) != OP_DELETE) & (offsets >= self.floor)
-        partial = alive & ((codes & PARTIAL_BIT) != 0)
+        bases, changes = np.array(old, np.int64), np.array(codes, np.int64)
+        offsets = bases >> CODE_SHIFT
+        alive = (bases & OP_MASK) != OP_DELETE
+        if self.floor:
+            alive &= offsets >= self.floor
+        if not alive.all():
+            offsets, changes = offsets[alive], changes[alive]
+        partial = (changes & PARTIAL_BIT) != 0
+        changes >>= CODE_SHIFT
         if partial.any():
             pairs = zip(changes[partial].tolist(), offsets[partial].tolist(), strict=True)
             self.bases.update(pairs)
-        offsets, changes = offsets[alive], changes[alive]
-        delta = int((offsets < self.flushed).sum())
+        delta = int((offsets < self.flushed).sum()) if self.flushed else 0
         self.routes["delta"] += delta
         self.routes["memory"] += len(offsets) - delta
         self.routes["new"] += len(codes) - len(offsets)
@@ -414,3 +444,8 @@ class KeyedState:
             self.floor = max(self.floor, below)
             self._superseded.files.forget(below)
             self.bases = {offset: base for offset, base in self.bases.items() if offset >= below}
+
+
+def _has_partial_updates(codes: list[int]) -> bool:
+    kinds = np.array(codes, np.int64) & _KIND_MASK
+    return bool((kinds == _PARTIAL_UPDATE).any())

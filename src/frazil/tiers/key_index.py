@@ -8,11 +8,11 @@ columns only, and its operation.
 from __future__ import annotations
 
 import sys
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection
 
     from frazil.tiers.keys import Key
 
@@ -53,22 +53,25 @@ class KeyIndex:
         As long as there is ample room, it stays where it is in the order of writes, which is
         cheaper; then it is taken out, so that it comes last.
         """
-        if self.bytes > _MOVE_RATIO * self._bytes_max():
-            return self.codes.pop
-        return self.codes.get
+        return self.codes.pop if self.tight else self.codes.get
+
+    @property
+    def tight(self) -> bool:
+        """Tell whether room is short, so that the order of writes matters."""
+        return self.bytes > _MOVE_RATIO * self._bytes_max()
 
     @property
     def over(self) -> bool:
         """Tell whether it takes more than it may."""
         return self.bytes > self._bytes_max()
 
-    def added(self, keys: Iterable[Key]) -> None:
+    def added(self, keys: Collection[Key]) -> None:
         """Count keys that were not in `codes` before."""
-        self.bytes += sum(map(key_bytes, keys))
+        self.bytes += keys_bytes(keys)
 
-    def fits(self, keys: Iterable[Key]) -> bool:
+    def fits(self, keys: Collection[Key]) -> bool:
         """Tell whether there is room for more keys."""
-        return self.bytes + sum(map(key_bytes, keys)) <= self._bytes_max()
+        return self.bytes + keys_bytes(keys) <= self._bytes_max()
 
     def shrink(self) -> None:
         """Forget keys until the rest fits."""
@@ -81,12 +84,13 @@ class KeyIndex:
             oldest = list(islice(codes, count))
             for key in oldest:
                 del codes[key]
-            self.bytes -= sum(map(key_bytes, oldest))
+            self.bytes -= keys_bytes(oldest)
             self.evictions += len(oldest)
 
 
-def key_bytes(key: Key) -> int:
-    """Return what a key takes in the index."""
-    if type(key) is tuple:
-        return ENTRY_BYTES + sys.getsizeof(key) + sum(map(sys.getsizeof, key))
-    return ENTRY_BYTES + sys.getsizeof(key)
+def keys_bytes(keys: Collection[Key]) -> int:
+    """Return what keys of one topic take in the index."""
+    size = ENTRY_BYTES * len(keys) + sum(map(sys.getsizeof, keys))
+    if type(next(iter(keys), None)) is tuple:
+        size += sum(map(sys.getsizeof, chain.from_iterable(keys)))
+    return size

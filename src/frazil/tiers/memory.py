@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import CorruptionError
 from frazil.log import format as fmt
@@ -39,6 +39,7 @@ JOIN_AT_ONCE_ROWS: Final = 8192
 JOIN_BYTES_MAX: Final = 64 << 20
 
 _offset_of = itemgetter(0)
+_new = tuple.__new__
 
 
 class Unflushed(NamedTuple):
@@ -88,7 +89,7 @@ class TopicMemory:
         self._chunk_bytes: int | None = 0
         # Each counter has one writer, so that no addition is lost: the journal's thread for what
         # came in, the holder of the lock for what went on.
-        self._bytes_in = self._bytes_out = 0
+        self._payload_in = self._payload_out = 0
         self._records_in = self._records_out = 0
         self._changes_in = self._changes_out = 0
 
@@ -96,11 +97,11 @@ class TopicMemory:
 
     def append(self, entry: TailEntry) -> None:
         """Take written records; nobody looks at them before `visible` passes them."""
-        count = entry[1]
-        self._bytes_in += _entry_bytes(entry)
-        self._records_in += count
-        if entry[5] & fmt.FLAG_OP:
-            self._changes_in += count
+        self._payload_in += entry[7]
+        if entry[9] is not None:
+            self._records_in += entry[1]
+        if entry[5] & 1:  # FLAG_OP
+            self._changes_in += entry[1]
         self.tail.append(entry)
 
     # -- what is there -----------------------------------------------------------------------------
@@ -119,7 +120,11 @@ class TopicMemory:
     @property
     def tail_bytes(self) -> int:
         """Return the bytes of what is not decoded yet."""
-        return self._bytes_in - self._bytes_out
+        payload = self._payload_in - self._payload_out
+        records = self._records_in - self._records_out
+        # Validated records hold their values and their packed form beside the frame's payload.
+        held = 3 * payload + RECORD_BYTES * records if records else payload
+        return held + ENTRY_BYTES * len(self.tail)
 
     @property
     def bytes(self) -> int:
@@ -154,7 +159,7 @@ class TopicMemory:
         """Say how much lies in memory from an offset on, and how old it is."""
         with self.lock:
             size, changes = self.tail_bytes, self._changes_in - self._changes_out
-            records = self._records_in - self._records_out
+            records = sum([entry[1] for entry in self.tail])
             oldest = self.tail[0].time_us if self.tail else None
             for chunk in reversed(self._held.chunks):
                 if chunk.end <= from_offset:
@@ -293,8 +298,8 @@ class TopicMemory:
         _join_end(chunks)
         self._swap(chunks)
         del tail[: len(run)]
-        self._bytes_out += sum(map(_entry_bytes, run))
-        self._records_out += made.count
+        self._payload_out += sum([entry[7] for entry in run])
+        self._records_out += sum([entry[1] for entry in run if entry[9] is not None])
         self._changes_out += made.changes
         return made.count
 
@@ -349,19 +354,11 @@ class TopicMemory:
         )
 
 
-def _entry_bytes(entry: TailEntry) -> int:
-    if entry[9] is None:
-        return entry[7] + ENTRY_BYTES
-    return 3 * entry[7] + RECORD_BYTES * entry[1] + ENTRY_BYTES
-
-
 def _frame(entry: TailEntry) -> Frame:
     offset, count, time_us, lsn, kind, flags, version, size, data, _ = entry
-    head = fmt.FrameHead(
-        offset, 0, 0, kind, b"", flags, 0, 0, count, version, lsn, 0, 0, size, time_us, 0, 0
-    )
-    # Decoders take any buffer.
-    return Frame(head, cast("bytes", data), 0)
+    fields = (offset, 0, 0, kind, b"", flags, 0, 0, count, version, lsn, 0, 0, size, time_us, 0, 0)
+    # Past the constructors, which cost more than all else here; decoders take any buffer.
+    return _new(Frame, (_new(fmt.FrameHead, fields), data, 0))
 
 
 def _small_run(tail: list[TailEntry], end: int) -> list[TailEntry]:
