@@ -22,7 +22,7 @@ from frazil.ingest.columns import declare_schema
 from frazil.ingest.messages import Message, pack_messages
 from frazil.ingest.rows import RowEncoder
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control, Payload, Sender
+from frazil.log.codec import PLAIN, Control, Payload, Sender, Untracked
 from frazil.log.journal import Journal
 from frazil.log.state import STATE_FIRST_FREE, STATE_HOLD
 from frazil.model import Ack, TopicSpec
@@ -42,7 +42,7 @@ ROWS: list[dict[str, object]] = [{"id": 1, "name": "one"}, {"id": 2, "name": Non
 ARROW_ROWS = [{"id": number, "name": f"n{number}"} for number in range(5)]
 
 
-class PinnedCodec:
+class PinnedCodec(Untracked):
     """Payloads given as they are: an Arrow batch is Arrow's to lay out, the frame is ours."""
 
     solo = True

@@ -124,8 +124,11 @@ class ChangeCodec:
         }
         self._key_checks = tuple((name, self._columns[name][1]) for name in self.shape.names)
         self._head = _array_head(self._width + 2)
-        self._skip = len(_array_head(self._width))
+        self._row_head = _array_head(self._width)
+        self._skip = len(self._row_head)
         self._has_ns = tuple(_has_nanoseconds(data_type) for data_type in schema.types)
+        self.exact = any(self._has_ns)
+        """Values of some column may be finer than Python's: they are read from Arrow."""
 
     # -- from what users give --------------------------------------------------------------------
 
@@ -271,15 +274,27 @@ class ChangeCodec:
                 record.failed = failed = True
         if failed:
             raise Conflict("the change it builds on failed, nothing was written; try again")
+        # Whole rows that replace what was there need no operation: it is what a frame means
+        # without one, and they do not count as changes that somebody has to merge.
+        flags = CHANGE_FLAGS
+        if all(each.op == fmt.OP_UPSERT and each.present is None for each in records):
+            flags = 0
         if self._encoder.packable and len(records) < self._rows_arrow_min:
-            data = join_packed([record.packed for record in records])
-            return Payload(fmt.KIND_ROWS, CHANGE_FLAGS, data, len(data))
-        rows = [(*record.values, record.op, record.present) for record in records]
+            packed = [each.packed if flags else self._without_op(each.packed) for each in records]
+            data = join_packed(packed)
+            return Payload(fmt.KIND_ROWS, flags, data, len(data))
         try:
-            batch = self._frames.batch(rows)
+            if flags:
+                batch = self._frames.batch([(*each.values, each.op, each.present) for each in records])
+            else:
+                batch = self._encoder.batch([each.values for each in records])
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
             raise InvalidRequest("row does not fit the topic's columns", error=error) from error
-        return arrow_payload(batch, self._options, CHANGE_FLAGS)
+        return arrow_payload(batch, self._options, flags)
+
+    def _without_op(self, packed: bytes) -> bytes:
+        """Return a packed upsert as the row alone."""
+        return self._row_head + packed[len(self._head) : -2]
 
     def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
         """Return copies under the current columns; what builds on the originals still does."""

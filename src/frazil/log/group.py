@@ -259,7 +259,7 @@ class Group:
             self.sync = True
 
     def _isolate(
-        self, topic: TopicState, codec: Codec, entries: list[Entry], error: InvalidRequest
+        self, topic: TopicState, codec: Codec, entries: list[Entry], error: FrazilError
     ) -> None:
         """Find the entries that cannot be encoded, refuse them alone, and encode the others."""
         if len(entries) == 1:
@@ -545,8 +545,8 @@ def judge(
     return Conflict(message, producer=producer, sequence=sequence, sequence_expected=expected)
 
 
-def _invalid(error: Exception) -> InvalidRequest:
-    if isinstance(error, InvalidRequest):
+def _invalid(error: Exception) -> FrazilError:
+    if isinstance(error, (InvalidRequest, Conflict)):
         return error
     return InvalidRequest("record cannot be encoded; nothing of it was written", error=repr(error))
 

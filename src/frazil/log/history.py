@@ -181,7 +181,17 @@ class ChainedHistory:
         return OffsetRange(min(r.first for r in held), max(r.end for r in held))
 
     def read(self, topic: int, *, offset: int, bytes_max: int) -> Piece:
-        """Read from the first source that has `offset`."""
+        """Read from the first source that has `offset`.
+
+        Records move from a source to the one before it while somebody reads: what none has at the
+        first look is looked for once more.
+        """
+        try:
+            return self._read(topic, offset, bytes_max)
+        except NotFound:
+            return self._read(topic, offset, bytes_max)
+
+    def _read(self, topic: int, offset: int, bytes_max: int) -> Piece:
         first = None
         for source in self._sources:
             found = source.range(topic)

@@ -101,8 +101,9 @@ class Journal:
         self._dirty_bytes = 0
         self._dirty_since = 0.0
         self._last_append = clock.monotonic()
+        # Called by the journal's thread: a write met a full disk; memory got so many bytes.
         self.on_disk_full: Callable[[], None] | None = None
-        """Called by the journal's thread when a write met a full disk."""
+        self.on_kept: Callable[[int], None] | None = None
         for topic in self.state.topics.values():
             topic.durable = topic.visible = topic.next
             topic.places = self.active.live_places.get(topic.id)
@@ -187,15 +188,12 @@ class Journal:
             self._apply(group)
             if group.sync:
                 self._sync()
-                # After they are visible: who no longer sees them in flight finds them in memory.
-                settle_tracked(group.tracked, written=True)
-                deliver(group.waiters, group.results)
+                self._answer(group, deliver)
                 return
             # Nobody in the group waits for a sync, and the offsets are below a synced reservation.
             waiters = []
             self._show(group)
-            settle_tracked(group.tracked, written=True)
-            deliver(group.waiters, group.results)
+            self._answer(group, deliver)
             if self._sync_due():
                 self._sync()
         except Overloaded as error:
@@ -203,13 +201,18 @@ class Journal:
             settle_tracked(entries, written=False)
             deliver(waiters, [error] * len(waiters))
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             unknown = Unavailable(
                 "storage failed, the journal is closed; whether the records are durable is unknown",
                 outcome="unknown",
                 cause=error,
             )
             deliver(waiters, [unknown] * len(waiters))
+
+    def _answer(self, group: Group, deliver: Deliver) -> None:
+        # After they are visible: who no longer sees them in flight finds them in memory.
+        settle_tracked(group.tracked, written=True)
+        deliver(group.waiters, group.results)
 
     def _encode(self, entries: list[Entry]) -> Group:
         now_us = self.clock.now_us()
@@ -281,6 +284,8 @@ class Journal:
         for memory, kept in group.kept:
             # Before it is synced: nobody looks beyond `visible`, and then it must be there.
             memory.append(kept)
+        if group.kept and self.on_kept is not None:
+            self.on_kept(group.size)
         for producer, sent, epoch in group.sent:
             state.record_sent(producer.id, sent, epoch=epoch)
         if len(state.producers) > self._producers.producers_max:
@@ -354,7 +359,7 @@ class Journal:
             # No room for the next segment: the present one goes on.
             return FULL_PAUSE_S
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             return None
 
     def _tick(self) -> float | None:
@@ -552,23 +557,19 @@ class Journal:
             self._file_system.sync_directory(self.directory)
         except OSError as error:
             # The next rotation would sync this directory again, as if nothing had failed (F6).
-            self._fail(error)
+            self.fail(error)
             raise
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _fail(self, error: BaseException) -> None:
-        """Stop for good: never sync again, never write again (F6)."""
+    def fail(self, error: BaseException) -> None:
+        """Stop for good: never sync again, never write again (F6). A bug elsewhere may call it."""
         if self.failed is None:
             self.failed = error
         for topic in list(self.state.topics.values()):
             # What was never synced may be gone after a restart: nobody may see it any more.
             topic.visible = min(topic.visible, topic.durable)
             self._wake(topic)
-
-    def fail(self, error: BaseException) -> None:
-        """Fail the journal from outside, e.g. when its thread met a bug."""
-        self._fail(error)
 
     def closed_error(self) -> FrazilError:
         """Return the error for calls after the end."""
@@ -587,13 +588,13 @@ class Journal:
                     self._file.truncate(self._position)
                     self._file.sync()
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             self.closed = True
             try:
                 self._file.close()
             except OSError as error:
-                self._fail(error)
+                self.fail(error)
             self._files.clear()
             for topic in self.state.topics.values():
                 self._wake(topic)
