@@ -50,11 +50,12 @@ class Chunk:
     """Records `[offset, offset + count)` under one schema version.
 
     `batch` has the topic's columns, followed by `_op` and `_present` if the topic has a key.
-    `dead` is None while no row is superseded. `nbytes` grows when `dead` or a key map is made.
+    `dead` is None while no row is superseded. `nbytes` grows with what is made later.
     """
 
     __slots__ = (
         "_cache",
+        "bases",
         "batch",
         "changes",
         "count",
@@ -62,6 +63,7 @@ class Chunk:
         "keyed",
         "nbytes",
         "offset",
+        "stood",
         "time_counts",
         "time_us",
         "version",
@@ -78,6 +80,7 @@ class Chunk:
         nbytes: int,
         changes: int,
         dead: Offsets | None = None,
+        bases: Offsets | None = None,
     ) -> None:
         self.batch = batch
         self.offset = offset
@@ -88,8 +91,12 @@ class Chunk:
         self.changes = changes
         """How many of the records came as changes of a key rather than as rows."""
         self.dead = dead
+        self.bases = bases
+        """The offset of the row that each partial change stands on, -1 for none; None if all are."""
+        self.stood = 0
+        """How often `bases` changed."""
         self.keyed = tuple(batch.schema.names[-2:]) == _SYSTEM
-        self.nbytes = nbytes + (0 if dead is None else dead.nbytes)
+        self.nbytes = nbytes + sum(marks.nbytes for marks in (dead, bases) if marks is not None)
         self._cache: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
@@ -138,6 +145,17 @@ class Chunk:
             found = self._cache[name] = make()
         return found
 
+    def image(self, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+        """Return what `make` gave since `bases` changed last."""
+        stood = self.stood
+        known: tuple[int, pa.RecordBatch] | None = self._cache.get("image")
+        if known is None or known[0] != stood:
+            # What is told while it is made is about rows that nobody looks at yet.
+            made = make()
+            self.nbytes += made.nbytes - (0 if known is None else known[1].nbytes)
+            known = self._cache["image"] = (stood, made)
+        return known[1]
+
     # -- keys and changes ------------------------------------------------------------------------
 
     @property
@@ -184,12 +202,21 @@ class Chunk:
         else:
             dead[rows] = by
 
+    def stand(self, rows: Offsets | Sequence[int], bases: Offsets | Sequence[int]) -> None:
+        """Say which rows partial changes stand on; the caller holds the topic's lock."""
+        if self.bases is None:
+            self.bases = np.full(self.count, -1, np.int64)
+            self.nbytes += self.bases.nbytes
+        self.bases[rows] = bases
+        self.stood += 1
+
     def take_marks(self, parts: Sequence[Chunk]) -> None:
         """Take over the marks of the chunks that were joined into this one, as they are now."""
-        if any(chunk.dead is not None for chunk in parts):
-            grown = self.dead is None
-            self.dead = np.concatenate([_marks(chunk) for chunk in parts])
-            self.nbytes += self.dead.nbytes if grown else 0
+        for marks in (self.dead, self.bases):
+            self.nbytes -= 0 if marks is None else marks.nbytes
+        self.dead, self.bases = _joined_dead(parts), _joined_bases(parts)
+        for marks in (self.dead, self.bases):
+            self.nbytes += 0 if marks is None else marks.nbytes
 
     def live(self, end: int) -> Flags | None:
         """Tell which rows are their key's state at snapshot `end`; None if all are."""
@@ -243,6 +270,7 @@ class Chunk:
             nbytes=self.nbytes * count // max(self.count, 1),
             changes=self.changes * count // max(self.count, 1),
             dead=None if self.dead is None else self.dead[start : start + count],
+            bases=None if self.bases is None else self.bases[start : start + count],
         )
 
 
@@ -285,9 +313,6 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
     for one, other in pairwise(chunks):
         assert one.end == other.offset
         assert one.version == other.version
-    dead = None
-    if any(chunk.dead is not None for chunk in chunks):
-        dead = np.concatenate([_marks(chunk) for chunk in chunks])
     counts, us = _coalesced(
         np.concatenate([chunk.time_counts for chunk in chunks]),
         np.concatenate([chunk.time_us for chunk in chunks]),
@@ -301,23 +326,40 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
         time_us=us,
         nbytes=batch.nbytes + CHUNK_BYTES,
         changes=sum(chunk.changes for chunk in chunks),
-        dead=dead,
+        dead=_joined_dead(chunks),
+        bases=_joined_bases(chunks),
     )
 
 
-def batch_with_system(chunk: Chunk) -> pa.RecordBatch:
-    """Return the records as files hold them: `_offset`, `_time`, [`_op`, `_present`], columns."""
-    columns, fields = chunk.batch.columns, list(chunk.batch.schema)
+def batch_with_system(chunk: Chunk, image: pa.RecordBatch | None = None) -> pa.RecordBatch:
+    """Return the records as files hold them: `_offset`, `_time`, [`_op`, `_present`], columns.
+
+    `image` has the topic's columns as they are after each change, where changes may be partial.
+    """
     width = chunk.width
+    source = chunk.batch if image is None else image
+    system, fields = chunk.batch.columns[width:], list(chunk.batch.schema)
     offsets = pa.array(np.arange(chunk.offset, chunk.end, dtype=np.int64))
     return pa.RecordBatch.from_arrays(
-        [offsets, chunk.time_array(), *columns[width:], *columns[:width]],
+        [offsets, chunk.time_array(), *system, *source.columns[:width]],
         schema=pa.schema([OFFSET_FIELD, TIME_FIELD, *fields[width:], *fields[:width]]),
     )
 
 
-def _marks(chunk: Chunk) -> Offsets:
-    return np.full(chunk.count, ALIVE, np.int64) if chunk.dead is None else chunk.dead
+def _joined_dead(chunks: Sequence[Chunk]) -> Offsets | None:
+    if all(chunk.dead is None for chunk in chunks):
+        return None
+    return np.concatenate([_filled(chunk.dead, chunk.count, ALIVE) for chunk in chunks])
+
+
+def _joined_bases(chunks: Sequence[Chunk]) -> Offsets | None:
+    if all(chunk.bases is None for chunk in chunks):
+        return None
+    return np.concatenate([_filled(chunk.bases, chunk.count, -1) for chunk in chunks])
+
+
+def _filled(marks: Offsets | None, count: int, value: int) -> Offsets:
+    return np.full(count, value, np.int64) if marks is None else marks
 
 
 def _coalesced(counts: Offsets, us: Offsets) -> tuple[Offsets, Offsets]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
 from frazil.tiers.dead_marks import KeyRows, fold_rows
+from frazil.tiers.images import Images
 from frazil.tiers.key_index import CODE_SHIFT, OP_MASK, PARTIAL_BIT, KeyIndex
 from frazil.tiers.key_search import Below, Found, KeySearch, code_of
 from frazil.tiers.keys import KeyShape
@@ -51,8 +52,8 @@ _entry_offset = itemgetter(0)
 class Image(NamedTuple):
     """A change as memory holds it; `values` is None if it lies below, to be read there by offset.
 
-    `values` are in the order of the columns of schema `version`. `present` is the bitmap of a
-    partial change, which stands on the row at `base`, if there is one.
+    `values` are the whole row after the change, in the order of the columns of schema `version`.
+    `present` is the bitmap of the columns that a partial change named.
     """
 
     offset: int
@@ -61,7 +62,6 @@ class Image(NamedTuple):
     version: int = 0
     values: tuple[Any, ...] | None = None
     present: bytes | None = None
-    base: int | None = None
 
 
 class KeyedState:
@@ -88,10 +88,9 @@ class KeyedState:
         self.flushed = 0
         self.floor = 0
         self.routes = {"memory": 0, "delta": 0, "new": 0}
-        self.bases: dict[int, int] = {}
-        """The row that each partial change stands on, by offset."""
         self._superseded = Superseded(memory)
         self._search = KeySearch(memory, below, self._superseded.files, self.shape_of)
+        self._images = Images(memory, below)
         self._shapes: dict[int, KeyShape] = {}
         memory.on_settled = self._superseded.settled
         memory.on_evict = self._evicted
@@ -106,7 +105,7 @@ class KeyedState:
     @property
     def dead_bytes(self) -> int:
         """Return the bytes of the marks of rows in files."""
-        return self._superseded.files.nbytes + 200 * len(self.bases)
+        return self._superseded.files.nbytes
 
     @property
     def index_keys(self) -> int:
@@ -301,8 +300,7 @@ class KeyedState:
         partial = (changes & PARTIAL_BIT) != 0
         changes >>= CODE_SHIFT
         if partial.any():
-            pairs = zip(changes[partial].tolist(), offsets[partial].tolist(), strict=True)
-            self.bases.update(pairs)
+            self._superseded.stand(changes[partial], offsets[partial])
         delta = int((offsets < self.flushed).sum()) if self.flushed else 0
         self.routes["delta"] += delta
         self.routes["memory"] += len(offsets) - delta
@@ -341,37 +339,31 @@ class KeyedState:
         return self.image_at(found.offset) or Image(found.offset, found.op)
 
     def image_at(self, offset: int) -> Image | None:
-        """Return the change at an offset, None if memory does not hold it."""
+        """Return the row after the change at an offset, None if memory does not hold it."""
         memory = self.memory
         chunk = memory.chunk_at(offset)
         if chunk is None:
             with memory.lock:
                 entry = memory.entry_at(offset)
                 if entry is not None and entry.records is not None:
-                    return self._entry_image(entry, offset)
+                    image = _entry_image(entry, offset)
+                    if image.present is None:
+                        return image
                 memory.settle(offset + 1)
                 chunk = memory.chunk_at(offset)
         if chunk is None:
             return None
         row = offset - chunk.offset
-        return Image(
-            offset,
-            int(chunk.ops[row]),
-            chunk.time_at(row),
-            chunk.version,
-            chunk.row(row),
-            None if chunk.partial is None else chunk.present_at(row),
-            self.bases.get(offset),
-        )
+        op, time_us = int(chunk.ops[row]), chunk.time_at(row)
+        if chunk.partial is None or not chunk.partial[row]:
+            return Image(offset, op, time_us, chunk.version, chunk.row(row))
+        self.fold(offset + 1)
+        values = tuple([column[row].as_py() for column in self.image(chunk).columns])
+        return Image(offset, op, time_us, chunk.version, values, chunk.present_at(row))
 
-    def _entry_image(self, entry: TailEntry, offset: int) -> Image:
-        assert entry.records is not None
-        record = entry.records[offset - entry.offset]
-        if type(record) is tuple:
-            return Image(offset, OP_UPSERT, entry.time_us, entry.version, record[0])
-        values, present = record.values, record.present
-        base = self.bases.get(offset)
-        return Image(offset, record.op, entry.time_us, entry.version, values, present, base)
+    def image(self, chunk: Chunk) -> pa.RecordBatch:
+        """Return the topic's columns as they are after each change of a chunk that is folded."""
+        return self._images.of(chunk)
 
     # -- rows in files -----------------------------------------------------------------------------
 
@@ -443,9 +435,17 @@ class KeyedState:
         with self.memory.lock:
             self.floor = max(self.floor, below)
             self._superseded.files.forget(below)
-            self.bases = {offset: base for offset, base in self.bases.items() if offset >= below}
 
 
 def _has_partial_updates(codes: list[int]) -> bool:
     kinds = np.array(codes, np.int64) & _KIND_MASK
     return bool((kinds == _PARTIAL_UPDATE).any())
+
+
+def _entry_image(entry: TailEntry, offset: int) -> Image:
+    assert entry.records is not None
+    record = entry.records[offset - entry.offset]
+    if type(record) is tuple:
+        return Image(offset, OP_UPSERT, entry.time_us, entry.version, record[0])
+    values, present = record.values, record.present
+    return Image(offset, record.op, entry.time_us, entry.version, values, present)

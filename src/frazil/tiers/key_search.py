@@ -38,6 +38,12 @@ class Below(Protocol):
     def find_many(self, keys: Sequence[Key], hashes: Hashes, before: int) -> dict[Key, Found]:
         """Return the newest change below offset `before` of each key that has one."""
 
+    def images(self, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """Return the rows at ascending offsets, as they are after each change, in this order.
+
+        The columns are the topic's, found by their id. A row that is gone is null throughout.
+        """
+
 
 class KeySearch:
     """Looks for keys where their changes lie; passes over changes that did nothing.

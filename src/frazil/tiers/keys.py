@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from frazil.fs import File, FileSystem
 
-__all__ = ["ID_KEYS", "Key", "KeyFile", "KeyMap", "KeyShape"]
+__all__ = ["ID_KEYS", "Key", "KeyFile", "KeyMap", "KeyShape", "column_id"]
 
 Key = Any
 """bool, int, str, bytes or Decimal, or a tuple of those: hashable, equal where the keys are."""
@@ -71,7 +71,7 @@ class KeyShape:
     __slots__ = ("_columns", "_single", "names", "positions", "row_key", "types")
 
     def __init__(self, schema: pa.Schema, column_ids: Sequence[int]) -> None:
-        places = {_column_id(field): index for index, field in enumerate(schema)}
+        places = {column_id(field): index for index, field in enumerate(schema)}
         try:
             self.positions = tuple(places[number] for number in column_ids)
         except KeyError as error:
@@ -198,7 +198,8 @@ class _Column:
         return _mixed(values).astype(np.uint32)
 
 
-def _column_id(field: pa.Field) -> int:
+def column_id(field: pa.Field) -> int:
+    """Return a field's column id, -1 if it has none."""
     metadata = field.metadata or {}
     for name in ID_KEYS:
         if name in metadata:

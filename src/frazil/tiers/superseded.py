@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from frazil.tiers.chunk import ALIVE
+from frazil.tiers.chunk import ALIVE, Chunk
 from frazil.tiers.dead_marks import DeadMarks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from frazil.tiers.chunk import Chunk
     from frazil.tiers.memory import TopicMemory
 
     Offsets = npt.NDArray[np.int64]
@@ -35,6 +34,12 @@ class Superseded:
         self._memory = memory
         self.files = DeadMarks()
         self._waiting: list[tuple[Offsets, Offsets]] = []
+        self._waiting_bases: list[tuple[Offsets, Offsets]] = []
+
+    def stand(self, offsets: Offsets, bases: Offsets) -> None:
+        """Say which rows partial changes, which are in memory, stand on."""
+        self._waiting_bases.append((offsets, bases))
+        self._settle_bases()
 
     def mark(self, offsets: Offsets, by: Offsets) -> None:
         """Say which changes supersede rows, wherever those lie."""
@@ -45,19 +50,17 @@ class Superseded:
             if not inside.all():
                 self._mark_elsewhere(offsets[~inside], by[~inside])
                 offsets, by = offsets[inside], by[inside]
-            self._mark_chunks(offsets, by)
+            self._spread(offsets, by, Chunk.mark)
         elif count:
             self._mark_few(offsets.tolist(), by.tolist())
 
     def settled(self) -> None:
         """Move the marks of rows that have become chunks meanwhile."""
-        if not self._waiting:
-            return
-        offsets = np.concatenate([pair[0] for pair in self._waiting])
-        by = np.concatenate([pair[1] for pair in self._waiting])
-        ready = offsets < self._memory.settled
-        self._waiting = [] if ready.all() else [(offsets[~ready], by[~ready])]
-        self._mark_chunks(offsets[ready], by[ready])
+        if self._waiting_bases:
+            self._settle_bases()
+        if self._waiting:
+            offsets, by, self._waiting = self._ready(self._waiting)
+            self._spread(offsets, by, Chunk.mark)
 
     def evicted(self, chunks: Sequence[Chunk]) -> None:
         """Keep the marks of rows that from now on are in files alone."""
@@ -90,6 +93,20 @@ class Superseded:
                 found.append(by[(by >= first) & (by < end)])
         return np.sort(np.concatenate(found))
 
+    def _settle_bases(self) -> None:
+        offsets, bases, self._waiting_bases = self._ready(self._waiting_bases)
+        self._spread(offsets, bases, Chunk.stand)
+
+    def _ready(
+        self, waiting: list[tuple[Offsets, Offsets]]
+    ) -> tuple[Offsets, Offsets, list[tuple[Offsets, Offsets]]]:
+        """Return what is about rows in chunks, and what must wait on."""
+        offsets = np.concatenate([pair[0] for pair in waiting])
+        values = np.concatenate([pair[1] for pair in waiting])
+        ready = offsets < self._memory.settled
+        rest = [] if ready.all() else [(offsets[~ready], values[~ready])]
+        return offsets[ready], values[ready], rest
+
     def _mark_few(self, offsets: list[int], by: list[int]) -> None:
         for offset, change in zip(offsets, by, strict=True):
             chunk = self._memory.chunk_at(offset)
@@ -105,17 +122,20 @@ class Superseded:
         if not in_files.all():
             self._waiting.append((offsets[~in_files], by[~in_files]))
 
-    def _mark_chunks(self, offsets: Offsets, by: Offsets) -> None:
+    def _spread(
+        self, offsets: Offsets, values: Offsets, put: Callable[[Chunk, Offsets, Offsets], None]
+    ) -> None:
+        """Give each chunk what is about its rows."""
         if not len(offsets):
             return
         chunks = self._memory.chunks
         order = np.argsort(offsets, kind="stable")
-        offsets, by = offsets[order], by[order]
+        offsets, values = offsets[order], values[order]
         starts = np.array([chunk.offset for chunk in chunks], np.int64)
         bounds = np.searchsorted(offsets, starts).tolist()
         bounds.append(len(offsets))
         for number, chunk in enumerate(chunks):
             first, stop = bounds[number], bounds[number + 1]
             if first < stop:
-                chunk.mark(offsets[first:stop] - chunk.offset, by[first:stop])
+                put(chunk, offsets[first:stop] - chunk.offset, values[first:stop])
         self._memory.recount()

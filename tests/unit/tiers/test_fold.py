@@ -1,0 +1,313 @@
+"""The fold of keyed topics equals a dict, whatever moves between memory and files meanwhile."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from frazil.ingest.evolution import AddColumn, RenameColumn, evolve
+from frazil.log.format import OP_DELETE, OP_INSERT, OP_UPDATE, OP_UPSERT
+from frazil.tiers.dead_marks import DeadMarks
+from frazil.tiers.fold import Found, KeyedState
+from tests.unit.tiers.keyed_model import Files, KeyedTopic
+from tests.unit.tiers.memory_topic import TableTopic
+
+DAYS = [(dt.date(2026, 11, day), Decimal(day) / 4) for day in (1, 2, 3)]
+
+keys = st.sampled_from(["k0", "k1", "k2", "k3", "ключ", "k5"])
+values = st.integers(0, 9)
+whole = st.fixed_dictionaries({"a": values, "b": st.sampled_from(["x", "y", None])})
+part = st.one_of(
+    st.fixed_dictionaries({"a": values}), st.fixed_dictionaries({"b": st.sampled_from(["p", "q"])})
+)
+change = st.one_of(
+    st.tuples(st.sampled_from([OP_INSERT, OP_UPSERT, OP_UPDATE]), keys, whole),
+    st.tuples(st.sampled_from([OP_UPDATE, OP_UPSERT]), keys, part),
+    st.tuples(st.just(OP_DELETE), keys, st.just({})),
+)
+share = st.floats(0, 1)
+step = st.one_of(
+    st.tuples(st.just("rows"), st.lists(st.tuples(keys, values, st.just("r")), min_size=1)),
+    st.tuples(st.just("change"), st.lists(change, min_size=1, max_size=7)),
+    st.tuples(st.just("change"), st.lists(change, min_size=1, max_size=7)),
+    st.tuples(st.just("gap"), st.integers(1, 3)),
+    st.tuples(st.just("fold"), share),
+    st.tuples(st.just("settle"), st.integers(1, 20)),
+    st.tuples(st.just("flush"), share),
+    st.tuples(st.just("merge"), st.none()),
+    st.tuples(st.just("look"), share),
+    st.tuples(st.just("restart"), st.booleans()),
+)
+
+
+def act(world, name, argument):
+    """Do one step."""
+    topic, state = world.topic, world.state
+    if name == "rows":
+        world.upsert_rows(argument)
+    elif name == "change":
+        world.change(argument)
+    elif name == "gap":
+        topic.skip(argument)
+    elif name == "fold":
+        state.fold(int(argument * world.end), budget_rows=5)
+    elif name == "settle":
+        topic.memory.settle(world.end, budget_rows=argument)
+    elif name == "flush":
+        world.flush(int(argument * world.end))
+    elif name == "merge":
+        topic.memory.merge_small()
+    elif name == "look":
+        check(world, int(argument * world.end))
+    else:
+        world.restart(rebuild=argument)
+
+
+def check(world, end):
+    """Compare everything that can be asked at a snapshot with the model."""
+    # At an offset below the first one in memory, files hold nothing newer than what is asked for.
+    assert world.visible(end) == world.model.states(end)
+    state, expected = world.state, world.model.states(end)
+    for key in ("k0", "k1", "k2", "k3", "ключ", "k5", "never"):
+        newest = world.model.newest(key, end)
+        found = state.newest(key, end)
+        absent = newest is None or newest[1] == OP_DELETE
+        assert (found is None or found.op == OP_DELETE) if absent else found == newest
+        image = state.row(key, end)
+        assert (image is None) == (key not in expected)
+        if image is not None:
+            assert image.offset == expected[key][0]
+            if image.values is not None:
+                assert dict(zip(("id", "a", "b"), image.values, strict=True)) == expected[key][1]
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+@given(st.lists(step, max_size=25), st.sampled_from([1 << 30, 1 << 30, 0, 400, 700]), share)
+def test_the_state_equals_a_dict_at_every_snapshot(steps, index_bytes, cut):
+    """Changes, gaps, flushes, merges and restarts in any order: rows, lookups and marks are exact."""
+    world = KeyedTopic(index_bytes=index_bytes)
+    for name, argument in steps:
+        act(world, name, argument)
+    check(world, world.end)
+    check(world, int(cut * world.end))
+    assert world.state.index_bytes <= max(index_bytes, 0)
+    first = int(cut * world.end)
+    bases = world.model.bases(world.end)
+    expected = [offset for offset, base in bases.items() if base < first <= offset]
+    assert world.state.deltas_between(first, world.end).tolist() == expected
+
+
+def test_a_change_is_seen_at_once_and_at_its_own_snapshot_only():
+    """A row is there from its offset on, until the offset of the change that supersedes it."""
+    world = KeyedTopic()
+    world.upsert_rows([("k0", 1, "r")])
+    world.change([(OP_UPDATE, "k0", {"a": 2})])
+    world.change([(OP_DELETE, "k0", {})])
+    world.upsert_rows([("k0", 4, "r")])
+    rows = [world.visible(end).get("k0") for end in range(5)]
+    assert [row and (row[0], row[1]["a"]) for row in rows] == [None, (0, 1), (1, 2), None, (3, 4)]
+
+
+def test_a_partial_update_of_an_absent_key_does_nothing():
+    """It neither shows nor hides anything, and a second one does not stand on it."""
+    world = KeyedTopic()
+    world.change([(OP_UPDATE, "k0", {"a": 1}), (OP_UPDATE, "k0", {"b": "q"})])
+    world.upsert_rows([("k1", 5, "r")])
+    world.flush(2)
+    assert world.state.newest("k0") is None
+    assert set(world.visible(3)) == {"k1"}
+    world.restart(rebuild=True)
+    assert world.state.newest("k0") is None
+    assert world.state.disk_dead(3, 2).tolist() == [0, 1]
+
+
+def test_partial_changes_stand_on_rows_in_files():
+    """A chain of partial changes is completed over chunks and files."""
+    world = KeyedTopic()
+    world.upsert_rows([("k0", 1, "r")])
+    world.change([(OP_UPDATE, "k0", {"a": 2})])
+    world.flush(2)
+    world.change([(OP_UPDATE, "k0", {"b": "q"})])
+    world.topic.memory.settle(3)
+    world.change([(OP_UPSERT, "k0", {"a": 3})])
+    assert world.state.row("k0") is not None
+    world.state.fold(4)
+    image = world.state.row("k0")
+    assert image.values == ("k0", 3, "q")
+    assert image.present is not None
+    assert world.state.routes == {"memory": 2, "delta": 1, "new": 1}
+
+
+def test_the_index_stays_within_its_bytes_and_misses_look_below():
+    """Ten thousand keys in the room of about a hundred: every one is still found."""
+    world = KeyedTopic(index_bytes=20_000, merge_rows=4096, arrow_min=64)
+    for start in range(0, 10_000, 1000):
+        world.upsert_rows([(f"key-{n:05d}", n, "r") for n in range(start, start + 1000)])
+    state = world.state
+    state.fold(world.end)
+    assert state.index_bytes <= 20_000
+    assert state.evictions == 10_000 - state.index_keys
+    assert not state.complete
+    assert state.newest("key-00007") == Found(7, OP_UPSERT)
+    assert state.newest("key-09999") == Found(9999, OP_UPSERT)
+    assert state.newest("key-10000") is None
+    world.upsert_rows([("key-00007", 0, "s")])
+    state.fold(world.end)
+    assert world.topic.memory.chunk_at(7).dead[7] == 10_000
+
+
+def test_keys_written_last_stay_in_a_full_index():
+    """A key that is written again and again is never forgotten for one that is not."""
+    world = KeyedTopic(index_bytes=50_000, merge_rows=4096, arrow_min=64)
+    for start in range(0, 5000, 100):
+        world.upsert_rows([(f"cold-{n}", n, "r") for n in range(start, start + 100)])
+        world.upsert_rows([("hot", start, "r")])
+        world.state.fold(world.end)
+    assert "hot" in world.state.index.codes
+    assert world.state.evictions > 0
+
+
+def test_a_complete_index_never_asks_below():
+    """While every key is known, new ones cost no lookup in files."""
+    world = KeyedTopic()
+    world.upsert_rows([("k0", 1, "r"), ("k1", 1, "r")])
+    world.flush(2)
+    world.upsert_rows([("k2", 1, "r"), ("k0", 2, "r")])
+    world.state.fold(world.end)
+    assert world.state.newest("never") is None
+    assert world.files.asked == 0
+    world.restart(rebuild=True)
+    world.state.fold(world.end)
+    assert world.state.complete
+    assert world.state.newest("k1") == Found(1, OP_UPSERT)
+    assert world.files.asked == 0
+
+
+def test_a_rebuild_in_many_passes_equals_one(monkeypatch):
+    """Marks computed a share of the keys at a time are the marks of the fold."""
+    world = KeyedTopic()
+    for round_ in range(6):
+        world.change(
+            [
+                (OP_UPSERT, f"k{round_ % 4}", {"a": round_, "b": "x"}),
+                (OP_UPDATE, f"k{round_}", {"a": 1}),
+                (OP_DELETE, f"k{(round_ + 2) % 4}", {}),
+            ]
+        )
+    world.flush(world.end)
+    folded = world.state.export_disk_dead()
+    monkeypatch.setattr("frazil.tiers.dead_marks.PASS_ROWS", 4)
+    world.restart(rebuild=True)
+    rebuilt = world.state.export_disk_dead()
+    assert rebuilt[0].tolist() == folded[0].tolist()
+    assert rebuilt[1].tolist() == folded[1].tolist()
+    assert len(folded[0]) > 5
+
+
+def test_expired_rows_are_absent_and_forgotten():
+    """What is held nowhere any more is no base and not found."""
+    world = KeyedTopic()
+    world.upsert_rows([("k0", 1, "r"), ("k1", 1, "r"), ("k0", 2, "r")])
+    world.flush(3)
+    world.state.expire(2)
+    assert world.state.newest("k1") is None
+    assert world.state.newest("k0") == Found(2, OP_UPSERT)
+    world.change([(OP_UPDATE, "k1", {"a": 7})])
+    world.state.fold(world.end)
+    assert world.state.newest("k1") is None
+    assert world.state.disk_dead(4, 3).tolist() == []
+
+
+def test_composite_keys_of_any_type_fold():
+    """A key of a date, a decimal and bytes is one key from rows and from Arrow."""
+    columns = {"d": "date", "n": "decimal(9,2)", "x": "binary", "v": "long"}
+    topic = TableTopic(columns, key=("n", "d", "x"), arrow_min=4)
+    state = KeyedState(topic.memory, Files())
+    schema = topic.codec.schema
+    batch = pa.RecordBatch.from_pylist(
+        [{"d": day, "n": n, "x": b"\0", "v": 1} for day, n in DAYS], schema=schema
+    )
+    topic.arrow(batch)
+    topic.rows([{"d": DAYS[1][0], "n": DAYS[1][1].normalize(), "x": b"\0", "v": 2}])
+    state.fold(topic.state.visible)
+    assert state.index_keys == 3
+    key = state.shape.key_of((DAYS[1][1], DAYS[1][0], b"\0"))
+    assert state.newest(key) == Found(3, OP_UPSERT)
+    assert topic.memory.chunks[0].live(4).tolist() == [True, False, True]
+
+
+def test_a_schema_change_does_not_disturb_the_fold():
+    """Keys of a renamed column and partial changes over two versions fold as one."""
+    world = KeyedTopic()
+    world.upsert_rows([("k0", 1, "r")])
+    world.topic.memory.settle(1)
+    topic = world.topic
+    topic.use(evolve(topic.codec.schema, [RenameColumn("id", "key"), AddColumn("c", "double")]))
+    codec = topic.codec.columns.keyed.changes
+    topic.write(
+        codec.encode([codec.prepare_update("k0", {"c": 0.5})]),
+        1,
+        version=2,
+        records=[codec.prepare_update("k0", {"c": 0.5})],
+    )
+    world.state.fold(2)
+    assert world.state.newest("k0") == Found(1, OP_UPDATE)
+    assert world.state.row("k0").values == ("k0", 1, "r", 0.5)
+    assert [chunk.version for chunk in topic.memory.chunks] == [1, 2]
+    assert world.state.newest("k0", before=1) == Found(0, OP_UPSERT)
+
+
+def test_lookups_run_beside_writes_folds_flushes_and_merges():
+    """Readers in other threads always find a key that is always there, with a row that fits."""
+    world = KeyedTopic(index_bytes=3000, merge_rows=64)
+    world.upsert_rows([(f"k{n}", n, "r") for n in range(50)])
+    world.state.fold(world.end)
+    stop = threading.Event()
+    wrong = []
+
+    def look():
+        while not stop.is_set():
+            for number in range(50):
+                image = world.state.row(f"k{number}")
+                if image is None or (image.values and image.values[0] != f"k{number}"):
+                    wrong.append((number, image))
+
+    readers = [threading.Thread(target=look) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for round_ in range(60):
+            world.upsert_rows([(f"k{n}", round_, "r") for n in range(round_ % 7, 50, 7)])
+            world.state.fold(world.end)
+            if round_ % 10 == 9:
+                world.flush(world.end - 20)
+            world.topic.memory.merge_small()
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert wrong == []
+    assert world.visible(world.end) == world.model.states(world.end)
+
+
+def test_marks_are_a_set_in_order():
+    """Marks added twice count once; a later snapshot sees more of them, an earlier cut fewer."""
+    marks = DeadMarks()
+    marks.add(np.array([9, 3]), np.array([10, 12]))
+    marks.add(np.array([3, 5]), np.array([12, 5]))
+    assert marks.below(cut=100, end=100).tolist() == [3, 5, 9]
+    assert marks.below(cut=100, end=12).tolist() == [5, 9]
+    assert marks.below(cut=9, end=100).tolist() == [3, 5]
+    assert marks.superseding(first=10, end=12, cut=100).tolist() == [10]
+    assert marks.idle == {5}
+    marks.forget(5)
+    assert marks.export()[0].tolist() == [5, 9]
+    assert len(marks) == 2
