@@ -7,7 +7,7 @@ known": it never excludes a row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -27,10 +27,13 @@ _MILLIS: Final = 1000
 
 
 class ColumnRange(msgspec.Struct, frozen=True, array_like=True):
-    """No value of a column is below `low` or above `high`; `nulls` is how many are null."""
+    """No value of a column is below `low` or above `high`; `nulls` is how many are null.
 
-    low: RangeValue = None
-    high: RangeValue = None
+    Both are a `RangeValue`, which msgspec cannot say: it knows no union of text and bytes.
+    """
+
+    low: Any = None
+    high: Any = None
     nulls: int | None = None
 
 
