@@ -67,6 +67,8 @@ class AsyncTopic:
         runtime = self._runtime
         if runtime.refusal is not None:
             raise runtime.refusal()
+        if runtime.pressure.level:
+            await runtime.pressure.admit_async()
         sender = None
         if ack is not None or producer is not None or sequence is not None:
             sender = runtime.sender(ack, producer, sequence, producer_epoch)
@@ -128,6 +130,8 @@ class AsyncTopic:
     async def _append_prepared(self, prepared: list[Prepared], sender: Any) -> Ack:
         if self._runtime.refusal is not None:
             raise self._runtime.refusal()
+        if self._runtime.pressure.level:
+            await self._runtime.pressure.admit_async()
         futures: list[asyncio.Future[Ack]] = [self._loop.create_future() for _each in prepared]
         entries = self._runtime.entries(prepared, futures, sender)
         if not self._queue.submit_all(entries):

@@ -10,7 +10,6 @@ import attrs
 import msgspec
 import pyarrow as pa
 
-from frazil.config_sections import DiskSettings, MemorySettings
 from frazil.errors import InvalidRequest
 from frazil.ingest.columns import column_id, column_of, declare_schema
 from frazil.ingest.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
@@ -18,6 +17,7 @@ from frazil.ingest.inference import infer_schema
 from frazil.ingest.messages import Message
 from frazil.ingest.partitioning import parse_partition_spec
 from frazil.model import TopicKind, TopicSpec, full_topic_name, is_part_name, part_name
+from frazil.tiers.signals import checked_limits
 from frazil.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ _LANES: Final = ("shared", "dedicated")
 _ON_FULL: Final = ("block", "expire")
 _UNKNOWN_KEY: Final = ("ignore", "error", "insert")
 _HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
-_SIGNAL_SECTIONS: Final = (MemorySettings, DiskSettings)
-_SIGNAL_PREFIXES: Final = ("flush_", "commit_")
 PUBLISH_OPTIONS: Final = frozenset({"ack", "producer", "sequence", "producer_epoch"})
 """Keywords of a publish that are no fields of the record."""
 LIMIT_MAX: Final = 2**63 - 1
@@ -195,35 +193,10 @@ def check_options(options: Mapping[str, object], settings: Settings) -> dict[str
         elif key == "unknown_key":
             clean[key] = _one_of(key, value, _UNKNOWN_KEY)
         elif key == "signals":
-            clean[key] = _signals(value)
+            clean[key] = checked_limits(dict(_pairs(key, value)))
         else:
             raise InvalidRequest("unknown topic option", option=key)
     return clean
-
-
-def _signals(value: object) -> dict[str, float]:
-    """Check a topic's own limits of signals: the settings' names, units and ranges."""
-    found: dict[str, float] = {}
-    for name, limit in _pairs("signals", value):
-        section = next((each for each in _SIGNAL_SECTIONS if name in each.model_fields), None)
-        if section is None or not name.startswith(_SIGNAL_PREFIXES):
-            raise InvalidRequest("unknown signal", signal=name, allowed=", ".join(_signal_names()))
-        try:
-            found[name] = float(getattr(section.model_validate({name: limit}), name))
-        except ValueError as error:
-            raise InvalidRequest(
-                "limit of a signal is wrong", signal=name, got=limit, error=error
-            ) from None
-    return found
-
-
-def _signal_names() -> list[str]:
-    return [
-        name
-        for section in _SIGNAL_SECTIONS
-        for name in section.model_fields
-        if name.startswith(_SIGNAL_PREFIXES)
-    ]
 
 
 def _limit(key: str, value: int) -> int:

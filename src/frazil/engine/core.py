@@ -29,7 +29,7 @@ from frazil.engine.completion import (
     topic_control,
 )
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.registry import Registry
+from frazil.engine.tier_calls import TierCalls
 from frazil.engine.topic import Topic
 from frazil.errors import (
     Conflict,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
 
 
-class Engine(Registry):
+class Engine(TierCalls):
     """An open data directory. Safe to use from many threads; a context manager.
 
     Opening recovers the log: every record acked as fsynced is there. One process at a time.
@@ -105,8 +105,8 @@ class Engine(Registry):
         """Create a topic; durable on return.
 
         Without `columns` it is a message topic, with them a table topic. Options are `sync`,
-        `lane`, `retention_age`, `retention_bytes` and `on_full`; what is not given follows the
-        settings.
+        `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key` and `signals`; what is
+        not given follows the settings.
 
         Raises:
             InvalidRequest: if the definition is wrong.
@@ -442,11 +442,12 @@ class Engine(Registry):
             state = runtime.state
             if name in state.holds:
                 raise Conflict("hold exists already, use advance", topic=state.spec.name, hold=name)
-            if not state.start <= offset <= state.durable:
+            start = runtime.history.range(state.id).first
+            if not start <= offset <= state.durable:
                 raise InvalidRequest(
                     "hold must be within the topic's records",
                     offset=offset,
-                    start=state.start,
+                    start=start,
                     durable=state.durable,
                 )
             self._set_hold(runtime, name, offset)

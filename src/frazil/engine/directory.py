@@ -27,6 +27,7 @@ class DataDirectory:
         self.journal = f"{self.root}/journal"
         self.lanes = f"{self.root}/lanes"
         self.disk = f"{self.root}/disk"
+        self.marks = f"{self.root}/marks"
         self.run = f"{self.root}/run"
         self.metadata = f"{self.root}/meta.db"
         self.quarantine = f"{self.root}/quarantine"

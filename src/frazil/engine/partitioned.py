@@ -153,6 +153,8 @@ class PartitionedTopic:
             runtime = self.parts[part].runtime
             if runtime.refusal is not None:
                 raise runtime.refusal()
+            if runtime.pressure.level:
+                runtime.pressure.admit()
             pendings = [Pending() for _each in prepared]
             sender = runtime.sender(ack, None, None, 0)
             entries.setdefault(runtime.queue, []).extend(

@@ -16,6 +16,8 @@ from frazil.engine.directory import DataDirectory, prepare, take_lock
 from frazil.engine.indexing import Indexer, known_topics, open_store
 from frazil.engine.lanes import LaneRuntime
 from frazil.engine.runtime import TopicRuntime
+from frazil.engine.sequencer import Sequencer
+from frazil.engine.tiering import Tiers
 from frazil.engine.upkeep import Upkeep
 from frazil.errors import (
     Closed,
@@ -73,6 +75,8 @@ class Registry:
         self._deleting: dict[int, TopicSpec] = {}
         """Topics that nobody can see any more and that the journal does not know as deleted yet."""
         self._sources: list[HistorySource] = []
+        self.tiers: Tiers | None = None
+        """Memory and disk; None if the log serves alone."""
         prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
         self._lock = take_lock(file_system, self.paths)
         try:
@@ -98,6 +102,12 @@ class Registry:
         self._indexer = Indexer(store)
         try:
             known, ends = known_topics(store)
+            if self.settings.memory.enabled:
+                self.tiers = Tiers(self, store, threads=self._threads)
+                self._sources.append(self.tiers.disk)
+                for topic_id, end in self.tiers.open().items():
+                    if topic_id in known:
+                        ends[topic_id] = max(end, ends[topic_id])
             # All definitions are in the main journal, but only the records of the shared topics.
             shared = {t: end for t, end in ends.items() if known[t][0].lane == "shared"}
             self.main = self._open_lane(self.paths.journal, "journal", known, shared)
@@ -109,8 +119,8 @@ class Registry:
                     self._lanes[topic.id] = lane
             for lane in self._all_lanes():
                 self.warnings += lane.journal.report.warnings
-            self._bind_all()
             self.upkeep = Upkeep(self, threads=self._threads)
+            self._bind_all()
             self.warnings += self._rebuild_index()
         except BaseException:
             self._indexer.close()
@@ -118,6 +128,9 @@ class Registry:
         for lane in self._all_lanes():
             self._start_lane(lane)
         self.upkeep.start()
+        if self.tiers is not None:
+            self.warnings += self.tiers.disk.warnings
+            self.tiers.start()
         event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
         for warning in self.warnings:
             event("engine_warning", warning=warning)
@@ -135,7 +148,9 @@ class Registry:
             known_topics=known,
         )
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
-        return LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
+        lane = LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
+        lane.heeds_pins = self.tiers is None
+        return lane
 
     def _open_topic_lane(
         self,
@@ -230,14 +245,21 @@ class Registry:
             clock=self.clock,
             options=self._options,
         )
-        self._topics[spec.name] = runtime
         self._chain(runtime)
+        if self.tiers is not None:
+            runtime.tiers = self.tiers.bind(runtime)
+            runtime.pressure = self.tiers.pressure
+            if runtime.tiers.lookup is not None:
+                runtime.queue = Sequencer(lane.queue, runtime.tiers.lookup.image)
+        self._topics[spec.name] = runtime
 
     def _chain(self, runtime: TopicRuntime) -> None:
         runtime.history = ChainedHistory([*self._sources, runtime.lane.source])
 
     def _start_lane(self, lane: LaneRuntime) -> None:
         lane.journal.on_disk_full = self.upkeep.disk_full
+        if self.tiers is not None:
+            lane.journal.on_kept = self.tiers.pressure.grew
         lane.queue.start()
 
     def _all_lanes(self) -> list[LaneRuntime]:
@@ -344,6 +366,8 @@ class Registry:
             with contextlib.suppress(FrazilError):
                 self._finish_deleting()
             self.closed = True
+        if self.tiers is not None:
+            self.tiers.stop()
         self.upkeep.stop()
         failed: BaseException | None = None
         for lane in self._all_lanes():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import msgspec
 
+from frazil.engine.changing import TopicChanges
 from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.ingest.frames import MessageTopicCodec, TableCodec, arrow_payload
 from frazil.ingest.message_batches import check_message_batch, with_publish_time
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.engine.lanes import LaneRuntime
+    from frazil.engine.topic_tiers import TopicTiers
     from frazil.ingest.columns import IngestLimits
-    from frazil.ingest.frames import Columns
-    from frazil.log.codec import Codec, Entry
+    from frazil.ingest.frames import Columns, KeyedColumns
+    from frazil.log.codec import Codec, Entry, Payload
     from frazil.log.state import TopicState
 
 LEVELS: Final = get_args(AckLevel)
@@ -42,6 +45,31 @@ RANGES_TOLD_MAX: Final = 10
 
 Prepared = tuple["Codec", Any, int, int]
 """codec, data, count (0 for one record), bytes"""
+
+
+class Door(Protocol):
+    """What a publish passes: at once while `level` is 0, else through `admit`."""
+
+    level: int
+
+    def admit(self, timeout_s: float | None = None) -> None:
+        """Return when a publish may go on; raises `Overloaded` if that takes too long."""
+
+    async def admit_async(self, timeout_s: float | None = None) -> None:
+        """Do the same without holding up the loop."""
+
+
+class _OpenDoor:
+    level = 0
+
+    def admit(self, timeout_s: float | None = None) -> None:
+        """Return at once."""
+
+    async def admit_async(self, timeout_s: float | None = None) -> None:
+        """Return at once."""
+
+
+OPEN_DOOR: Final = _OpenDoor()
 
 
 class TopicRuntime:
@@ -59,13 +87,18 @@ class TopicRuntime:
     ) -> None:
         self.state = state
         self.lane = lane
-        self.queue = lane.queue
+        self.queue: Any = lane.queue
         self.clock = clock
         self.settings = settings
         self.limits = limits
         self.history = ChainedHistory([lane.source])
         self.refusal: Callable[[], FrazilError] | None = None
         """Set while publishing to this topic is stopped."""
+        self.tiers: TopicTiers | None = None
+        """What memory and disk hold of the topic; None if the log serves alone."""
+        self.pressure: Door = OPEN_DOOR
+        """What slows publishes down when memory is short."""
+        self.changes = TopicChanges(self)
         self.turns = itertools.count()
         """Whose turn it is among the parts; only the first part's is used."""
         self.routing: tuple[int, int] | None = None
@@ -76,7 +109,11 @@ class TopicRuntime:
             self.codec = MessageTopicCodec(limits=limits, rows_arrow_min=minimum, options=options)
         else:
             self.codec = TableCodec(
-                state.schemas, limits=limits, rows_arrow_min=minimum, options=options
+                state.schemas,
+                limits=limits,
+                rows_arrow_min=minimum,
+                options=options,
+                primary_key=state.spec.primary_key,
             )
         self.is_message = state.spec.kind == "message"
         self.payload_bytes_max = limits.message_bytes_max
@@ -86,6 +123,18 @@ class TopicRuntime:
     def name(self) -> str:
         """Return the full name."""
         return self.state.spec.name
+
+    def wait_visible(self, offset: int, *, timeout_s: float) -> bool:
+        """Wait until readers may see an offset; False if that takes too long."""
+        woken = threading.Event()
+        deadline = self.clock.monotonic() + timeout_s
+        while self.state.visible <= offset:
+            woken.clear()
+            self.state.waiters.append(woken.set)
+            left = deadline - self.clock.monotonic()
+            if self.state.visible <= offset and (left <= 0 or not woken.wait(left)):
+                return False
+        return True
 
     # -- one record ------------------------------------------------------------------------------
 
@@ -97,10 +146,14 @@ class TopicRuntime:
         """
         if self.is_message:
             return self._prepare_message(record, fields)
-        row = self._row(record, fields)
+        row = self.row(record, fields)
+        keyed = self.codec.columns.keyed
+        if keyed is not None:
+            change = keyed.changes.prepare_upsert(row)
+            if self.routing is not None:
+                self._check_part(part_of_row(row, *self._route(change.codec.schema)))
+            return change.codec, change, 0, len(change.packed) + ROW_OVERHEAD_BYTES
         codec = self.codec.rows
-        if self.routing is not None:
-            self._check_part(part_of_row(row, *self._route(codec.schema)))
         packed = codec.encoder.encode(row)
         return codec, packed, 0, len(packed[1]) + ROW_OVERHEAD_BYTES
 
@@ -117,7 +170,8 @@ class TopicRuntime:
                 part_here=self.routing[0],
             )
 
-    def _row(self, record: object, fields: Mapping[str, Any]) -> Any:
+    def row(self, record: object, fields: Mapping[str, Any]) -> Any:
+        """Return the row that a call gave, as a dict or as keywords."""
         if record is None:
             return fields
         if fields:
@@ -222,16 +276,27 @@ class TopicRuntime:
         columns = self.codec.columns
         prepared: list[Prepared] = []
         for batch in self._converted(data, columns):
-            if self.routing is not None:
-                for part in parts_of_batch(batch, *self._route(columns.schema)):
-                    self._check_part(part)
-            payload = arrow_payload(batch, self.codec.options)
-            # Summed here, beside other producers, instead of in the one thread of the journal.
-            payload = payload._replace(crc=zlib.crc32(payload.data))
+            self.check_parts(batch, columns.schema)
+            keyed = columns.keyed
+            if keyed is not None:
+                prepared.append(self.bulk(keyed, batch))
+                continue
+            payload = _summed(arrow_payload(batch, self.codec.options))
             prepared.append((columns.arrow, payload, batch.num_rows, payload.size))
         if not prepared:
             raise InvalidRequest("there are no records to publish", topic=self.name)
         return prepared
+
+    def check_parts(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        """Refuse a batch with a row that belongs to another part."""
+        if self.routing is not None:
+            for part in parts_of_batch(batch, *self._route(schema)):
+                self._check_part(part)
+
+    def bulk(self, keyed: KeyedColumns, batch: pa.RecordBatch) -> Prepared:
+        """Return a batch of changes, or of whole rows, as a frame of its own."""
+        payload = _summed(keyed.bulk.payload(batch))
+        return keyed.bulk.codec(), payload, batch.num_rows, payload.size
 
     def entries(
         self, prepared: list[Prepared], waiters: Sequence[Any], sender: Sender | None
@@ -308,6 +373,11 @@ class TopicRuntime:
                 sequence=sequence,
             )
         return Sender(producer, epoch, sequence, ack == "fsynced")
+
+
+def _summed(payload: Payload) -> Payload:
+    """Sum a payload here, beside other producers, instead of in the one thread of the journal."""
+    return payload._replace(crc=zlib.crc32(payload.data))
 
 
 def _producer_name(producer: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.change_calls import ChangeCalls
 from frazil.engine.reading import Reader, Start
 from frazil.engine.runtime import joined_ack
 from frazil.errors import FrazilError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from frazil.model import Ack
 
 
-class Topic:
+class Topic(ChangeCalls):
     """A topic of an open engine. Safe to use from many threads.
 
     Every publish returns an `Ack` when what its level promises is true: `received` means that the
@@ -109,6 +110,8 @@ class Topic:
         runtime = self._runtime
         if runtime.refusal is not None:
             raise runtime.refusal()
+        if runtime.pressure.level:
+            runtime.pressure.admit()
         sender = None
         if ack is not None or producer is not None or sequence is not None:
             sender = runtime.sender(ack, producer, sequence, producer_epoch)
@@ -187,6 +190,8 @@ class Topic:
         runtime = self._runtime
         if runtime.refusal is not None:
             raise runtime.refusal()
+        if runtime.pressure.level:
+            runtime.pressure.admit()
         sender = runtime.sender(ack, producer, sequence, epoch)
         waiting = [Pending() for _each in prepared]
         self._queue.submit_waiting(*runtime.entries(prepared, waiting, sender))

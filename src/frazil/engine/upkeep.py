@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
+    from frazil.log.state import TopicState
 
 PAUSE_S: Final = 0.05
+FOREVER: Final = 1 << 62
 NOT_DAMAGE: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of a read that say nothing about the file."""
 
@@ -273,6 +275,8 @@ class Upkeep:
     def _view(self, lane: LaneRuntime) -> RetentionView:
         topics = dict(lane.journal.state.topics)
         log = self._settings
+        if self._engine.tiers is not None:
+            return self._released_only(topics)
         policies = {
             topic.id: Policy(
                 age_us=int(log.retention_age_s * 1e6)
@@ -298,6 +302,26 @@ class Upkeep:
             journal_bytes_max=log.journal_bytes_max,
             pinned=pinned,
         )
+
+    def _released_only(self, topics: dict[int, TopicState]) -> RetentionView:
+        """With the disk tier the log lets go what that tier has, and nothing else.
+
+        Retention acts there. Readers find in files what they have not read yet, so that neither a
+        slow reader nor a stuck topic keeps the journal that all share.
+        """
+        forever = Policy(age_us=FOREVER, bytes_max=FOREVER)
+        return RetentionView(
+            now_us=self._engine.clock.now_us(),
+            time_trusted=self._time_trusted(),
+            delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
+            policies=dict.fromkeys(topics, forever),
+            released=dict(self._released),
+            pinned={},
+        )
+
+    def released(self, topic_id: int) -> int:
+        """Return the offset below which another tier holds a topic's records."""
+        return self._released.get(topic_id, 0)
 
     def check_quotas(self) -> None:
         """Act on topics whose holds keep more than their quota: block them, or expire data."""

@@ -77,6 +77,8 @@ class Journal:
         self.segments: tuple[Segment, ...] = tuple(opened.segments)
         self.to_seal: list[tuple[Segment, int]] = list(opened.to_seal)
         """Segments that were rotated away and wait for their footer, with their frame counts."""
+        self.shown = 0
+        """Odd while the topics of a group become visible: who looks at several looks again."""
         self.sync_count = 0
         self.group_count = 0
         self.bytes_written = 0
@@ -317,10 +319,13 @@ class Journal:
 
     def _show(self, group: Group) -> None:
         """Let readers see the unsynced records of topics whose mode allows it."""
-        for topic, _offset, _position, _length, _count in group.data:
-            if not topic.sync_on_append:
-                topic.visible = topic.next
-                self._wake(topic)
+        topics = [each[0] for each in group.data if not each[0].sync_on_append]
+        self.shown += 1
+        for topic in topics:
+            topic.visible = topic.next
+        self.shown += 1
+        for topic in topics:
+            self._wake(topic)
 
     def _sync(self) -> None:
         """Make everything written durable, then visible. An error here is final."""
@@ -334,8 +339,11 @@ class Journal:
         dirty = self._dirty
         self._dirty = {}
         self._dirty_bytes = 0
+        self.shown += 1
         for topic in dirty.values():
             topic.durable = topic.visible = topic.next
+        self.shown += 1
+        for topic in dirty.values():
             if topic.waiters:
                 self._wake(topic)
 
@@ -484,20 +492,15 @@ class Journal:
             return give_birth(self._file_system, self.directory, header, frames)
 
     def _forget(self, now_us: int) -> None:
-        """Keep the checkpoint small: silent producers and topics long deleted leave it.
-
-        A clock that jumped makes nobody look silent: then only the number is bounded.
-        """
-        age_us = int(self._producers.window_age_s * 1_000_000)
+        """Keep the checkpoint small: silent producers and topics long deleted leave it."""
         monotonic_s = self.clock.monotonic()
-        if not self._clock_watch.trusted(now_us=now_us, monotonic_s=monotonic_s):
-            count_max = self._producers.producers_max
-            self.state.forget_producers(count_max=count_max, older_than_us=0)
-            return
-        self.state.forget_producers(
-            count_max=self._producers.producers_max, older_than_us=now_us - age_us
+        self.state.forget_old(
+            now_us=now_us,
+            producers_max=self._producers.producers_max,
+            producer_age_us=int(self._producers.window_age_s * 1_000_000),
+            delete_grace_us=self.delete_grace_us,
+            trusted=self._clock_watch.trusted(now_us=now_us, monotonic_s=monotonic_s),
         )
-        self.state.forget_topics(deleted_before_us=now_us - self.delete_grace_us)
 
     def seal_one(self) -> bool:
         """Write the footer of one rotated segment; return whether there was one.

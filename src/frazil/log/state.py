@@ -298,6 +298,25 @@ class JournalState:
             producer.record(sent, epoch=epoch)
             self.producers.move_to_end(producer_id)
 
+    def forget_old(
+        self,
+        *,
+        now_us: int,
+        producers_max: int,
+        producer_age_us: int,
+        delete_grace_us: int,
+        trusted: bool,
+    ) -> None:
+        """Forget silent producers and topics long deleted.
+
+        A clock that jumped, and is not `trusted`, makes nobody look silent: then only the number
+        of producers is bounded.
+        """
+        oldest_us = now_us - producer_age_us if trusted else 0
+        self.forget_producers(count_max=producers_max, older_than_us=oldest_us)
+        if trusted:
+            self.forget_topics(deleted_before_us=now_us - delete_grace_us)
+
     def forget_producers(self, *, count_max: int, older_than_us: int) -> int:
         """Drop producers that were silent too long, and the longest silent beyond `count_max`."""
         dropped = 0

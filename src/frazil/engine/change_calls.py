@@ -1,0 +1,219 @@
+"""The calls of a keyed topic: insert, update, upsert, delete, changes in bulk, look-ups by key."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from frazil.engine.change_feed import ChangeFeed
+from frazil.engine.change_input import steps_of
+from frazil.engine.changing import STEPS_MAX, TopicChanges
+from frazil.engine.runtime import joined_ack
+from frazil.errors import FrazilError, InvalidRequest
+from frazil.log import format as fmt
+from frazil.log.committer import Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from frazil.engine.changing import Step
+    from frazil.engine.lookup import KeyLookup
+    from frazil.engine.runtime import Prepared, TopicRuntime
+    from frazil.log.codec import Sender
+    from frazil.model import Ack
+
+
+class ChangeCalls:
+    """What a topic with a primary key can do besides `append`, which upserts."""
+
+    _runtime: TopicRuntime
+
+    def insert(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Publish a whole row; a row that has its key already is replaced.
+
+        Raises:
+            Conflict: if the key exists and the topic's `unknown_key` is `error`.
+            InvalidRequest: if the topic has no primary key, or the row does not fit.
+        """
+        step = self._changes().whole(fmt.OP_INSERT, row, columns)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def upsert(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Publish a whole row that replaces whatever its key had."""
+        step = self._changes().whole(fmt.OP_UPSERT, row, columns)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def update(
+        self,
+        *arguments: Any,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Change the named columns of one row; the others stay as they are.
+
+        `update(row)` with the key in it, `update(key, columns)`, or `update(column, value,
+        columns)` where `column` is the primary key; columns may be keywords, too. Naming the key
+        among the columns moves the row: a delete and an insert, written together.
+
+        Raises:
+            NotFound: if no row has the key and the topic's `unknown_key` is `error`.
+            Conflict: if the change that this one builds on failed; try again.
+        """
+        step = self._changes().update(arguments, columns)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def delete(
+        self,
+        *arguments: Any,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **key: Any,
+    ) -> Ack:
+        """Delete the row with a key: `delete(key)`, `delete(column, value)` or `delete(id=7)`.
+
+        Raises:
+            NotFound: if no row has the key and the topic's `unknown_key` is `error`.
+        """
+        step = self._changes().delete(arguments, key)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def append_changes(
+        self, data: object, *, op_column: str = "_op", ack: str | None = None
+    ) -> Ack:
+        """Publish changes in bulk, in order.
+
+        `data` is Arrow (anything that `append_arrow` takes) with an operation column, or an
+        iterable of Debezium envelopes as dicts, JSON texts or bytes. All of it is checked before
+        the first change is written.
+
+        Raises:
+            InvalidRequest: with the number of the first change that is wrong.
+        """
+        changes = self._changes()
+        runtime = self._runtime
+        sender = runtime.sender(ack, None, None, 0)
+        pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
+        if not pieces:
+            raise InvalidRequest("there are no changes to publish", topic=runtime.name)
+        results: list[Ack | FrazilError] = []
+        for piece in pieces:
+            try:
+                results.append(self._publish_piece(piece, sender))
+            except FrazilError as error:
+                results.append(error)
+                break
+        return joined_ack(results)
+
+    def _publish_piece(self, piece: list[Step] | Prepared, sender: Sender | None) -> Ack:
+        if isinstance(piece, list):
+            return self._submit(piece, sender)
+        runtime = self._runtime
+        self._pass_door()
+        pending = Pending()
+        runtime.queue.submit_waiting(*runtime.entries([piece], [pending], sender))
+        ack: Ack = pending.result()
+        return ack
+
+    def _changes(self) -> TopicChanges:
+        return self._runtime.changes
+
+    def _publish(
+        self,
+        steps: Sequence[Step],
+        ack: str | None,
+        producer: str | None,
+        sequence: int | None,
+        epoch: int,
+    ) -> Ack:
+        return self._submit(steps, self._runtime.sender(ack, producer, sequence, epoch))
+
+    def _submit(self, steps: Sequence[Step], sender: Sender | None) -> Ack:
+        """Resolve and queue steps, waiting for room, then wait for their acks."""
+        assert len(steps) <= STEPS_MAX
+        self._pass_door()
+        queue = self._runtime.queue
+        clock = self._runtime.clock
+        deadline = clock.monotonic() + queue.wait_s
+        while True:
+            waiting = self._runtime.changes.try_submit(steps, sender, Pending)
+            if waiting is not None:
+                break
+            room = threading.Event()
+            queue.on_space(room.set)
+            if not room.wait(max(deadline - clock.monotonic(), 0)):
+                raise queue.overloaded()
+        return joined_ack([_answer(pending) for pending in waiting])
+
+    def _pass_door(self) -> None:
+        runtime = self._runtime
+        if runtime.refusal is not None:
+            raise runtime.refusal()
+        if runtime.pressure.level:
+            runtime.pressure.admit()
+
+    # -- look-ups --------------------------------------------------------------------------------
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """Return the row with a key, None if there is none. Sees everything that was acked.
+
+        `key` is a value, a tuple for a key of several columns, or a dict of the key's columns.
+        """
+        return self._lookup().get(key)
+
+    def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
+        """Return the rows with these keys, in their order, all of one moment."""
+        return self._lookup().get_many(keys)
+
+    def changes(
+        self, from_offset: int = 0, *, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Return the change feed from an offset up to the head as it is now.
+
+        Each change is a dict with `offset`, `time`, `op`, `key`, `before` and `after`: the row
+        before and after it, None where there is none, or where it is no longer known.
+        """
+        return iter(ChangeFeed(self._runtime, from_offset=from_offset, limit=limit))
+
+    def _lookup(self) -> KeyLookup:
+        tiers = self._runtime.tiers
+        if tiers is None:
+            raise InvalidRequest("look-ups need the memory tier, set memory.enabled")
+        if tiers.lookup is None:
+            raise InvalidRequest(
+                "look-ups need a primary key, create the topic with primary_key=",
+                topic=self._runtime.name,
+            )
+        return tiers.lookup
+
+
+def _answer(pending: Pending) -> Ack | FrazilError:
+    try:
+        value: Ack = pending.result()
+    except FrazilError as error:
+        return error
+    return value

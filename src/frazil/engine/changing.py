@@ -1,0 +1,320 @@
+"""Publishing changes: what an update, insert or delete becomes once its key's state is known.
+
+A step is one change, or a move: the delete of a key and the insert of the row under its new key.
+Steps that need the state of their key are resolved by the topic's sequencer, the others go as they
+are. Everything of one call is one entry, so that it is written as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from frazil.engine.sequencer import Image, Sequencer
+from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.ingest.changes import Change, ChangeCodec, completed, merged
+from frazil.log import format as fmt
+from frazil.log.present import positions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from frazil.engine.runtime import Prepared, TopicRuntime
+    from frazil.ingest.frames import KeyedColumns
+    from frazil.log.codec import Entry, Sender
+    from frazil.tiers.keys import Key
+
+STEP_BYTES: Final = 16
+STEPS_MAX: Final = 1000
+"""So many steps that need their key's state are resolved at once."""
+
+
+class StoredRow(NamedTuple):
+    """A whole row as a batch of one, for values that Python has no form for."""
+
+    key: Key
+    op: int
+    batch: pa.RecordBatch
+
+
+class Move(NamedTuple):
+    """A row goes from one key to another."""
+
+    delete: Change
+    insert: Change
+
+
+Step = Change | Move
+Written = Change | StoredRow
+
+
+class TopicChanges:
+    """Changes of one keyed topic on their way in."""
+
+    def __init__(self, runtime: TopicRuntime) -> None:
+        self._runtime = runtime
+
+    @property
+    def columns(self) -> KeyedColumns:
+        """Return what turns changes into frames, of the current columns.
+
+        Raises:
+            InvalidRequest: if the topic has no primary key.
+        """
+        keyed: KeyedColumns | None = self._runtime.codec.columns.keyed
+        if keyed is None:
+            raise InvalidRequest(
+                "changes need a primary key, create the topic with primary_key=",
+                topic=self._runtime.name,
+            )
+        return keyed
+
+    # -- what users give → steps -----------------------------------------------------------------
+
+    def whole(self, op: int, record: object, fields: Mapping[str, Any]) -> Change:
+        """Check a row to insert or upsert."""
+        codec = self.columns.changes
+        row = self._runtime.row(record, fields)
+        return codec.prepare_insert(row) if op == fmt.OP_INSERT else codec.prepare_upsert(row)
+
+    def update(self, arguments: Sequence[Any], fields: Mapping[str, Any]) -> Step:
+        """Check an update: `(row)`, `(key, columns)` or `(column, value, columns)`."""
+        codec = self.columns.changes
+        key, columns = self._update_arguments(codec, arguments, fields)
+        if not any(name in columns for name in codec.shape.names):
+            return codec.prepare_update(key, columns)
+        moved = codec.prepare_move(key, columns)
+        return codec.prepare_update(key, columns) if moved is None else Move(*moved)
+
+    def _update_arguments(
+        self, codec: ChangeCodec, arguments: Sequence[Any], fields: Mapping[str, Any]
+    ) -> tuple[Any, Mapping[str, Any]]:
+        if len(arguments) == 3:
+            column, value, columns = arguments
+            key = self._key_by_column(codec, column, value)
+        elif len(arguments) == 2:
+            key, columns = arguments
+        elif len(arguments) == 1 and (fields or not isinstance(arguments[0], dict)):
+            key, columns = arguments[0], {}
+        elif len(arguments) <= 1:
+            row = {**(arguments[0] if arguments else {}), **fields}
+            missing = [name for name in codec.shape.names if name not in row]
+            if missing:
+                raise InvalidRequest("an update must name the key", columns=", ".join(missing))
+            key = {name: row.pop(name) for name in codec.shape.names}
+            return key, row
+        else:
+            raise InvalidRequest(
+                "update takes a row, a key and columns, or a column, its value and columns",
+                got=len(arguments),
+            )
+        if not isinstance(columns, dict):
+            raise InvalidRequest("the columns to update must be a dict", got=type(columns).__name__)
+        return key, {**columns, **fields}
+
+    def _key_by_column(self, codec: ChangeCodec, column: object, value: object) -> Any:
+        names = codec.shape.names
+        if names == (column,):
+            return (value,)
+        if isinstance(column, (list, tuple)) and isinstance(value, (list, tuple)):
+            given = dict(zip(column, value, strict=False))
+            if len(given) == len(value) and set(given) == set(names):
+                return given
+        raise InvalidRequest(
+            "rows are changed by their primary key; find others with a query first",
+            column=column,
+            primary_key=", ".join(names),
+        )
+
+    def delete(self, arguments: Sequence[Any], fields: Mapping[str, Any]) -> Change:
+        """Check a delete: `(key)`, `(column, value)` or the key's columns as keywords."""
+        codec = self.columns.changes
+        if len(arguments) == 1 and not fields:
+            return codec.prepare_delete(arguments[0])
+        if len(arguments) == 2 and not fields:
+            return codec.prepare_delete(self._key_by_column(codec, *arguments))
+        if not arguments and fields:
+            return codec.prepare_delete(dict(fields))
+        raise InvalidRequest(
+            "delete takes a key, a column and its value, or the key's columns as keywords",
+            got=len(arguments),
+        )
+
+    # -- steps → entries -------------------------------------------------------------------------
+
+    def needs_state(self, step: Step) -> bool:
+        """Tell whether a step depends on what its key is now."""
+        if isinstance(step, Move) or step.present is not None:
+            return True
+        strict = self._runtime.state.spec.unknown_key == "error"
+        return strict and step.op in {fmt.OP_INSERT, fmt.OP_DELETE}
+
+    def try_submit(
+        self, steps: Sequence[Step], sender: Sender | None, new_waiter: Callable[[], Any]
+    ) -> list[Any] | None:
+        """Resolve steps and put them into the queue; return who waits, None if there is no room.
+
+        Raises:
+            NotFound: if a key does not exist and the topic's policy is `error`.
+            Conflict: if an inserted key exists and the policy is `error`.
+        """
+        queue = self._runtime.queue
+        waiters: list[Any] = []
+
+        def entries_of(changes: Sequence[Written]) -> Sequence[Entry]:
+            nonlocal waiters
+            prepared = self._prepared(changes)
+            waiters = [new_waiter() for _each in prepared]
+            return self._runtime.entries(prepared, waiters, sender)
+
+        needing = [step for step in steps if self.needs_state(step)]
+        if not needing:
+            taken = queue.submit_all(entries_of([s for s in steps if isinstance(s, Change)]))
+        elif not isinstance(queue, Sequencer):
+            taken = queue.submit_all(entries_of(self._unresolved(steps)))
+        else:
+            keys = list(dict.fromkeys(self._keys(needing)))
+            taken = queue.resolve(
+                keys,
+                self.columns.changes,
+                lambda images: entries_of(
+                    self._resolved(steps, dict(zip(keys, images, strict=True)))
+                ),
+            )
+        return waiters if taken else None
+
+    def _keys(self, steps: Sequence[Step]) -> list[Key]:
+        strict = self._runtime.state.spec.unknown_key == "error"
+        keys: list[Key] = []
+        for step in steps:
+            if isinstance(step, Move):
+                keys.append(step.delete.key)
+                if strict:
+                    keys.append(step.insert.key)
+            else:
+                keys.append(step.key)
+        return keys
+
+    def _unresolved(self, steps: Sequence[Step]) -> list[Change]:
+        """Return steps as they are where no tier knows the state of keys: readers fold them."""
+        if self._runtime.state.spec.unknown_key != "ignore" or any(
+            isinstance(step, Move) for step in steps
+        ):
+            raise InvalidRequest(
+                "this change needs the state of its key, which the memory tier keeps; "
+                "set memory.enabled",
+                topic=self._runtime.name,
+            )
+        return [step for step in steps if isinstance(step, Change)]
+
+    def _resolved(self, steps: Sequence[Step], images: dict[Key, Image]) -> list[Written]:
+        """Return the changes to write; each step sees what the steps before it made."""
+        changes: list[Written] = []
+        fresh: list[Written]
+        for step in steps:
+            if isinstance(step, Move):
+                fresh = self._moved(step, images)
+            else:
+                fresh = [self._changed(step, images.get(step.key))]
+            for change in fresh:
+                images[change.key] = self._image_after(change)
+            changes += fresh
+        return changes
+
+    def _image_after(self, change: Written) -> Image:
+        if isinstance(change, StoredRow):
+            return Image(None, None, self.columns.changes, change.batch)
+        gone = change.op == fmt.OP_DELETE or change.present is not None
+        return Image(None if gone else change.values, change, change.codec)
+
+    def _changed(self, change: Change, image: Image | None) -> Written:
+        if image is None or not self.needs_state(change):
+            return change
+        name = self._runtime.name
+        policy = self._runtime.state.spec.unknown_key
+        exists = image.exists
+        if change.op == fmt.OP_INSERT:
+            if exists:
+                raise Conflict("a row has this key already, use upsert", topic=name, key=change.key)
+            change.base = image.base
+            return change
+        if not exists and policy == "error":
+            raise NotFound("no row has this key", topic=name, key=change.key)
+        if change.op == fmt.OP_DELETE:
+            change.base = image.base
+            return change
+        if image.stored is not None:
+            return self._stored(change, image.stored, image.codec)
+        if image.values is not None:
+            fresh = merged(change, image.values, image.codec)
+        elif policy == "insert":
+            fresh = completed(change)
+            fresh = fresh.codec.with_op(fresh, fmt.OP_INSERT)
+        else:
+            # Nobody has the row: readers fold the change into nothing.
+            fresh = change
+        fresh.base = image.base
+        return fresh
+
+    def _stored(
+        self, change: Change, batch: pa.RecordBatch, codec: ChangeCodec
+    ) -> StoredRow | Change:
+        """Return a stored row with the columns that a partial change names."""
+        if change.codec is not codec:
+            raise Conflict("the topic's columns changed meanwhile, try again")
+        assert change.present is not None
+        arrays = batch.columns
+        for position in positions_of(change.present):
+            kind = batch.schema.field(position).type
+            arrays[position] = pa.array([change.values[position]], kind)
+        arrays[-2:] = [pa.array([change.op], pa.int8()), pa.nulls(1, pa.binary())]
+        row = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+        return StoredRow(change.key, change.op, row)
+
+    def _moved(self, move: Move, images: dict[Key, Image]) -> list[Written]:
+        old = images[move.delete.key]
+        policy = self._runtime.state.spec.unknown_key
+        name = self._runtime.name
+        if not old.exists:
+            if policy == "error":
+                raise NotFound("no row has this key", topic=name, key=move.delete.key)
+            if policy == "ignore":
+                return [move.delete]
+        target = images.get(move.insert.key)
+        if policy == "error" and target is not None and target.exists:
+            raise Conflict("a row has the new key already", topic=name, key=move.insert.key)
+        if old.stored is not None:
+            return [move.delete, self._stored(move.insert, old.stored, old.codec)]
+        if old.values is None:
+            insert = completed(move.insert)
+        else:
+            insert = merged(move.insert, old.values, old.codec)
+        move.delete.base = old.base
+        # Both are written or neither: that the old row was there is enough to check once.
+        insert.base = old.base
+        return [move.delete, insert]
+
+    def _prepared(self, changes: Sequence[Written]) -> list[Prepared]:
+        """Return changes as few entries, a new one where the columns changed in between."""
+        result: list[Prepared] = []
+        for codec, run in groupby(changes, key=_codec_of):
+            if codec is None:
+                for each in run:
+                    assert isinstance(each, StoredRow)
+                    bulk = self.columns.bulk
+                    payload = bulk.payload(each.batch)
+                    result.append((bulk.codec(), payload, 1, payload.size))
+                continue
+            some = [change for change in run if isinstance(change, Change)]
+            size = sum(len(change.packed) for change in some) + STEP_BYTES * len(some)
+            if len(some) == 1:
+                result.append((codec, some[0], 0, size))
+            else:
+                result.append((codec, some, len(some), size))
+        return result
+
+
+def _codec_of(change: Written) -> ChangeCodec | None:
+    return change.codec if isinstance(change, Change) else None

@@ -1,0 +1,182 @@
+"""Rows by key, wherever they lie: the index, chunks in memory, files."""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from frazil.engine.sequencer import Image
+from frazil.errors import InvalidRequest
+from frazil.log.format import OP_DELETE
+from frazil.tiers.key_search import Found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from frazil.engine.topic_tiers import TopicTiers
+    from frazil.ingest.changes import ChangeCodec
+    from frazil.tiers.disk_lookup import Place
+    from frazil.tiers.fold import KeyedState
+    from frazil.tiers.keys import Key
+
+KEYS_MAX: Final = 100_000
+"""One call looks at most so many keys up."""
+
+
+class StoredRow(NamedTuple):
+    """A row as it is at some offset: its values, or a batch of one where Python has no form."""
+
+    offset: int
+    time_us: int
+    values: tuple[Any, ...] | None
+    batch: pa.RecordBatch | None = None
+
+
+class KeyLookup:
+    """Look-ups in one keyed topic. All methods may be called from any thread."""
+
+    def __init__(self, tiers: TopicTiers) -> None:
+        self._tiers = tiers
+
+    @property
+    def _keyed(self) -> KeyedState:
+        keyed = self._tiers.keyed
+        assert keyed is not None
+        return keyed
+
+    @property
+    def _codec(self) -> ChangeCodec:
+        codec: ChangeCodec = self._tiers.runtime.codec.columns.keyed.changes
+        return codec
+
+    # -- for the fold ----------------------------------------------------------------------------
+
+    def find_many(self, keys: Sequence[Key], hashes: Any, before: int) -> dict[Key, Found]:
+        """Return the newest change in files of each key that has one, below an offset."""
+        del hashes
+        tiers = self._tiers
+        places = tiers.disk.find_many(tiers.id, keys, self._keyed.shape, before)
+        return {key: Found(place.offset, self._op_at(place)) for key, place in places.items()}
+
+    def _op_at(self, place: Place) -> int:
+        readers = self._tiers.disk.readers
+        starts = readers.reader(place.file).starts
+        group = bisect_right(starts, place.row) - 1
+        ops = readers.columns(place.file, group, ("_op",)).column(0)
+        op: int = ops[place.row - starts[group]].as_py()
+        return op
+
+    def images(self, offsets: Any) -> pa.RecordBatch:
+        """Return the rows at ascending offsets in files, null throughout where one is gone."""
+        codec = self._tiers.runtime.codec
+        names = codec.schema.names
+        found: list[pa.RecordBatch] = []
+        for offset in offsets.tolist():
+            row = self._tiers.disk.row_at(self._tiers.id, offset)
+            found.append(_nothing(codec.batch_schema, names) if row is None else row.select(names))
+        return pa.concat_batches(found)
+
+    # -- for users -------------------------------------------------------------------------------
+
+    def get(self, key: object) -> dict[str, Any] | None:
+        """Return the row with a key as a dict, None if there is none."""
+        codec = self._codec
+        self.refresh()
+        found = self.stored(codec.key_of(key), codec)
+        return None if found is None else _as_dict(found, codec)
+
+    def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
+        """Return the rows with these keys, of one moment."""
+        codec = self._codec
+        given = list(keys)
+        if len(given) > KEYS_MAX:
+            raise InvalidRequest("too many keys in one call", keys=len(given), keys_max=KEYS_MAX)
+        normal = [codec.key_of(key) for key in given]
+        end = self.refresh()
+        rows = [self.stored(key, codec, before=end) for key in normal]
+        return [None if row is None else _as_dict(row, codec) for row in rows]
+
+    def get_rows(
+        self, keys: Sequence[object], *, before: int | None = None
+    ) -> list[dict[str, Any] | None]:
+        """Return rows with `_offset` and `_time`, for SQL; as they were before an offset."""
+        codec = self._codec
+        end = self.refresh() if before is None else before
+        result: list[dict[str, Any] | None] = []
+        for key in keys:
+            found = self.stored(codec.key_of(key), codec, before=end)
+            if found is None:
+                result.append(None)
+                continue
+            time = dt.datetime.fromtimestamp(found.time_us / 1e6, dt.UTC)
+            result.append({"_offset": found.offset, "_time": time, **_as_dict(found, codec)})
+        return result
+
+    def row_before(self, key: Key, offset: int) -> dict[str, Any] | None:
+        """Return the row that a key had before an offset."""
+        codec = self._codec
+        self.refresh()
+        found = self.stored(key, codec, before=offset)
+        return None if found is None else _as_dict(found, codec)
+
+    def image(self, keys: Sequence[Key], codec: ChangeCodec) -> list[Image]:
+        """Return the written state of keys, for changes that build on it."""
+        self.refresh()
+        images: list[Image] = []
+        for key in keys:
+            found = self.stored(key, codec)
+            if found is None:
+                images.append(Image(None, None, codec))
+            else:
+                images.append(Image(found.values, None, codec, found.batch))
+        return images
+
+    def refresh(self) -> int:
+        """See everything that is visible now; return the offset behind it."""
+        tiers = self._tiers
+        tiers.ensure_loaded()
+        end = tiers.state.visible
+        self._keyed.fold(end)
+        return end
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def stored(
+        self, key: Key, codec: ChangeCodec, *, before: int | None = None
+    ) -> StoredRow | None:
+        """Return the state of a key below an offset, under a codec's columns."""
+        found = self._keyed.newest(key, before)
+        if found is None or found.op == OP_DELETE:
+            return None
+        image = self._keyed.image_at(found.offset)
+        plain = image is not None and image.version == codec.version and not codec.exact
+        if image is not None and plain and image.values is not None:
+            return StoredRow(found.offset, image.time_us, image.values)
+        return self._read(found.offset, codec)
+
+    def _read(self, offset: int, codec: ChangeCodec) -> StoredRow:
+        """Return a row as Arrow holds it: in a chunk, or in a file."""
+        batch = self._tiers.row_batch(offset)
+        time_us = batch.column("_time").cast("int64")[0].as_py()
+        columns = batch.select([*codec.schema.names, "_op", "_present"])
+        values = codec.image(columns, 0)
+        return StoredRow(offset, time_us, values, None if values is not None else columns)
+
+
+def _nothing(schema: pa.Schema, names: Sequence[str]) -> pa.RecordBatch:
+    fields = [schema.field(name).with_nullable(True) for name in names]
+    return pa.RecordBatch.from_arrays(
+        [pa.nulls(1, field.type) for field in fields], schema=pa.schema(fields)
+    )
+
+
+def _as_dict(row: StoredRow, codec: ChangeCodec) -> dict[str, Any]:
+    names = codec.schema.names
+    if row.values is None:
+        assert row.batch is not None
+        found: dict[str, Any] = row.batch.select(names).to_pylist()[0]
+        return found
+    return dict(zip(names, row.values, strict=True))

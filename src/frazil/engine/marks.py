@@ -1,0 +1,147 @@
+"""Which rows in files are superseded: kept over a clean restart, computed anew after any other.
+
+A topic's file in the directory `marks` is derived data: magic, CRC, then msgpack of the
+offset the topic was flushed to, the rows' offsets and the offsets of the changes that supersede
+them. It counts only if nothing was flushed since.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from frazil.fs import read_fully, write_fully
+from frazil.telemetry import event, warn
+from frazil.tiers.dead_marks import KeyRows
+from frazil.tiers.keys import KeyShape
+from frazil.tiers.parquet_file import open_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.engine.topic_tiers import TopicTiers
+
+MAGIC: Final = b"FRZMARK1"
+BYTES_MAX: Final = 1 << 32
+ROWS: Final = 1 << 18
+
+
+class _Marks(msgspec.Struct, array_like=True):
+    flushed: int
+    start: int
+    offsets: bytes
+    by: bytes
+
+
+def load_marks(topic: TopicTiers) -> None:
+    """Know again which rows in files are superseded, before anything is folded on top of them."""
+    keyed = topic.keyed
+    assert keyed is not None
+    if not topic.flushed:
+        return
+    found = _read(topic)
+    if found is not None:
+        keyed.load_disk_dead(np.frombuffer(found.offsets, "<i8"), np.frombuffer(found.by, "<i8"))
+        return
+    started = topic.clock.monotonic()
+    keyed.rebuild_disk_dead(lambda: _key_rows(topic))
+    event("marks_computed", topic=topic.name, seconds=topic.clock.monotonic() - started)
+
+
+def _key_rows(topic: TopicTiers) -> Iterator[KeyRows]:
+    """Yield every row in files: offset, key, operation."""
+    disk = topic.disk
+    for file in disk.files(topic.id):
+        if not file.rows:
+            continue
+        shape = KeyShape(topic.schema_of(file.schema), topic.state.spec.primary_key)
+        parquet, source = open_parquet(disk.file_system, disk.path(file))
+        try:
+            names = ["_offset", "_op", "_present", *shape.names]
+            for batch in parquet.iter_batches(batch_size=ROWS, columns=names):
+                present = batch.column("_present")
+                partial = None
+                if present.null_count < len(present):
+                    partial = present.is_valid().to_numpy(zero_copy_only=False)
+                yield KeyRows(
+                    batch.column("_offset").to_numpy(zero_copy_only=False),
+                    pa.RecordBatch.from_arrays(
+                        [batch.column(name) for name in shape.names], names=list(shape.names)
+                    ),
+                    batch.column("_op").to_numpy(zero_copy_only=False),
+                    partial,
+                )
+        finally:
+            parquet.close()
+            source.release()
+
+
+def _path(topic: TopicTiers) -> str:
+    return f"{topic.marks_directory}/{topic.id:08x}"
+
+
+def _read(topic: TopicTiers) -> _Marks | None:
+    """Return the kept marks, None if there are none or they are of another state."""
+    files = topic.disk.file_system
+    path = _path(topic)
+    try:
+        info = files.stat(path)
+        if info is None or not len(MAGIC) + 4 < info.size < BYTES_MAX:
+            return None
+        file = files.open(path, "read")
+        try:
+            data = read_fully(file, 0, info.size)
+        finally:
+            file.close()
+    except OSError as error:
+        warn("marks_unreadable", path=path, error=error)
+        return None
+    body = data[len(MAGIC) + 4 :]
+    if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : len(MAGIC) + 4] != _sum(body):
+        return None
+    try:
+        found = msgspec.msgpack.decode(body, type=_Marks)
+    except msgspec.MsgspecError:
+        return None
+    same = found.flushed == topic.flushed and found.start == topic.disk.start(topic.id)
+    return found if same else None
+
+
+def keep_marks(topic: TopicTiers) -> None:
+    """Write the marks down at a clean end; if that fails they are computed at the next start."""
+    keyed = topic.keyed
+    flushed = topic.flushed
+    if keyed is None or not flushed or not topic.loaded or keyed.folded_to < flushed:
+        return
+    offsets, by = keyed.export_marks(flushed)
+    kept = by < flushed
+    marks = _Marks(
+        flushed,
+        topic.disk.start(topic.id),
+        offsets[kept].astype("<i8").tobytes(),
+        by[kept].astype("<i8").tobytes(),
+    )
+    body = msgspec.msgpack.encode(marks)
+    files, path = topic.disk.file_system, _path(topic)
+    try:
+        files.make_directory(topic.marks_directory)
+        for old in (path, f"{path}.tmp"):
+            if files.stat(old) is not None:
+                files.unlink(old)
+        file = files.open(f"{path}.tmp", "create")
+        try:
+            write_fully(file, 0, [MAGIC, _sum(body), body])
+            file.sync()
+        finally:
+            file.close()
+        files.rename(f"{path}.tmp", path)
+    except OSError as error:
+        warn("marks_not_kept", path=path, error=error)
+
+
+def _sum(body: bytes) -> bytes:
+    return zlib.crc32(body).to_bytes(4, "little")

@@ -1,0 +1,273 @@
+"""Snapshots of topics for SQL: chunks and files of one instant, pinned until they are closed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from frazil.engine.runtime import microseconds
+from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.fs import RealFileSystem
+from frazil.model import full_topic_name
+from frazil.query.sources import ChunkView, TopicInfo
+from frazil.tiers.parquet_file import open_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.engine.tier_calls import TierCalls
+    from frazil.engine.topic_tiers import TopicTiers
+    from frazil.query.sources import Request, TopicName
+    from frazil.tiers.chunk import Chunk
+    from frazil.tiers.disk_file import DiskFile
+
+NO_OFFSETS: Final = np.empty(0, np.int64)
+
+
+class EngineSnapshot:
+    """One topic at one offset. What it names stays readable until it is closed."""
+
+    def __init__(self, tiers: TopicTiers, end: int, *, state: bool) -> None:
+        self._tiers = tiers
+        self.part = tiers.state.spec.part_index if tiers.state.spec.part_of else None
+        self.end = end
+        keyed = tiers.keyed if state else None
+        memory = tiers.memory
+        with memory.lock:
+            if keyed is not None:
+                keyed.fold(end)
+            chunks = memory.snapshot(end)
+            self.cut = min(memory.start, end)
+            self._dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, self.cut)
+        self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]
+        disk = tiers.disk
+        with disk.changing():
+            # Retired files go after this lock: what is pinned under it stays.
+            files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
+            self._pin = disk.pin_files(files)
+        self.files: Sequence[DiskFile] = files
+        disk.note_use(files)
+
+    def file_path(self, file: DiskFile, /) -> str | None:
+        """Return where a file lies, after a look that it is what was written."""
+        disk = self._tiers.disk
+        if not isinstance(disk.file_system, RealFileSystem):
+            return None
+        self._check(file)
+        return disk.path(file)
+
+    def _check(self, file: DiskFile) -> None:
+        disk = self._tiers.disk
+        fault = disk.verify(file)
+        if not fault:
+            return
+        rebuilt = disk.damaged(file, fault)
+        if rebuilt:
+            raise Unavailable(
+                "a damaged file was just written again, run the query again",
+                topic=self._tiers.name,
+                file=file.name,
+            )
+        raise CorruptionError(
+            "a file of the disk tier is damaged, run `frazil doctor`",
+            topic=self._tiers.name,
+            file=file.name,
+            offset_first=file.offset_first,
+            offset_next=file.offset_last + 1,
+            reason=fault,
+        )
+
+    def read_file(self, file: DiskFile, columns: Sequence[str], /) -> pa.Table:
+        """Read columns of a file through the seam."""
+        disk = self._tiers.disk
+        self._check(file)
+        parquet, source = open_parquet(disk.file_system, disk.path(file))
+        try:
+            return parquet.read(columns=list(columns))
+        finally:
+            parquet.close()
+            source.release()
+
+    def file_schema(self, file: DiskFile, /) -> pa.Schema:
+        """Return the topic's columns in the version that a file was written under."""
+        return self._tiers.schema_of(file.schema)
+
+    def dead(self) -> np.ndarray[Any, Any]:
+        """Return the superseded offsets below the cut, ascending."""
+        return self._dead
+
+    def get_many(self, keys: Sequence[tuple[Any, ...]], /) -> Sequence[Mapping[str, Any] | None]:
+        """Return the row of each key at this snapshot."""
+        lookup = self._tiers.lookup
+        assert lookup is not None
+        return lookup.get_rows(keys, before=self.end)
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._pin.close()
+
+
+def _view(chunk: Chunk, end: int, *, state: bool) -> ChunkView:
+    live = chunk.live(end) if state and chunk.keyed else None
+    return ChunkView(chunk.batch, chunk.offset, chunk.times, live, partial(_bounds, chunk))
+
+
+def _bounds(chunk: Chunk, name: str) -> tuple[Any, Any] | None:
+    """Return a column's least and greatest value, temporal ones as integers; counted once."""
+    column = chunk.batch.column(name)
+    if pt.is_nested(column.type) or pt.is_boolean(column.type):
+        return None
+
+    def make() -> tuple[Any, Any]:
+        found = pc.min_max(column)
+        least, greatest = found["min"], found["max"]
+        if pt.is_temporal(column.type):
+            storage = _storage(column.type)
+            least, greatest = least.cast(storage), greatest.cast(storage)
+        return least.as_py(), greatest.as_py()
+
+    bounds: tuple[Any, Any] = chunk.cached(("storage_bounds", name), make)
+    return bounds
+
+
+def _storage(data_type: pa.DataType) -> pa.DataType:
+    return pa.int32() if pt.is_date32(data_type) else pa.int64()
+
+
+class EngineSources:
+    """The topics of an engine as SQL sees them."""
+
+    def __init__(self, engine: TierCalls) -> None:
+        self._engine = engine
+
+    @property
+    def version(self) -> int:
+        """Return a number that changes with the topics and their columns."""
+        return self._engine.topics_version
+
+    def topics(self) -> dict[TopicName, TopicInfo]:
+        """Return all topics, without the parts of partitioned ones."""
+        engine = self._engine
+        found: dict[TopicName, TopicInfo] = {}
+        for name in engine.topics():
+            try:
+                runtimes = engine.parts_of(name)
+            except NotFound:
+                continue
+            found[_split(name)] = _info(runtimes)
+        return found
+
+    def snapshot(
+        self,
+        requests: Sequence[Request],
+        *,
+        as_of_offset: int | None = None,
+        as_of_time: Any = None,
+        min_offset: int | None = None,
+    ) -> dict[TopicName, list[EngineSnapshot]]:
+        """Take snapshots of topics at one instant."""
+        engine = self._engine
+        engine.check_open()
+        asked = [
+            (request, runtime)
+            for request in requests
+            for runtime in engine.parts_of("/" + "/".join(request.topic))
+        ]
+        for _request, runtime in asked:
+            _tiers_of(runtime).ensure_loaded()
+        if min_offset is not None:
+            self._wait_for(asked[0][1], min_offset, len(asked))
+        ends = engine.visible_ends([runtime for _request, runtime in asked])
+        taken: list[tuple[TopicName, EngineSnapshot]] = []
+        try:
+            for (request, runtime), end in zip(asked, ends, strict=True):
+                at = _as_of(runtime, end, as_of_offset, as_of_time)
+                snapshot = EngineSnapshot(_tiers_of(runtime), at, state=request.state)
+                taken.append((request.topic, snapshot))
+        except BaseException:
+            for _topic, snapshot in taken:
+                snapshot.close()
+            raise
+        result: dict[TopicName, list[EngineSnapshot]] = {}
+        for topic, snapshot in taken:
+            result.setdefault(topic, []).append(snapshot)
+        return result
+
+    def _wait_for(self, runtime: TopicRuntime, offset: int, count: int) -> None:
+        if count > 1:
+            raise InvalidRequest("min_offset is for a query of one topic without parts")
+        self._check_offset(offset, "min_offset")
+        if runtime.state.visible <= offset and not runtime.wait_visible(
+            offset, timeout_s=self._engine.settings.query.wait_s
+        ):
+            raise Unavailable(
+                "the topic has no such offset yet", topic=runtime.name, min_offset=offset
+            )
+
+    def _check_offset(self, offset: object, name: str) -> None:
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise InvalidRequest("must be an offset from 0 on", name=name, got=offset)
+
+    def lookup(
+        self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: int | None = None
+    ) -> Sequence[Mapping[str, Any] | None]:
+        """Return the newest row of each key."""
+        runtime = self._engine.parts_of("/" + "/".join(topic))[0]
+        if min_offset is not None:
+            self._wait_for(runtime, min_offset, 1)
+        lookup = _tiers_of(runtime).lookup
+        assert lookup is not None
+        return lookup.get_rows(keys)
+
+
+def _split(name: str) -> TopicName:
+    _empty, namespace, short = full_topic_name(name).split("/")
+    return namespace, short
+
+
+def _info(runtimes: Sequence[TopicRuntime]) -> TopicInfo:
+    runtime = runtimes[0]
+    columns = runtime.codec.columns
+    names = () if columns.keyed is None else tuple(columns.keyed.changes.shape.names)
+    parts = len(runtimes) if runtime.state.spec.part_of else 0
+    return TopicInfo(columns.schema, names, parts)
+
+
+def _tiers_of(runtime: TopicRuntime) -> TopicTiers:
+    if runtime.tiers is None:
+        raise InvalidRequest("SQL needs the memory tier, set memory.enabled")
+    return runtime.tiers
+
+
+def _as_of(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> int:
+    """Return the end of a snapshot that looks back."""
+    if offset is None and time is None:
+        return end
+    if offset is not None and time is not None:
+        raise InvalidRequest("give as_of_offset or as_of_time, not both")
+    tiers = _tiers_of(runtime)
+    if time is not None:
+        if not isinstance(time, dt.datetime):
+            raise InvalidRequest("as_of_time must be a datetime", got=type(time).__name__)
+        # A record appended at that very time counts.
+        found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(time) + 1)
+        return end if found is None else min(found, end)
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= end:
+        raise InvalidRequest(
+            "as_of_offset must be an offset up to the topic's end", as_of_offset=offset, end=end
+        )
+    committed = tiers.disk.committed(tiers.id)
+    if tiers.keyed is not None and offset < committed:
+        raise InvalidRequest(
+            "a keyed topic can be seen at committed boundaries only below what is committed",
+            as_of_offset=offset,
+            nearest=f"{tiers.disk.start(tiers.id)}, {committed}",
+        )
+    return offset

@@ -1,0 +1,157 @@
+"""What an engine can do with its tiers: SQL over all of them, flush, evict, look at the files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from frazil.engine.registry import Registry
+from frazil.engine.snapshots import EngineSources
+from frazil.errors import InvalidRequest
+from frazil.model import full_topic_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.engine.tiering import Tiers
+    from frazil.query.engine import QueryEngine
+    from frazil.query.result import Result
+
+
+class TierCalls(Registry):
+    """The calls of an engine that need memory and disk."""
+
+    _query_engine: QueryEngine | None = None
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        as_of_offset: int | None = None,
+        as_of_time: Any = None,
+        min_offset: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Run one read statement of SQL over all topics; it sees everything that was acked.
+
+        A topic is a view: `events` is `/default/events`, `"ns"."name"` is `/ns/name`, and
+        `"events$log"` has every change. A query sees one snapshot of all tiers; `as_of_offset` and
+        `as_of_time` look back, `min_offset` waits for an ack's offset.
+
+        Raises:
+            InvalidRequest: if the statement is wrong or not allowed.
+            Overloaded: if too many queries run, or memory is short.
+            Unavailable: if it takes too long.
+        """
+        return self._queries().query(
+            sql,
+            params,
+            as_of_offset=as_of_offset,
+            as_of_time=as_of_time,
+            min_offset=min_offset,
+            timeout_s=timeout_s,
+        )
+
+    def explain(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Run a query and say which tiers, files, rows and bytes were considered and read."""
+        return self._queries().explain(sql, params, **options)
+
+    def cancel_queries(self) -> None:
+        """Cancel all queries that run now."""
+        if self._query_engine is not None:
+            self._query_engine.cancel_all()
+
+    def _queries(self) -> QueryEngine:
+        self._check_open()
+        self._tiers()
+        with self._control:
+            if self._query_engine is None:
+                from frazil.query.engine import QueryEngine
+
+                self._query_engine = QueryEngine(
+                    EngineSources(self),
+                    self.settings.query,
+                    directories=[self.paths.disk],
+                    clock=self.clock,
+                )
+                self._tiers().pressure.on_red(self.cancel_queries)
+            return self._query_engine
+
+    def _tiers(self) -> Tiers:
+        if self.tiers is None:
+            raise InvalidRequest("this needs the memory tier, set memory.enabled")
+        return self.tiers
+
+    # -- tiers -----------------------------------------------------------------------------------
+
+    def flush(self, name: str | None = None) -> dict[str, int]:
+        """Write what memory holds of one topic, or of all, to files; return how far each got."""
+        tiers = self._tiers()
+        runtimes = self.runtimes if name is None else self.parts_of(name)
+        return {each.name: tiers.topic(each.state.id).flush() for each in runtimes}
+
+    def evict(self, name: str | None = None) -> dict[str, int]:
+        """Drop from memory what files have; return the bytes by topic."""
+        tiers = self._tiers()
+        runtimes = self.runtimes if name is None else self.parts_of(name)
+        return {each.name: tiers.topic(each.state.id).evict(before_us=None) for each in runtimes}
+
+    def tier_files(self, name: str) -> list[dict[str, Any]]:
+        """Describe the files of a topic."""
+        tiers = self._tiers()
+        found: list[dict[str, Any]] = []
+        for runtime in self.parts_of(name):
+            committed = tiers.disk.committed(runtime.state.id)
+            found += [
+                {
+                    "topic": runtime.name,
+                    "file": file.name,
+                    "offset_first": file.offset_first,
+                    "offset_last": file.offset_last,
+                    "rows": file.rows,
+                    "bytes": file.size,
+                    "partition": file.partition,
+                    "schema": file.schema,
+                    "deletes": file.deletes,
+                    "purpose": "cache" if file.set_end <= committed else "staging",
+                }
+                for file in tiers.disk.files(runtime.state.id)
+            ]
+        return found
+
+    # -- for snapshots ---------------------------------------------------------------------------
+
+    @property
+    def topics_version(self) -> int:
+        """Return a number that changes with the topics and their columns."""
+        return hash(
+            tuple((runtime.name, runtime.codec.version) for runtime in self._topics.values())
+        )
+
+    def parts_of(self, name: str) -> list[TopicRuntime]:
+        """Return a topic, or all parts of a partitioned one."""
+        self._check_open()
+        return self._runtimes(full_topic_name(name))
+
+    def check_open(self) -> None:
+        """Raise `Closed` if the engine is closed."""
+        self._check_open()
+
+    def visible_ends(self, runtimes: Sequence[TopicRuntime]) -> list[int]:
+        """Return the offsets behind what readers of topics may see, all of one instant."""
+        while True:
+            before = [lane.journal.shown for lane in self.lanes]
+            ends = [runtime.state.visible for runtime in runtimes]
+            if before == [lane.journal.shown for lane in self.lanes] and not any(
+                shown % 2 for shown in before
+            ):
+                return ends
+
+    def close(self) -> None:
+        """Commit what waits, sync, close everything; closing twice is fine."""
+        if self._query_engine is not None:
+            self._query_engine.close()
+        super().close()

@@ -1,0 +1,381 @@
+"""The tiers above the log at work: who is in memory, what fires, what moves, what is let go.
+
+Two threads: one folds and merges what was just written and watches the budget, the other writes
+files. Neither is ever waited for by a publish, except in the red zone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from frazil.engine.marks import keep_marks
+from frazil.engine.topic_tiers import TopicTiers
+from frazil.errors import Closed, FrazilError, NotFound, Overloaded
+from frazil.telemetry import event, warn
+from frazil.tiers.disk import DiskTier
+from frazil.tiers.pressure import Pressure
+from frazil.tiers.signals import (
+    DiskFacts,
+    DiskLimits,
+    MemoryLimits,
+    disk_signals,
+    memory_signals,
+)
+from frazil.tiers.zones import RED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from frazil.engine.registry import Registry
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.metadata import MetadataStore
+
+FOLD_PAUSE_S: Final = 0.01
+MOVE_PAUSE_S: Final = 0.1
+SETTLE_ROWS: Final = 2048
+"""The background folds so many rows of a topic before it looks at the next one."""
+QUEUE_TOLD_MAX: Final = 100
+
+
+class CommitDue(msgspec.Struct, frozen=True):
+    """A topic whose staged files the lake should take, and why."""
+
+    topic: str
+    reasons: tuple[str, ...]
+    offset_first: int
+    offset_end: int
+    files: int
+    bytes: int
+    since_us: int
+
+
+class Tiers:
+    """Memory and disk of all topics of one engine."""
+
+    def __init__(self, engine: Registry, store: MetadataStore, *, threads: bool) -> None:
+        self._engine = engine
+        self.settings = engine.settings
+        self.clock = engine.clock
+        self._threads = threads
+        self.disk = DiskTier(
+            engine.file_system,
+            engine.paths.disk,
+            store,
+            clock=engine.clock,
+            settings=engine.settings.disk,
+            quarantine=engine.paths.quarantine,
+        )
+        self.marks_directory = engine.paths.marks
+        self.disk.convert = self._convert
+        self.disk.on_damage = self._rebuild
+        # Without threads time passes as the simulation says, and memory is what it counts.
+        simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "wait": _no_wait}
+        self.pressure = Pressure(engine.settings.memory, engine.clock, **simulated)
+        self.throttle: Callable[[int], None] | None = None
+        """Called with the bytes that a flush writes; tests slow it down here."""
+        self._topics: dict[int, TopicTiers] = {}
+        self.queue: dict[int, CommitDue] = {}
+        self._since: dict[int, int] = {}
+        self.fired: Counter[str] = Counter()
+        self._to_release: deque[tuple[float, int, int]] = deque()
+        self.errors: dict[str, str] = {}
+        self._due: dict[str, float] = {}
+        self._stopping = False
+        self._wake_fold = threading.Event()
+        self._wake_move = threading.Event()
+        self._fold_thread = threading.Thread(target=self._run_fold, name="frazil-fold", daemon=True)
+        self._move_thread = threading.Thread(target=self._run_move, name="frazil-move", daemon=True)
+        pressure = self.pressure
+        pressure.add_source("batches", self._memory_bytes)
+        pressure.add_source("index", self._index_bytes)
+        pressure.add_source("queues", self._queued_bytes)
+        pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
+        pressure.on_red(self._wake_move.set)
+
+    def open(self) -> dict[int, int]:
+        """Find the files of all topics; return the offset below which each topic is flushed."""
+        return self.disk.open()
+
+    def bind(self, runtime: TopicRuntime) -> TopicTiers:
+        """Take a topic in; from here on memory gets what the journal writes."""
+        tiers = TopicTiers(self, runtime)
+        self._topics[tiers.id] = tiers
+        self._engine.upkeep.release(tiers.id, tiers.flushed)
+        return tiers
+
+    def unbind(self, topic_id: int) -> None:
+        """Let a deleted topic go; its files go with its grace."""
+        found = self._topics.pop(topic_id, None)
+        if found is not None:
+            found.state.memory = None
+        self.queue.pop(topic_id, None)
+
+    def topic(self, topic_id: int) -> TopicTiers:
+        """Return what the tiers hold of a topic."""
+        found = self._topics.get(topic_id)
+        if found is None:
+            raise NotFound("no such topic in the tiers", topic=topic_id)
+        return found
+
+    @property
+    def topics(self) -> list[TopicTiers]:
+        """Return all topics."""
+        return list(self._topics.values())
+
+    def start(self) -> None:
+        """Start the threads."""
+        self.pressure.refresh()
+        if self._threads:
+            self._fold_thread.start()
+            self._move_thread.start()
+
+    def stop(self) -> None:
+        """End the threads; what they are at is finished."""
+        self._stopping = True
+        self.pressure.close()
+        self._wake_fold.set()
+        self._wake_move.set()
+        for thread in (self._fold_thread, self._move_thread):
+            if thread.is_alive():
+                thread.join()
+        for topic in self.topics:
+            self._guard("marks", partial(keep_marks, topic))
+        self.disk.close()
+
+    # -- the budget ------------------------------------------------------------------------------
+
+    def _memory_bytes(self) -> int:
+        return sum(each.memory.bytes for each in self.topics)
+
+    def _index_bytes(self) -> int:
+        return sum(each.keyed.index_bytes for each in self.topics if each.keyed is not None)
+
+    def _queued_bytes(self) -> int:
+        return sum(getattr(lane.queue, "queued", (0, 0))[1] for lane in self._engine.lanes)
+
+    def index_bytes_max(self) -> int:
+        """Return what one topic's index may have: its part of the indexes' share."""
+        keyed = sum(1 for each in self.topics if each.keyed is not None)
+        memory = self.settings.memory
+        return int(memory.budget_bytes * memory.index_share) // max(keyed, 1)
+
+    # -- threads ---------------------------------------------------------------------------------
+
+    def _run_fold(self) -> None:
+        while not self._stopping:
+            self._wake_fold.wait(FOLD_PAUSE_S)
+            self._wake_fold.clear()
+            if not self._stopping:
+                self._guard("fold", self.fold_once)
+
+    def _run_move(self) -> None:
+        while not self._stopping:
+            self._wake_move.wait(MOVE_PAUSE_S)
+            self._wake_move.clear()
+            if not self._stopping:
+                self._guard("move", self.move_once)
+
+    def _guard(self, task: str, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except (Closed, NotFound):
+            # The engine is closing, or a topic was deleted meanwhile.
+            self.errors.pop(task, None)
+        except Exception as error:  # noqa: BLE001 - the thread's top: a bug must not end all moves
+            text = f"{type(error).__name__}: {error}"
+            if self.errors.get(task) != text:
+                warn("tiers_failed", task=task, error=text)
+            self.errors[task] = text
+        else:
+            self.errors.pop(task, None)
+
+    def _is_due(self, task: str, interval_s: float) -> bool:
+        now = self.clock.monotonic()
+        if now < self._due.get(task, now):
+            return False
+        self._due[task] = now + interval_s
+        return True
+
+    def run_once(self) -> None:
+        """Do a whole round of everything; for simulations, which have no threads."""
+        self._due.clear()
+        self.fold_once()
+        self.move_once()
+
+    def fold_once(self) -> None:
+        """Take what was written into chunks and indexes, a slice at a time."""
+        if self._is_due("pressure", self.settings.memory.rss_check_s):
+            self.pressure.refresh()
+        for topic in self.topics:
+            if not topic.loaded:
+                continue
+            topic.settle(SETTLE_ROWS)
+            if self._stopping:
+                return
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    def move_once(self) -> None:
+        """Flush what a signal asks for, let go what is held elsewhere, merge small files."""
+        for topic in self.topics:
+            if self._stopping:
+                return
+            self._guard(f"load {topic.name}", topic.ensure_loaded)
+            self._guard(f"flush {topic.name}", partial(self.judge, topic))
+        self._guard("evict", self.evict)
+        self._guard("release", self.release)
+        if self._is_due("commit", 1.0):
+            self._guard("commit", self.judge_commits)
+        if self._is_due("disk", 1.0):
+            self._guard("cap", self.check_cap)
+            for topic in self.topics:
+                if self._stopping:
+                    return
+                self._guard(f"merge {topic.name}", partial(self.disk.merge_once, topic.id))
+        if self._is_due("scrub", min(self.settings.disk.scrub_interval_s / 10, 60.0)):
+            self._guard("scrub", self.disk.scrub_once)
+
+    def memory_limits(self, topic: TopicTiers) -> MemoryLimits:
+        """Return a topic's limits of the signals from memory to disk."""
+        return MemoryLimits.of(self.settings.memory, topic.state.spec.signals)
+
+    def judge(self, topic: TopicTiers) -> None:
+        """Flush a topic if a signal fires."""
+        if topic.state.durable <= max(topic.flushed, topic.memory.start if topic.flushed else 0):
+            return
+        facts = topic.facts(self.pressure.usage_ratio, self.clock.now_us())
+        fired = memory_signals(facts, self.memory_limits(topic))
+        reasons = tuple(each.reason for each in fired)
+        if self.pressure.level == RED and "memory" not in reasons:
+            reasons = (*reasons, "memory")
+        if not reasons:
+            return
+        for reason in reasons:
+            self.fired[reason] += 1
+        topic.note_fired(reasons)
+        event("signal_fired", topic=topic.name, reasons=", ".join(reasons))
+        topic.flush(reason=reasons[0])
+        if self.pressure.level:
+            topic.evict(before_us=None)
+            self.pressure.refresh()
+
+    def evict(self) -> None:
+        """Let go of flushed records in memory: old ones, and all of them when it is short."""
+        eager = self.pressure.level > 0
+        before_us = self.clock.now_us() - int(self.settings.memory.retention_s * 1e6)
+        freed = 0
+        for topic in self.topics:
+            freed += topic.evict(before_us=None if eager else before_us)
+        if freed:
+            self.pressure.refresh()
+
+    def note_flushed(self, topic: TopicTiers, end: int) -> None:
+        """Remember that the log may let a topic's records go after a while."""
+        at = self.clock.monotonic() + self.settings.disk.log_keep_s
+        self._to_release.append((at, topic.id, end))
+
+    def release(self) -> None:
+        """Tell the log what it may let go: flushed long enough ago."""
+        now = self.clock.monotonic()
+        while self._to_release and self._to_release[0][0] <= now:
+            _at, topic_id, end = self._to_release.popleft()
+            self._engine.upkeep.release(topic_id, end)
+
+    def judge_commits(self) -> None:
+        """Keep the queue of topics whose staged files the lake should take."""
+        now_us = self.clock.now_us()
+        for topic in self.topics:
+            staged = self.disk.staged(topic.id)
+            if not staged.files:
+                self.queue.pop(topic.id, None)
+                continue
+            facts = DiskFacts(
+                partition_bytes_max=staged.partition_bytes_max,
+                since_commit_s=max(now_us - staged.since_us, 0) / 1e6,
+                small_files=staged.small_files,
+                deletes_pending=staged.deletes,
+                staged_bytes=staged.bytes,
+            )
+            fired = disk_signals(facts, DiskLimits.of(self.settings.disk, topic.state.spec.signals))
+            if fired:
+                known = self.queue.get(topic.id)
+                self.queue[topic.id] = CommitDue(
+                    topic=topic.name,
+                    reasons=tuple(each.reason for each in fired),
+                    offset_first=staged.offset_first,
+                    offset_end=staged.offset_end,
+                    files=staged.files,
+                    bytes=staged.bytes,
+                    since_us=now_us if known is None else known.since_us,
+                )
+            else:
+                self.queue.pop(topic.id, None)
+
+    # -- the cap of the disk tier ----------------------------------------------------------------
+
+    def check_cap(self) -> None:
+        """Keep the files below their cap: evict what is safely elsewhere, else hold the writers."""
+        floors = {topic.id: topic.state.floor for topic in self.topics}
+        self.disk.evict(floors)
+        full = self.disk.usage() > self.settings.disk.bytes_max
+        for topic in self.topics:
+            runtime = topic.runtime
+            if full and runtime.refusal is None:
+                runtime.refusal = _CapStop(self.disk, self.settings.disk.bytes_max)
+            elif not full and isinstance(runtime.refusal, _CapStop):
+                runtime.refusal = None
+
+    # -- what the disk tier asks for -------------------------------------------------------------
+
+    def _convert(self, topic_id: int, version: int, batch: Any) -> Any:
+        topic = self.topic(topic_id)
+        return topic.convert(version, batch, topic.runtime.codec.columns)
+
+    def _rebuild(self, topic_id: int, file: Any) -> bool:
+        """Write a damaged file's set again from the log; False if the log no longer has it."""
+        found = self._topics.get(topic_id)
+        return found is not None and found.rebuild(file)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the tiers hold and did, ready for JSON."""
+        return {
+            "pressure": self.pressure.snapshot()._asdict(),
+            "signals_fired": dict(self.fired),
+            "disk": {
+                "bytes": self.disk.usage(),
+                "bytes_max": self.settings.disk.bytes_max,
+                "purposes": self.disk.purposes(),
+                "files": sum(len(self.disk.files(topic.id)) for topic in self.topics),
+            },
+            "commit_queue": [
+                msgspec.to_builtins(due) for due in list(self.queue.values())[:QUEUE_TOLD_MAX]
+            ],
+            "errors": dict(self.errors),
+        }
+
+
+def _no_wait(event: threading.Event, timeout_s: float) -> bool:
+    del timeout_s
+    return event.is_set()
+
+
+class _CapStop:
+    """The refusal of publishes while the disk tier is full of what is nowhere else."""
+
+    def __init__(self, disk: DiskTier, bytes_max: int) -> None:
+        self._disk = disk
+        self._bytes_max = bytes_max
+
+    def __call__(self) -> FrazilError:
+        return Overloaded(
+            "the disk tier is full of records that are nowhere else; raise disk.bytes_max, shorten "
+            "retention or let the lake catch up",
+            bytes=self._disk.usage(),
+            bytes_max=self._bytes_max,
+            retry_after_ms=1000,
+        )

@@ -1,0 +1,396 @@
+"""One topic in memory and on disk: loading, flushing, evicting, looking keys up."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from frazil.engine.lookup import KeyLookup
+from frazil.engine.marks import load_marks
+from frazil.errors import CorruptionError, NotFound
+from frazil.ingest.change_frames import change_schema, plan_change_read
+from frazil.ingest.evolution import plan_read
+from frazil.log.state import SpecialRange
+from frazil.telemetry import event
+from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
+from frazil.tiers.flush import flush_set
+from frazil.tiers.fold import KeyedState
+from frazil.tiers.keys import KeyShape
+from frazil.tiers.memory import TopicMemory
+from frazil.tiers.partitions import Partitioner
+from frazil.tiers.signals import MemoryFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.engine.tiering import Tiers
+    from frazil.tiers.chunk import Chunk
+    from frazil.tiers.disk_file import DiskFile
+
+LOAD_BYTES: Final = 8 << 20
+SET_BYTES_MAX: Final = 512 << 20
+"""A flush set takes about this much; more becomes several sets, each with its own registration."""
+
+
+class TopicTiers:
+    """What the tiers above the log hold of one topic, and how it moves on."""
+
+    def __init__(self, tiers: Tiers, runtime: TopicRuntime) -> None:
+        self._tiers = tiers
+        self.runtime = runtime
+        self.state = runtime.state
+        self.id = runtime.state.id
+        self.keyed_topic = bool(runtime.state.spec.primary_key)
+        settings = tiers.settings
+        self.disk = tiers.disk
+        self.clock = tiers.clock
+        self.marks_directory = tiers.marks_directory
+        self.memory = TopicMemory(
+            self.state, clock=tiers.clock, merge_rows=settings.memory.merge_rows
+        )
+        flushed = self.flushed
+        self.memory.start = max(flushed, self.state.start) if flushed else self.state.start
+        self._load_end = self.state.durable
+        """Records below it, and not flushed, are still to be loaded from the log."""
+        self._load_at = self.memory.start
+        self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
+        self._loading = threading.Lock()
+        self._flushing = threading.Lock()
+        self._marked = False
+        self.fired: Counter[str] = Counter()
+        self.fired_last: str = ""
+        self.flushes = 0
+        self.flushed_bytes = 0
+        self.keyed: KeyedState | None = None
+        self.lookup: KeyLookup | None = None
+        if self.keyed_topic:
+            self.lookup = KeyLookup(self)
+            self.keyed = KeyedState(self.memory, self.lookup, index_bytes_max=tiers.index_bytes_max)
+            self.keyed.on_flushed(flushed)
+        self._schemas: dict[int, pa.Schema] = {}
+        self._shapes: dict[int, KeyShape] = {}
+        self._partitioners: dict[int, Partitioner] = {}
+        # From here on the journal hands over what it writes.
+        self.state.memory = self.memory
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Return the topic's full name."""
+        return self.runtime.name
+
+    @property
+    def flushed(self) -> int:
+        """Return the offset below which the disk tier has everything."""
+        return self.disk.flushed(self.id)
+
+    def shape(self, version: int, schema: pa.Schema) -> KeyShape:
+        """Return the key columns of one version of the columns."""
+        shape = self._shapes.get(version)
+        if shape is None:
+            shape = self._shapes[version] = KeyShape(schema, self.state.spec.primary_key)
+        return shape
+
+    def facts(self, usage_ratio: float, now_us: int) -> MemoryFacts:
+        """Return what the signals judge."""
+        flushed = self.flushed
+        unflushed = self.memory.unflushed(flushed)
+        partition_bytes = unflushed.bytes
+        limit = self._tiers.memory_limits(self).flush_partition_bytes
+        if self.state.spec.partition_by and unflushed.bytes >= limit:
+            partition_bytes = self._largest_partition(flushed)
+        age_s = (now_us - unflushed.time_us) / 1e6 if unflushed.time_us else 0.0
+        return MemoryFacts(
+            usage_ratio=usage_ratio,
+            partition_bytes_max=partition_bytes,
+            age_s=max(age_s, 0.0),
+            offsets_unflushed=max(self.state.durable - max(flushed, self.memory.start), 0),
+            changes_unflushed=unflushed.changes,
+        )
+
+    def _largest_partition(self, flushed: int) -> int:
+        sizes: Counter[str] = Counter()
+        columns = self.runtime.codec.columns
+        partitioner = self.partitioner(columns.version, columns.schema)
+        for chunk in self.memory.chunks:
+            if chunk.end > flushed and chunk.version == columns.version:
+                for text, rows in _partitions(chunk, partitioner).items():
+                    sizes[text] += chunk.nbytes * rows // max(chunk.count, 1)
+        return max(sizes.values(), default=0)
+
+    def schema_of(self, version: int) -> pa.Schema:
+        """Return the topic's columns of one version."""
+        if self.runtime.is_message:
+            schema: pa.Schema = self.runtime.codec.schema
+            return schema
+        found = self._schemas.get(version)
+        if found is None:
+            data = self.state.schemas.get(version)
+            if data is None:
+                raise CorruptionError(
+                    "the schema of stored records is lost", topic=self.name, schema=version
+                )
+            found = self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
+        return found
+
+    def partitioner(self, version: int, schema: pa.Schema) -> Partitioner:
+        """Return what splits batches of one version of the columns into partitions."""
+        found = self._partitioners.get(version)
+        if found is None:
+            found = self._partitioners[version] = Partitioner(schema, self.state.spec.partition_by)
+        return found
+
+    # -- loading after a start -------------------------------------------------------------------
+
+    def ensure_loaded(self) -> None:
+        """Have everything in memory that the disk tier does not have; once after each start."""
+        if self.loaded:
+            return
+        with self._loading:
+            if self.keyed is not None and not self._marked:
+                load_marks(self)
+                self._marked = True
+            while not self.loaded:
+                self._load_some()
+
+    def _load_some(self) -> None:
+        """Load the next piece of the log."""
+        if self._load_at >= self._load_end:
+            self.loaded = True
+            return
+        piece = self.runtime.lane.source.read(self.id, offset=self._load_at, bytes_max=LOAD_BYTES)
+        batches = [batch for batch in piece.batches if batch.offset < self._load_end]
+        self.memory.load(batches, start=self.memory.start)
+        self._load_at = max(piece.offset_next, self._load_at)
+        if not piece.batches and piece.offset_next >= self._load_end:
+            self._load_at = self._load_end
+
+    # -- memory → disk ---------------------------------------------------------------------------
+
+    def flush(self, end: int | None = None, *, reason: str = "asked") -> int:
+        """Move everything durable below `end` to the disk tier; return how far it got.
+
+        On return the records are in registered, synced files, or an error says why not and
+        nothing has changed.
+        """
+        with self._flushing:
+            self.ensure_loaded()
+            target = self.state.durable if end is None else min(end, self.state.durable)
+            while self.flushed < target:
+                if not self._flush_set(target):
+                    break
+                event("topic_flushed", topic=self.name, reason=reason, flushed=self.flushed)
+            return self.flushed
+
+    def _flush_set(self, target: int) -> bool:
+        # A topic that was never flushed begins where its log does.
+        first = self.flushed or self.memory.start
+        assert first >= self.memory.start
+        with self.memory.lock:
+            if self.keyed is not None:
+                self.keyed.fold(target)
+            chunks = [chunk for chunk in self.memory.snapshot(target) if chunk.end > first]
+            end, chosen = _cut(chunks, first, target)
+            deltas = None if self.keyed is None else self.keyed.deltas_between(first, end)
+        # Taken after the chunks: none of them is of a newer version than these columns.
+        columns = self.runtime.codec.columns
+        files = flush_set(
+            self.disk,
+            topic=self.id,
+            schema=self._file_schema(columns),
+            version=columns.version,
+            keyed=self.keyed_topic,
+            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
+            partitioner=self.partitioner(columns.version, columns.schema),
+            first=first,
+            end=end,
+            batches=self._rows(chosen, first, end, columns),
+            gaps=self._gaps(first, end),
+            deltas=deltas,
+            throttle=self._tiers.throttle,
+        )
+        self.flushes += 1
+        self.flushed_bytes += sum(file.bytes for file in files)
+        if self.keyed is not None:
+            self.keyed.on_flushed(end)
+        self._tiers.note_flushed(self, end)
+        return True
+
+    def _rows(
+        self, chunks: Sequence[Chunk], first: int, end: int, columns: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield chunks as rows of a file: under the current columns, cut to `[first, end)`."""
+        for chunk in chunks:
+            start = max(first - chunk.offset, 0)
+            count = min(end, chunk.end) - chunk.offset - start
+            if count > 0:
+                yield self.file_rows(chunk.slice(start, count), columns)
+
+    def file_rows(self, chunk: Chunk, columns: Any) -> pa.RecordBatch:
+        """Return a chunk's records as files hold them, under the current columns."""
+        if chunk.version != columns.version:
+            batch = self.convert(chunk.version, chunk.batch, columns)
+            times = chunk.times
+            chunk = chunk_of(
+                batch, offset=chunk.offset, version=columns.version, times=times, nbytes=0
+            )
+        return batch_with_system(chunk)
+
+    def _file_schema(self, columns: Any) -> pa.Schema:
+        """Return the topic's columns of a file: of changes, which may lack all but the key."""
+        if not self.keyed_topic:
+            schema: pa.Schema = columns.schema
+            return schema
+        return pa.schema(list(columns.keyed.schema)[:-2], metadata=columns.schema.metadata)
+
+    def convert(self, version: int, batch: pa.RecordBatch, columns: Any) -> pa.RecordBatch:
+        """Return a batch that was written under another version of the columns.
+
+        A keyed topic's may end with operation and bitmap.
+        """
+        if version == columns.version or self.runtime.is_message:
+            return batch
+        written = self.schema_of(version)
+        if not self.keyed_topic:
+            return plan_read(written, columns.schema)(batch)
+        key = self.state.spec.primary_key
+        if len(batch.schema) > len(written):
+            return plan_change_read(written, columns.schema, key)(batch)
+        read = plan_read(written, columns.schema)(batch)
+        fields = list(change_schema(columns.schema, key))[:-2]
+        return pa.RecordBatch.from_arrays(read.columns, schema=pa.schema(fields))
+
+    def row_batch(self, offset: int) -> pa.RecordBatch:
+        """Return the record at an offset as files hold it, under the current columns.
+
+        Raises:
+            NotFound: if no tier has it any more.
+        """
+        columns = self.runtime.codec.columns
+        with self.memory.lock:
+            self.memory.settle(offset + 1)
+            chunk = self.memory.chunk_at(offset)
+        if chunk is not None:
+            return self.file_rows(chunk.slice(offset - chunk.offset, 1), columns)
+        found = self.disk.row_at(self.id, offset)
+        if found is None:
+            raise NotFound("offset is no longer held", topic=self.name, offset=offset)
+        return found
+
+    def rebuild(self, file: DiskFile) -> bool:
+        """Write the set of a damaged file again from the log; False if the log has it no more."""
+        span = self.disk.set_of(file)
+        held = self.runtime.lane.source.range(self.id)
+        if span is None or span.first < held.first or span.end > held.end:
+            return False
+        columns = self.runtime.codec.columns
+        with self._flushing:
+            flush_set(
+                self.disk,
+                topic=self.id,
+                schema=self._file_schema(columns),
+                version=columns.version,
+                keyed=self.keyed_topic,
+                shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
+                partitioner=self.partitioner(columns.version, columns.schema),
+                first=span.first,
+                end=span.end,
+                batches=self._logged_rows(span.first, span.end, columns),
+                gaps=self._gaps(span.first, span.end),
+                deltas=None,
+                replaces=span.files,
+            )
+        return True
+
+    def _logged_rows(self, first: int, end: int, columns: Any) -> Iterator[pa.RecordBatch]:
+        offset = first
+        while offset < end:
+            piece = self.runtime.lane.source.read(self.id, offset=offset, bytes_max=LOAD_BYTES)
+            for batch in piece.batches:
+                keep = batch.slice(0, end - batch.offset) if batch.offset < end else None
+                if keep is not None and keep.count:
+                    yield self.file_rows(chunk_of_history(keep, version=columns.version), columns)
+            if piece.offset_next <= offset:
+                return
+            offset = piece.offset_next
+
+    def _gaps(self, first: int, end: int) -> list[SpecialRange]:
+        return [
+            SpecialRange(max(each.first, first), min(each.end, end), each.kind, each.reason)
+            for each in self.state.ranges
+            if each.end > first and each.first < end
+        ]
+
+    def settle(self, rows_max: int) -> None:
+        """Decode, join and fold some of what was written; for the background."""
+        memory = self.memory
+        if self.keyed is not None:
+            self.keyed.fold(self.state.visible, budget_rows=rows_max)
+        if memory.tail:
+            memory.settle(self.state.visible, budget_rows=rows_max)
+            memory.merge_small()
+
+    def note_fired(self, reasons: Sequence[str]) -> None:
+        """Count the signals that made this topic move."""
+        self.fired.update(reasons)
+        self.fired_last = ", ".join(reasons)
+
+    # -- eviction --------------------------------------------------------------------------------
+
+    def evict(self, *, before_us: int | None) -> int:
+        """Drop flushed records from memory: all, or those older than a time; return the bytes."""
+        flushed = self.flushed
+        if before_us is None:
+            return self.memory.evict(flushed)
+        below = self.memory.start
+        for chunk in self.memory.chunks:
+            if chunk.end > flushed or chunk.time_bounds[1] >= before_us:
+                break
+            below = chunk.end
+        return self.memory.evict(below) if below > self.memory.start else 0
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts of this topic in memory."""
+        found: dict[str, Any] = {
+            "memory_bytes": self.memory.bytes,
+            "memory_start": self.memory.start,
+            "chunks": len(self.memory.chunks),
+            "flushed": self.flushed,
+            "flushes": self.flushes,
+            "flushed_bytes": self.flushed_bytes,
+            "signals_fired": dict(self.fired),
+            "signal_last": self.fired_last,
+            "loaded": self.loaded,
+        }
+        if self.keyed is not None:
+            found["index"] = {
+                "keys": self.keyed.index_keys,
+                "bytes": self.keyed.index_bytes,
+                "complete": self.keyed.complete,
+                "evictions": self.keyed.evictions,
+            }
+            found["routes"] = dict(self.keyed.routes)
+        return found
+
+
+def _partitions(chunk: Chunk, partitioner: Partitioner) -> dict[str, int]:
+    """Return how many records of a chunk are of each partition; counted once."""
+    found: dict[str, int] = chunk.cached("partitions", lambda: partitioner.counts(chunk.batch))
+    return found
+
+
+def _cut(chunks: Sequence[Chunk], first: int, target: int) -> tuple[int, list[Chunk]]:
+    """Choose chunks for one set: all of them, or so many that the set stays small enough."""
+    chosen: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if chosen and size + chunk.nbytes > SET_BYTES_MAX:
+            return max(chosen[-1].end, first), chosen
+        chosen.append(chunk)
+        size += chunk.nbytes
+    return target, chosen
