@@ -255,8 +255,12 @@ class Chunk:
         return pair
 
     def slice(self, start: int, count: int) -> Chunk:
-        """Return part of the chunk; it shares the buffers and the marks set so far."""
-        if start == 0 and count >= self.count:
+        """Return part of the chunk; it shares the buffers and the marks set so far.
+
+        Its bytes and changes are a share of the whole's.
+        """
+        count = min(count, self.count - start)
+        if count == self.count:
             return self
         ends = np.clip(np.cumsum(self.time_counts), start, start + count)
         counts = np.diff(ends, prepend=start)
@@ -267,8 +271,8 @@ class Chunk:
             version=self.version,
             time_counts=counts[kept],
             time_us=self.time_us[kept],
-            nbytes=self.nbytes * count // max(self.count, 1),
-            changes=self.changes * count // max(self.count, 1),
+            nbytes=self.nbytes * count // self.count,
+            changes=self.changes * count // self.count,
             dead=None if self.dead is None else self.dead[start : start + count],
             bases=None if self.bases is None else self.bases[start : start + count],
         )

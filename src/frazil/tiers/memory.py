@@ -295,7 +295,7 @@ class TopicMemory:
             made = self._decode_one(run[0])
         chunks = list(self._held.chunks)
         chunks.append(made)
-        _join_end(chunks)
+        _join_end(chunks, min(JOIN_AT_ONCE_ROWS, self.merge_rows))
         self._swap(chunks)
         del tail[: len(run)]
         self._payload_out += sum([entry[7] for entry in run])
@@ -390,13 +390,13 @@ def _joinable(one: Chunk, other: Chunk) -> bool:
     )
 
 
-def _join_end(chunks: list[Chunk]) -> None:
+def _join_end(chunks: list[Chunk], rows_max: int) -> None:
     """Join the last chunks while they are small and of about one size."""
     first = len(chunks) - 1
     rows = chunks[first].count
     while first > 0:
         before = chunks[first - 1]
-        if before.count > 2 * rows or before.count + rows > JOIN_AT_ONCE_ROWS:
+        if before.count > 2 * rows or before.count + rows > rows_max:
             break
         if not _joinable(before, chunks[first]):
             break

@@ -90,7 +90,7 @@ def check(world, end):
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-@given(st.lists(step, max_size=25), st.sampled_from([1 << 30, 1 << 30, 0, 400, 700]), share)
+@given(st.lists(step, min_size=4, max_size=25), st.sampled_from([1 << 30, 1 << 30, 0, 400, 700]), share)
 def test_the_state_equals_a_dict_at_every_snapshot(steps, index_bytes, cut):
     """Changes, gaps, flushes, merges and restarts in any order: rows, lookups and marks are exact."""
     world = KeyedTopic(index_bytes=index_bytes)

@@ -1,0 +1,302 @@
+"""The memory tier gives back what was written: whole, in order, and no more than is visible."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frazil.errors import CorruptionError
+from frazil.ingest.evolution import AddColumn, evolve
+from frazil.log.codec import Payload
+from frazil.log.format import KIND_ROWS
+from frazil.log.history import Batch
+from frazil.tiers import memory as memory_module
+from frazil.tiers.memory import TopicMemory
+from tests.unit.tiers.memory_topic import MessageTopic, TableTopic
+
+PLAIN = {"a": "long"}
+
+
+def plain_topic(**options):
+    return TableTopic(PLAIN, key=(), **options)
+
+
+def write(topic, count):
+    """Write rows whose value is their offset as one frame."""
+    first = topic.state.next
+    topic.rows([{"a": first + number} for number in range(count)])
+
+
+def offsets_and_values(chunks):
+    found = []
+    for chunk in chunks:
+        values = chunk.batch.column("a").to_pylist()
+        found += list(zip(range(chunk.offset, chunk.end), values, strict=True))
+    return found
+
+
+def test_nothing_beyond_visible_is_seen():
+    """Records that are written but not yet visible are in no snapshot; then they are."""
+    topic = plain_topic()
+    write(topic, 2)
+    topic.rows([{"a": 2}], visible=False)
+    assert offsets_and_values(topic.memory.snapshot(99)) == [(0, 0), (1, 1)]
+    assert len(topic.memory.tail) == 1
+    topic.state.visible = 3
+    assert offsets_and_values(topic.memory.snapshot(3)) == [(0, 0), (1, 1), (2, 2)]
+    assert topic.memory.tail == []
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(1, 9)),
+        st.tuples(st.just("gap"), st.integers(1, 3)),
+        st.tuples(st.just("settle"), st.integers(1, 9)),
+        st.tuples(st.just("merge"), st.none()),
+        st.tuples(st.just("evict"), st.floats(0, 1)),
+        st.tuples(st.just("look"), st.floats(0, 1)),
+    ),
+    min_size=3,
+    max_size=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps)
+def test_chunks_and_tail_are_what_was_written_less_what_was_evicted(actions):
+    """However it is settled, joined and evicted, [start, end) is exactly what was written."""
+    topic = plain_topic(merge_rows=24, arrow_min=4)
+    memory, written = topic.memory, []
+    for name, argument in actions:
+        if name == "write":
+            first = topic.state.next
+            write(topic, argument)
+            written += range(first, first + argument)
+        elif name == "gap":
+            topic.skip(argument)
+        elif name == "settle":
+            memory.settle(topic.state.visible, budget_rows=argument)
+        elif name == "merge":
+            memory.merge_small()
+        elif name == "evict":
+            below = int(argument * topic.state.visible)
+            start, size = memory.start, memory.bytes
+            freed = memory.evict(below)
+            assert start <= memory.start <= max(start, below)
+            assert not [offset for offset in written if start <= offset < memory.start - 24]
+            assert memory.bytes <= size or freed == 0
+            written = [offset for offset in written if offset >= memory.start]
+        else:
+            end = int(argument * topic.state.visible)
+            expected = [(offset, offset) for offset in written if offset < end]
+            assert offsets_and_values(memory.snapshot(end)) == expected
+    expected = [(offset, offset) for offset in written]
+    assert offsets_and_values(memory.snapshot(topic.state.visible)) == expected
+    assert all(chunk.count <= 24 or chunk.count <= 9 for chunk in memory.chunks)
+    for offset in written:
+        chunk = memory.chunk_at(offset)
+        assert chunk.batch.column("a")[offset - chunk.offset].as_py() == offset
+    assert memory.bytes == sum(chunk.nbytes for chunk in memory.chunks)
+
+
+def test_many_single_appends_end_in_few_chunks():
+    """20,000 frames of one record are a handful of chunks after the background joined them."""
+    topic = plain_topic(merge_rows=8192)
+    for _ in range(200):
+        for _ in range(100):
+            write(topic, 1)
+        topic.memory.settle(topic.state.visible)
+        topic.memory.merge_small()
+    while topic.memory.merge_small():
+        pass
+    assert len(topic.memory.chunks) <= 6
+    assert offsets_and_values(topic.memory.chunks) == [(n, n) for n in range(20_000)]
+
+
+def test_an_arrow_frame_is_not_copied():
+    """The chunk of a large Arrow frame uses the payload's own memory."""
+    topic = plain_topic()
+    batch = pa.record_batch([list(range(20_000))], schema=topic.codec.schema)
+    topic.arrow(batch)
+    data = topic.memory.tail[0].data
+    chunk = topic.memory.snapshot(20_000)[0]
+    address = chunk.batch.column("a").buffers()[1].address
+    assert data.address <= address < data.address + data.size
+    assert chunk.nbytes >= data.size
+
+
+def test_chunks_never_span_a_gap_or_a_schema_change():
+    """Neighbours are joined only if they follow each other under one version."""
+    topic = plain_topic()
+    write(topic, 2)
+    topic.skip(3)
+    write(topic, 2)
+    topic.memory.settle(7)
+    topic.use(evolve(topic.codec.schema, [AddColumn("b", "string")]))
+    topic.rows([{"a": 7, "b": "x"}])
+    topic.memory.settle(8)
+    while topic.memory.merge_small():
+        pass
+    found = [(chunk.offset, chunk.end, chunk.version) for chunk in topic.memory.chunks]
+    assert found == [(0, 2, 1), (5, 7, 1), (7, 8, 2)]
+    assert topic.memory.chunk_at(3) is None
+    assert topic.memory.chunk_at(8) is None
+
+
+def test_rows_written_before_a_schema_change_settle_under_the_new_one():
+    """A chunk's version is that of its columns, not of the frame."""
+    topic = plain_topic()
+    write(topic, 1)
+    topic.use(evolve(topic.codec.schema, [AddColumn("b", "string")]))
+    topic.memory.settle(1)
+    chunk = topic.memory.chunks[0]
+    assert chunk.version == 2
+    assert chunk.batch.schema.names == ["a", "b"]
+
+
+def test_messages_are_held_too():
+    """Payload-only messages of one and of many come back with their times."""
+    topic = MessageTopic()
+    topic.payloads([b"one"])
+    topic.time_us = 2_000_000
+    topic.payloads([b"two"])
+    topic.payloads([b"three", b"four"])
+    chunks = topic.memory.snapshot(4)
+    payloads = [p for chunk in chunks for p in chunk.batch.column("payload").to_pylist()]
+    assert payloads == [b"one", b"two", b"three", b"four"]
+    stamps = [us for chunk in chunks for n, us in chunk.times for _ in range(n)]
+    assert stamps == [1_000_000, 2_000_000, 2_000_000, 2_000_000]
+
+
+def test_a_frame_that_cannot_be_decoded_is_named_and_what_precedes_it_is_served():
+    """Damage in memory raises with the offsets; the records before it stay readable."""
+    topic = plain_topic()
+    write(topic, 1)
+    write(topic, 1)
+    topic.write(Payload(KIND_ROWS, 0, b"\xc1junk", 5), 1, version=1)
+    with pytest.raises(CorruptionError, match="offset_first=2"):
+        topic.memory.settle(3)
+    assert offsets_and_values(topic.memory.snapshot(2)) == [(0, 0), (1, 1)]
+
+
+def test_unflushed_counts_what_lies_behind_an_offset():
+    """Bytes, records, changes and the oldest time are those of the part that is not flushed."""
+    topic = TableTopic()
+    memory = topic.memory
+    assert memory.unflushed(0) == (0, 0, 0, None)
+    topic.rows([{"id": "x", "a": 1}] * 5)
+    topic.time_us = 5_000_000
+    topic.changes(lambda codec: [codec.prepare_delete("x"), codec.prepare_delete("y")])
+    before = memory.unflushed(0)
+    assert before[1:] == (7, 2, 1_000_000)
+    assert before.bytes == memory.bytes > 0
+    memory.settle(5)
+    assert memory.unflushed(0)[1:] == (7, 2, 1_000_000)
+    memory.settle(7)
+    assert memory.unflushed(0)[1:] == (7, 2, 1_000_000)
+    assert memory.unflushed(0).bytes == memory.bytes
+    assert memory.unflushed(5)[1:] == (2, 2, 5_000_000)
+    assert memory.unflushed(6)[1:3] == (1, 1)
+    assert memory.unflushed(2)[1:3] == (5, 2)
+    assert memory.unflushed(7) == (0, 0, 0, None)
+
+
+def test_old_records_are_told_by_their_time():
+    """Only chunks whose every record is older count as old."""
+    topic = plain_topic()
+    now = topic.memory.clock.now_us()
+    topic.time_us = now - 10_000_000
+    write(topic, 2)
+    topic.memory.settle(2)
+    topic.time_us = now
+    topic.arrow(pa.record_batch([[2, 3]], schema=topic.codec.schema))
+    topic.skip(1)
+    topic.memory.settle(4)
+    assert topic.memory.older_than(20_000_000) == 0
+    assert topic.memory.older_than(0) == 4
+
+
+def test_what_is_read_back_comes_before_what_is_new():
+    """After a restart, loaded batches and the tail are one run of records."""
+    topic = plain_topic(start=6, merge_rows=4)
+    schema = topic.codec.schema
+    batches = [
+        Batch(pa.record_batch([[n, n + 1]], schema=schema), offset=n, times=((2, 1),))
+        for n in (0, 2, 4)
+    ]
+    write(topic, 1)
+    topic.memory.load(batches)
+    assert topic.memory.start == 0
+    assert offsets_and_values(topic.memory.snapshot(7)) == [(n, n) for n in range(7)]
+    assert topic.memory.chunks[0].count == 4
+    other = TopicMemory(topic.state, clock=topic.memory.clock, merge_rows=4)
+    other.load(batches[1:], start=1)
+    assert other.start == 1
+    empty = TopicMemory(topic.state, clock=topic.memory.clock, merge_rows=4)
+    empty.load([])
+    assert empty.start == 7
+
+
+def test_a_snapshot_outlives_joins_and_evictions():
+    """What a reader holds stays the same while the tier moves on."""
+    topic = plain_topic(merge_rows=64)
+    for _ in range(10):
+        write(topic, 3)
+        topic.memory.settle(topic.state.visible)
+    snapshot = topic.memory.snapshot(25)
+    topic.memory.merge_small()
+    topic.memory.evict(30)
+    assert offsets_and_values(snapshot) == [(n, n) for n in range(25)]
+    assert topic.memory.chunks == ()
+    assert topic.memory.start == 30
+
+
+def test_joining_what_is_evicted_meanwhile_brings_nothing_back(monkeypatch):
+    """A join whose chunks are gone when it is done is thrown away."""
+    topic = plain_topic(merge_rows=64)
+    monkeypatch.setattr(memory_module, "JOIN_AT_ONCE_ROWS", 1)
+    for _ in range(4):
+        write(topic, 3)
+        topic.memory.settle(topic.state.visible)
+    real = memory_module.join_chunks
+
+    def slow_join(chunks):
+        topic.memory.evict(6)
+        return real(chunks)
+
+    monkeypatch.setattr(memory_module, "join_chunks", slow_join)
+    assert topic.memory.merge_small()
+    assert offsets_and_values(topic.memory.chunks) == [(n, n) for n in range(6, 12)]
+
+
+def test_appends_run_beside_readers():
+    """While one thread appends, readers see a growing prefix without a hole."""
+    topic = plain_topic(merge_rows=128)
+    done = threading.Event()
+    wrong = []
+
+    def read():
+        while not done.is_set():
+            end = topic.state.visible
+            found = offsets_and_values(topic.memory.snapshot(end))
+            if found != [(n, n) for n in range(topic.memory.chunks[0].offset if found else 0, end)]:
+                wrong.append((end, found))
+            topic.memory.merge_small()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(1500):
+            write(topic, 1)
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join()
+    assert wrong == []
+    assert offsets_and_values(topic.memory.snapshot(1500)) == [(n, n) for n in range(1500)]
+    assert topic.memory.tail_bytes == 0
