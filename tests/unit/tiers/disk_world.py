@@ -10,7 +10,7 @@ from frazil.log import format as fmt
 from frazil.log.state import SpecialRange
 from frazil.metadata import MemoryStore
 from frazil.model import PartitionField
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from frazil.testing import FaultyFileSystem, SimulatedClock, SimulatedCrash, SimulatedFileSystem
 from frazil.tiers.disk import DiskTier
 from frazil.tiers.flush import flush_set
 from frazil.tiers.keys import KeyShape
@@ -79,6 +79,21 @@ def batch_of(offsets, *, keyed=False):
     for name in SCHEMA.names:
         columns[name] = rows.column(name).combine_chunks()
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+class CrashingFileSystem(FaultyFileSystem):
+    """A simulated disk that loses power right before a certain call, whichever verb it is."""
+
+    def __init__(self, inner, crash_at):
+        super().__init__(inner)
+        self.crash_at = crash_at
+
+    def enter(self, verb, path, *more_paths):
+        """Crash if this is the call."""
+        if len(self.trace) + 1 >= self.crash_at and verb != "close":
+            self.inner.crash()
+            raise SimulatedCrash
+        return super().enter(verb, path, *more_paths)
 
 
 class World:
