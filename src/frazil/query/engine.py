@@ -1,0 +1,299 @@
+"""SQL over all tiers: check, plan, take one snapshot, leave out what cannot matter, run.
+
+A look-up by key ends before DuckDB is asked; everything else runs there, over the Arrow batches of
+the memory tier as they are and over the files of the disk tier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.query.catalog import catalog_table
+from frazil.query.constants import scalar_value
+from frazil.query.explain import explained_point, explained_scan
+from frazil.query.failures import query_failure
+from frazil.query.keys import Unfit, keys_of
+from frazil.query.parse import Parser, checked_text
+from frazil.query.plan import Plan, Planner
+from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery
+from frazil.query.prepared import Prepared, prepare
+from frazil.query.result import BATCH_ROWS, Result, Stream
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+    from frazil.errors import FrazilError
+    from frazil.query.sources import Sources, TopicInfo, TopicName, TopicSnapshot
+
+__all__ = ["QueryEngine"]
+
+PLANS_MAX: Final = 1_024
+PLAN_CHARACTERS_MAX: Final = 16_384
+_HUGE: Final = frozenset({"HUGEINT", "UHUGEINT"})
+
+Snapshots = Mapping["TopicName", Sequence["TopicSnapshot"]]
+
+
+class QueryEngine:
+    """Answers SQL about the topics of `sources`. All methods may be called from any thread.
+
+    `result_bytes_ahead` is how much of a result is read before the caller gets it.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        limits: PoolLimits,
+        *,
+        clock: Clock,
+        result_bytes_ahead: int = 64 * 1024 * 1024,
+    ) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._bytes_ahead = result_bytes_ahead
+        self._prefix = f"__frazil_{clock.random_bytes(8).hex()}_"
+        self._pool = Pool(limits, clock)
+        self._lock = threading.Lock()
+        self._planner: Planner | None = None
+        self._parser: Parser | None = None
+        self._plans: dict[tuple[str, bool], Plan] = {}
+        self._plans_version: int | None = None
+        self._topics: Mapping[TopicName, TopicInfo] = {}
+
+    def query(
+        self,
+        sql: str,
+        params: object = None,
+        *,
+        as_of_offset: int | None = None,
+        as_of_time: Any = None,
+        min_offset: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Run one statement that reads and return its rows.
+
+        `params` is a list for `?` and `$1`, a mapping for `$name`. `as_of_offset` and `as_of_time`
+        read the past, `min_offset` waits for a record that was acknowledged.
+
+        Raises:
+            InvalidRequest: if the statement is not allowed or wrong.
+            NotFound: if it names a table that does not exist.
+            Overloaded: if too many queries run, or it needs too much memory.
+            Unavailable: if it took too long or was cancelled.
+        """
+        plan = self._plan(sql, point=True)
+        values = plan.bind(params)
+        if plan.point is not None:
+            found = None
+            if as_of_offset is None and as_of_time is None:
+                found = self._look_up(plan, values, min_offset)
+            if found is not None:
+                return found
+            plan = self._plan(sql, point=False)
+        at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
+        run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
+        try:
+            run.snapshots = self._sources.snapshot(plan.requests(), **at)
+            prepared = self._prepare(plan, values, run)
+            return self._result(run, prepared, params)
+        except BaseException:
+            run.release()
+            raise
+
+    def explain(
+        self,
+        sql: str,
+        params: object = None,
+        *,
+        as_of_offset: int | None = None,
+        as_of_time: Any = None,
+        min_offset: int | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Say what `query` would read: tiers, files, rows and bytes, and what it leaves out.
+
+        `path` is "index" for a look-up by key, else "scan"; `tables` has one entry for each topic
+        that the statement names, `plan` is DuckDB's. Raises what `query` raises.
+        """
+        plan = self._plan(sql, point=True)
+        values = plan.bind(params)
+        if plan.point is not None:
+            keys = keys_of(plan.point.key, values, ())
+            is_now = as_of_offset is None and as_of_time is None
+            if is_now and not isinstance(keys, Unfit) and plan.point.rows_max(values) is not None:
+                return explained_point(plan.point, keys)
+            plan = self._plan(sql, point=False)
+        at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
+        run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
+        try:
+            run.snapshots = self._sources.snapshot(plan.requests(), **at)
+            prepared = self._prepare(plan, values, run)
+            text = self._guarded(run, lambda: _explain_text(run.lease, prepared, params))
+            return explained_scan(plan, prepared, run.snapshots, text)
+        finally:
+            run.release()
+
+    def running(self) -> list[RunningQuery]:
+        """Return the queries that run now or whose results are being read, oldest first."""
+        return self._pool.running()
+
+    def cancel(self, query_id: int) -> bool:
+        """Stop one query; its caller gets `Unavailable`. Tells whether it ran."""
+        return self._pool.cancel(query_id, "cancelled by the caller") > 0
+
+    def cancel_all(self, reason: str = "cancelled by the engine") -> int:
+        """Stop all queries; their callers get `Unavailable`. Returns how many there were."""
+        return self._pool.cancel(None, reason)
+
+    def close(self) -> None:
+        """Stop all queries and close DuckDB; results that were read ahead stay readable."""
+        self._pool.close()
+        with self._lock:
+            parser, self._parser, self._planner = self._parser, None, None
+            self._plans.clear()
+        if parser is not None:
+            parser.close()
+
+    def _plan(self, sql: str, *, point: bool) -> Plan:
+        """Return the plan of a statement, kept from before unless the topics changed."""
+        checked_text(sql)
+        with self._lock:
+            version = self._sources.version
+            if version != self._plans_version:
+                # The version is read before the topics: a change in between is seen next time.
+                self._plans.clear()
+                self._topics = self._sources.topics()
+                self._plans_version = version
+            found = self._plans.get((sql, point))
+            topics = self._topics
+            planner = self._planner if found is None else None
+            if found is None and planner is None:
+                self._pool.check_open()
+                self._parser = Parser()
+                planner = self._planner = Planner(self._parser, self._prefix)
+        if found is not None:
+            return found
+        assert planner is not None
+        plan = planner.plan(sql, topics, point=point)
+        if len(sql) <= PLAN_CHARACTERS_MAX:
+            with self._lock:
+                if version == self._plans_version:
+                    while len(self._plans) >= PLANS_MAX:
+                        del self._plans[next(iter(self._plans))]
+                    self._plans[sql, point] = plan
+        return plan
+
+    def _look_up(
+        self, plan: Plan, values: Mapping[str, Any], min_offset: int | None
+    ) -> Result | None:
+        """Answer from the index; None if the values must be compared as DuckDB does."""
+        point = plan.point
+        assert point is not None
+        keys = keys_of(point.key, values, ())
+        rows_max = point.rows_max(values)
+        if isinstance(keys, Unfit) or rows_max is None:
+            return None
+        found = self._sources.lookup(point.topic, keys, min_offset=min_offset) if keys else ()
+        names = [column.name for _, column in point.shown]
+        rows = [tuple([row[name] for name in names]) for row in found if row is not None]
+        return Result.of_rows(point.shown, rows[:rows_max])
+
+    def _prepare(self, plan: Plan, values: Mapping[str, Any], run: _Run) -> Prepared:
+        run.lease.check()
+        folded = _fold(plan, values, run.lease)
+        prepared = prepare(
+            plan,
+            values,
+            folded,
+            run.snapshots,
+            prefix=self._prefix,
+            catalog=lambda name: catalog_table(name, self._sources.topics()),
+        )
+        run.files = prepared.paths
+        for name, table in prepared.registry.tables.items():
+            run.lease.connection.register(name, table)
+        run.lease.check()
+        return prepared
+
+    def _result(self, run: _Run, prepared: Prepared, params: object) -> Result:
+        connection = run.lease.connection
+        done = self._guarded(run, lambda: connection.execute(prepared.text, params or None))
+        integers = frozenset(
+            index for index, column in enumerate(done.description) if str(column[1]) in _HUGE
+        )
+        reader = self._guarded(run, lambda: done.to_arrow_reader(BATCH_ROWS))
+        stream = Stream(reader, run.failure, run.release)
+        batches = []
+        size = 0
+        while (batch := stream.read()) is not None:
+            batches.append(batch)
+            size += batch.nbytes
+            if size > self._bytes_ahead:
+                run.lease.on_stop = stream.close_if_idle
+                return Result(
+                    stream.schema,
+                    batches,
+                    stream=stream,
+                    why_stopped=lambda: run.lease.stopped,
+                    integers=integers,
+                )
+        return Result(stream.schema, batches, integers=integers)
+
+    def _guarded(self, run: _Run, work: Callable[[], Any]) -> Any:
+        """Do something in DuckDB; its errors become ours."""
+        import duckdb
+
+        try:
+            return work()
+        except (duckdb.Error, OSError) as error:
+            raise run.failure(error) from error
+
+
+class _Run:
+    """One query on its way: what must be released whatever happens."""
+
+    def __init__(self, pool: Pool, lease: Lease) -> None:
+        self.lease = lease
+        self.snapshots: Snapshots = {}
+        self.files: list[str] = []
+        self._pool = pool
+
+    def failure(self, error: Any) -> FrazilError:
+        return query_failure(error, stopped=self.lease.stopped, files=self.files)
+
+    def release(self) -> None:
+        """Unpin what the query read and free its slot."""
+        snapshots, self.snapshots = self.snapshots, {}
+        try:
+            for parts in snapshots.values():
+                for snapshot in parts:
+                    snapshot.close()
+        finally:
+            self._pool.release(self.lease)
+
+
+def _fold(plan: Plan, values: Mapping[str, Any], lease: Lease) -> list[Any]:
+    """Let DuckDB evaluate the constants; nothing is known of them if one cannot be.
+
+    The transaction is left open: `now()` in the query must be the `now()` of the constants.
+    """
+    if not plan.fold_text:
+        return []
+    import duckdb
+
+    connection = lease.connection
+    given = {name: values[name] for name in plan.fold_parameters}
+    connection.execute("BEGIN")
+    try:
+        table = connection.execute(plan.fold_text, given or None).to_arrow_table()
+    except duckdb.Error:
+        # The query itself says what is wrong, if it gets that far.
+        connection.execute("ROLLBACK")
+        return []
+    return [scalar_value(column[0]) for column in table.columns]
+
+
+def _explain_text(lease: Lease, prepared: Prepared, params: object) -> str:
+    rows = lease.connection.execute(f"EXPLAIN {prepared.text}", params or None).fetchall()
+    return "\n".join(str(row[-1]) for row in rows)

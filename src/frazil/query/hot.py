@@ -1,0 +1,144 @@
+"""Records in memory as one Arrow table for DuckDB: the batches as they are, nothing is copied.
+
+Offsets, times, parts and marks are made only when the statement names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.query.views import TIME_TYPE, ViewColumn, column_id
+
+if TYPE_CHECKING:
+    from frazil.query.pruning import Limits
+    from frazil.query.sources import ChunkView, TopicSnapshot
+
+__all__ = ["LIVE", "OPERATION", "HotChunk", "hot_table", "kept_chunks", "rows_table"]
+
+LIVE: Final = "_live"
+OPERATION: Final = "_op"
+_OPERATION_TYPE: Final = pa.int8()
+
+
+class HotChunk(NamedTuple):
+    """A chunk and the part of the topic that it belongs to."""
+
+    chunk: ChunkView
+    part: int | None
+
+
+def kept_chunks(snapshots: Sequence[TopicSnapshot], limits: Limits) -> list[HotChunk]:
+    """Return the chunks that can have rows within the limits, in order."""
+    return [
+        HotChunk(chunk, snapshot.part)
+        for snapshot in snapshots
+        for chunk in snapshot.chunks
+        if limits.may_match(_ChunkBounds(chunk, snapshot.part).of)
+    ]
+
+
+def hot_table(
+    chunks: Sequence[HotChunk], columns: Sequence[ViewColumn], *, operation: bool, live: bool
+) -> pa.Table:
+    """Return the columns of the chunks; `operation` adds the coded one, `live` the marks."""
+    fields = [pa.field(column.name, column.type) for column in columns if column.name != OPERATION]
+    if operation:
+        fields.append(pa.field(OPERATION, _OPERATION_TYPE))
+    if live:
+        fields.append(pa.field(LIVE, pa.bool_()))
+    schema = pa.schema(fields)
+    batches = []
+    for chunk, part in chunks:
+        arrays = [_column(chunk, part, column) for column in columns if column.name != OPERATION]
+        if operation:
+            arrays.append(chunk.batch.column(OPERATION))
+        if live:
+            arrays.append(pa.array(chunk.live))
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def rows_table(rows: Sequence[tuple[int | None, Any]], columns: Sequence[ViewColumn]) -> pa.Table:
+    """Return rows that were looked up by key, with the part each was found in, as a table."""
+    arrays = []
+    for column in columns:
+        if column.name == "_part":
+            values = [part for part, _ in rows]
+        else:
+            values = [row[column.name] for _, row in rows]
+        arrays.append(pa.array(values, column.type))
+    schema = pa.schema([pa.field(column.name, column.type) for column in columns])
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _column(chunk: ChunkView, part: int | None, column: ViewColumn) -> pa.Array:
+    batch = chunk.batch
+    if column.field is not None:
+        return _own_column(batch, column.field)
+    rows = batch.num_rows
+    if column.name == "_offset":
+        return pa.array(np.arange(chunk.offset, chunk.offset + rows, dtype=np.int64))
+    if column.name == "_time":
+        counts = [count for count, _ in chunk.times]
+        times = np.repeat(np.array([us for _, us in chunk.times], dtype=np.int64), counts)
+        return pa.array(times).view(TIME_TYPE)
+    assert column.name == "_part"
+    return pa.repeat(pa.scalar(part, pa.int32()), rows)
+
+
+def _own_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    """Return a column by its id; it is null in a batch from before it was added."""
+    place = _place_of(batch.schema, field)
+    if place < 0:
+        return pa.nulls(batch.num_rows, field.type)
+    array = batch.column(place)
+    return array if array.type.equals(field.type) else array.cast(field.type)
+
+
+def _place_of(schema: pa.Schema, field: pa.Field) -> int:
+    """Find a field by id where both have one, else by name."""
+    place: int = schema.get_field_index(field.name)
+    number = column_id(field)
+    if number is None:
+        return place
+    if place >= 0 and column_id(schema.field(place)) in {number, None}:
+        return place
+    for index, other in enumerate(schema):
+        if column_id(other) == number:
+            return index
+    return -1
+
+
+class _ChunkBounds:
+    """The least and greatest values in a chunk."""
+
+    def __init__(self, chunk: ChunkView, part: int | None) -> None:
+        self._chunk = chunk
+        self._part = part
+
+    def of(self, column: ViewColumn) -> tuple[Any, Any, pa.DataType] | None:
+        chunk = self._chunk
+        if column.field is not None:
+            return self._own(column.field)
+        if column.name == "_offset":
+            return chunk.offset, chunk.offset + chunk.batch.num_rows - 1, column.type
+        if column.name == "_time" and chunk.times:
+            times = [us for _, us in chunk.times]
+            return min(times), max(times), column.type
+        if column.name == "_part":
+            return self._part, self._part, column.type
+        return None
+
+    def _own(self, field: pa.Field) -> tuple[Any, Any, pa.DataType] | None:
+        schema = self._chunk.batch.schema
+        if self._chunk.bounds is None:
+            return None
+        place = _place_of(schema, field)
+        if place < 0:
+            return None
+        found = self._chunk.bounds(schema.field(place).name)
+        return None if found is None else (*found, schema.field(place).type)

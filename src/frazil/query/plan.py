@@ -1,0 +1,208 @@
+"""From the text of a statement to what is needed to run it at any snapshot.
+
+A plan depends on the text and on the topics' schemas alone, so that it can be kept. It has two
+forms: a look-up of keys that needs no DuckDB at all, and the rewritten text with gaps for the
+relations of each table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from frazil.errors import InvalidRequest
+from frazil.query.guard import check_statement
+from frazil.query.keys import key_conditions
+from frazil.query.point import PointPlan, point_of
+from frazil.query.pruning import Condition, conditions_of
+from frazil.query.sources import Request, TopicInfo, TopicName
+from frazil.query.tables import TableUse, check_rewritten, resolve_tables, wanted_names
+from frazil.query.views import ViewColumn, view_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from frazil.query.parse import Node, Parser
+
+__all__ = ["Plan", "PlannedUse", "Planner"]
+
+
+@frozen(eq=False)
+class PlannedUse:
+    """One table of a statement: the columns it needs, the conditions on them.
+
+    `key` are the conditions that name whole keys, None if the index cannot help.
+    """
+
+    topic: TopicName
+    info: TopicInfo | None
+    log: bool
+    catalog: str
+    columns: tuple[ViewColumn, ...]
+    conditions: tuple[Condition, ...]
+    key: tuple[Condition, ...] | None
+
+
+@frozen(eq=False)
+class Plan:
+    """A statement that is allowed, ready to be run."""
+
+    parameters: frozenset[str]
+    point: PointPlan | None = None
+    pieces: tuple[str, ...] = ()
+    uses: tuple[PlannedUse, ...] = ()
+    fold_text: str = ""
+    fold_parameters: frozenset[str] = frozenset()
+
+    def text(self, relations: Sequence[str]) -> str:
+        """Return the text that DuckDB runs, with the relations in their places."""
+        parts = [self.pieces[0]]
+        for index, piece in zip(self.pieces[1::2], self.pieces[2::2], strict=True):
+            parts += ["(", relations[int(index)], ")", piece]
+        return "".join(parts)
+
+    def requests(self) -> list[Request]:
+        """Return which topics the statement reads, each once."""
+        found: dict[TopicName, Request] = {}
+        for use in self.uses:
+            if use.info is not None:
+                before = found.get(use.topic, Request(use.topic, state=False, log=False))
+                found[use.topic] = Request(
+                    use.topic, state=before.state or not use.log, log=before.log or use.log
+                )
+        return list(found.values())
+
+    def bind(self, params: object) -> dict[str, Any]:
+        """Return the values of the parameters by name.
+
+        Raises:
+            InvalidRequest: unless each parameter has a value, and each value a parameter.
+        """
+        if params is None:
+            given: dict[str, Any] = {}
+        elif isinstance(params, Mapping):
+            given = {str(name): value for name, value in params.items()}
+        elif isinstance(params, list | tuple):
+            given = {str(number): value for number, value in enumerate(params, 1)}
+        else:
+            raise InvalidRequest("params must be a list or a mapping", got=type(params).__name__)
+        if given.keys() != self.parameters:
+            missing = ", ".join(sorted(self.parameters - given.keys()))
+            unknown = ", ".join(sorted(given.keys() - self.parameters))
+            raise InvalidRequest(
+                "params do not fit the statement", missing=missing or "-", unknown=unknown or "-"
+            )
+        return given
+
+
+class Planner:
+    """Makes plans. `prefix` must be a word that no statement can contain by chance."""
+
+    def __init__(self, parser: Parser, prefix: str) -> None:
+        self._parser = parser
+        self._prefix = prefix
+        self._gap = re.compile(rf"{re.escape(prefix)}u(\d+)_")
+
+    def plan(self, sql: str, topics: Mapping[TopicName, TopicInfo], *, point: bool = True) -> Plan:
+        """Check a statement and plan it; `point` allows the form without DuckDB.
+
+        Raises:
+            InvalidRequest: if the statement is not allowed or not understood.
+            NotFound: if it names a table that does not exist.
+        """
+        statement = self._parser.parse(sql)
+        parameters = frozenset(entry["key"] for entry in statement["named_param_map"])
+        if point:
+            found = point_of(statement, topics)
+            if found is not None:
+                return Plan(parameters, point=found)
+        check_statement(statement)
+        uses = resolve_tables(statement, topics, self._placeholder)
+        wanted = wanted_names(statement)
+        folds: list[Node] = []
+        planned = tuple(_planned(use, wanted, folds) for use in uses)
+        # The text of constants is made first: the tree of the statement must not be changed later.
+        fold_text = self._fold_text(folds)
+        text = self._parser.text(statement)
+        self._check_again(text, uses)
+        return Plan(
+            parameters,
+            pieces=tuple(self._gap.split(text)),
+            uses=planned,
+            fold_text=fold_text,
+            fold_parameters=frozenset(_parameters_in(folds)),
+        )
+
+    def _placeholder(self, number: int) -> str:
+        return f"{self._prefix}u{number}_"
+
+    def _check_again(self, text: str, uses: Sequence[TableUse]) -> None:
+        """Check the printed text like the user's: printing must not have changed its meaning."""
+        statement = self._parser.parse(text)
+        check_statement(statement)
+        check_rewritten(statement, frozenset(use.placeholder for use in uses))
+        numbers = [int(number) for number in self._gap.findall(text)]
+        assert sorted(numbers) == list(range(len(uses)))
+
+    def _fold_text(self, folds: Sequence[Node]) -> str:
+        if not folds:
+            return ""
+        statement = self._parser.parse("SELECT 1")
+        statement["node"]["select_list"] = list(folds)
+        return self._parser.text(statement)
+
+
+def _planned(use: TableUse, wanted: frozenset[str] | None, folds: list[Node]) -> PlannedUse:
+    if use.info is None:
+        return PlannedUse(("", ""), None, False, use.catalog, (), (), None)
+    every = view_columns(use.info, log=use.log)
+    renamed = bool(use.node["column_name_alias"])
+    needed = every if renamed else _needed(every, wanted, use.name)
+    conditions = conditions_of(use, every, folds)
+    key = None if use.log else key_conditions(use.info, conditions)
+    return PlannedUse(use.topic, use.info, use.log, "", needed, conditions, key)
+
+
+def _needed(
+    columns: tuple[ViewColumn, ...], wanted: frozenset[str] | None, name: str
+) -> tuple[ViewColumn, ...]:
+    """Return the columns that the statement can name, at least one that has rows of its own."""
+    if wanted is None or name in wanted:
+        return columns
+    needed = tuple(column for column in columns if column.name.casefold() in wanted)
+    if any(column.name not in {"_op", "_part"} for column in needed):
+        return needed
+    return (*needed, _cheapest(columns))
+
+
+def _cheapest(columns: Sequence[ViewColumn]) -> ViewColumn:
+    """Return the column that costs least to read: only its rows are counted."""
+    own = [column for column in columns if column.field is not None]
+    if not own:
+        return columns[0]
+    return min(own, key=lambda column: _width(column.type))
+
+
+def _width(data_type: pa.DataType) -> int:
+    try:
+        width: int = data_type.bit_width
+    except ValueError:
+        return 1 << 20 if data_type.num_fields else 1 << 10
+    return width
+
+
+def _parameters_in(nodes: Sequence[Node]) -> set[str]:
+    found: set[str] = set()
+    todo: list[Any] = list(nodes)
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            if item.get("class") == "PARAMETER":
+                found.add(item["identifier"])
+            todo += item.values()
+    return found

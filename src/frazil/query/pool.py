@@ -1,0 +1,217 @@
+"""Who may run a query, and for how long: slots, connections, deadlines, cancelling.
+
+Each query gets a connection of its own to one locked instance of DuckDB, which is closed behind
+it, so that nothing of one query is left for the next. Threads and memory belong to the instance:
+all queries share them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
+from frazil.query.lockdown import connect_locked
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from frazil.clock import Clock
+
+__all__ = ["Lease", "Pool", "PoolLimits", "RunningQuery"]
+
+_AGAIN_S: Final = 0.05
+"""An interrupt that comes just before DuckDB begins is forgotten: it is repeated."""
+
+
+class PoolLimits(NamedTuple):
+    """What queries may use: together, and each (`timeout_s`). Names are those of the settings."""
+
+    directories: Sequence[str] = ()
+    temp_directory: str = ""
+    temp_bytes_max: int = 10 * 10**9
+    threads: int = 0
+    memory_bytes: int = 512 * 1024 * 1024
+    concurrency_max: int = 4
+    wait_s: float = 5.0
+    timeout_s: float = 60.0
+
+
+class RunningQuery(NamedTuple):
+    """A query that runs now, or whose result is being read."""
+
+    id: int
+    sql: str
+    seconds: float
+
+
+class Lease:
+    """The right of one query to run, with its connection. Ends with `Pool.release`."""
+
+    def __init__(
+        self, query_id: int, sql: str, connection: duckdb.DuckDBPyConnection, *, begun: float
+    ) -> None:
+        self.id = query_id
+        self.sql = sql
+        self.begun = begun
+        self.connection = connection
+        self.stopped: FrazilError | None = None
+        self.on_stop: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._released = False
+
+    def check(self) -> None:
+        """Raise why the query was stopped, if it was."""
+        if self.stopped is not None:
+            raise self.stopped
+
+    def stop(self, why: FrazilError) -> None:
+        """Interrupt the query; the first reason given is the one that is told."""
+        with self._lock:
+            if self._released:
+                return
+            if self.stopped is None:
+                self.stopped = why
+            self.connection.interrupt()
+        # Without the lock: whoever is asked to let go releases the lease, which takes it.
+        if self.on_stop is not None:
+            self.on_stop()
+
+    def end(self) -> bool:
+        """Close the connection; tells whether this was the first call."""
+        with self._lock:
+            if self._released:
+                return False
+            self._released = True
+        self.connection.close()
+        return True
+
+
+class Pool:
+    """Hands out leases, at most `concurrency_max` at a time; a thread watches their deadlines."""
+
+    def __init__(self, limits: PoolLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._slots = threading.BoundedSemaphore(limits.concurrency_max)
+        self._changed = threading.Condition()
+        self._running: dict[int, tuple[Lease, float]] = {}
+        self._instance: duckdb.DuckDBPyConnection | None = None
+        self._watch: threading.Thread | None = None
+        self._next_id = 1
+        self._closed = False
+
+    def acquire(self, sql: str, timeout_s: float | None = None) -> Lease:
+        """Wait for a slot and return a lease that is interrupted after its time.
+
+        Raises:
+            Overloaded: if there is no slot within `wait_s`.
+            Closed: if the pool is closed.
+        """
+        limits = self._limits
+        if not self._slots.acquire(timeout=limits.wait_s):
+            raise Overloaded(
+                "too many queries run at once, run it again later or raise query.concurrency_max",
+                concurrency_max=limits.concurrency_max,
+                retry_after_ms=int(limits.wait_s * 1_000) or 100,
+            )
+        try:
+            with self._changed:
+                return self._lease(sql, limits.timeout_s if timeout_s is None else timeout_s)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def check_open(self) -> None:
+        """Raise `Closed` if the pool is closed."""
+        if self._closed:
+            raise Closed("the query engine is closed, open the engine again")
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; a second call does nothing."""
+        if lease.end():
+            with self._changed:
+                self._running.pop(lease.id, None)
+            self._slots.release()
+
+    def running(self) -> list[RunningQuery]:
+        """Return the queries that run now, oldest first."""
+        now = self._clock.monotonic()
+        with self._changed:
+            leases = [lease for lease, _ in self._running.values()]
+        return [RunningQuery(lease.id, lease.sql, now - lease.begun) for lease in leases]
+
+    def cancel(self, query_id: int | None, why: str) -> int:
+        """Stop one query, or all of them; return how many."""
+        with self._changed:
+            leases = [lease for lease, _ in self._running.values()]
+        chosen = [lease for lease in leases if query_id is None or lease.id == query_id]
+        for lease in chosen:
+            lease.stop(Unavailable("query was cancelled, run it again", reason=why))
+        with self._changed:
+            # The watch repeats the interrupt until the query has ended.
+            for lease in chosen:
+                if lease.id in self._running:
+                    self._running[lease.id] = (lease, self._clock.monotonic() + _AGAIN_S)
+            self._changed.notify_all()
+        return len(chosen)
+
+    def close(self) -> None:
+        """Cancel all queries and close the instance; later calls raise `Closed`."""
+        with self._changed:
+            self._closed = True
+        self.cancel(None, "the engine closes")
+        with self._changed:
+            self._changed.notify_all()
+            watch, instance = self._watch, self._instance
+            self._instance = None
+        if watch is not None:
+            watch.join()
+        if instance is not None:
+            instance.close()
+
+    def _lease(self, sql: str, timeout_s: float) -> Lease:
+        self.check_open()
+        if self._instance is None:
+            limits = self._limits
+            self._instance = connect_locked(
+                threads=limits.threads,
+                memory_bytes=limits.memory_bytes,
+                directories=limits.directories,
+                temp_directory=limits.temp_directory,
+                temp_bytes_max=limits.temp_bytes_max,
+            )
+        if self._watch is None:
+            self._watch = threading.Thread(
+                target=self._watch_deadlines, name="frazil-query-watch", daemon=True
+            )
+            self._watch.start()
+        now = self._clock.monotonic()
+        lease = Lease(self._next_id, sql, self._instance.cursor(), begun=now)
+        self._next_id += 1
+        self._running[lease.id] = (lease, now + timeout_s)
+        self._changed.notify_all()
+        return lease
+
+    def _watch_deadlines(self) -> None:
+        """Stop queries whose time is over, until the pool is closed and none runs."""
+        while True:
+            with self._changed:
+                if self._closed and not self._running:
+                    return
+                now = self._clock.monotonic()
+                deadlines = [deadline for _, deadline in self._running.values()]
+                if not deadlines or min(deadlines) > now:
+                    self._changed.wait(min(deadlines) - now if deadlines else None)
+                    continue
+                late = [lease for lease, deadline in self._running.values() if deadline <= now]
+                for lease in late:
+                    self._running[lease.id] = (lease, now + _AGAIN_S)
+            for lease in late:
+                seconds = round(now - lease.begun, 3)
+                lease.stop(
+                    Unavailable(
+                        "query took too long, read less or raise query.timeout_s", seconds=seconds
+                    )
+                )

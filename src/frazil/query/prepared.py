@@ -1,0 +1,108 @@
+"""A plan meets a snapshot: the text that DuckDB runs, and the tables that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from frazil.query.hot import HotChunk
+from frazil.query.keys import Unfit, keys_of
+from frazil.query.plan import PlannedUse
+from frazil.query.pruning import Limits, limits_of
+from frazil.query.relations import Registry, lookup_relation, topic_relation
+from frazil.query.warm import WarmFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from frazil.query.plan import Plan
+    from frazil.query.sources import TopicName, TopicSnapshot
+
+__all__ = ["Prepared", "TableRead", "prepare"]
+
+
+@define(eq=False)
+class TableRead:
+    """What is read for one table of the statement; `keys` if they were looked up instead."""
+
+    use: PlannedUse
+    limits: Limits
+    chunks: list[HotChunk] = field(factory=list)
+    files: list[WarmFile] = field(factory=list)
+    keys: int | None = None
+    rows_found: int = 0
+
+
+@define(eq=False)
+class Prepared:
+    """A statement that can be run now."""
+
+    text: str
+    registry: Registry
+    reads: list[TableRead]
+    paths: list[str]
+
+
+def prepare(
+    plan: Plan,
+    values: Mapping[str, Any],
+    folded: Sequence[Any],
+    snapshots: Mapping[TopicName, Sequence[TopicSnapshot]],
+    *,
+    prefix: str,
+    catalog: Callable[[str], pa.Table],
+) -> Prepared:
+    """Make the relations of all tables of a plan."""
+    registry = Registry(prefix)
+    relations: list[str] = []
+    reads: list[TableRead] = []
+    for use in plan.uses:
+        if use.info is None:
+            relations.append(" ".join(("SELECT * FROM", registry.add(catalog(use.catalog)))))
+            continue
+        read = TableRead(use, limits_of(use.conditions, values, folded))
+        reads.append(read)
+        relation = _looked_up(read, snapshots[use.topic], values, folded, registry)
+        if relation is None:
+            relation, read.chunks, read.files = topic_relation(
+                snapshots[use.topic],
+                use.columns,
+                read.limits,
+                registry,
+                keyed=bool(use.info.key_names),
+                log=use.log,
+            )
+        relations.append(relation)
+    paths = [
+        path
+        for read in reads
+        for file, snapshot in read.files
+        if (path := snapshot.file_path(file)) is not None
+    ]
+    return Prepared(plan.text(relations), registry, reads, paths)
+
+
+def _looked_up(
+    read: TableRead,
+    snapshots: Sequence[TopicSnapshot],
+    values: Mapping[str, Any],
+    folded: Sequence[Any],
+    registry: Registry,
+) -> str | None:
+    """Return the relation of the rows that the conditions name by key, None if they do not."""
+    if read.use.key is None:
+        return None
+    keys = keys_of(read.use.key, values, folded)
+    if isinstance(keys, Unfit):
+        return None
+    rows = [
+        (snapshot.part, row)
+        for snapshot in snapshots
+        for row in (snapshot.get_many(keys) if keys else ())
+        if row is not None
+    ]
+    read.keys = len(keys)
+    read.rows_found = len(rows)
+    return lookup_relation(rows, read.use.columns, registry)

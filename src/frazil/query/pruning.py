@@ -1,0 +1,278 @@
+"""What need not be read: conditions of a query against what is known of chunks and files.
+
+Only conjuncts of WHERE that compare a column with constants count. A condition that is not
+understood excludes nothing, and DuckDB evaluates all of them again on what is read: a mistake here
+could only hide rows, so every rule errs on the side of reading.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from frazil.query.constants import (
+    Constant,
+    Folded,
+    Literal,
+    comparable,
+    constant_of,
+    stored,
+    try_cast,
+    value_of,
+)
+
+if TYPE_CHECKING:
+    from frazil.query.parse import Node
+    from frazil.query.tables import TableUse
+    from frazil.query.views import ViewColumn
+
+__all__ = ["Condition", "Limits", "conditions_of", "limits_of"]
+
+_FLIPPED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_COMPARISONS: Final = {
+    "COMPARE_EQUAL": "=",
+    "COMPARE_LESSTHAN": "<",
+    "COMPARE_LESSTHANOREQUALTO": "<=",
+    "COMPARE_GREATERTHAN": ">",
+    "COMPARE_GREATERTHANOREQUALTO": ">=",
+}
+_TEMPORAL_CASTS: Final = frozenset(
+    {
+        *("DATE", "TIME", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"),
+        "TIMESTAMP WITH TIME ZONE",
+    }
+)
+
+
+_LOCAL_JOINS: Final = frozenset({"CROSS", "DEPENDENT", "REGULAR"})
+"""Joins that lose nothing without the rows that WHERE excludes.
+
+A positional join counts rows, and one as of a value takes the nearest: both would find others.
+"""
+
+_VISIBLE_JOINS: Final = frozenset({"FULL", "INNER", "LEFT", "OUTER", "RIGHT"})
+"""Joins behind which WHERE sees the columns of both sides."""
+
+
+class Condition(NamedTuple):
+    """A column compared with constants: `=`, `<`, `<=`, `>`, `>=`, or `in` several."""
+
+    column: ViewColumn
+    operator: str
+    constants: tuple[Constant, ...]
+
+    def values(self, params: Mapping[str, Any], folded: Sequence[Any]) -> list[Any]:
+        """Return the values of the constants, None for those not known."""
+        return [value_of(constant, params, folded) for constant in self.constants]
+
+
+class Test(NamedTuple):
+    """A condition with its values on the column's scale."""
+
+    operator: str
+    values: tuple[Any, ...]
+    is_float: bool
+
+    def may_match(self, least: Any, greatest: Any) -> bool:
+        """Tell whether a value between the two can fulfil the condition."""
+        try:
+            return any(self._may_match_one(value, least, greatest) for value in self.values)
+        except TypeError:
+            # Facts of another kind than the column's exclude nothing.
+            return True
+
+    def _may_match_one(self, value: Any, least: Any, greatest: Any) -> bool:
+        if self.is_float:
+            return self._may_match_float(value, least, greatest)
+        above = greatest is not None and value > greatest
+        below = least is not None and value < least
+        match self.operator:
+            case "<":
+                return not below and value != least
+            case "<=":
+                return not below
+            case ">":
+                return not above and value != greatest
+            case ">=":
+                return not above
+        return not (above or below)
+
+    def _may_match_float(self, value: float, least: Any, greatest: Any) -> bool:
+        """Leave room for rounding, and for NaN: DuckDB sorts it last, statistics ignore it."""
+        low = math.nextafter(value, -math.inf)
+        high = math.nextafter(value, math.inf)
+        above = greatest is not None and low > greatest
+        below = least is not None and high < least
+        match self.operator:
+            case "<" | "<=":
+                return not below
+            case ">" | ">=":
+                return True
+        return not (above or below)
+
+
+class Limits:
+    """The tests of one table's columns, by column; `describe` is for `explain`."""
+
+    def __init__(self, tests: Sequence[tuple[ViewColumn, Test]]) -> None:
+        self._tests = tests
+        self.system = {column.name for column, _ in tests if column.field is None}
+        self.own = [column for column, _ in tests if column.field is not None]
+
+    def may_match(
+        self,
+        bounds: Callable[[ViewColumn], tuple[Any, Any, pa.DataType] | None],
+    ) -> bool:
+        """Tell whether rows within the bounds (least, greatest, their type) can match."""
+        for column, test in self._tests:
+            found = bounds(column)
+            if found is None:
+                continue
+            least, greatest, data_type = found
+            if not test.may_match(stored(least, data_type), stored(greatest, data_type)):
+                return False
+        return True
+
+    def describe(self) -> list[str]:
+        """Write the conditions that can exclude something."""
+        shown = []
+        for column, test in self._tests:
+            values = ", ".join(_shown(value, column.type) for value in test.values)
+            shown.append(f"{column.name} {test.operator} {values}")
+        return shown
+
+
+def conditions_of(
+    use: TableUse, columns: Sequence[ViewColumn], folds: list[Node]
+) -> tuple[Condition, ...]:
+    """Find the conditions that every row of `use` must fulfil to matter to the query."""
+    select = use.select
+    if select is None or select["where_clause"] is None or select["sample"] is not None:
+        return ()
+    if use.node["sample"] is not None or use.node["column_name_alias"]:
+        return ()
+    joins = _joins_of(select["from_table"])
+    if any(join["ref_type"] not in _LOCAL_JOINS for join in joins):
+        return ()
+    reader = _Reader(use, columns, joins, folds)
+    todo = [select["where_clause"]]
+    found: list[Condition] = []
+    while todo:
+        node = todo.pop()
+        if node["type"] == "CONJUNCTION_AND":
+            todo += node["children"]
+        else:
+            found += reader.read(node)
+    return tuple(found)
+
+
+def limits_of(
+    conditions: Sequence[Condition], params: Mapping[str, Any], folded: Sequence[Any]
+) -> Limits:
+    """Give the conditions their values; those that cannot exclude anything are left out."""
+    tests = []
+    for condition in conditions:
+        data_type = condition.column.type
+        values = [comparable(value, data_type) for value in condition.values(params, folded)]
+        if values and all(value is not None for value in values):
+            test = Test(condition.operator, tuple(values), pt.is_floating(data_type))
+            tests.append((condition.column, test))
+    return Limits(tests)
+
+
+class _Reader:
+    """Reads conjuncts as conditions on the columns of one table."""
+
+    def __init__(
+        self,
+        use: TableUse,
+        columns: Sequence[ViewColumn],
+        joins: Sequence[Node],
+        folds: list[Node],
+    ) -> None:
+        self._name = use.name
+        self._columns = {column.name.casefold(): column for column in columns}
+        self._merged = {name.casefold() for join in joins for name in join["using_columns"]}
+        self._visible = all(join["join_type"] in _VISIBLE_JOINS for join in joins)
+        self._folds = folds
+        assert use.select is not None
+        alone = use.select["from_table"] is use.node
+        self._hidden = frozenset(self._columns) if alone else None
+
+    def read(self, node: Node) -> list[Condition]:
+        operator = _COMPARISONS.get(node["type"])
+        if operator is not None:
+            return self._comparison(node, operator)
+        if node["type"] == "COMPARE_BETWEEN":
+            column = self._column(node["input"])
+            if column is None:
+                return []
+            low = self._condition(column, ">=", [node["lower"]])
+            return low + self._condition(column, "<=", [node["upper"]])
+        if node["type"] == "COMPARE_IN":
+            column = self._column(node["children"][0])
+            if column is not None and len(node["children"]) > 1:
+                return self._condition(column, "in", node["children"][1:])
+        return []
+
+    def _comparison(self, node: Node, operator: str) -> list[Condition]:
+        column = self._column(node["left"])
+        if column is not None:
+            return self._condition(column, operator, [node["right"]])
+        column = self._column(node["right"])
+        if column is not None:
+            return self._condition(column, _FLIPPED[operator], [node["left"]])
+        return []
+
+    def _condition(self, column: ViewColumn, operator: str, nodes: list[Node]) -> list[Condition]:
+        constants: list[Constant] = []
+        mark = len(self._folds)
+        for node in nodes:
+            constant = constant_of(node, self._folds, hidden=self._hidden)
+            if constant is None:
+                del self._folds[mark:]
+                return []
+            if (
+                isinstance(constant, Literal)
+                and isinstance(constant.value, str)
+                and column.sql_type in _TEMPORAL_CASTS
+            ):
+                # DuckDB takes the text for a value of the column's type.
+                self._folds.append(try_cast(node, column.sql_type))
+                constant = Folded(len(self._folds) - 1)
+            constants.append(constant)
+        return [Condition(column, operator, tuple(constants))]
+
+    def _column(self, node: Node) -> ViewColumn | None:
+        if node["class"] != "COLUMN_REF":
+            return None
+        names = [name.casefold() for name in node["column_names"]]
+        if len(names) == 2 and names[0] == self._name:
+            return self._columns.get(names[1])
+        if len(names) == 1 and self._visible and names[0] not in self._merged:
+            # A name that another table has too would be ambiguous, and refused by DuckDB.
+            return self._columns.get(names[0])
+        return None
+
+
+def _joins_of(table: Node) -> list[Node]:
+    joins = []
+    todo = [table]
+    while todo:
+        node = todo.pop()
+        if node["type"] == "JOIN":
+            joins.append(node)
+            todo += [node["left"], node["right"]]
+    return joins
+
+
+def _shown(value: Any, data_type: pa.DataType) -> str:
+    if pt.is_temporal(data_type) and not pt.is_time(data_type):
+        return str(
+            pa.scalar(value, pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), False)
+        )
+    return repr(value)

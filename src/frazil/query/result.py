@@ -1,0 +1,227 @@
+"""The rows of a query: read ahead up to a number of bytes, the rest as the caller asks for it.
+
+A result that was read ahead to its end holds nothing back: its snapshot and connection are free
+before the caller sees it. Another one holds both until it is read or closed, or its time is over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pyarrow as pa
+
+from frazil.errors import Closed, InvalidRequest
+
+if TYPE_CHECKING:
+    from frazil.query.views import ViewColumn
+
+__all__ = ["BATCH_ROWS", "Result", "Stream"]
+
+BATCH_ROWS: Final = 65_536
+
+
+class Stream:
+    """The open end of a running query: `read` gives the next batch, `close` frees everything.
+
+    `read` and `close` may be called from different threads; `close` during a `read` waits for it.
+    """
+
+    def __init__(
+        self,
+        reader: pa.RecordBatchReader,
+        failure: Callable[[OSError], Exception],
+        release: Callable[[], None],
+    ) -> None:
+        self.schema: pa.Schema = reader.schema
+        self._reader = reader
+        self._failure = failure
+        self._release = release
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def read(self) -> pa.RecordBatch | None:
+        """Return the next batch; None at the end, when everything is free again."""
+        with self._lock:
+            if self._closed:
+                return None
+            try:
+                return self._reader.read_next_batch()
+            except StopIteration:
+                self.close()
+                return None
+            except OSError as error:
+                self.close()
+                raise self._failure(error) from error
+
+    def close(self) -> None:
+        """Let go of the query. A second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._reader.close()
+            self._release()
+
+    def close_if_idle(self) -> None:
+        """Let go of the query unless somebody reads: he is told by the interrupt."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._lock.release()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+
+class Result:
+    """The rows of one query, in the form that the caller wants.
+
+    `columns` are the names, `schema` has the types, too. Usable as a context manager, which closes
+    it. What was read ahead can be taken more than once, the rest of a larger result once.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        batches: Sequence[pa.RecordBatch] = (),
+        *,
+        stream: Stream | None = None,
+        why_stopped: Callable[[], Exception | None] = lambda: None,
+        integers: frozenset[int] = frozenset(),
+    ) -> None:
+        self.schema = schema
+        self._batches: list[pa.RecordBatch] = list(batches)
+        self._stream = stream
+        self._why_stopped = why_stopped
+        self._integers = integers
+        self._rows: list[tuple[Any, ...]] | None = None
+        self._consumed = False
+        self._closed = False
+
+    @classmethod
+    def of_rows(
+        cls, shown: Sequence[tuple[str, ViewColumn]], rows: list[tuple[Any, ...]]
+    ) -> Result:
+        """Return rows that were looked up; they become Arrow only if that is asked for."""
+        result = cls(pa.schema([pa.field(name, column.type) for name, column in shown]))
+        result._rows = rows
+        return result
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        names: list[str] = self.schema.names
+        return names
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as Arrow batches; a large result is not kept."""
+        self._check_open()
+        if self._rows is not None:
+            yield from self._arrow_of_rows().to_batches()
+            return
+        yield from self._batches
+        if self._stream is None:
+            return
+        self._consumed = True
+        while (batch := self._next()) is not None:
+            yield batch
+
+    def arrow(self) -> pa.Table:
+        """Return all rows as an Arrow table."""
+        self._check_open()
+        if self._rows is not None:
+            return self._arrow_of_rows()
+        if self._stream is not None:
+            while (batch := self._next()) is not None:
+                self._batches.append(batch)
+            self._stream = None
+        return pa.Table.from_batches(self._batches, schema=self.schema)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return all rows as tuples of Python values."""
+        self._check_open()
+        return self._to_rows(self.arrow()) if self._rows is None else list(self._rows)
+
+    def df(self) -> Any:
+        """Return all rows as a pandas data frame."""
+        try:
+            return self.arrow().to_pandas()
+        except ImportError as error:
+            raise InvalidRequest("df() needs pandas: pip install pandas") from error
+
+    def pl(self) -> Any:
+        """Return all rows as a polars data frame."""
+        try:
+            import polars as pl
+        except ImportError as error:
+            raise InvalidRequest("pl() needs polars: pip install polars") from error
+        return pl.from_arrow(self.arrow())
+
+    def close(self) -> None:
+        """Free what the result holds; it cannot be read any more."""
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        if self._rows is not None:
+            yield from self._rows
+            return
+        for batch in self.batches():
+            yield from self._to_rows(pa.Table.from_batches([batch]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        stream = getattr(self, "_stream", None)
+        if stream is not None:
+            stream.close()
+
+    def _next(self) -> pa.RecordBatch | None:
+        assert self._stream is not None
+        was_closed = self._stream.closed
+        batch = self._stream.read()
+        if batch is None and was_closed:
+            # Closed by another: the rows that were read are not all.
+            why = self._why_stopped()
+            raise why if why is not None else Closed("result is closed, run the query again")
+        return batch
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("result is closed, run the query again")
+        if self._consumed:
+            raise InvalidRequest("a large result can be read once, run the query again")
+
+    def _arrow_of_rows(self) -> pa.Table:
+        assert self._rows is not None
+        columns = list(zip(*self._rows, strict=True)) or [()] * len(self.schema)
+        arrays = [
+            pa.array(values, field.type) for values, field in zip(columns, self.schema, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def _to_rows(self, table: pa.Table) -> list[tuple[Any, ...]]:
+        columns = [column.to_pylist() for column in table.columns]
+        for index in self._integers:
+            columns[index] = [_integer(value) for value in columns[index]]
+        return list(zip(*columns, strict=True))
+
+
+def _integer(value: Decimal | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,252 @@
+"""Which tables a statement names: each becomes a placeholder for a relation of the planner's.
+
+Names of common table expressions hide topics, in their scope alone. A name that is neither is
+refused, so that DuckDB never looks a name up: not in its catalog, not among files, not among the
+variables of the program.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from attrs import define
+
+from frazil.errors import InvalidRequest, NotFound
+from frazil.model import NAMESPACE_DEFAULT
+from frazil.query.catalog import INFORMATION_SCHEMA, SHOW
+from frazil.query.parse import Node
+from frazil.query.sources import TopicInfo, TopicName
+from frazil.query.views import LOG_SUFFIX
+
+__all__ = ["TableUse", "check_rewritten", "resolve_tables", "topic_of", "wanted_names"]
+
+_QUERIES: Final = frozenset({"RECURSIVE_CTE_NODE", "SELECT_NODE", "SET_OPERATION_NODE"})
+_EMPTY: Final[frozenset[str]] = frozenset()
+
+Scope = frozenset[str]
+"""Names of the common table expressions that can be seen, folded."""
+
+
+@define(eq=False)
+class TableUse:
+    """One place of a statement that names a topic's view, or a table of the catalog.
+
+    `name` is what columns are qualified by, folded; `select` the query in whose FROM it stands.
+    """
+
+    placeholder: str
+    name: str
+    node: Node
+    topic: TopicName = ("", "")
+    info: TopicInfo | None = None
+    log: bool = False
+    catalog: str = ""
+    select: Node | None = None
+
+
+def resolve_tables(
+    statement: Node,
+    topics: Mapping[TopicName, TopicInfo],
+    placeholder: Callable[[int], str],
+) -> list[TableUse]:
+    """Put placeholders into the statement, in place, and return what they stand for.
+
+    Raises:
+        NotFound: for a name that is no topic.
+        InvalidRequest: for a name that cannot be one.
+    """
+    uses: list[TableUse] = []
+    qualified: set[tuple[str, str]] = set()
+    for node, scope, select in _tables_of(statement):
+        if node["type"] == "BASE_TABLE" and _is_common(node, scope):
+            continue
+        use = _use_of(node, topics, placeholder(len(uses)))
+        use.select = select
+        if node.get("schema_name") and not node["alias"]:
+            qualified.add((node["schema_name"].casefold(), use.name))
+        uses.append(use)
+        alias = node["alias"] or node["table_name"]
+        _replace(node, use.placeholder, alias)
+    if qualified:
+        _unqualify(statement, qualified)
+    return uses
+
+
+def check_rewritten(statement: Node, placeholders: frozenset[str]) -> None:
+    """Refuse a rewritten statement that names anything but placeholders.
+
+    Its text was printed by DuckDB and parsed again: what runs is what was checked.
+    """
+    for node, scope, _select in _tables_of(statement):
+        known = node["type"] == "BASE_TABLE" and (
+            _is_common(node, scope)
+            or (not node["schema_name"] and node["table_name"] in placeholders)
+        )
+        if not known:
+            raise InvalidRequest("statement cannot be rewritten", table=node.get("table_name"))
+
+
+def wanted_names(statement: Node) -> frozenset[str] | None:
+    """Return the names, folded, that columns of the statement may have; None if any name may."""
+    names: set[str] = set()
+    todo: list[Any] = [statement]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            kind = item.get("class") or item.get("type")
+            if kind in {"STAR", "POSITIONAL_REFERENCE", "PIVOT", "SHOW_REF"}:
+                return None
+            if kind == "JOIN":
+                if item["ref_type"] == "NATURAL":
+                    return None
+                names.update(name.casefold() for name in item["using_columns"])
+            elif kind == "COLUMN_REF":
+                names.update(name.casefold() for name in item["column_names"])
+                continue
+            todo += item.values()
+    return frozenset(names)
+
+
+def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
+    """Find what names tables, with the common names it can see and the query it stands in."""
+    found: list[tuple[Node, Scope, Node | None]] = []
+    todo: list[tuple[Any, Scope, Node | None]] = [(statement, _EMPTY, None)]
+    while todo:
+        item, scope, select = todo.pop()
+        if isinstance(item, list):
+            todo += [(value, scope, None) for value in item]
+            continue
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type")
+        if kind in _QUERIES:
+            todo += _inside_query(item, scope)
+        elif kind == "BASE_TABLE" or (kind == "SHOW_REF" and item.get("query") is None):
+            found.append((item, scope, select))
+        elif kind == "JOIN":
+            for key, value in item.items():
+                todo.append((value, scope, select if key in {"left", "right"} else None))
+        else:
+            todo += [(value, scope, None) for value in item.values()]
+    return found
+
+
+def _inside_query(node: Node, scope: Scope) -> list[tuple[Any, Scope, Node | None]]:
+    """Return the children of a query with what each can see.
+
+    A common table expression sees those before it, itself only if it is recursive; the query sees
+    all of them.
+    """
+    found: list[tuple[Any, Scope, Node | None]] = []
+    if node["type"] == "RECURSIVE_CTE_NODE":
+        scope |= {node["cte_name"].casefold()}
+    for entry in node["cte_map"]["map"]:
+        found.append((entry["value"], scope, None))
+        scope |= {_common_name(entry["key"])}
+    for key, value in node.items():
+        if key == "from_table" and node["type"] == "SELECT_NODE":
+            found.append((value, scope, node))
+        elif key != "cte_map":
+            found.append((value, scope, None))
+    return found
+
+
+def _common_name(name: str) -> str:
+    # DuckDB takes a name with these characters for a file's when it knows no table of that name.
+    if any(character in name for character in "./\\:*?"):
+        raise InvalidRequest("a common table expression cannot have this name", name=name)
+    return name.casefold()
+
+
+def _is_common(node: Node, scope: Scope) -> bool:
+    if node["schema_name"] or node["catalog_name"]:
+        return False
+    return str(node["table_name"]).casefold() in scope
+
+
+def _use_of(node: Node, topics: Mapping[TopicName, TopicInfo], placeholder: str) -> TableUse:
+    if node["type"] == "SHOW_REF":
+        table = SHOW.get(node["table_name"])
+        if table is None or node["schema_name"] or node["catalog_name"]:
+            raise InvalidRequest("only SHOW TABLES, ALL TABLES, SCHEMAS and DATABASES are known")
+        return TableUse(placeholder, table, node, catalog=table)
+    schema, table = node["schema_name"], node["table_name"]
+    name = (node["alias"] or table).casefold()
+    if node["catalog_name"]:
+        raise _unknown(f"{node['catalog_name']}.{schema}.{table}", topics)
+    if schema.casefold() == "information_schema":
+        if table.casefold() not in INFORMATION_SCHEMA:
+            raise NotFound(
+                "no such table of information_schema",
+                table=table,
+                known=", ".join(sorted(INFORMATION_SCHEMA)),
+            )
+        return TableUse(placeholder, name, node, catalog=table.casefold())
+    log = table.casefold().endswith(LOG_SUFFIX)
+    plain = table[: -len(LOG_SUFFIX)] if log else table
+    topic = topic_of(schema, plain, topics)
+    if topic is None:
+        raise _unknown(f"{schema}.{plain}" if schema else plain, topics)
+    return TableUse(placeholder, name, node, topic=topic, info=topics[topic], log=log)
+
+
+def topic_of(schema: str, name: str, topics: Mapping[TopicName, TopicInfo]) -> TopicName | None:
+    """Find a topic by its exact name, else the only one whose name differs in case alone."""
+    namespace = schema or NAMESPACE_DEFAULT
+    topic = (unicodedata.normalize("NFC", namespace), unicodedata.normalize("NFC", name))
+    if topic in topics:
+        return topic
+    folded = (topic[0].casefold(), topic[1].casefold())
+    like = [known for known in topics if (known[0].casefold(), known[1].casefold()) == folded]
+    return like[0] if len(like) == 1 else None
+
+
+def _unknown(name: str, topics: Mapping[TopicName, TopicInfo]) -> NotFound:
+    import difflib
+
+    known = [
+        topic if namespace == NAMESPACE_DEFAULT else f"{namespace}.{topic}"
+        for namespace, topic in topics
+    ]
+    close = difflib.get_close_matches(name, known, n=3)
+    if close:
+        return NotFound("no such topic", table=name, similar=", ".join(close))
+    return NotFound("no such topic, SHOW TABLES lists them", table=name)
+
+
+def _replace(node: Node, placeholder: str, alias: str) -> None:
+    kept = {key: node[key] for key in ("sample", "query_location")}
+    columns = node.get("column_name_alias", [])
+    if node["type"] == "SHOW_REF":
+        alias = node["alias"]
+    node.clear()
+    node.update(
+        kept,
+        type="BASE_TABLE",
+        alias=alias,
+        schema_name="",
+        table_name=placeholder,
+        column_name_alias=columns,
+        catalog_name="",
+        at_clause=None,
+    )
+
+
+def _unqualify(statement: Node, qualified: set[tuple[str, str]]) -> None:
+    """Take the namespace off columns written as `namespace.topic.column`."""
+    todo: list[Any] = [statement]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            names = item.get("column_names")
+            if item.get("class") == "COLUMN_REF" and names is not None and len(names) > 2:
+                if (names[0].casefold(), names[1].casefold()) in qualified:
+                    del names[0]
+            else:
+                todo += item.values()

@@ -1,0 +1,123 @@
+"""The views of topics: their columns, as SQL names and types them.
+
+Every topic is a view of its state (a keyed topic's newest row per key, all records of another) and
+`name$log` is a view of all its changes. System columns come first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from frazil.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from frazil.query.sources import TopicInfo
+
+__all__ = [
+    "LOG_SUFFIX",
+    "TIME_TYPE",
+    "ViewColumn",
+    "column_id",
+    "duckdb_type",
+    "quoted_name",
+    "view_columns",
+]
+
+LOG_SUFFIX: Final = "$log"
+TIME_TYPE: Final = pa.timestamp("us", "UTC")
+_ID_KEYS: Final = (b"frazil.id", b"PARQUET:field_id")
+
+_SIMPLE: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "VARCHAR",
+    pa.large_string(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.large_binary(): "BLOB",
+    pa.date32(): "DATE",
+    pa.time64("us"): "TIME",
+    pa.time64("ns"): "TIME_NS",
+    pa.timestamp("s"): "TIMESTAMP_S",
+    pa.timestamp("ms"): "TIMESTAMP_MS",
+    pa.timestamp("us"): "TIMESTAMP",
+    pa.timestamp("ns"): "TIMESTAMP_NS",
+}
+
+
+class ViewColumn(NamedTuple):
+    """A column of a view. `field` is the topic's own, None for a column of the system."""
+
+    name: str
+    type: pa.DataType
+    sql_type: str
+    field: pa.Field | None = None
+
+
+_OFFSET: Final = ViewColumn("_offset", pa.int64(), "BIGINT")
+_TIME: Final = ViewColumn("_time", TIME_TYPE, "TIMESTAMP WITH TIME ZONE")
+_PART: Final = ViewColumn("_part", pa.int32(), "INTEGER")
+_OP: Final = ViewColumn("_op", pa.string(), "VARCHAR")
+
+
+def view_columns(info: TopicInfo, *, log: bool) -> tuple[ViewColumn, ...]:
+    """Return the columns of a topic's view, or of its log's, in order."""
+    system = [_OFFSET, _TIME]
+    if info.partitions:
+        system.append(_PART)
+    if log:
+        system.append(_OP)
+    own = (
+        ViewColumn(field.name, field.type, duckdb_type(field.type), field) for field in info.schema
+    )
+    return (*system, *own)
+
+
+def duckdb_type(data_type: pa.DataType) -> str:
+    """Return the name of the type that DuckDB gives to values of an Arrow type."""
+    simple = _SIMPLE.get(data_type)
+    if simple is not None:
+        return simple
+    if pt.is_timestamp(data_type):
+        return "TIMESTAMP WITH TIME ZONE"
+    if pt.is_fixed_size_binary(data_type):
+        return "BLOB"
+    if pt.is_decimal(data_type):
+        return f"DECIMAL({data_type.precision},{data_type.scale})"
+    if pt.is_list(data_type) or pt.is_large_list(data_type):
+        return f"{duckdb_type(data_type.value_type)}[]"
+    if pt.is_fixed_size_list(data_type):
+        return f"{duckdb_type(data_type.value_type)}[{data_type.list_size}]"
+    if pt.is_map(data_type):
+        return f"MAP({duckdb_type(data_type.key_type)}, {duckdb_type(data_type.item_type)})"
+    if pt.is_struct(data_type):
+        fields = (f"{quoted_name(field.name)} {duckdb_type(field.type)}" for field in data_type)
+        return f"STRUCT({', '.join(fields)})"
+    raise InvalidRequest("column has a type that SQL does not know", type=data_type)
+
+
+def quoted_name(name: str) -> str:
+    """Write `name` as an identifier of SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def column_id(field: pa.Field) -> bytes | None:
+    """Return the id of a topic's column, None if the field carries none."""
+    metadata = field.metadata
+    if metadata:
+        for key in _ID_KEYS:
+            if key in metadata:
+                number: bytes = metadata[key]
+                return number
+    return None

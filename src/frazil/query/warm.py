@@ -1,0 +1,214 @@
+"""Files of the disk tier as SQL: which of them are read, and how their rows become the view's.
+
+Files of one schema version are one scan. Columns are found by id: one that a file does not have is
+null, one with an older name or type is renamed and cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.log.format import OP_DELETE, OP_NAMES
+from frazil.query.lockdown import quoted_text
+from frazil.query.views import ViewColumn, column_id, quoted_name
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from frazil.query.pruning import Limits
+    from frazil.query.sources import SnapshotFile, TopicSnapshot
+
+__all__ = ["FileGroup", "WarmFile", "file_groups", "group_sql", "kept_files", "operation_sql"]
+
+Register = Callable[[pa.Table], str]
+"""Makes a table known to the connection and returns its name."""
+
+OFFSET: Final = "_offset"
+OPERATION: Final = "_op"
+
+
+class WarmFile(NamedTuple):
+    """A file and the snapshot that pins it."""
+
+    file: SnapshotFile
+    snapshot: TopicSnapshot
+
+
+class FileGroup(NamedTuple):
+    """Files that one scan can read: `cut` is None if no row lies beyond it."""
+
+    files: list[WarmFile]
+    part: int | None
+    cut: int | None
+    has_dead: bool
+    has_deletes: bool
+    in_place: bool
+
+
+def kept_files(snapshots: Sequence[TopicSnapshot], limits: Limits) -> list[WarmFile]:
+    """Return the files that can have rows within the limits and below the cut, in order."""
+    return [
+        WarmFile(file, snapshot)
+        for snapshot in snapshots
+        for file in snapshot.files
+        if file.offset_first < snapshot.cut
+        and file.rows
+        and limits.may_match(_FileBounds(file, snapshot).of)
+    ]
+
+
+def file_groups(
+    files: Sequence[WarmFile], *, keyed: bool, by_part: bool
+) -> list[tuple[FileGroup, npt.NDArray[np.int64] | None]]:
+    """Divide files by how they must be read, each group with the offsets that are dead in it."""
+    dead_of: dict[int, npt.NDArray[np.int64]] = {}
+    found: dict[tuple[Any, ...], FileGroup] = {}
+    for warm in files:
+        file, snapshot = warm
+        if keyed and id(snapshot) not in dead_of:
+            dead_of[id(snapshot)] = snapshot.dead()
+        has_dead = keyed and _count_dead(dead_of[id(snapshot)], file) > 0
+        cut = snapshot.cut if file.offset_last >= snapshot.cut else None
+        has_deletes = keyed and file.deletes > 0
+        in_place = snapshot.file_path(file) is not None
+        separate = id(snapshot) if by_part or has_dead else 0
+        key = (file.schema, separate, cut, has_dead, has_deletes, in_place)
+        group = found.get(key)
+        if group is None:
+            part = snapshot.part if separate else None
+            group = FileGroup([], part, cut, has_dead, has_deletes, in_place)
+            found[key] = group
+        group.files.append(warm)
+    return [
+        (group, _dead_in(group, dead_of) if group.has_dead else None) for group in found.values()
+    ]
+
+
+def group_sql(
+    group: FileGroup,
+    dead: npt.NDArray[np.int64] | None,
+    columns: Sequence[ViewColumn],
+    register: Register,
+    *,
+    keyed: bool,
+) -> str:
+    """Return the SELECT that reads a group of files as the view's columns."""
+    first = group.files[0]
+    schema = first.snapshot.file_schema(first.file)
+    names = {column.name: _source_name(column, schema) for column in columns}
+    shown = ", ".join(
+        f"{_expression(column, names[column.name], group.part, keyed=keyed)} AS "
+        f"{quoted_name(column.name)}"
+        for column in columns
+    )
+    conditions = []
+    if group.cut is not None:
+        conditions.append(f"f.{OFFSET} < {group.cut}")
+    if group.has_deletes:
+        conditions.append(f"f.{OPERATION} <> {OP_DELETE}")
+    if group.in_place:
+        source = _parquet_scan(group.files)
+    else:
+        needed = [name for name in names.values() if name is not None]
+        if group.cut is not None or dead is not None:
+            needed.append(OFFSET)
+        if group.has_deletes:
+            needed.append(OPERATION)
+        source = register(_read_tables(group.files, needed or [OFFSET]))
+    clauses = ["SELECT", shown, "FROM", source, "AS f"]
+    if dead is not None:
+        marks = register(pa.table({OFFSET: pa.array(dead, pa.int64())}))
+        clauses.append(f"ANTI JOIN {marks} AS d ON f.{OFFSET} = d.{OFFSET}")
+    if conditions:
+        clauses += ["WHERE", " AND ".join(conditions)]
+    return " ".join(clauses)
+
+
+def operation_sql(source: str) -> str:
+    """Return the expression for the name of a coded operation."""
+    cases = " ".join(f"WHEN {code} THEN {quoted_text(name)}" for code, name in _names())
+    return f"CASE {source} {cases} END"
+
+
+def _names() -> Iterable[tuple[int, str]]:
+    return sorted(OP_NAMES.items())
+
+
+def _parquet_scan(files: Sequence[WarmFile]) -> str:
+    paths = [snapshot.file_path(file) for file, snapshot in files]
+    listed = ", ".join(quoted_text(path) for path in paths if path is not None)
+    return f"read_parquet([{listed}], hive_partitioning = false)"
+
+
+def _read_tables(files: Sequence[WarmFile], names: Sequence[str]) -> pa.Table:
+    wanted = list(dict.fromkeys(names))
+    return pa.concat_tables([snapshot.read_file(file, wanted) for file, snapshot in files])
+
+
+def _source_name(column: ViewColumn, schema: pa.Schema) -> str | None:
+    """Return the column of the file that a view's column comes from, None if there is none."""
+    if column.field is None:
+        return None if column.name == "_part" else column.name
+    number = column_id(column.field)
+    if number is None:
+        return column.name if column.name in schema.names else None
+    for field in schema:
+        if column_id(field) == number:
+            name: str = field.name
+            return name
+    return None
+
+
+def _expression(column: ViewColumn, source: str | None, part: int | None, *, keyed: bool) -> str:
+    if column.name == "_part":
+        return "NULL::INTEGER" if part is None else f"{part}::INTEGER"
+    if column.field is None and column.name == OPERATION:
+        return operation_sql(f"f.{OPERATION}") if keyed else "'append'"
+    if source is None:
+        return f"CAST(NULL AS {column.sql_type})"
+    # A cast to the type that a value has already costs nothing: DuckDB leaves it out.
+    return f"CAST(f.{quoted_name(source)} AS {column.sql_type})"
+
+
+def _count_dead(dead: npt.NDArray[np.int64], file: SnapshotFile) -> int:
+    first, end = np.searchsorted(dead, [file.offset_first, file.offset_last + 1])
+    return int(end - first)
+
+
+def _dead_in(group: FileGroup, dead_of: dict[int, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Return the dead offsets within the range of the group's files."""
+    dead = dead_of[id(group.files[0].snapshot)]
+    low = min(warm.file.offset_first for warm in group.files)
+    high = max(warm.file.offset_last for warm in group.files)
+    first, end = np.searchsorted(dead, [low, high + 1])
+    return dead[first:end]
+
+
+class _FileBounds:
+    """The least and greatest values in a file, as its facts say."""
+
+    def __init__(self, file: SnapshotFile, snapshot: TopicSnapshot) -> None:
+        self._file = file
+        self._snapshot = snapshot
+
+    def of(self, column: ViewColumn) -> tuple[Any, Any, pa.DataType] | None:
+        file = self._file
+        if column.field is None:
+            if column.name == OFFSET:
+                return file.offset_first, file.offset_last, column.type
+            if column.name == "_time":
+                return file.time_first, file.time_last, column.type
+            if column.name == "_part":
+                part = self._snapshot.part
+                return part, part, column.type
+            return None
+        schema = self._snapshot.file_schema(file)
+        name = _source_name(column, schema)
+        facts = file.columns.get(name) if name is not None else None
+        if name is None or facts is None:
+            return None
+        return facts[0], facts[1], schema.field(name).type
