@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from frazil import __version__
-from frazil.cli import bench, config, demo, doctor, log, publish, read, topic
+from frazil.cli import bench, config, demo, doctor, get, log, publish, read, sql, tier, top, topic
 from frazil.cli.failures import EXIT_BROKEN_PIPE, RootGroup, quiet_stdout, report
 from frazil.cli.session import Output, Session
 
@@ -25,6 +25,10 @@ app = typer.Typer(
 app.add_typer(topic.app, name="topic")
 app.command("publish")(publish.publish)
 app.command("read")(read.read)
+app.command("get", context_settings={"ignore_unknown_options": True})(get.get)
+app.command("sql")(sql.sql)
+app.command("top")(top.top)
+app.add_typer(tier.app, name="tier")
 app.add_typer(log.app, name="log")
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")

@@ -33,6 +33,8 @@ FLAGS: Final = ("--debug",)
 OWNER: Final = "config"
 """The command that has most options of these names itself, and what it lacks."""
 OWNER_LACKS: Final = ("--data", "-d")
+OWN: Final = {"sql": ("-c",)}
+"""Options with a value that mean something else to a command than they do before it."""
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:
@@ -46,6 +48,11 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
     while waiting:
         argument = waiting.pop(0)
         names = OWNER_LACKS if rest[:1] == [OWNER] else WITH_VALUE
+        if argument in OWN.get(rest[0] if rest else "", ()):
+            # With its value, which may look like an option.
+            rest += [argument, *waiting[:1]]
+            del waiting[:1]
+            continue
         if argument == "--":
             rest += [argument, *waiting]
             break

@@ -1,0 +1,107 @@
+"""`frazil tier`: what lies in memory and in files, and moving it by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from frazil.cli.output import print_json, print_table, size_text
+from frazil.cli.session import session_of
+
+if TYPE_CHECKING:
+    from frazil.engine import Engine
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at the memory and disk tiers, flush and evict.", no_args_is_help=True)
+
+Topic = Annotated[str | None, typer.Argument(help="One topic; all topics without it.")]
+
+
+@app.command("ls")
+def list_tiers(context: typer.Context, topic: Topic = None) -> None:
+    """List what each topic has in memory and in files, or the files of one topic."""
+    session = session_of(context)
+    with session.engine() as engine:
+        found = _summaries(engine) if topic is None else engine.tier_files(topic)
+    if session.as_json:
+        print_json(found)
+    elif topic is None:
+        print_table(
+            ("topic", "offsets", "flushed", "in memory", "files", "rows", "size"),
+            [
+                (
+                    each["topic"],
+                    f"{each['start']:,} .. {each['head']:,}",
+                    f"{each['flushed']:,}",
+                    size_text(each["memory_bytes"]),
+                    each["files"],
+                    f"{each['file_rows']:,}",
+                    size_text(each["file_bytes"]),
+                )
+                for each in found
+            ],
+        )
+    else:
+        names = ("topic", "file", "offsets", "rows", "size", "partition", "schema", "purpose")
+        print_table(names, [_file_row(each) for each in found])
+
+
+def _file_row(each: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        each["topic"],
+        each["file"],
+        f"{each['offset_first']:,} .. {each['offset_last']:,}",
+        f"{each['rows']:,}",
+        size_text(each["bytes"]),
+        each["partition"],
+        each["schema"],
+        each["purpose"],
+    )
+
+
+def _summaries(engine: Engine) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name, stats in sorted(engine.stats()["per_topic"].items()):
+        # Refused without a memory tier, and then there are no figures of it either.
+        files = engine.tier_files(name)
+        tiers = stats["tiers"]
+        found.append(
+            {
+                "topic": name,
+                "start": stats["start"],
+                "head": stats["head"],
+                "flushed": tiers["flushed"],
+                "memory_start": tiers["memory_start"],
+                "memory_bytes": tiers["memory_bytes"],
+                "files": len(files),
+                "file_rows": sum(each["rows"] for each in files),
+                "file_bytes": sum(each["bytes"] for each in files),
+            }
+        )
+    return found
+
+
+@app.command()
+def flush(context: typer.Context, topic: Topic = None) -> None:
+    """Write what memory holds to files; on return they are synced and registered."""
+    session = session_of(context)
+    with session.engine() as engine:
+        found = engine.flush(topic)
+    if session.as_json:
+        print_json(found)
+        return
+    print_table(("topic", "flushed up to"), [(name, f"{end:,}") for name, end in found.items()])
+
+
+@app.command()
+def evict(context: typer.Context, topic: Topic = None) -> None:
+    """Let go of what lies elsewhere, too: flushed records in memory, committed files."""
+    session = session_of(context)
+    with session.engine() as engine:
+        found = engine.evict(topic)
+    if session.as_json:
+        print_json(found)
+        return
+    print_table(("topic", "freed"), [(name, size_text(size)) for name, size in found.items()])
