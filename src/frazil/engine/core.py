@@ -196,8 +196,11 @@ class Engine(TierCalls):
     def _unbind(self, spec: TopicSpec) -> None:
         self._parents.pop(spec.name, None)
         gone = self._topics.pop(spec.name, None)
+        self._topics_version += 1
         if gone is not None:
             gone.refusal = lambda: NotFound("topic was deleted", topic=spec.name)
+            if self.tiers is not None:
+                self.tiers.unbind(gone.state.id)
 
     def _remove_files(self, topic_id: int) -> None:
         """Remove what a lane left that never came to work."""
@@ -358,6 +361,7 @@ class Engine(TierCalls):
                     lane.control(control)
         finally:
             runtime.codec.use(runtime.state.schemas)
+            self._topics_version += 1
 
     def _redefine(self, spec: TopicSpec, changes: Mapping[str, Any]) -> TopicSpec:
         # A lane may lack the last change of a call that failed; the main journal has all of them.

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from frazil.config import Settings
-    from frazil.engine.core import Engine
     from frazil.engine.lanes import LaneRuntime
+    from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
     from frazil.log.state import TopicState
@@ -59,7 +59,7 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "on_full": spec.on_full or log.on_full,
         "holds": dict(sorted(state.holds.items())),
         "oldest_kept_by": _oldest_kept_by([runtime.lane]),
-        "watermarks": _watermarks(state),
+        "watermarks": _watermarks(runtime),
         "gaps": [_range(special) for special in state.ranges if special.kind == "gap"],
         "lost": [_range(special) for special in state.ranges if special.kind == "lost"],
         "producers": len(state.producers),
@@ -112,13 +112,17 @@ def _oldest_kept_by(lanes: Iterable[LaneRuntime]) -> list[dict[str, Any]]:
     ]
 
 
-def _watermarks(state: TopicState) -> dict[str, int]:
-    return {
-        "start": state.start,
+def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
+    state = runtime.state
+    marks = {
+        "start": runtime.history.range(state.id).first,
         "floor": state.floor,
         "durable": state.durable,
         "head": state.next,
     }
+    if runtime.tiers is not None:
+        marks["flushed"] = runtime.tiers.flushed
+    return marks
 
 
 def _range(special: Any) -> dict[str, Any]:
@@ -128,18 +132,25 @@ def _range(special: Any) -> dict[str, Any]:
 def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
     """Count what one topic holds."""
     state = runtime.state
-    missing = sum(max(0, special.end - max(special.first, state.start)) for special in state.ranges)
+    start = runtime.history.range(state.id).first
+    missing = sum(max(0, special.end - max(special.first, start)) for special in state.ranges)
+    stored = state.bytes_local
+    own: dict[str, Any] = {}
+    if runtime.tiers is not None:
+        stored += sum(file.size for file in runtime.tiers.disk.files(state.id))
+        own["tiers"] = runtime.tiers.stats()
     return {
-        "message_count": state.visible - state.start - missing,
-        "bytes_stored": state.bytes_local,
+        "message_count": state.visible - start - missing,
+        "bytes_stored": stored,
         "gaps": sum(1 for special in state.ranges if special.kind == "gap"),
         "lost_records": sum(s.end - s.first for s in state.ranges if s.kind == "lost"),
-        **_watermarks(state),
+        **_watermarks(runtime),
+        **own,
     }
 
 
 def engine_stats(
-    engine: Engine, lanes: Sequence[LaneRuntime], topics: Sequence[TopicRuntime]
+    engine: Registry, lanes: Sequence[LaneRuntime], topics: Sequence[TopicRuntime]
 ) -> dict[str, Any]:
     """Count what the whole engine holds and did since it was opened."""
     per_topic = {runtime.name: topic_stats(runtime) for runtime in topics}
@@ -162,11 +173,12 @@ def engine_stats(
             "damage": dict(engine.upkeep.damage),
             "segments_freed": engine.upkeep.segments_freed,
         },
+        "tiers": None if engine.tiers is None else engine.tiers.stats(),
         "per_topic": per_topic,
     }
 
 
-def health(engine: Engine, lanes: Sequence[LaneRuntime]) -> str:
+def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
     """Return `ok`, `degraded` (publishing goes on, somebody should look) or `failed`."""
     if any(lane.journal.failed is not None for lane in lanes):
         return "failed"
@@ -182,6 +194,8 @@ def health(engine: Engine, lanes: Sequence[LaneRuntime]) -> str:
     if lost or upkeep.publishing_stopped or engine.metadata_failed:
         return "degraded"
     if upkeep.damage or upkeep.errors:
+        return "degraded"
+    if engine.tiers is not None and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
         return "degraded"
     return "ok"
 

@@ -74,6 +74,8 @@ class Registry:
         self._parents: dict[str, TopicSpec] = {}
         self._deleting: dict[int, TopicSpec] = {}
         """Topics that nobody can see any more and that the journal does not know as deleted yet."""
+        self._topics_version = 0
+        """Counts the changes of topics and their columns."""
         self._sources: list[HistorySource] = []
         self.tiers: Tiers | None = None
         """Memory and disk; None if the log serves alone."""
@@ -230,6 +232,7 @@ class Registry:
         return self._indexer.rebuild([lane.journal for lane in self._all_lanes()], states)
 
     def _bind(self, spec: TopicSpec) -> None:
+        self._topics_version += 1
         if spec.partitions:
             self._parents[spec.name] = spec
             for part in self._runtimes(spec.name) if spec.primary_key else ():

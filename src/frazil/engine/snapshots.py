@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tier_calls import TierCalls
     from frazil.engine.topic_tiers import TopicTiers
-    from frazil.query.sources import Request, TopicName
+    from frazil.query.sources import Request, TopicName, TopicSnapshot
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.disk_file import DiskFile
 
@@ -156,7 +156,7 @@ class EngineSources:
         """Return all topics, without the parts of partitioned ones."""
         engine = self._engine
         found: dict[TopicName, TopicInfo] = {}
-        for name in engine.topics():
+        for name in engine.names():
             try:
                 runtimes = engine.parts_of(name)
             except NotFound:
@@ -171,7 +171,7 @@ class EngineSources:
         as_of_offset: int | None = None,
         as_of_time: Any = None,
         min_offset: int | None = None,
-    ) -> dict[TopicName, list[EngineSnapshot]]:
+    ) -> Mapping[TopicName, Sequence[TopicSnapshot]]:
         """Take snapshots of topics at one instant."""
         engine = self._engine
         engine.check_open()
@@ -195,7 +195,7 @@ class EngineSources:
             for _topic, snapshot in taken:
                 snapshot.close()
             raise
-        result: dict[TopicName, list[EngineSnapshot]] = {}
+        result: dict[TopicName, list[TopicSnapshot]] = {}
         for topic, snapshot in taken:
             result.setdefault(topic, []).append(snapshot)
         return result

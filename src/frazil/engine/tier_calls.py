@@ -69,16 +69,36 @@ class TierCalls(Registry):
         self._tiers()
         with self._control:
             if self._query_engine is None:
-                from frazil.query.engine import QueryEngine
-
-                self._query_engine = QueryEngine(
-                    EngineSources(self),
-                    self.settings.query,
-                    directories=[self.paths.disk],
-                    clock=self.clock,
-                )
-                self._tiers().pressure.on_red(self.cancel_queries)
+                self._query_engine = self._new_query_engine()
+                self._tiers().pressure.on_red(self._cancel_for_memory)
             return self._query_engine
+
+    def _new_query_engine(self) -> QueryEngine:
+        try:
+            from frazil.query.engine import QueryEngine
+            from frazil.query.pool import PoolLimits
+        except ImportError as error:
+            raise InvalidRequest("SQL needs DuckDB, install frazil[query]", error=error) from error
+        query = self.settings.query
+        limits = PoolLimits(
+            directories=[self.paths.disk],
+            temp_directory=f"{self.paths.run}/duckdb",
+            threads=query.threads,
+            memory_bytes=query.memory_bytes,
+            concurrency_max=query.concurrency_max,
+            wait_s=query.wait_s,
+            timeout_s=query.timeout_s,
+        )
+        return QueryEngine(
+            EngineSources(self),
+            limits,
+            clock=self.clock,
+            result_bytes_ahead=query.result_bytes_ahead,
+        )
+
+    def _cancel_for_memory(self) -> None:
+        if self._query_engine is not None:
+            self._query_engine.cancel_all("memory is short, publishes come first")
 
     def _tiers(self) -> Tiers:
         if self.tiers is None:
@@ -122,14 +142,17 @@ class TierCalls(Registry):
             ]
         return found
 
+    def names(self) -> list[str]:
+        """Return the names of all topics, without the parts of partitioned ones."""
+        names = [n for n, r in list(self._topics.items()) if not r.state.spec.part_of]
+        return [*names, *self._parents]
+
     # -- for snapshots ---------------------------------------------------------------------------
 
     @property
     def topics_version(self) -> int:
         """Return a number that changes with the topics and their columns."""
-        return hash(
-            tuple((runtime.name, runtime.codec.version) for runtime in self._topics.values())
-        )
+        return self._topics_version
 
     def parts_of(self, name: str) -> list[TopicRuntime]:
         """Return a topic, or all parts of a partitioned one."""

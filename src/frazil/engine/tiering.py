@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.engine.disk_upkeep import DiskUpkeep
 from frazil.engine.marks import keep_marks
+from frazil.engine.told import write_told
 from frazil.engine.topic_tiers import TopicTiers
-from frazil.errors import Closed, FrazilError, NotFound, Overloaded
+from frazil.errors import Closed, NotFound
 from frazil.telemetry import event, warn
 from frazil.tiers.disk import DiskTier
 from frazil.tiers.pressure import Pressure
@@ -73,6 +75,7 @@ class Tiers:
         self.marks_directory = engine.paths.marks
         self.disk.convert = self._convert
         self.disk.on_damage = self._rebuild
+        self.files = DiskUpkeep(engine, self)
         # Without threads time passes as the simulation says, and memory is what it counts.
         simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "wait": _no_wait}
         self.pressure = Pressure(engine.settings.memory, engine.clock, **simulated)
@@ -212,11 +215,17 @@ class Tiers:
         if self._is_due("pressure", self.settings.memory.rss_check_s):
             self.pressure.refresh()
         for topic in self.topics:
-            if not topic.loaded:
-                continue
-            topic.settle(SETTLE_ROWS)
+            if topic.loaded:
+                topic.settle(SETTLE_ROWS)
             if self._stopping:
                 return
+        if self._is_due("told", 1.0):
+            self._guard("told", self.tell)
+
+    def tell(self) -> None:
+        """Write down what there is to tell, for `frazil top` in another process."""
+        if self._threads:
+            write_told(self._engine)
 
     # -- moving ----------------------------------------------------------------------------------
 
@@ -232,7 +241,9 @@ class Tiers:
         if self._is_due("commit", 1.0):
             self._guard("commit", self.judge_commits)
         if self._is_due("disk", 1.0):
-            self._guard("cap", self.check_cap)
+            self._guard("cap", self.files.check_cap)
+            self._guard("retention", self.files.retain)
+            self._guard("deleted", self.files.drop_deleted)
             for topic in self.topics:
                 if self._stopping:
                     return
@@ -316,20 +327,6 @@ class Tiers:
             else:
                 self.queue.pop(topic.id, None)
 
-    # -- the cap of the disk tier ----------------------------------------------------------------
-
-    def check_cap(self) -> None:
-        """Keep the files below their cap: evict what is safely elsewhere, else hold the writers."""
-        floors = {topic.id: topic.state.floor for topic in self.topics}
-        self.disk.evict(floors)
-        full = self.disk.usage() > self.settings.disk.bytes_max
-        for topic in self.topics:
-            runtime = topic.runtime
-            if full and runtime.refusal is None:
-                runtime.refusal = _CapStop(self.disk, self.settings.disk.bytes_max)
-            elif not full and isinstance(runtime.refusal, _CapStop):
-                runtime.refusal = None
-
     # -- what the disk tier asks for -------------------------------------------------------------
 
     def _convert(self, topic_id: int, version: int, batch: Any) -> Any:
@@ -346,12 +343,7 @@ class Tiers:
         return {
             "pressure": self.pressure.snapshot()._asdict(),
             "signals_fired": dict(self.fired),
-            "disk": {
-                "bytes": self.disk.usage(),
-                "bytes_max": self.settings.disk.bytes_max,
-                "purposes": self.disk.purposes(),
-                "files": sum(len(self.disk.files(topic.id)) for topic in self.topics),
-            },
+            "disk": self.files.stats(),
             "commit_queue": [
                 msgspec.to_builtins(due) for due in list(self.queue.values())[:QUEUE_TOLD_MAX]
             ],
@@ -362,20 +354,3 @@ class Tiers:
 def _no_wait(event: threading.Event, timeout_s: float) -> bool:
     del timeout_s
     return event.is_set()
-
-
-class _CapStop:
-    """The refusal of publishes while the disk tier is full of what is nowhere else."""
-
-    def __init__(self, disk: DiskTier, bytes_max: int) -> None:
-        self._disk = disk
-        self._bytes_max = bytes_max
-
-    def __call__(self) -> FrazilError:
-        return Overloaded(
-            "the disk tier is full of records that are nowhere else; raise disk.bytes_max, shorten "
-            "retention or let the lake catch up",
-            bytes=self._disk.usage(),
-            bytes_max=self._bytes_max,
-            retry_after_ms=1000,
-        )

@@ -197,7 +197,7 @@ class Upkeep:
         """
         engine = self._engine
         files = engine.file_system
-        if engine.main.journal.failed is not None or not self._time_trusted():
+        if engine.main.journal.failed is not None or not self.time_trusted():
             # What a failed journal says of its topics may not be durable.
             return
         if files.stat(engine.paths.lanes) is None:
@@ -268,7 +268,8 @@ class Upkeep:
         self._engine.note_segments(lane)
         return len(gone)
 
-    def _time_trusted(self) -> bool:
+    def time_trusted(self) -> bool:
+        """Tell whether what is decided by the wall clock may be decided now."""
         clock = self._engine.clock
         return self._clock_watch.trusted(now_us=clock.now_us(), monotonic_s=clock.monotonic())
 
@@ -295,7 +296,7 @@ class Upkeep:
         }
         return RetentionView(
             now_us=self._engine.clock.now_us(),
-            time_trusted=self._time_trusted(),
+            time_trusted=self.time_trusted(),
             delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
             policies=policies,
             released=dict(self._released),
@@ -312,7 +313,7 @@ class Upkeep:
         forever = Policy(age_us=FOREVER, bytes_max=FOREVER)
         return RetentionView(
             now_us=self._engine.clock.now_us(),
-            time_trusted=self._time_trusted(),
+            time_trusted=self.time_trusted(),
             delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
             policies=dict.fromkeys(topics, forever),
             released=dict(self._released),
@@ -340,10 +341,16 @@ class Upkeep:
         bytes_max = self._settings.retention_bytes if limit is None else limit
         released = self._released.get(state.id, 0)
         size, _oldest = held_bytes(state, journal.segments, released)
+        tiers = self._engine.tiers
+        if tiers is not None:
+            size += tiers.files.held_bytes(runtime)
         if size <= bytes_max:
             self._unblock(runtime)
         elif (spec.on_full or self._settings.on_full) == "expire":
-            self._expire(runtime, bytes_max, released)
+            if tiers is None:
+                self._expire(runtime, self._quota_end(runtime, bytes_max, released))
+            else:
+                self._expire(runtime, tiers.files.quota_end(runtime, bytes_max))
         elif runtime.refusal is None:
             runtime.refusal = _QuotaStop(spec.name, size, bytes_max)
 
@@ -351,8 +358,8 @@ class Upkeep:
         if isinstance(runtime.refusal, _QuotaStop):
             runtime.refusal = None
 
-    def _expire(self, runtime: TopicRuntime, bytes_max: int, released: int) -> None:
-        """Give up the oldest held records of one topic, as a declared gap, and move its holds."""
+    def _quota_end(self, runtime: TopicRuntime, bytes_max: int, released: int) -> int:
+        """Return the offset below which segments must go for a topic to be within its quota."""
         state, lane = runtime.state, runtime.lane
         target = max(state.floor, released)
         for segment in lane.journal.segments[:-1]:
@@ -363,6 +370,11 @@ class Upkeep:
             size, _oldest = held_bytes(state, lane.journal.segments, target)
             if size <= bytes_max:
                 break
+        return target
+
+    def _expire(self, runtime: TopicRuntime, target: int) -> None:
+        """Give up the oldest held records of one topic, as a declared gap, and move its holds."""
+        state, lane = runtime.state, runtime.lane
         floor = state.floor
         if target <= floor:
             return
@@ -372,6 +384,8 @@ class Upkeep:
             if state.holds.get(name, target) < target:
                 moved = msgspec.msgpack.encode((STATE_HOLD, name, target))
                 lane.control(Control(fmt.KIND_STATE, state.id, moved))
+        if runtime.tiers is not None and self._engine.tiers is not None:
+            self._engine.tiers.files.expire(runtime.tiers, target)
 
     def scrub(self) -> None:
         """Read one sealed segment that was not read for long and compare it with its hash (F3)."""

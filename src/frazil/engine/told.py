@@ -1,0 +1,34 @@
+"""What a running engine tells other processes: its `stats`, about once a second, in a small file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from frazil.engine import facts
+from frazil.fs import write_fully
+
+if TYPE_CHECKING:
+    from frazil.engine.registry import Registry
+
+NAME = "stats.json"
+
+
+def write_told(engine: Registry) -> None:
+    """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
+    files, directory = engine.file_system, engine.paths.run
+    stats = facts.engine_stats(engine, engine.lanes, engine.runtimes)
+    told = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
+    data = msgspec.json.encode(told, enc_hook=str)
+    files.make_directory(directory)
+    fresh = f"{directory}/{NAME}.tmp"
+    if files.stat(fresh) is not None:
+        files.unlink(fresh)
+    file = files.open(fresh, "create")
+    try:
+        write_fully(file, 0, [data])
+    finally:
+        file.close()
+    files.rename(fresh, f"{directory}/{NAME}")
