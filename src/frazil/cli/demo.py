@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import attrs
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
 
+from frazil.cli.demo_changes import CHANGE_COLUMNS, change_of
 from frazil.cli.demo_ledger import Ledger
-from frazil.cli.demo_records import COLUMNS, Tally, encode_message, encode_row
+from frazil.cli.demo_records import COLUMNS, encode_message, encode_row
+from frazil.cli.demo_verify import MESSAGES, READINGS, STOCK, TOPICS, verify
+from frazil.cli.demo_view import Aggregate, Shown, aggregate, tier_facts, topic_facts, view
 from frazil.cli.measuring import percentile
-from frazil.cli.output import console, note, size_text
+from frazil.cli.output import note, size_text
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings
 from frazil.config_sources import parse_assignments
@@ -26,17 +26,18 @@ from frazil.errors import CODES, CorruptionError, FrazilError, Overloaded
 from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from frazil.model import Ack
 
 __all__ = ["demo"]
 
-MESSAGES: Final = "/demo/messages"
-READINGS: Final = "/demo/readings"
-TOPICS: Final = (MESSAGES, READINGS)
-WRITERS: Final = 16
+WRITERS: Final = {MESSAGES: 16, READINGS: 16, STOCK: 4}
 """Tasks that publish to each topic."""
+SHARES: Final = {MESSAGES: 0.7, READINGS: 0.2, STOCK: 0.1}
+"""The topics' shares of the stream."""
 RETENTION_BYTES: Final = 256 << 20
 SEGMENT_BYTES: Final = "16MiB"
+SIGNALS: Final = {"flush_offsets": 20_000, "flush_changes": 2_000, "flush_age_s": 10}
+"""So low that files appear within seconds."""
 VIEW_S: Final = 1.0
 REFUSED_PAUSE_S: Final = 0.5
 
@@ -60,11 +61,12 @@ def demo(
 
 
 def _settings(session: Session) -> Settings:
-    # Small segments, so that rotation, sealing and retention can be watched.
+    # Small segments and a short memory, so that all that moves can be watched.
     overrides = {
         "log.segment_bytes_max": SEGMENT_BYTES,
         "log.retention_check_s": 5.0,
         "log.ballast_bytes": 0,
+        "memory.retention_s": "30s",
         **parse_assignments(session.assignments),
     }
     if session.data is not None:
@@ -120,71 +122,46 @@ class _Demo:
         asyncio.get_running_loop().remove_signal_handler(number)
         self.stop.set()
 
-    # -- what was before -------------------------------------------------------------------------
-
     async def _verify(self, engine: AsyncEngine, ledger: Ledger) -> bool:
-        known = set(engine.topics("demo"))
-        if not known and not ledger.ends:
+        """Show that what was acked before is there; return whether something is lost."""
+        if not engine.topics("demo") and not ledger.ends:
             typer.echo(
                 f"first run in {engine.engine.paths.root}: stop it with Ctrl-C, or kill -9 it, "
                 "then start it again"
             )
             return False
         typer.echo("reading everything back …")
-        problems: list[str] = []
-        records = acked = 0
-        for name in TOPICS:
-            tally = Tally(acked_end=ledger.ends.get(name, 0))
-            if name in known:
-                await self._read_back(engine, name, tally)
-            if self.stop.is_set():
-                typer.echo(f"stopped after {records + tally.records:,} records were verified")
-                return False
-            tally.finish()
-            problems += [f"{name}: {problem}" for problem in tally.problems]
-            records += tally.records
-            acked += tally.acked
-            self.ends[name] = tally.offset_next
-            for writer, number in tally.last.items():
-                self.numbers[name, writer] = number + 1
-        if problems:
-            for problem in problems:
+        found = await verify(engine, ledger.ends, self.stop)
+        if found.stopped:
+            typer.echo(f"stopped after {found.records:,} records were verified")
+            return False
+        self.ends, self.numbers = found.ends, found.numbers
+        if found.problems:
+            for problem in found.problems:
                 note(f"error: {problem}")
             note("error: records were lost; `frazil doctor` says what happened")
             return True
         typer.echo(
-            f"nothing lost: {records:,} records verified, "
-            f"{acked:,} of them acked before the last stop"
+            f"nothing lost: {found.records:,} records verified, "
+            f"{found.acked:,} of them acked before the last stop; "
+            f"{found.keys:,} keys have the rows that their changes make"
         )
         return False
-
-    async def _read_back(self, engine: AsyncEngine, name: str, tally: Tally) -> None:
-        topic = engine.topic(name)
-        tally.offset_next = topic.stats()["start"]
-        try:
-            async for batch in topic.read():
-                tally.take(batch.data, batch.offset)
-                if self.stop.is_set():
-                    return
-        except CorruptionError as error:
-            tally.problems.append(str(error))
 
     # -- now -------------------------------------------------------------------------------------
 
     async def _publish(self, engine: AsyncEngine, ledger: Ledger, seconds: float | None) -> None:
-        options: dict[str, Any] = {"exist_ok": True, "retention_bytes": RETENTION_BYTES}
-        await engine.create_topic(MESSAGES, **options)
-        await engine.create_topic(READINGS, COLUMNS, **options)
-        # Four fifths of the stream are messages, the rest rows.
-        shares = ((MESSAGES, 0.8), (READINGS, 0.2))
+        await self._create_topics(engine)
+        # The first query loads DuckDB; those that are shown do not.
+        await asyncio.to_thread(_ask, engine)
         tasks = [
-            asyncio.create_task(self._write(engine, name, writer, self.rate * share / WRITERS))
-            for name, share in shares
-            for writer in range(WRITERS)
+            asyncio.create_task(self._write(engine, name, writer, self.rate * share / count))
+            for (name, share), count in zip(SHARES.items(), WRITERS.values(), strict=True)
+            for writer in range(count)
         ]
         begin = time.perf_counter()
         end = None if seconds is None else begin + seconds
-        with _view() as show:
+        with view() as show:
             seen = begin
             while not self.stop.is_set():
                 left = VIEW_S if end is None else min(VIEW_S, end - time.perf_counter())
@@ -193,8 +170,9 @@ class _Demo:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.stop.wait(), left)
                 await asyncio.to_thread(ledger.note, dict(self.ends))
+                answer = await asyncio.to_thread(_ask, engine)
                 moment, self.now, past = time.perf_counter(), _Second(), self.now
-                show(self._facts(engine, past, moment - seen), self._heads(engine))
+                show(self._shown(engine, past, moment - seen, answer))
                 seen = moment
         self.stop.set()
         await asyncio.gather(*tasks)
@@ -205,11 +183,17 @@ class _Demo:
         )
         typer.echo("start it again: it shows that none of them is lost, and goes on")
 
+    async def _create_topics(self, engine: AsyncEngine) -> None:
+        options: dict[str, Any] = {"exist_ok": True, "retention_bytes": RETENTION_BYTES}
+        options["signals"] = SIGNALS
+        await engine.create_topic(MESSAGES, **options)
+        await engine.create_topic(READINGS, COLUMNS, **options)
+        await engine.create_topic(STOCK, CHANGE_COLUMNS, primary_key="id", **options)
+
     async def _write(self, engine: AsyncEngine, name: str, writer: int, rate: float) -> None:
         """Publish one record after another at a rate, each acked as fsynced before the next."""
-        topic = engine.topic(name)
         number = self.numbers.get((name, writer), 0)
-        due = time.perf_counter() + writer / WRITERS / rate
+        due = time.perf_counter() + writer / WRITERS[name] / rate
         while not self.stop.is_set():
             await asyncio.sleep(max(0.0, min(due - time.perf_counter(), 1.0)))
             started = time.perf_counter()
@@ -218,10 +202,7 @@ class _Demo:
             # After a pause the stream goes on at its rate; it does not catch up.
             due = max(due + 1 / rate, started)
             try:
-                if name == MESSAGES:
-                    ack = await topic.append(encode_message(writer, number), ack="fsynced")
-                else:
-                    ack = await topic.append(encode_row(writer, number), ack="fsynced")
+                ack = await _send(engine, name, writer, number)
             except Overloaded:
                 self.now.refused += 1
                 await asyncio.sleep(REFUSED_PAUSE_S)
@@ -235,10 +216,12 @@ class _Demo:
             self.ends[name] = max(self.ends.get(name, 0), ack.offset + 1)
             self.now.acks.append(time.perf_counter() - started)
 
-    def _facts(self, engine: AsyncEngine, past: _Second, seconds: float) -> dict[str, str]:
+    def _shown(
+        self, engine: AsyncEngine, past: _Second, seconds: float, answer: Aggregate | None
+    ) -> Shown:
         stats = engine.stats()
         journal = stats["journals"][0]
-        return {
+        facts = {
             "records/s": f"{len(past.acks) / seconds:,.0f}",
             "ack p50": f"{percentile(past.acks, 0.5) * 1e3:.2f} ms",
             "ack p99": f"{percentile(past.acks, 0.99) * 1e3:.2f} ms",
@@ -249,31 +232,32 @@ class _Demo:
             **({"refused": str(past.refused)} if past.refused else {}),
             **({} if stats["health"] == "ok" else {"health": stats["health"]}),
         }
-
-    def _heads(self, engine: AsyncEngine) -> dict[str, str]:
-        found = {name: engine.engine.topic_stats(name) for name in TOPICS}
-        return {name: f"{each['start']:,} .. {each['head']:,}" for name, each in found.items()}
+        topics = [topic_facts(name, stats["per_topic"][name]) for name in TOPICS]
+        return Shown(facts, tier_facts(stats), topics, answer)
 
 
-@contextlib.contextmanager
-def _view() -> Iterator[Any]:
-    """Give a function that shows facts: a live table on a terminal, a line each time elsewhere."""
-    screen = console()
-    if not screen.is_terminal:
+async def _send(engine: AsyncEngine, name: str, writer: int, number: int) -> Ack:
+    """Publish the record or the change of this number."""
+    ack: Ack
+    if name == MESSAGES:
+        ack = await engine.topic(name).append(encode_message(writer, number), ack="fsynced")
+    elif name == READINGS:
+        ack = await engine.topic(name).append(encode_row(writer, number), ack="fsynced")
+    else:
+        change = change_of(writer, number)
+        topic: Any = engine.engine.topic(name)
+        if change.op == "upsert":
+            ack = await asyncio.to_thread(topic.upsert, change.columns, ack="fsynced")
+        elif change.op == "update":
+            ack = await asyncio.to_thread(topic.update, change.key, change.columns, ack="fsynced")
+        else:
+            ack = await asyncio.to_thread(topic.delete, change.key, ack="fsynced")
+    return ack
 
-        def show_line(facts: dict[str, str], heads: dict[str, str]) -> None:
-            typer.echo("  ".join(f"{k}={v}" for k, v in {**facts, **heads}.items()))
 
-        yield show_line
-        return
-    with Live(console=screen, auto_refresh=False, transient=True) as live:
-
-        def show_table(facts: dict[str, str], heads: dict[str, str]) -> None:
-            table = Table(*facts, title="frazil demo - Ctrl-C stops it", title_justify="left")
-            table.add_row(*facts.values())
-            topics = Table("topic", "offsets")
-            for name, text in heads.items():
-                topics.add_row(name, text)
-            live.update(Group(table, topics), refresh=True)
-
-        yield show_table
+def _ask(engine: AsyncEngine) -> Aggregate | None:
+    """Ask SQL; if it is refused, this look goes without."""
+    try:
+        return aggregate(engine.engine)
+    except (Overloaded, CorruptionError):
+        return None
