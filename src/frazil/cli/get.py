@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
+import pyarrow as pa
 import typer
 
 from frazil.cli.output import note, print_json, print_table
@@ -17,8 +18,6 @@ from frazil.ingest.json_rows import JsonRowReader, parse_csv_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pyarrow as pa
 
     from frazil.engine import Engine
 
@@ -75,13 +74,20 @@ def parse_key(text: str, schema: pa.Schema, names: Sequence[str]) -> dict[str, o
     elif text.lstrip().startswith(("[", "{")):
         found = _from_json(text, schema, names)
     else:
-        (cells,) = csv.reader([text])
-        if len(cells) != len(names):
-            _refuse(text, names)
-        found = parse_csv_row(names, cells, schema)
+        found = _from_csv(text, schema, names)
     if any(value is None for value in found.values()):
         _refuse(text, names)
     return found
+
+
+def _from_csv(text: str, schema: pa.Schema, names: Sequence[str]) -> dict[str, object]:
+    try:
+        (cells,) = csv.reader([text], strict=True)
+    except (csv.Error, ValueError) as error:
+        raise InvalidRequest("key is not one line of CSV", key=text, cause=error) from error
+    if len(cells) != len(names):
+        _refuse(text, names)
+    return parse_csv_row(names, cells, schema)
 
 
 def _from_json(text: str, schema: pa.Schema, names: Sequence[str]) -> dict[str, object]:
@@ -93,11 +99,9 @@ def _from_json(text: str, schema: pa.Schema, names: Sequence[str]) -> dict[str, 
         value = dict(zip(names, value, strict=True))
     if not isinstance(value, dict) or set(value) != set(names):
         _refuse(text, names)
-    fields = [column_of(schema, name) for name in names]
-    import pyarrow as pa
-
-    return JsonRowReader(pa.schema(fields)).convert({name: value[name] for name in names})
+    key = pa.schema([column_of(schema, name) for name in names])
+    return JsonRowReader(key).convert({name: value[name] for name in names})
 
 
-def _refuse(text: str, names: Sequence[str]) -> None:
+def _refuse(text: str, names: Sequence[str]) -> NoReturn:
     raise InvalidRequest("key must have a value for each key column", key=text, columns=names)

@@ -17,6 +17,11 @@ LINES = [
     ("--set a=b config show", "--set a=b config show"),
     ("read t --data", "read t --data"),
     ("publish config --output json", "--output json publish config"),
+    ("sql -c select --data d", "--data d sql -c select"),
+    ("--data d sql -c --data -o json", "--data d -o json sql -c --data"),
+    ("-c f sql -c q", "-c f sql -c q"),
+    ("sql --config f -c", "--config f sql -c"),
+    ("topic list -c f", "-c f topic list"),
 ]
 
 
