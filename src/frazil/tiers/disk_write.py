@@ -45,6 +45,8 @@ FILES_MAX: Final = 256
 OPEN_MAX: Final = 16
 """So many files are open at once; beyond it the largest is finished, and another one begun."""
 ROW_GROUP_BYTES_MAX: Final = 64 << 20
+KEYED_GROUP_ROWS_MAX: Final = 16 * 1024
+"""A look-up by key decodes one row group: those of keyed topics are small. Scans do not mind."""
 
 
 class _Part:
@@ -112,8 +114,9 @@ class SetWriter:
         self._count = 0
         self._keep = False
         self._limits = settings = settings or tier.settings
+        group_rows = settings.row_group_rows
         self._settings = ParquetSettings(
-            row_group_rows=settings.row_group_rows,
+            row_group_rows=min(group_rows, KEYED_GROUP_ROWS_MAX) if shape else group_rows,
             row_group_bytes=min(settings.writer_bytes_max, ROW_GROUP_BYTES_MAX),
             level=settings.zstd_level,
         )

@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 COUNTS_KEY: Final = "frazil.counts"
+SAMPLE_ROWS: Final = 4096
+SAMPLE_ROWS_MIN: Final = 256
 _SCHEMA_KEY: Final = b"ARROW:schema"
 _PACKED: Final = {"_offset": "DELTA_BINARY_PACKED", "_time": "DELTA_BINARY_PACKED"}
 _HAS_BLOOM: Final = (
@@ -200,29 +202,47 @@ class RowsWriter:
         self._pending = [batch for batch in rest.to_batches() if batch.num_rows]
         self._pending_rows = len(rest)
         self.held_bytes = sum(batch.nbytes for batch in self._pending)
-        writer, _ = self._open()
+        writer, _ = self._open(table)
         writer.write_table(table.slice(0, count), row_group_size=group_rows)
 
-    def _open(self) -> tuple[pq.ParquetWriter, SeamSink]:
+    def _open(self, sample: pa.Table | None = None) -> tuple[pq.ParquetWriter, SeamSink]:
         if self._writer is None or self._sink is None:
+            repeating = _repeating(self.schema, sample)
             self._sink = SeamSink(self._file_system, self.path, throttle=self._throttle)
             self._writer = pq.ParquetWriter(
                 self._sink,
                 self.schema,
                 metadata_collector=self._collected,
-                **_options(self.schema, self._key_names, self._settings),
+                **_options(self.schema, self._key_names, self._settings, repeating),
             )
         return self._writer, self._sink
 
 
+def _repeating(schema: pa.Schema, sample: pa.Table | None) -> list[str]:
+    """Return the columns whose values repeat, so that a dictionary of them is worth its cost."""
+    names = [name for name in schema.names if name not in _PACKED]
+    if sample is None or len(sample) < SAMPLE_ROWS_MIN:
+        return names
+    part = sample.slice(0, SAMPLE_ROWS)
+    found: list[str] = []
+    for name in names:
+        column = part.column(name)
+        if pa.types.is_nested(column.type) or 2 * len(column.unique()) <= len(part):
+            found.append(name)
+    return found
+
+
 def _options(
-    schema: pa.Schema, key_names: Sequence[str], settings: ParquetSettings
+    schema: pa.Schema,
+    key_names: Sequence[str],
+    settings: ParquetSettings,
+    repeating: list[str],
 ) -> dict[str, object]:
     options: dict[str, object] = {
         "compression": settings.compression,
         "compression_level": settings.level,
         "data_page_size": settings.page_bytes,
-        "use_dictionary": [name for name in schema.names if name not in _PACKED],
+        "use_dictionary": repeating,
         "column_encoding": {name: _PACKED[name] for name in schema.names if name in _PACKED},
         "write_page_checksum": True,
         "write_page_index": True,

@@ -1,0 +1,295 @@
+"""The disk tier gives records back by offset, and never a wrong or a missing one silently."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from frazil.errors import CorruptionError, NotFound, Unavailable
+from frazil.log.history import ChainedHistory
+from frazil.log.present import bitmap_of
+from frazil.log.state import RANGE_GAP, RANGE_LOST
+from frazil.testing import Fault, FaultyFileSystem
+from frazil.tiers import disk_history
+from tests.unit.tiers.disk_world import (
+    BY_COUNTRY,
+    SCHEMA,
+    TOPIC,
+    World,
+    field,
+    row,
+    rows_of,
+    time_of,
+)
+
+KINDS = [
+    pytest.param({"keyed": True}, id="one file"),
+    pytest.param({"keyed": True, "partition_by": BY_COUNTRY}, id="by country"),
+]
+
+
+def opened(**options):
+    """Return a world with an open tier and small row groups."""
+    world = World(row_group_rows=16, **options)
+    world.tier.open()
+    return world
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bytes_max", [1, 500, 1 << 20])
+def test_any_offset_and_any_size_will_do(kind, bytes_max):
+    """Reading may start anywhere; pieces are small as asked, but never empty."""
+    world = opened(**kind)
+    world.flush(0, 70)
+    world.flush(70, 100)
+    for first in (0, 1, 15, 16, 69, 70, 99):
+        rows, _ = world.history(first, bytes_max=bytes_max)
+        assert rows == [world.expected(each) for each in range(first, 100)]
+    piece = world.tier.read(TOPIC, offset=0, bytes_max=bytes_max)
+    assert sum(batch.data.nbytes for batch in piece.batches[1:]) <= bytes_max
+    if bytes_max == 1:
+        assert piece.offset_next == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_join_without_a_seam(kind, monkeypatch):
+    """Rows of several files are put in order in many small windows as in one."""
+    monkeypatch.setattr(disk_history, "AHEAD_BYTES", 1000)
+    monkeypatch.setattr(disk_history, "WINDOW_ROWS_MIN", 8)
+    world = opened(**kind)
+    world.flush(0, 300)
+    world.check(0, 300)
+
+
+def test_below_the_range_is_not_found():
+    """An offset below the start is NotFound and names the first available one."""
+    world = opened()
+    world.flush(0, 20)
+    world.flush(20, 40)
+    world.tier.expire(TOPIC, 20)
+    with pytest.raises(NotFound) as caught:
+        world.tier.read(TOPIC, offset=19, bytes_max=100)
+    assert caught.value.details["offset_first"] == 20
+    assert ChainedHistory([world.tier]).range(TOPIC).first == 20
+
+
+def test_at_the_end_nothing_is_there_yet():
+    """At the flushed mark and for an unknown topic a read is empty and stays where it is."""
+    world = opened()
+    world.flush(0, 20)
+    assert world.tier.read(TOPIC, offset=20, bytes_max=100) == ([], 20, ())
+    assert world.tier.read(99, offset=0, bytes_max=100) == ([], 0, ())
+    assert world.tier.range(99).end == 0
+
+
+def test_gaps_are_told_as_the_log_tells_them():
+    """A gap is told before the batch behind it, cut to where the reader stands."""
+    world = opened()
+    world.flush(0, 30, gaps=[(10, 15, RANGE_GAP), (15, 18, RANGE_GAP), (28, 30, RANGE_GAP)])
+    piece = world.tier.read(TOPIC, offset=5, bytes_max=1 << 20)
+    assert (piece.offset_next, piece.gaps) == (10, ())
+    piece = world.tier.read(TOPIC, offset=12, bytes_max=1 << 20)
+    (batch,) = piece.batches
+    assert [(gap.first, gap.end) for gap in batch.gaps] == [(12, 15), (15, 18)]
+    assert (batch.offset, piece.offset_next) == (18, 28)
+    piece = world.tier.read(TOPIC, offset=28, bytes_max=1 << 20)
+    assert (piece.batches, piece.offset_next) == ([], 30)
+    assert [(gap.first, gap.end) for gap in piece.gaps] == [(28, 30)]
+
+
+def test_a_gap_before_lost_records_is_told_first():
+    """A gap that ends where records were lost is told; the next read is refused."""
+    world = opened()
+    world.flush(0, 30, gaps=[(10, 15, RANGE_GAP), (15, 18, RANGE_LOST)])
+    piece = world.tier.read(TOPIC, offset=10, bytes_max=100)
+    assert piece.offset_next == 15
+    assert len(piece.gaps) == 1
+    with pytest.raises(CorruptionError):
+        world.tier.read(TOPIC, offset=15, bytes_max=100)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_finds_the_first_offset(kind):
+    """The offset at a time is the first one appended at or after it, over all files."""
+    world = opened(**kind)
+    world.flush(0, 70)
+    world.flush(70, 100)
+    for offset in range(0, 100, 10):
+        assert world.tier.offset_at(TOPIC, time_us=time_of(offset)) == offset
+        assert world.tier.offset_at(TOPIC, time_us=time_of(offset) - 1) == offset
+    assert world.tier.offset_at(TOPIC, time_us=time_of(99) + 1) is None
+    assert world.tier.offset_at(99, time_us=0) is None
+
+
+def test_old_files_are_read_under_the_current_columns():
+    """A file of an older version is converted, and bitmaps follow their columns by id."""
+    world = opened(keyed=True)
+    world.flush(0, 30)
+    current = pa.schema(
+        [
+            field("extra", pa.int32(), 9),
+            field("number", pa.int64(), 3),
+            field("id", pa.string(), 1, nullable=False),
+        ]
+    )
+    seen = []
+
+    def convert(topic, version, batch):
+        seen.append((topic, version, batch.schema.names))
+        extra = pa.nulls(batch.num_rows, pa.int32())
+        columns = [extra, batch.column("n"), batch.column("id")]
+        return pa.RecordBatch.from_arrays(columns, schema=current)
+
+    world.tier.convert = convert
+    rows, _ = world.history()
+    assert set(seen[0][2]) == set(SCHEMA.names)
+    assert seen[0][:2] == (TOPIC, 1)
+    for offset, found in enumerate(rows):
+        assert (found["number"], found["id"], found["extra"]) == (offset, row(offset)["id"], None)
+        moved = bitmap_of([1, 2], 3) if offset % 7 == 3 else None
+        assert found["_present"] == moved
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def damage_group(world, file, number):
+    """Flip a bit in the last byte of a column's pages in a row group; return its offsets."""
+    reader = world.tier.readers.reader(file)
+    group = reader._parquet.metadata.row_group(number)
+    column = group.column(reader.schema.get_field_index("n"))
+    start = column.dictionary_page_offset or column.data_page_offset
+    place = start + column.total_compressed_size - 1
+    bounds = reader.bounds(number)
+    world.tier.readers.forget(file)
+    world.files.corrupt(
+        world.tier.path(file), lambda data: data.__setitem__(place, data[place] ^ 16)
+    )
+    return bounds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit_is_refused_with_its_range(kind):
+    """Only records that the damaged row group has are refused; reading goes on behind them."""
+    world = opened(**kind)
+    world.flush(0, 90)
+    first, last = damage_group(world, world.tier.files(TOPIC)[0], 1)
+    rows, refused = [], set()
+    at = 0
+    while at < 90:
+        try:
+            piece = world.tier.read(TOPIC, offset=at, bytes_max=300)
+        except CorruptionError as error:
+            facts = error.details
+            assert facts["offset_first"] == at
+            refused |= set(range(at, facts["offset_next"]))
+            at = facts["offset_next"]
+            continue
+        for batch in piece.batches:
+            rows += rows_of(batch)
+        at = piece.offset_next
+    step = 3 if kind.get("partition_by") else 1
+    assert refused == set(range(first, last + 1, step))
+    assert rows == [world.expected(each) for each in range(90) if each not in refused]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_flip_is_noticed_or_harmless(kind):
+    """A flipped bit anywhere in a file never changes a record that is given."""
+    world = opened(**kind)
+    world.flush(0, 60)
+    generator = random.Random(5)
+    noticed = 0
+    for _ in range(60):
+        file = generator.choice(world.tier.files(TOPIC))
+        path = world.tier.path(file)
+        good = world.files.read_bytes(path)
+        place, bit = generator.randrange(len(good)), generator.randrange(8)
+        world.files.corrupt(
+            path, lambda data, p=place, b=bit: data.__setitem__(p, data[p] ^ 1 << b)
+        )
+        tier = world.reopened().tier
+        assert tier.verify(file) != ""
+        try:
+            rows, _ = world.history(tier=tier)
+            assert rows == [world.expected(each) for each in range(60)]
+        except CorruptionError:
+            noticed += 1
+        world.files.write_bytes(path, good)
+    assert noticed > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_file_is_rebuilt_from_the_log(kind):
+    """While the log has the range, a reader of a damaged file gets its records all the same."""
+    world = opened(**kind)
+    world.flush(0, 40)
+    world.flush(40, 80)
+    broken = world.tier.files(TOPIC)[0]
+    damage_group(world, broken, 0)
+
+    def rebuild(topic, file):
+        span = world.tier.set_of(file)
+        world.flush(span.first, span.end, replaces=span.files)
+        return True
+
+    world.tier.on_damage = rebuild
+    world.check(0, 80)
+    aside = [path for path in world.files.paths() if "quarantine" in path]
+    assert [path for path in aside if path.endswith(broken.name)]
+    assert [path for path in aside if path.endswith(".reason")]
+    assert len(aside) == 2, "whole files of the set are removed, not put aside"
+    world.reopened().check(0, 80)
+
+
+def test_a_file_that_cannot_be_rebuilt_stays():
+    """When the log has the range no more, the file stays, and the engine is asked again later."""
+    world = opened()
+    (file,) = world.flush(0, 20)
+    damage_group(world, file, 0)
+    asked = []
+    world.tier.on_damage = lambda topic, each: asked.append((topic, each.name)) or False
+    for _ in range(3):
+        with pytest.raises(CorruptionError):
+            world.tier.read(TOPIC, offset=0, bytes_max=100)
+    assert asked == [(TOPIC, file.name)]
+    world.clock.advance(61_000_000)
+    with pytest.raises(CorruptionError):
+        world.tier.read(TOPIC, offset=0, bytes_max=100)
+    assert len(asked) == 2
+    assert world.tier.path(file) in world.files.paths()
+
+
+def test_trouble_with_the_disk_is_not_damage():
+    """A read that fails is Unavailable and may be tried again; the file is not called damaged."""
+    world = opened()
+    world.flush(0, 20)
+    asked = []
+    for nth in range(1, 6):
+        tier = world.new_tier(FaultyFileSystem(world.files, [Fault("read_at", nth)]))
+        tier.on_damage = lambda topic, file: asked.append(file) or False
+        tier.open()
+        with pytest.raises(Unavailable):
+            for _ in range(6):
+                world.history(tier=tier)
+                tier.readers.close()
+        assert world.history(tier=tier)[0] == [world.expected(each) for each in range(20)]
+    assert asked == []
+
+
+def test_readers_follow_files_that_move():
+    """A reader goes on while files are merged and descriptors are short."""
+    world = opened(open_files_max=1)
+    for first in range(0, 200, 20):
+        world.flush(first, first + 20)
+    rows, at = [], 0
+    while at < 200:
+        piece = world.tier.read(TOPIC, offset=at, bytes_max=100)
+        rows += rows_of(piece.batches[0])
+        at = piece.offset_next
+        if at % 16 == 0:
+            world.tier.merge_once(TOPIC)
+    assert rows == [world.expected(each) for each in range(200)]
+    assert len(world.tier.files(TOPIC)) < 10

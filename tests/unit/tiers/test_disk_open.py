@@ -1,0 +1,296 @@
+"""A start brings directory and metadata together: nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from frazil.errors import CorruptionError
+from frazil.metadata import Transaction
+from frazil.tiers.disk_catalog import TopicFiles, TopicMarks
+from frazil.tiers.disk_file import DiskFile, Member, SetName, set_name
+from frazil.tiers.disk_plan import plan_topic
+from tests.unit.tiers.disk_world import BY_COUNTRY, QUARANTINE, TOPIC, World
+
+
+def opened(**options):
+    """Return a world with an open tier and small row groups."""
+    world = World(row_group_rows=16, **options)
+    world.tier.open()
+    return world
+
+
+def names_on_disk(world):
+    """Return the names of the data files in the topic's directory."""
+    paths = [path for path in world.files.paths() if f"/{TOPIC:08x}/" in path]
+    return {path.rpartition("/")[2] for path in paths if path.endswith(".parquet")}
+
+
+def names_registered(world):
+    """Return the names that the tier knows."""
+    return {file.name for file in world.tier.files(TOPIC)}
+
+
+def test_lost_metadata_is_rebuilt_from_the_directory():
+    """Without any metadata the tier is as before: rows, marks, gaps, sizes and facts."""
+    world = opened(keyed=True, partition_by=BY_COUNTRY)
+    for first in range(0, 200, 40):
+        world.flush(first, first + 40, deltas=[first])
+    lost = World(files=world.files, keyed=True, partition_by=BY_COUNTRY)
+    assert lost.tier.open() == {TOPIC: 200}
+    lost.check(0, 200)
+    assert lost.tier.files(TOPIC) == world.tier.files(TOPIC)
+    assert lost.reopened().tier.files(TOPIC) == world.tier.files(TOPIC)
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_metadata_may_be_from_before_a_merge(kept):
+    """Metadata that lost its last changes meets merged files: each offset is there once."""
+    world = opened(partition_by=BY_COUNTRY, small_file_bytes=1 << 20)
+    stores = [world.store.clone()]
+    for first in range(0, 80, 20):
+        world.flush(first, first + 20)
+        stores.append(world.store.clone())
+    assert world.tier.merge_once(TOPIC)
+    stores.append(world.store.clone())
+    after = world.reopened(store=stores[kept])
+    after.check(0, 80)
+    assert names_on_disk(after) == names_registered(after) == names_registered(world)
+
+
+def test_a_crash_between_merging_and_unlinking_leaves_no_double():
+    """Old files whose range a registered file holds are removed at the next start."""
+    world = opened()
+    for first in range(0, 80, 20):
+        world.flush(first, first + 20)
+    before = {path: world.files.read_bytes(path) for path in world.files.paths()}
+    assert world.tier.merge_once(TOPIC)
+    for path, data in before.items():
+        world.files.write_bytes(path, data)
+    after = world.reopened()
+    after.check(0, 80)
+    assert len(names_on_disk(after)) == 1
+
+
+def test_expired_sets_do_not_come_back():
+    """A file below the start that could not be removed is not taken in again."""
+    world = opened()
+    world.flush(0, 20)
+    old = {path: world.files.read_bytes(path) for path in world.files.paths()}
+    world.flush(20, 40)
+    assert world.tier.expire(TOPIC, 20) > 0
+    for path, data in old.items():
+        world.files.write_bytes(path, data)
+    after = world.reopened()
+    after.check(20, 40)
+    assert len(names_on_disk(after)) == 1
+
+
+def test_a_missing_file_is_told_and_refused():
+    """A registered file that is gone stays known: reads of its range raise, others work."""
+    world = opened()
+    for first in (0, 20, 40):
+        world.flush(first, first + 20)
+    gone = world.tier.files(TOPIC)[1]
+    world.files.unlink(world.tier.path(gone))
+    after = world.reopened()
+    assert "missing" in after.tier.warnings[0]
+    with pytest.raises(CorruptionError) as caught:
+        after.tier.read(TOPIC, offset=25, bytes_max=1000)
+    facts = caught.value.details
+    assert (facts["offset_first"], facts["offset_next"]) == (25, 40)
+    assert after.history(first=40)[0] == [world.expected(each) for each in range(40, 60)]
+
+
+def test_a_hole_without_any_trace_is_told_and_refused():
+    """When metadata and files of a range are both lost, the range is refused, not skipped."""
+    world = opened()
+    for first in (0, 20, 40):
+        world.flush(first, first + 20)
+    world.files.unlink(world.tier.path(world.tier.files(TOPIC)[1]))
+    lost = World(files=world.files)
+    lost.tier.open()
+    assert lost.tier.warnings
+    with pytest.raises(CorruptionError) as caught:
+        lost.tier.read(TOPIC, offset=20, bytes_max=1000)
+    assert caught.value.details["offset_next"] == 40
+    assert lost.tier.flushed(TOPIC) == 60
+
+
+def test_what_cannot_be_read_is_put_aside():
+    """An unknown file that is damaged is moved to quarantine with a reason, never removed."""
+    world = opened()
+    world.flush(0, 20)
+    name = set_name(SetName(20, 40, 0, "00c0ffee"))
+    path = f"/data/disk/{TOPIC:08x}/{name}"
+    world.files.write_bytes(path, b"PAR1 but no more than that")
+    after = world.reopened()
+    after.check(0, 20)
+    aside = f"{QUARANTINE}/disk-{TOPIC:08x}-{name}"
+    assert world.files.read_bytes(aside) == b"PAR1 but no more than that"
+    assert b"parquet" in world.files.read_bytes(f"{aside}.reason")
+
+
+def test_a_file_under_a_foreign_name_is_put_aside():
+    """A file that was renamed or copied from elsewhere never joins a set."""
+    world = opened()
+    (file,) = world.flush(0, 20)
+    data = world.files.read_bytes(world.tier.path(file))
+    name = set_name(SetName(20, 40, 0, "00c0ffee"))
+    world.files.write_bytes(f"/data/disk/{TOPIC:08x}/{name}", data)
+    after = world.reopened()
+    after.check(0, 20)
+    assert [path for path in world.files.paths() if path.startswith(QUARANTINE)]
+
+
+def test_unfinished_sets_are_kept_when_metadata_is_suspect():
+    """An incomplete unknown set is removed, but put aside when metadata may have lost its row."""
+    for suspect in (False, True):
+        world = opened(partition_by=BY_COUNTRY)
+        world.flush(0, 20)
+        store = world.store.clone()
+        world.flush(20, 40)
+        world.files.unlink(world.tier.path(world.tier.files(TOPIC)[-1]))
+        after = world.reopened(store=store, suspect=suspect)
+        after.check(0, 20)
+        aside = [path for path in world.files.paths() if path.startswith(QUARANTINE)]
+        assert bool(aside) == suspect
+        assert len(names_on_disk(after)) == 3
+
+
+def test_a_dropped_topic_stays_dropped():
+    """A topic whose removal was cut off is removed by the next start."""
+    world = opened()
+    world.flush(0, 20)
+    picture = world.tier.picture(TOPIC)
+    marks = msgspec.structs.replace(picture.marks, dropped=True)
+    world.tier.rows.change(TOPIC, marks)
+    after = world.reopened()
+    assert after.tier.topics == []
+    assert names_on_disk(after) == set()
+    assert after.store.list("/disk/") == []
+
+
+def test_dropping_a_topic_removes_rows_and_files():
+    """A dropped topic has no file, no row and no range; others keep theirs."""
+    world = opened(keyed=True)
+    world.flush(0, 20)
+    world.tier.drop_topic(TOPIC)
+    assert world.files.paths() == []
+    assert world.store.list("/disk/") == []
+    assert world.tier.range(TOPIC).end == 0
+    world.tier.drop_topic(TOPIC)
+
+
+def test_a_damaged_row_is_refused():
+    """Metadata that cannot be decoded is corruption, not an empty tier."""
+    world = opened()
+    world.flush(0, 20)
+    key = world.store.list("/disk/")[0].key
+    world.store.commit(Transaction(puts={key: b"\xc1"}))
+    with pytest.raises(CorruptionError):
+        world.reopened()
+
+
+def test_a_file_that_shrank_is_damaged():
+    """A registered file with another size is told at the start, and not read."""
+    world = opened()
+    (file,) = world.flush(0, 20)
+    world.files.corrupt(world.tier.path(file), lambda data: data.__delitem__(slice(50, None)))
+    after = world.reopened()
+    assert "instead of" in after.tier.warnings[0]
+    with pytest.raises(CorruptionError):
+        after.tier.read(TOPIC, offset=0, bytes_max=1000)
+
+
+def test_many_files_are_no_burden():
+    """Ten thousand files are opened, read and found by bisection."""
+    files = [disk_file(first, first + 10) for first in range(0, 100_000, 10)]
+    picture = TopicFiles(TOPIC, files, TopicMarks(start=0, flushed=100_000))
+    assert len(picture.spans) == 10_000
+    assert picture.holes == ()
+    assert [file.offset_first for file in picture.overlapping(50_005, 50_025)] == [
+        50_000,
+        50_010,
+        50_020,
+    ]
+    assert picture.overlapping(99_999, 200_000) == [picture.files[-1]]
+
+
+# -- the plan alone --------------------------------------------------------------------------------
+
+
+def disk_file(first, end, *, number=0, total=1, set_id="00000001", name=None):
+    """Return a registered file of one set."""
+    name = name or set_name(SetName(first, end, number, set_id))
+    return DiskFile(
+        topic=TOPIC,
+        name=name,
+        members=(Member(first, end, total, name),),
+        offset_first=first,
+        offset_last=end - 1,
+        rows=end - first,
+        bytes=100,
+        crc=1,
+        footer_crc=1,
+        schema=1,
+        created_us=1,
+    )
+
+
+def plan(known, unknown, *, start=0, missing=(), suspect=False):
+    """Plan for registered and unknown files, all of them on disk but the missing ones."""
+    flushed = max([file.set_end for file in known], default=0)
+    picture = TopicFiles(TOPIC, known, TopicMarks(start=start, flushed=flushed))
+    on_disk = [file for file in (*known, *unknown) if file not in missing]
+    sizes = {file.name: file.bytes for file in on_disk}
+    return plan_topic(picture, sizes, unknown, suspect=suspect)
+
+
+def test_plan_takes_the_chain_that_reaches_furthest():
+    """Of overlapping unknown sets those are adopted that hold most, the others are removed."""
+    one = disk_file(50, 100, set_id="0000000a")
+    two = disk_file(100, 150, set_id="0000000c")
+    other = disk_file(50, 120, set_id="0000000b")
+    made = plan([disk_file(0, 50)], [one, two, other])
+    assert [found.id for found, _ in made.adopt] == ["0000000a", "0000000c"]
+    assert made.unlink == [other.name]
+    assert not made.quarantine
+
+
+def test_plan_puts_aside_what_overlaps_in_part():
+    """A whole set that is held in part by another one may have the only copy of the rest."""
+    odd = disk_file(40, 120, set_id="0000000b")
+    made = plan([disk_file(0, 50), disk_file(50, 100)], [odd])
+    assert made.adopt == []
+    assert list(made.quarantine) == [odd.name]
+    assert made.unlink == []
+
+
+def test_plan_replaces_sets_that_a_larger_one_takes_in():
+    """A set that holds registered ones and more takes their place."""
+    known = [disk_file(0, 50), disk_file(50, 100)]
+    merged = disk_file(0, 150, set_id="0000000b")
+    made = plan(known, [merged])
+    ((found, gone),) = made.adopt
+    assert (found.id, gone) == ("0000000b", tuple(known))
+    assert sorted(made.unlink) == sorted(file.name for file in known)
+
+
+def test_plan_forgets_broken_sets_that_others_hold():
+    """Rows of missing files go when another set holds their range, else they stay as damaged."""
+    known = [disk_file(0, 50), disk_file(50, 100)]
+    merged = disk_file(0, 50, set_id="0000000b")
+    made = plan(known, [merged], missing=known)
+    assert made.forget == [known[0]]
+    assert list(made.damaged) == [known[1].name]
+    assert [found.id for found, _ in made.adopt] == ["0000000b"]
+
+
+def test_plan_needs_all_files_of_a_set():
+    """A set is whole when a file tells the number of files and all of them are there."""
+    early = disk_file(0, 10, number=0, total=0)
+    late = disk_file(0, 10, number=1, total=2)
+    assert len(plan([], [early, late]).adopt) == 1
+    assert plan([], [early]).unlink == [early.name]
+    assert plan([], [late]).unlink == [late.name]

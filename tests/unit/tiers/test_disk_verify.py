@@ -1,0 +1,119 @@
+"""Damage at rest is found by reading, once, and files are put aside only when replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.tiers import disk_verify
+from tests.unit.tiers.disk_world import QUARANTINE, TOPIC, World
+
+
+def opened(count=3):
+    """Return a world with some sets, reopened, so that nothing is known to be good."""
+    world = World(keyed=True)
+    world.tier.open()
+    for first in range(0, 20 * count, 20):
+        world.flush(first, first + 20)
+    return world
+
+
+def flip(world, file):
+    """Flip a bit in the middle of a file."""
+    middle = file.bytes // 2
+    world.files.corrupt(
+        world.tier.path(file), lambda data: data.__setitem__(middle, data[middle] ^ 4)
+    )
+
+
+def test_a_verified_file_costs_a_stat():
+    """Bytes are read once; as long as a file does not change, verifying it again reads nothing."""
+    world = opened()
+    world = world.reopened()
+    file = world.tier.files(TOPIC)[0]
+    reads = world.files.read_count
+    assert world.tier.verify(file) == ""
+    assert world.files.read_count > reads
+    reads = world.files.read_count
+    assert world.tier.verify(file) == ""
+    assert world.files.read_count == reads
+
+
+def test_a_file_just_written_is_known_to_be_good():
+    """What this process wrote is not read again to be verified."""
+    world = opened()
+    reads = world.files.read_count
+    assert [world.tier.verify(file) for file in world.tier.files(TOPIC)] == [""] * 3
+    assert world.files.read_count == reads
+
+
+def test_faults_are_named():
+    """A changed byte, another size and a missing file are told apart."""
+    world = opened()
+    one, two, three = world.tier.files(TOPIC)
+    world = world.reopened()
+    flip(world, one)
+    assert "checksum" in world.tier.verify(one)
+    world.files.corrupt(world.tier.path(two), lambda data: data.append(0))
+    assert "instead of" in world.tier.verify(two)
+    world.files.unlink(world.tier.path(three))
+    assert "missing" in world.tier.verify(three)
+
+
+def test_scrubbing_finds_silent_damage():
+    """Files that were not verified for long are read, though nothing about them changed."""
+    world = opened()
+    broken = world.tier.files(TOPIC)[1]
+    seen = world.tier.damage._seen[TOPIC, broken.name]
+    flip(world, broken)
+    world.tier.damage._seen[TOPIC, broken.name] = seen._replace(
+        modified_ns=world.files.stat(world.tier.path(broken)).modified_ns
+    )
+    assert world.tier.verify(broken) == "", "a stat alone cannot see it"
+    assert world.tier.scrub_once() == 0, "not due yet"
+    world.clock.advance(int(25 * 3600 * 1e6))
+    reported = []
+    world.tier.on_damage = lambda topic, file: reported.append(file.name) or False
+    assert world.tier.scrub_once() == 1
+    assert reported == [broken.name]
+    assert list(world.tier.damage.damaged()) == [(TOPIC, broken.name)]
+    reads = world.files.read_count
+    assert world.tier.scrub_once() == 0
+    assert world.files.read_count == reads, "none is due again"
+
+
+def test_scrubbing_is_done_in_portions(monkeypatch):
+    """One call reads a limited number of bytes; further calls get to all files."""
+    monkeypatch.setattr(disk_verify, "SCRUB_BYTES", 1)
+    world = opened()
+    world.clock.advance(int(25 * 3600 * 1e6))
+    reads = []
+    for _ in range(4):
+        before = world.files.read_count
+        world.tier.scrub_once()
+        reads.append(world.files.read_count - before)
+    assert all(reads[:3])
+    assert reads[3] == 0
+
+
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_a_damaged_file_is_put_aside_only_when_replaced(rebuilt):
+    """A file in quarantine has a replacement; without one it stays, with its row."""
+    world = opened()
+    broken = world.tier.files(TOPIC)[1]
+    flip(world, broken)
+
+    def rebuild(topic, file):
+        if rebuilt:
+            world.flush(20, 40, replaces=(file,))
+        return rebuilt
+
+    world.tier.on_damage = rebuild
+    world.clock.advance(int(25 * 3600 * 1e6))
+    assert world.tier.scrub_once() == 1
+    aside = [path for path in world.files.paths() if path.startswith(QUARANTINE)]
+    assert len(aside) == (2 if rebuilt else 0)
+    known = [file.name for file in world.tier.files(TOPIC)]
+    assert (broken.name in known) != rebuilt
+    if rebuilt:
+        world.check(0, 60)
+        assert world.tier.damage.damaged() == {}
