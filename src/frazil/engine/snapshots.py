@@ -31,6 +31,31 @@ if TYPE_CHECKING:
 NO_OFFSETS: Final = np.empty(0, np.int64)
 
 
+class FileView:
+    """A file as a query looks at it before it opens it."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: DiskFile) -> None:
+        self.file = file
+
+    name = property(lambda self: self.file.name)
+    offset_first = property(lambda self: self.file.offset_first)
+    offset_last = property(lambda self: self.file.offset_last)
+    rows = property(lambda self: self.file.rows)
+    bytes = property(lambda self: self.file.bytes)
+    schema = property(lambda self: self.file.schema)
+    time_first = property(lambda self: self.file.time_first)
+    time_last = property(lambda self: self.file.time_last)
+    deletes = property(lambda self: self.file.deletes)
+
+    @property
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """Return least value, greatest value and number of nulls by column."""
+        ranges = self.file.columns.items()
+        return {name: (found.low, found.high, found.nulls) for name, found in ranges}
+
+
 class EngineSnapshot:
     """One topic at one offset. What it names stays readable until it is closed."""
 
@@ -52,19 +77,19 @@ class EngineSnapshot:
             # Retired files go after this lock: what is pinned under it stays.
             files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
             self._pin = disk.pin_files(files)
-        self.files: Sequence[DiskFile] = files
-        disk.note_use(files)
+        self.files: Sequence[FileView] = [FileView(file) for file in files]
 
-    def file_path(self, file: DiskFile, /) -> str | None:
+    def file_path(self, file: FileView, /) -> str | None:
         """Return where a file lies, after a look that it is what was written."""
         disk = self._tiers.disk
         if not isinstance(disk.file_system, RealFileSystem):
             return None
-        self._check(file)
-        return disk.path(file)
+        self._check(file.file)
+        return disk.path(file.file)
 
     def _check(self, file: DiskFile) -> None:
         disk = self._tiers.disk
+        disk.note_use((file,))
         fault = disk.verify(file)
         if not fault:
             return
@@ -84,18 +109,18 @@ class EngineSnapshot:
             reason=fault,
         )
 
-    def read_file(self, file: DiskFile, columns: Sequence[str], /) -> pa.Table:
+    def read_file(self, file: FileView, columns: Sequence[str], /) -> pa.Table:
         """Read columns of a file through the seam."""
         disk = self._tiers.disk
-        self._check(file)
-        parquet, source = open_parquet(disk.file_system, disk.path(file))
+        self._check(file.file)
+        parquet, source = open_parquet(disk.file_system, disk.path(file.file))
         try:
             return parquet.read(columns=list(columns))
         finally:
             parquet.close()
             source.release()
 
-    def file_schema(self, file: DiskFile, /) -> pa.Schema:
+    def file_schema(self, file: FileView, /) -> pa.Schema:
         """Return the topic's columns in the version that a file was written under."""
         return self._tiers.schema_of(file.schema)
 
