@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from frazil.fs import read_fully, write_fully
 from frazil.telemetry import event, warn
+from frazil.tiers.chunk import ALIVE
 from frazil.tiers.dead_marks import KeyRows
 from frazil.tiers.keys import KeyShape
 from frazil.tiers.parquet_file import open_parquet
@@ -23,7 +24,11 @@ from frazil.tiers.parquet_file import open_parquet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
+
     from frazil.engine.topic_tiers import TopicTiers
+
+    Offsets = npt.NDArray[np.int64]
 
 MAGIC: Final = b"FRZMARK1"
 BYTES_MAX: Final = 1 << 32
@@ -117,7 +122,7 @@ def keep_marks(topic: TopicTiers) -> None:
     flushed = topic.flushed
     if keyed is None or not flushed or not topic.loaded or keyed.folded_to < flushed:
         return
-    offsets, by = keyed.export_marks(flushed)
+    offsets, by = _all_marks(topic, flushed)
     kept = by < flushed
     marks = _Marks(
         flushed,
@@ -141,6 +146,27 @@ def keep_marks(topic: TopicTiers) -> None:
         files.rename(f"{path}.tmp", path)
     except OSError as error:
         warn("marks_not_kept", path=path, error=error)
+
+
+def _all_marks(topic: TopicTiers, flushed: int) -> tuple[Offsets, Offsets]:
+    """Return the marks of all rows that files have, some of which are in memory as well."""
+    keyed, memory = topic.keyed, topic.memory
+    assert keyed is not None
+    with memory.lock:
+        memory.settle(flushed)
+        offsets, by = keyed.export_disk_dead()
+        # Marks that were loaded may be of rows that are in memory again.
+        outside = offsets < memory.start
+        pairs = [(offsets[outside], by[outside])]
+        for chunk in memory.chunks:
+            if chunk.offset < flushed and chunk.dead is not None:
+                dead = chunk.dead[: flushed - chunk.offset]
+                rows = np.flatnonzero(dead != ALIVE)
+                pairs.append((rows + chunk.offset, dead[rows]))
+    return (
+        np.concatenate([pair[0] for pair in pairs]),
+        np.concatenate([pair[1] for pair in pairs]),
+    )
 
 
 def _sum(body: bytes) -> bytes:
