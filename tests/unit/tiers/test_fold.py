@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from frazil.ingest.evolution import AddColumn, RenameColumn, evolve
 from frazil.log.format import OP_DELETE, OP_INSERT, OP_UPDATE, OP_UPSERT
+from frazil.tiers import memory as memory_module
 from frazil.tiers.dead_marks import DeadMarks
 from frazil.tiers.fold import Found, KeyedState
 from tests.unit.tiers.keyed_model import Files, KeyedTopic
@@ -90,7 +91,9 @@ def check(world, end):
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-@given(st.lists(step, min_size=4, max_size=25), st.sampled_from([1 << 30, 1 << 30, 0, 400, 700]), share)
+@given(
+    st.lists(step, min_size=4, max_size=25), st.sampled_from([1 << 30, 1 << 30, 0, 400, 700]), share
+)
 def test_the_state_equals_a_dict_at_every_snapshot(steps, index_bytes, cut):
     """Changes, gaps, flushes, merges and restarts in any order: rows, lookups and marks are exact."""
     world = KeyedTopic(index_bytes=index_bytes)
@@ -127,6 +130,71 @@ def test_a_partial_update_of_an_absent_key_does_nothing():
     world.restart(rebuild=True)
     assert world.state.newest("k0") is None
     assert world.state.disk_dead(3, 2).tolist() == [0, 1]
+
+
+def test_an_update_that_did_nothing_is_passed_over_wherever_it_lies():
+    """A lookup by hash finds the change before it, in chunks and in files."""
+    world = KeyedTopic(index_bytes=0)
+    world.change([(OP_UPSERT, "k0", {"a": 1, "b": "x"}), (OP_DELETE, "k0", {})])
+    world.change([(OP_UPDATE, "k0", {"a": 2})])
+    world.change([(OP_UPDATE, "k1", {"a": 2})])
+    world.state.fold(world.end)
+    assert world.state.newest("k0") == Found(1, OP_DELETE)
+    assert world.state.newest("k1") is None
+    world.flush(world.end)
+    assert world.state.newest("k0") == Found(1, OP_DELETE)
+    assert world.state.newest("k1") is None
+    world.restart(rebuild=True)
+    world.change([(OP_UPDATE, "k0", {"b": "q"}), (OP_UPSERT, "k1", {"a": 5})])
+    check(world, world.end)
+    assert world.state.routes == {"memory": 0, "delta": 0, "new": 1}
+
+
+def test_a_frame_is_folded_in_parts():
+    """A snapshot in the middle of a frame folds the records before it, each once."""
+    world = KeyedTopic()
+    world.upsert_rows([("k0", 0, "r"), ("k1", 1, "r"), ("k0", 2, "r")])
+    world.change([(OP_DELETE, "k1", {}), (OP_UPDATE, "k0", {"a": 4}), (OP_DELETE, "k0", {})])
+    for end in range(world.end + 1):
+        world.state.fold(end)
+        assert world.state.folded_to == end
+        assert world.state.newest("k0") == world.model.newest("k0", end)
+    assert world.state.routes == {"memory": 4, "delta": 0, "new": 2}
+    check(world, world.end)
+
+
+def test_what_is_not_folded_is_not_found():
+    """A lookup by hash does not see behind the fold, even in chunks that have more."""
+    world = KeyedTopic(index_bytes=0)
+    world.upsert_rows([("k0", 0, "r")])
+    world.state.fold(1)
+    world.upsert_rows([("k0", 1, "r")])
+    world.topic.memory.settle(2)
+    assert world.state.newest("k0", before=2) == Found(0, OP_UPSERT)
+    assert world.state.newest("k0") == Found(0, OP_UPSERT)
+
+
+def test_marks_set_while_chunks_are_joined_are_not_lost(monkeypatch):
+    """A change folded while the rows are copied supersedes them in the joined chunk."""
+    monkeypatch.setattr(memory_module, "JOIN_AT_ONCE_ROWS", 1)
+    world = KeyedTopic()
+    for key in ("k0", "k1"):
+        world.upsert_rows([(key, 0, "r")])
+        world.topic.memory.settle(world.end)
+    world.state.fold(world.end)
+    real = memory_module.join_chunks
+
+    def slow_join(chunks):
+        joined = real(chunks)
+        world.change([(OP_UPDATE, "k0", {"a": 1}), (OP_DELETE, "k1", {})])
+        world.state.fold(world.end)
+        return joined
+
+    monkeypatch.setattr(memory_module, "join_chunks", slow_join)
+    assert world.topic.memory.merge_small()
+    monkeypatch.undo()
+    assert world.topic.memory.chunks[0].count == 2
+    check(world, world.end)
 
 
 def test_partial_changes_stand_on_rows_in_files():
@@ -168,10 +236,10 @@ def test_keys_written_last_stay_in_a_full_index():
     """A key that is written again and again is never forgotten for one that is not."""
     world = KeyedTopic(index_bytes=50_000, merge_rows=4096, arrow_min=64)
     for start in range(0, 5000, 100):
-        world.upsert_rows([(f"cold-{n}", n, "r") for n in range(start, start + 100)])
         world.upsert_rows([("hot", start, "r")])
+        world.upsert_rows([(f"cold-{n}", n, "r") for n in range(start, start + 100)])
         world.state.fold(world.end)
-    assert "hot" in world.state.index.codes
+        assert "hot" in world.state.index.codes
     assert world.state.evictions > 0
 
 
