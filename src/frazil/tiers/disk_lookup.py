@@ -157,19 +157,19 @@ class DiskLookup:
         self, picture: TopicFiles, keys: Sequence[Key], hashes: Any, limit: int
     ) -> dict[Key, Place]:
         found: dict[Key, Place] = {}
-        open_keys = np.arange(len(keys))
+        left = np.arange(len(keys))
         for file in picture.by_last:
-            if not len(open_keys):
-                break
             if file.offset_first >= limit or not file.keyed or not file.rows:
                 continue
-            self._find_in(file, keys, open_keys, hashes[open_keys], limit, found)
-            # A key is done when no file that is left can have a newer change.
+            # A key is done when this file and those behind it have older changes only.
             done = [
                 (place := found.get(keys[number])) is not None and place.offset > file.offset_last
-                for number in open_keys.tolist()
+                for number in left.tolist()
             ]
-            open_keys = open_keys[~np.array(done)] if any(done) else open_keys
+            left = left[~np.array(done, np.bool_)]
+            if not len(left):
+                break
+            self._find_in(file, keys, left, hashes[left], limit, found)
         return found
 
     def _find_in(

@@ -221,6 +221,24 @@ def test_every_flip_is_noticed_or_harmless(kind):
     assert noticed > 20
 
 
+def test_no_byte_of_a_footer_may_change():
+    """A flipped bit in the footer is refused before anything it says is believed."""
+    world = opened(keyed=True)
+    (file,) = world.flush(0, 60)
+    path = world.tier.path(file)
+    good = world.files.read_bytes(path)
+    length = int.from_bytes(good[-8:-4], "little") + 8
+    generator = random.Random(7)
+    for _ in range(60):
+        place, bit = len(good) - generator.randint(1, length), generator.randrange(8)
+        world.files.corrupt(
+            path, lambda data, p=place, b=bit: data.__setitem__(p, data[p] ^ 1 << b)
+        )
+        with pytest.raises(CorruptionError):
+            world.reopened().tier.read(TOPIC, offset=0, bytes_max=100)
+        world.files.write_bytes(path, good)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_rebuilt_from_the_log(kind):
     """While the log has the range, a reader of a damaged file gets its records all the same."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.errors import Conflict
+from frazil.log.state import RANGE_GAP
 from frazil.tiers import disk_verify
 from tests.unit.tiers.disk_world import QUARANTINE, TOPIC, World
 
@@ -117,3 +119,21 @@ def test_a_damaged_file_is_put_aside_only_when_replaced(rebuilt):
     if rebuilt:
         world.check(0, 60)
         assert world.tier.damage.damaged() == {}
+
+
+def test_a_replacement_must_hold_the_same():
+    """Files take the place of others only with the same range and as many rows."""
+    world = opened()
+    one, two, _ = world.tier.files(TOPIC)
+    before = world.files.paths()
+    with pytest.raises(Conflict):
+        world.flush(0, 30, replaces=(one,))
+    with pytest.raises(Conflict):
+        world.flush(0, 20, gaps=[(5, 6, RANGE_GAP)], replaces=(one,))
+    with pytest.raises(Conflict):
+        world.flush(0, 20, replaces=(one, two))
+    assert world.files.paths() == before
+    world.flush(0, 40, replaces=(one, two))
+    world.check(0, 60)
+    with pytest.raises(Conflict):
+        world.flush(0, 20, replaces=(one,))
