@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frazil.clock import SystemClock
 from frazil.config import ProducerSettings, Settings, TopicSettings
-from frazil.config_sections import LogSettings
+from frazil.config_sections import DiskSettings, LogSettings, MemorySettings
 from frazil.engine.core import Engine
 from frazil.fs import RealFileSystem
 
@@ -16,23 +16,27 @@ LOG = {
     "free_bytes_min": 0,
     "free_ratio_min": 0.0,
 }
+LOG_ALONE = {"enabled": False}
+"""For `memory=`: neither memory nor files, the log keeps and serves everything itself."""
 
 
-def small_settings(path, *, topics=None, producers=None, **log):
+def small_settings(path, *, topics=None, producers=None, memory=None, disk=None, **log):
     """Return settings for a directory; `log` changes what `LOG` says."""
     return Settings(data_dir=str(path)).model_copy(
         update={
             "log": LogSettings(**{**LOG, **log}),
             "topics": TopicSettings(**(topics or {})),
             "producers": ProducerSettings(**(producers or {})),
+            "memory": MemorySettings(**(memory or {})),
+            "disk": DiskSettings(**(disk or {})),
         }
     )
 
 
-def open_small(path, *, file_system=None, clock=None, topics=None, producers=None, **log):
-    """Open an engine with threads, as `frazil.open` does."""
+def open_small(path, *, file_system=None, clock=None, **settings):
+    """Open an engine with threads, as `frazil.open` does; see `small_settings`."""
     return Engine(
-        small_settings(path, topics=topics, producers=producers, **log),
+        small_settings(path, **settings),
         file_system=file_system or RealFileSystem(),
         clock=clock or SystemClock(),
     )

@@ -7,7 +7,7 @@ import json
 from typer.testing import CliRunner
 
 from frazil.cli.app import app
-from tests.integration.engine.opening import open_small, rotate
+from tests.integration.engine.opening import LOG_ALONE, open_small, rotate
 
 
 def damage(tmp_path, text):
@@ -43,7 +43,8 @@ def test_lost_records_are_told_on_every_opening(tmp_path):
 
 def test_background_work_is_told(tmp_path):
     """Statistics have the faults of upkeep, damaged segments, and how many segments went."""
-    with open_small(tmp_path, retention_age_s=0.0, retention_bytes=0) as db:
+    options = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
+    with open_small(tmp_path, **options) as db:
         assert db.stats()["upkeep"] == {"errors": {}, "damage": {}, "segments_freed": 0}
         topic = db.create_topic("t")
         for number in range(2):

@@ -12,6 +12,7 @@ import pytest
 from frazil import Ack, Message
 from frazil.errors import Conflict, InvalidRequest
 from tests.integration.engine.opening import (
+    LOG_ALONE,
     column_of,
     open_small,
     payloads_of,
@@ -271,7 +272,7 @@ def test_a_repeat_gets_the_first_ack(tmp_path):
 
 def test_a_repeat_is_known_after_its_segment_is_gone(tmp_path):
     """The window outlives the segment that held the first record, and a restart after that."""
-    options = {"retention_age_s": 0.0, "retention_bytes": 0}
+    options = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
     with open_small(tmp_path, **options) as db:
         topic = db.create_topic("t")
         first = topic.append(b"x", producer="p", sequence=0)

@@ -11,12 +11,15 @@ import pytest
 from frazil.errors import Closed, CorruptionError, InvalidRequest, NotFound
 from frazil.log.reader import LogSource
 from tests.integration.engine.opening import (
+    LOG_ALONE,
     column_of,
     open_small,
     payloads_of,
     rotate,
     rows_of,
 )
+
+NOTHING_KEPT = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
 
 
 def numbers(count, first=0):
@@ -180,7 +183,7 @@ def test_closing_wakes_a_waiting_tail(tmp_path):
 
 def test_a_reader_pins_what_it_has_not_read(tmp_path):
     """Retention does not take records from under an open reader, and does after its end."""
-    with open_small(tmp_path, retention_age_s=0.0, retention_bytes=0) as db:
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
         topic = db.create_topic("t")
         topic.append_many(numbers(10))
         rotate(db)
@@ -193,7 +196,7 @@ def test_a_reader_pins_what_it_has_not_read(tmp_path):
 
 def test_an_offset_that_was_freed_says_where_to_begin(tmp_path):
     """Reading below the start is `NotFound` with the first offset that is held."""
-    with open_small(tmp_path, retention_age_s=0.0, retention_bytes=0) as db:
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
         topic = db.create_topic("t")
         topic.append_many(numbers(10))
         rotate(db)

@@ -54,7 +54,13 @@ def test_describe_tells_everything(tmp_path):
     assert len(facts["partition_by"]) == 2
     assert (facts["sync"], facts["on_full"]) == ("periodic", "expire")
     assert (facts["retention_age_s"], facts["retention_bytes"]) == (7200.0, 1_000_000)
-    assert facts["watermarks"] == {"start": 0, "floor": 0, "durable": 0, "head": 0}
+    assert facts["watermarks"] == {
+        "start": 0,
+        "floor": 0,
+        "durable": 0,
+        "head": 0,
+        "flushed": 0,
+    }
 
 
 def test_topics_survive_a_restart(tmp_path):

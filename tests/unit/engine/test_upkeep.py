@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from frazil.config import TopicSettings
+from frazil.config_sections import MemorySettings
 from frazil.engine.core import Engine
 from frazil.errors import NotFound, Overloaded
 from frazil.testing import SimulatedClock, SimulatedFileSystem
@@ -19,8 +20,8 @@ WAIT_S = 10.0
 
 
 def open_simulated(disk=None, clock=None, *, grace_s=None, **log):
-    """Open an engine without threads that keeps nothing longer than it must."""
-    update = {"log": LOG.model_copy(update=log)}
+    """Open a log alone, without threads, that keeps nothing longer than it must."""
+    update = {"log": LOG.model_copy(update=log), "memory": MemorySettings(enabled=False)}
     if grace_s is not None:
         update["topics"] = TopicSettings(delete_grace_s=grace_s)
     return Engine(
