@@ -108,10 +108,17 @@ class Registry:
                 self.tiers = Tiers(self, store, threads=self._threads)
                 self._sources.append(self.tiers.disk)
                 for topic_id, end in self.tiers.open().items():
-                    if topic_id in known:
-                        ends[topic_id] = max(end, ends[topic_id])
+                    ends[topic_id] = max(end, ends.get(topic_id, 0))
             # All definitions are in the main journal, but only the records of the shared topics.
-            shared = {t: end for t, end in ends.items() if known[t][0].lane == "shared"}
+            shared = {
+                topic_id: end
+                for topic_id, end in ends.items()
+                if (
+                    known[topic_id][0].lane == "shared"
+                    if topic_id in known
+                    else not self._has_files(topic_id)
+                )
+            }
             self.main = self._open_lane(self.paths.journal, "journal", known, shared)
             # Before the lanes are opened: they take over what their topics' definitions say.
             self._complete()
@@ -164,7 +171,7 @@ class Registry:
         """Open a dedicated lane and write into it what it must know of its topic."""
         remembered = spec.id in known and not spec.deleted_us
         own = {spec.id: (spec, schemas)} if remembered else {}
-        own_ends = {spec.id: ends[spec.id]} if remembered else {}
+        own_ends = {spec.id: ends[spec.id]} if spec.id in ends and not spec.deleted_us else {}
         lane = self._open_lane(self.paths.lane(spec.id), f"lane-{spec.id}", own, own_ends)
         state = lane.journal.state.topics.get(spec.id)
         if state is not None and state.spec.version > spec.version and not spec.deleted_us:

@@ -107,23 +107,34 @@ class Sequencer:
             return self._submit(entries)
 
     def submit_waiting(self, *entries: Entry) -> None:
-        """Take entries next to each other, waiting for room."""
-        with self._lock:
-            # Whoever else publishes to this topic waits for the same room, behind this call.
-            before = self._register(entries)
-            try:
-                self._queue.submit_waiting(*entries)
-            except BaseException:
-                self._restore(before)
-                raise
+        """Take entries next to each other, waiting for room.
+
+        The lock is not held meanwhile: others, on an event loop even, find their way past.
+
+        Raises:
+            Overloaded: if the queue stays full.
+        """
+        if self.submit_all(entries):
+            return
+        clock = self.journal.clock
+        deadline = clock.monotonic() + self.wait_s
+        while True:
+            room = threading.Event()
+            self._queue.on_space(room.set)
+            if self.submit_all(entries):
+                return
+            if not room.wait(max(deadline - clock.monotonic(), 0)):
+                raise self.overloaded()
 
     def _submit(self, entries: Sequence[Entry]) -> bool:
+        newest = self._newest
         before = self._register(entries)
         taken = False
         try:
             taken = bool(self._queue.submit_all(entries))
         finally:
             if not taken:
+                self._newest = newest
                 self._restore(before)
         return taken
 
@@ -147,6 +158,7 @@ class Sequencer:
     def _add_bulk(self, bulk: Any) -> None:
         self._bulks = [each for each in self._bulks if not (each.done or each.failed)]
         self._bulks.append(bulk)
+        # What is in flight goes before the batch: when that is written, it is, too.
         self._newest = {}
         self._forgotten += 1
 

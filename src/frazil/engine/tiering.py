@@ -41,6 +41,8 @@ FOLD_PAUSE_S: Final = 0.01
 MOVE_PAUSE_S: Final = 0.1
 SETTLE_ROWS: Final = 2048
 """The background folds so many rows of a topic before it looks at the next one."""
+BACKLOG_ENTRIES: Final = 64
+"""With more than so many frames left the background goes on without a pause."""
 QUEUE_TOLD_MAX: Final = 100
 
 
@@ -96,6 +98,7 @@ class Tiers:
         pressure = self.pressure
         pressure.add_source("batches", self._memory_bytes)
         pressure.add_source("index", self._index_bytes)
+        pressure.add_source("marks", self._marks_bytes)
         pressure.add_source("queues", self._queued_bytes)
         pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
         pressure.on_red(self._wake_move.set)
@@ -158,6 +161,9 @@ class Tiers:
     def _index_bytes(self) -> int:
         return sum(each.keyed.index_bytes for each in self.topics if each.keyed is not None)
 
+    def _marks_bytes(self) -> int:
+        return sum(each.keyed.dead_bytes for each in self.topics if each.keyed is not None)
+
     def _queued_bytes(self) -> int:
         return sum(getattr(lane.queue, "queued", (0, 0))[1] for lane in self._engine.lanes)
 
@@ -217,6 +223,8 @@ class Tiers:
         for topic in self.topics:
             if topic.loaded:
                 topic.settle(SETTLE_ROWS)
+                if len(topic.memory.tail) > BACKLOG_ENTRIES:
+                    self._wake_fold.set()
             if self._stopping:
                 return
         if self._is_due("told", 1.0):

@@ -13,7 +13,7 @@ from frazil.engine.marks import load_marks
 from frazil.errors import CorruptionError, NotFound
 from frazil.ingest.change_frames import change_schema, plan_change_read
 from frazil.ingest.evolution import plan_read
-from frazil.log.state import SpecialRange
+from frazil.log.state import RANGE_GAP, RANGE_LOST, SpecialRange
 from frazil.telemetry import event
 from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
 from frazil.tiers.flush import flush_set
@@ -57,6 +57,11 @@ class TopicTiers:
         self._load_end = self.state.durable
         """Records below it, and not flushed, are still to be loaded from the log."""
         self._load_at = self.memory.start
+        self._holes: list[SpecialRange] = []
+        """Ranges that neither the log nor a file has, though nobody declared them."""
+        if flushed and self.memory.start > flushed:
+            reason = "freed by the log's own retention while the tiers were off"
+            self._holes.append(SpecialRange(flushed, self.memory.start, RANGE_GAP, reason))
         self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
         self._loading = threading.Lock()
         self._flushing = threading.Lock()
@@ -163,12 +168,30 @@ class TopicTiers:
         if self._load_at >= self._load_end:
             self.loaded = True
             return
-        piece = self.runtime.lane.source.read(self.id, offset=self._load_at, bytes_max=LOAD_BYTES)
+        try:
+            piece = self.runtime.lane.source.read(
+                self.id, offset=self._load_at, bytes_max=LOAD_BYTES
+            )
+        except CorruptionError as error:
+            self._pass_damage(error)
+            return
         batches = [batch for batch in piece.batches if batch.offset < self._load_end]
         self.memory.load(batches, start=self.memory.start)
-        self._load_at = max(piece.offset_next, self._load_at)
-        if not piece.batches and piece.offset_next >= self._load_end:
+        if piece.offset_next <= self._load_at:
+            # Nothing is left but offsets that were declared as a gap.
             self._load_at = self._load_end
+        else:
+            self._load_at = piece.offset_next
+
+    def _pass_damage(self, error: CorruptionError) -> None:
+        """Go on behind records that the log has lost; files will say that they are lost, too."""
+        following = error.details.get("offset_next")
+        if not isinstance(following, int) or following <= self._load_at:
+            raise error
+        end = min(following, self._load_end)
+        if not any(each.first <= self._load_at < each.end for each in self.state.ranges):
+            self._holes.append(SpecialRange(self._load_at, end, RANGE_LOST, str(error)))
+        self._load_at = end
 
     # -- memory → disk ---------------------------------------------------------------------------
 
@@ -190,7 +213,6 @@ class TopicTiers:
     def _flush_set(self, target: int) -> bool:
         # A topic that was never flushed begins where its log does.
         first = self.flushed or self.memory.start
-        assert first >= self.memory.start
         with self.memory.lock:
             if self.keyed is not None:
                 self.keyed.fold(target)
@@ -322,7 +344,7 @@ class TopicTiers:
     def _gaps(self, first: int, end: int) -> list[SpecialRange]:
         return [
             SpecialRange(max(each.first, first), min(each.end, end), each.kind, each.reason)
-            for each in self.state.ranges
+            for each in [*self.state.ranges, *self._holes]
             if each.end > first and each.first < end
         ]
 
