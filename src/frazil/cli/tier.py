@@ -29,13 +29,13 @@ def list_tiers(context: typer.Context, topic: Topic = None) -> None:
         print_json(found)
     elif topic is None:
         print_table(
-            ("topic", "offsets", "flushed", "in memory", "files", "rows", "size"),
+            ("topic", "offsets", "flushed", "not flushed", "files", "rows", "size"),
             [
                 (
                     each["topic"],
                     f"{each['start']:,} .. {each['head']:,}",
                     f"{each['flushed']:,}",
-                    size_text(each["memory_bytes"]),
+                    f"{each['unflushed']:,}",
                     each["files"],
                     f"{each['file_rows']:,}",
                     size_text(each["file_bytes"]),
@@ -73,6 +73,7 @@ def _summaries(engine: Engine) -> list[dict[str, Any]]:
                 "start": stats["start"],
                 "head": stats["head"],
                 "flushed": tiers["flushed"],
+                "unflushed": max(stats["head"] - max(tiers["flushed"], stats["start"]), 0),
                 "memory_start": tiers["memory_start"],
                 "memory_bytes": tiers["memory_bytes"],
                 "files": len(files),
