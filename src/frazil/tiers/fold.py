@@ -235,7 +235,11 @@ class KeyedState:
         index = self.index
         below = {} if self.complete else self._look_below(keys)
         newest = dict(zip(keys, codes, strict=True))
-        if len(newest) == len(keys) and not index.tight and not _has_partial_updates(codes):
+        if (
+            len(newest) == len(keys)
+            and not index.tight(len(keys))
+            and not _has_partial_updates(codes)
+        ):
             known = index.codes
             old = list(map(known.get, keys, repeat(_ABSENT)))
             fresh = [key for key, base in zip(keys, old, strict=True) if base == _ABSENT]
@@ -256,7 +260,7 @@ class KeyedState:
         self, keys: list[Key], codes: list[int], below: dict[Key, int]
     ) -> tuple[list[Key], list[int], list[int]]:
         """Fold one by one; return the new keys, and what each change that counts supersedes."""
-        known, take = self.index.codes, self.index.take
+        known, take = self.index.codes, self.index.take(len(keys))
         floor = self.floor << CODE_SHIFT
         fresh: list[Key] = []
         old: list[int] = []

@@ -27,7 +27,7 @@ ENTRY_BYTES: Final = 100
 """What a key takes beside itself: its slot in a dict that is half full, and the code."""
 _MOVE_RATIO: Final = 0.75
 _SHRINK_RATIO: Final = 0.02
-_SHRINK_KEYS_MIN: Final = 256
+_SHRINK_KEYS_MIN: Final = 16
 
 
 class KeyIndex:
@@ -46,19 +46,17 @@ class KeyIndex:
     def __len__(self) -> int:
         return len(self.codes)
 
-    @property
-    def take(self) -> Callable[[Key, None], int | None]:
-        """Return how to look a key up that is written next.
+    def take(self, count: int) -> Callable[[Key, None], int | None]:
+        """Return how to look keys up that are written next, of which there are `count`.
 
-        As long as there is ample room, it stays where it is in the order of writes, which is
+        As long as there is ample room, a key stays where it is in the order of writes, which is
         cheaper; then it is taken out, so that it comes last.
         """
-        return self.codes.pop if self.tight else self.codes.get
+        return self.codes.pop if self.tight(count) else self.codes.get
 
-    @property
-    def tight(self) -> bool:
-        """Tell whether room is short, so that the order of writes matters."""
-        return self.bytes > _MOVE_RATIO * self._bytes_max()
+    def tight(self, count: int) -> bool:
+        """Tell whether so many more keys make room short, so that the order of writes matters."""
+        return self.bytes + 2 * ENTRY_BYTES * count > _MOVE_RATIO * self._bytes_max()
 
     @property
     def over(self) -> bool:
