@@ -62,10 +62,10 @@ class SetName(NamedTuple):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One file of a flush set that a file is or, after merging, stands for.
+    """The place of a file in the set that one flush or one merge wrote.
 
     `set_files` is how many files the set has; 0 if that was not known when the file was written.
-    A set has at least one file that knows. `name` is the name that the file had in its set.
+    A set has at least one file that knows. `name` is the file's name.
     """
 
     set_first: int
@@ -104,7 +104,7 @@ class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
             label = msgspec.json.decode(metadata[LABEL_KEY], type=cls)
         except (KeyError, msgspec.MsgspecError, ValueError) as error:
             raise CorruptionError("file does not say what it holds", reason=error) from error
-        if label.format != LABEL_FORMAT or not label.members:
+        if label.format != LABEL_FORMAT or len(label.members) != 1:
             raise CorruptionError("file has another format", format=label.format)
         return label
 
@@ -142,13 +142,13 @@ class DiskFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def set_first(self) -> int:
-        """Return the first offset of the sets it belongs to."""
-        return min(member.set_first for member in self.members)
+        """Return the first offset of the set it belongs to."""
+        return self.members[0].set_first
 
     @property
     def set_end(self) -> int:
-        """Return the offset behind the sets it belongs to."""
-        return max(member.set_end for member in self.members)
+        """Return the offset behind the set it belongs to."""
+        return self.members[0].set_end
 
     @property
     def dense(self) -> bool:
@@ -174,7 +174,7 @@ class DiskFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def file_of(name: str, label: FileLabel, facts: FileFacts, *, key_bytes: int = 0) -> DiskFile:
     """Return the file that a footer describes."""
     empty = facts.rows == 0
-    first = min(member.set_first for member in label.members)
+    first = label.members[0].set_first
     return DiskFile(
         topic=label.topic,
         name=name,
@@ -198,21 +198,6 @@ def file_of(name: str, label: FileLabel, facts: FileFacts, *, key_bytes: int = 0
         key_ids=label.key_ids,
         key_bytes=key_bytes,
         gaps=label.gaps,
-    )
-
-
-def label_of(file: DiskFile) -> FileLabel:
-    """Return what the footer of a file that takes this one's place says."""
-    return FileLabel(
-        topic=file.topic,
-        members=file.members,
-        schema=file.schema,
-        created_us=file.created_us,
-        partition=file.partition,
-        values=packed_values(file.partition_values),
-        key_ids=file.key_ids,
-        deltas=file.deltas,
-        gaps=file.gaps,
     )
 
 

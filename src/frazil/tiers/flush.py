@@ -48,24 +48,12 @@ def flush_set(
 ) -> tuple[DiskFile, ...]:
     """Write the records of `[first, end)` to files and register them; durable on return.
 
-    Args:
-        disk: where the files go.
-        topic: the topic's id.
-        schema: the topic's columns with their ids.
-        version: the number of that schema.
-        keyed: whether the rows are changes of keys; then `shape` names the key.
-        shape: the key columns.
-        partitioner: splits the rows by the topic's partition spec.
-        first: the first offset; the topic's flushed mark, unless files are replaced.
-        end: the offset behind the last one, at most what is durable in the log.
-        batches: columns `_offset`, `_time`, for changes `_op` and `_present`, then the schema's;
-            in the order of offsets. Every offset in the range is a row or lies in a gap.
-        gaps: the ranges without rows, cut to `[first, end)`.
-        deltas: sorted offsets of changes whose base row is in files already.
-        clock: the tier's own if it is None.
-        settings: the section `disk`; the tier's own if it is None.
-        throttle: told of the bytes as they are written; may wait.
-        replaces: a set of files, some of them damaged, that is written again.
+    `batches` have the columns `_offset`, `_time`, for changes `_op` and `_present`, then those of
+    `schema`, in the order of offsets; every offset of the range is a row or lies in one of `gaps`.
+    `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
+    `deltas` are the sorted offsets of changes whose base row is in files already. `throttle` is
+    told of the bytes as they are written and may wait. `clock` and `settings` (the section
+    `disk`) are the tier's own where they are None.
 
     Raises:
         InvalidRequest: rows are missing, twice or out of order. Nothing happened.
@@ -91,29 +79,37 @@ def flush_set(
         settings=settings,
         throttle=throttle,
     )
-    rows = 0
-    following = first
     try:
         with writer:
-            for batch in batches:
-                if not batch.num_rows:
-                    continue
-                following = _checked(offsets_of(batch), following, end)
-                rows += batch.num_rows
-                writer.add(partitioner.split(batch))
-            empty = sum(gap.end - gap.first for gap in gaps)
-            if rows + empty != end - first:
-                raise InvalidRequest(
-                    "rows and gaps do not make up the range",
-                    topic=topic,
-                    first=first,
-                    end=end,
-                    rows=rows,
-                    empty=empty,
-                )
+            rows = _write(writer, partitioner, batches, first, end)
+            _check_whole(rows, gaps, first, end)
             return writer.commit(replaces)
     except OSError as error:
         raise unavailable(error, topic=topic) from error
+
+
+def _write(
+    writer: SetWriter,
+    partitioner: Partitioner,
+    batches: Iterable[pa.RecordBatch],
+    first: int,
+    end: int,
+) -> int:
+    rows, following = 0, first
+    for batch in batches:
+        if batch.num_rows:
+            following = _checked(offsets_of(batch), following, end)
+            rows += batch.num_rows
+            writer.add(partitioner.split(batch))
+    return rows
+
+
+def _check_whole(rows: int, gaps: Sequence[SpecialRange], first: int, end: int) -> None:
+    empty = sum(gap.end - gap.first for gap in gaps)
+    if rows + empty != end - first:
+        raise InvalidRequest(
+            "rows and gaps do not make up the range", first=first, end=end, rows=rows, empty=empty
+        )
 
 
 def _checked(offsets: npt.NDArray[np.int64], following: int, end: int) -> int:

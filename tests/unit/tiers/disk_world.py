@@ -188,7 +188,7 @@ class World:
             at = piece.offset_next
         return rows, gaps
 
-    def check(self, first, end, *, gaps=()):
+    def check_history(self, first, end, *, gaps=()):
         """Assert that history is exactly the rows of `[first, end)` but for the gaps."""
         empty = {each for low, high in gaps for each in range(low, high)}
         rows, told = self.history(first)

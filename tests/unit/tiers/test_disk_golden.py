@@ -23,7 +23,7 @@ def golden():
 def test_the_pinned_directory_reads_as_it_was_written():
     """Rows, times, operations, bitmaps and gaps of pinned files come back exactly."""
     world = golden()
-    world.check(0, 60, gaps=GAPS)
+    world.check_history(0, 60, gaps=GAPS)
     assert world.tier.warnings == []
     assert len(world.tier.files(TOPIC)) == 6
 

@@ -60,7 +60,7 @@ def test_windows_join_without_a_seam(kind, monkeypatch):
     monkeypatch.setattr(disk_history, "WINDOW_ROWS_MIN", 8)
     world = opened(**kind)
     world.flush(0, 300)
-    world.check(0, 300)
+    world.check_history(0, 300)
 
 
 def test_below_the_range_is_not_found():
@@ -254,12 +254,12 @@ def test_a_damaged_file_is_rebuilt_from_the_log(kind):
         return True
 
     world.tier.on_damage = rebuild
-    world.check(0, 80)
+    world.check_history(0, 80)
     aside = [path for path in world.files.paths() if "quarantine" in path]
     assert [path for path in aside if path.endswith(broken.name)]
     assert [path for path in aside if path.endswith(".reason")]
     assert len(aside) == 2, "whole files of the set are removed, not put aside"
-    world.reopened().check(0, 80)
+    world.reopened().check_history(0, 80)
 
 
 def test_a_file_that_cannot_be_rebuilt_stays():

@@ -44,14 +44,14 @@ def test_merged_files_hold_the_same(partition_by):
         assert sum(getattr(file, fact) for file in after) == sum(
             getattr(file, fact) for file in before
         )
-    world.check(0, 80, gaps=GAPS)
+    world.check_history(0, 80, gaps=GAPS)
     assert world.tier.find(TOPIC, "key 3", SHAPE).offset == 73
     assert world.tier.lookup.maps_built == 0
     names = {path.rpartition("/")[2] for path in world.files.paths()}
     assert {file.name for file in after} == {name for name in names if name.endswith(".parquet")}
     assert len(names) == 2 * len(after)
     assert not world.tier.merge_once(TOPIC)
-    world.reopened().check(0, 80, gaps=GAPS)
+    world.reopened().check_history(0, 80, gaps=GAPS)
 
 
 def test_files_in_use_stay_until_they_are_let_go():
@@ -84,7 +84,7 @@ def test_a_crash_at_any_step_of_merging_loses_nothing():
             tier.merge_once(TOPIC)
         except SimulatedCrash:
             after = world.reopened(files=files.crash_clone(point))
-            after.check(0, 80, gaps=GAPS)
+            after.check_history(0, 80, gaps=GAPS)
             assert len(after.tier.files(TOPIC)) in (3, 12)
             names = {p.rpartition("/")[2] for p in after.files.paths() if p.endswith(".parquet")}
             assert names == {file.name for file in after.tier.files(TOPIC)}
@@ -110,7 +110,7 @@ def test_an_error_while_merging_changes_nothing(verb, nth):
     assert {path.rpartition(".")[2] for path in world.files.paths()} == {"parquet", "keys"}
     assert len(world.files.paths()) == 2 * len(before)
     assert tier.merge_once(TOPIC)
-    world.reopened().check(0, 80, gaps=GAPS)
+    world.reopened().check_history(0, 80, gaps=GAPS)
 
 
 def test_a_damaged_file_is_not_merged():
@@ -140,7 +140,7 @@ def test_a_merge_that_comes_too_late_gives_way():
 
     world.tier.readers.read = read
     assert not world.tier.merge_once(TOPIC)
-    world.check(20, 80, gaps=GAPS)
+    world.check_history(20, 80, gaps=GAPS)
     assert len(world.tier.files(TOPIC)) == 9
     assert len([path for path in world.files.paths() if path.endswith(".parquet")]) == 9
 

@@ -38,7 +38,7 @@ def test_lost_metadata_is_rebuilt_from_the_directory():
         world.flush(first, first + 40, deltas=[first])
     lost = World(files=world.files, keyed=True, partition_by=BY_COUNTRY)
     assert lost.tier.open() == {TOPIC: 200}
-    lost.check(0, 200)
+    lost.check_history(0, 200)
     assert lost.tier.files(TOPIC) == world.tier.files(TOPIC)
     assert lost.reopened().tier.files(TOPIC) == world.tier.files(TOPIC)
 
@@ -54,7 +54,7 @@ def test_metadata_may_be_from_before_a_merge(kept):
     assert world.tier.merge_once(TOPIC)
     stores.append(world.store.clone())
     after = world.reopened(store=stores[kept])
-    after.check(0, 80)
+    after.check_history(0, 80)
     assert names_on_disk(after) == names_registered(after) == names_registered(world)
 
 
@@ -68,7 +68,7 @@ def test_a_crash_between_merging_and_unlinking_leaves_no_double():
     for path, data in before.items():
         world.files.write_bytes(path, data)
     after = world.reopened()
-    after.check(0, 80)
+    after.check_history(0, 80)
     assert len(names_on_disk(after)) == 1
 
 
@@ -82,7 +82,7 @@ def test_expired_sets_do_not_come_back():
     for path, data in old.items():
         world.files.write_bytes(path, data)
     after = world.reopened()
-    after.check(20, 40)
+    after.check_history(20, 40)
     assert len(names_on_disk(after)) == 1
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_put_aside():
     path = f"/data/disk/{TOPIC:08x}/{name}"
     world.files.write_bytes(path, b"PAR1 but no more than that")
     after = world.reopened()
-    after.check(0, 20)
+    after.check_history(0, 20)
     aside = f"{QUARANTINE}/disk-{TOPIC:08x}-{name}"
     assert world.files.read_bytes(aside) == b"PAR1 but no more than that"
     assert b"parquet" in world.files.read_bytes(f"{aside}.reason")
@@ -139,7 +139,7 @@ def test_a_file_under_a_foreign_name_is_put_aside():
     name = set_name(SetName(20, 40, 0, "00c0ffee"))
     world.files.write_bytes(f"/data/disk/{TOPIC:08x}/{name}", data)
     after = world.reopened()
-    after.check(0, 20)
+    after.check_history(0, 20)
     assert [path for path in world.files.paths() if path.startswith(QUARANTINE)]
 
 
@@ -152,7 +152,7 @@ def test_unfinished_sets_are_kept_when_metadata_is_suspect():
         world.flush(20, 40)
         world.files.unlink(world.tier.path(world.tier.files(TOPIC)[-1]))
         after = world.reopened(store=store, suspect=suspect)
-        after.check(0, 20)
+        after.check_history(0, 20)
         aside = [path for path in world.files.paths() if path.startswith(QUARANTINE)]
         assert bool(aside) == suspect
         assert len(names_on_disk(after)) == 3

@@ -48,14 +48,14 @@ def test_only_committed_sets_are_evicted_oldest_first():
     freed = world.tier.evict(FLOOR)
     assert freed > 0
     assert world.tier.usage() <= size
-    world.check(60, 100)
+    world.check_history(60, 100)
     with pytest.raises(NotFound):
         world.tier.read(TOPIC, offset=0, bytes_max=100)
     after = world.reopened()
-    after.check(60, 100)
+    after.check_history(60, 100)
     assert after.tier.committed(TOPIC) == 60
     after.flush(100, 120)
-    after.check(60, 120)
+    after.check_history(60, 120)
 
 
 @pytest.mark.parametrize("holder", ["floor", "pin", "reader", "no floor"])
@@ -76,11 +76,11 @@ def test_what_somebody_needs_is_never_evicted(holder):
         floors = {}
     world.tier.evict(floors)
     first = 0 if holder == "no floor" else 20
-    world.check(first, 100)
+    world.check_history(first, 100)
     for pin in kept:
         pin.close()
     world.tier.evict(FLOOR)
-    world.check(80, 100)
+    world.check_history(80, 100)
 
 
 def test_everything_may_be_evicted():
@@ -94,7 +94,7 @@ def test_everything_may_be_evicted():
     after = world.reopened()
     assert (after.tier.start(TOPIC), after.tier.flushed(TOPIC)) == (100, 100)
     after.flush(100, 110)
-    after.check(100, 110)
+    after.check_history(100, 110)
 
 
 def test_the_least_recently_used_topic_gives_first():
@@ -119,7 +119,7 @@ def test_expiry_needs_no_commit():
     """Whole sets below an offset go, committed or not; a set that reaches above it stays."""
     world = opened()
     assert world.tier.expire(TOPIC, 39) > 0
-    world.check(20, 100)
+    world.check_history(20, 100)
     assert world.tier.expire(TOPIC, 39) == 0
     world.tier.expire(TOPIC, 1000)
     assert (world.tier.start(TOPIC), world.tier.files(TOPIC)) == (100, ())

@@ -117,7 +117,7 @@ def test_a_damaged_file_is_put_aside_only_when_replaced(rebuilt):
     known = [file.name for file in world.tier.files(TOPIC)]
     assert (broken.name in known) != rebuilt
     if rebuilt:
-        world.check(0, 60)
+        world.check_history(0, 60)
         assert world.tier.damage.damaged() == {}
 
 
@@ -134,6 +134,6 @@ def test_a_replacement_must_hold_the_same():
         world.flush(0, 20, replaces=(one, two))
     assert world.files.paths() == before
     world.flush(0, 40, replaces=(one, two))
-    world.check(0, 60)
+    world.check_history(0, 60)
     with pytest.raises(Conflict):
         world.flush(0, 20, replaces=(one,))

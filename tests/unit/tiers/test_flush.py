@@ -46,8 +46,8 @@ def test_history_gives_back_what_was_flushed(kind):
     world = opened(**kind)
     world.flush(0, 50)
     world.flush(50, 120, gaps=[(50, 60, RANGE_GAP), (119, 120, RANGE_GAP)])
-    world.check(0, 120, gaps=[(50, 60), (119, 120)])
-    world.reopened().check(0, 120, gaps=[(50, 60), (119, 120)])
+    world.check_history(0, 120, gaps=[(50, 60), (119, 120)])
+    world.reopened().check_history(0, 120, gaps=[(50, 60), (119, 120)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,10 +58,10 @@ def test_a_range_without_rows_is_flushed_too(kind):
     (file,) = world.flush(10, 40, gaps=[(10, 40, RANGE_GAP)])
     assert file.rows == 0
     world.flush(40, 50)
-    world.check(0, 50, gaps=[(10, 40)])
+    world.check_history(0, 50, gaps=[(10, 40)])
     lost = World(files=world.files, **kind)
     lost.tier.open()
-    lost.check(0, 50, gaps=[(10, 40)])
+    lost.check_history(0, 50, gaps=[(10, 40)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +69,7 @@ def test_a_topic_may_start_anywhere(kind):
     """The first flush of a topic sets where its files start."""
     world = opened(**kind)
     world.flush(1000, 1010)
-    world.check(1000, 1010)
+    world.check_history(1000, 1010)
     assert world.reopened().tier.range(TOPIC).first == 1000
 
 
@@ -82,7 +82,7 @@ def test_ranges_must_follow_each_other():
         with pytest.raises(Conflict):
             world.flush(first, end)
     assert world.files.paths() == before
-    world.check(0, 10)
+    world.check_history(0, 10)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_writers_hold_little(monkeypatch):
     assert world.tier.writer_bytes == 0
     assert len({file.partition for file in files}) == 20
     assert len(files) > 20, "closing the largest file begins another one later"
-    world.check(0, 2000)
+    world.check_history(0, 2000)
     for one in files:
         same = [file for file in files if file.partition == one.partition and file is not one]
         assert all(
@@ -154,10 +154,10 @@ def test_too_many_partitions_share_a_file(monkeypatch):
     files = world.flush(0, 200)
     assert len(files) == 6
     assert [file.partition for file in files if file.rows > 1] == [MIXED]
-    world.check(0, 200)
+    world.check_history(0, 200)
     lost = World(files=world.files)
     lost.tier.open()
-    lost.check(0, 200)
+    lost.check_history(0, 200)
 
 
 def test_a_large_range_becomes_several_files():
@@ -166,10 +166,10 @@ def test_a_large_range_becomes_several_files():
     files = world.flush(0, 1000)
     assert len(files) > 3
     assert all(file.members[0].set_files == len(files) for file in files)
-    world.check(0, 1000)
+    world.check_history(0, 1000)
     lost = World(files=world.files)
     lost.tier.open()
-    lost.check(0, 1000)
+    lost.check_history(0, 1000)
 
 
 def test_files_carry_ids_and_their_facts(tmp_path):
@@ -215,9 +215,9 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_state(kind):
     for world, files in crashed_worlds(kind, seeds=3):
         after = world.reopened(files=files)
         if after.tier.flushed(TOPIC) == 40:
-            after.check(0, 40)
+            after.check_history(0, 40)
             after.flush(40, 90, gaps=[(60, 62, RANGE_GAP)])
-        after.check(0, 90, gaps=[(60, 62)])
+        after.check_history(0, 90, gaps=[(60, 62)])
         assert not [path for path in files.paths() if path.endswith(".tmp")]
         assert not [path for path in files.paths() if path.startswith(QUARANTINE)]
         registered = {file.name for file in after.tier.files(TOPIC)}
@@ -233,7 +233,7 @@ def test_a_crash_does_not_need_the_metadata(kind):
         after = World(files=files, **kind)
         after.tier.open()
         end = after.tier.flushed(TOPIC)
-        after.check(0, end, gaps=[(60, 62)] if end == 90 else [])
+        after.check_history(0, end, gaps=[(60, 62)] if end == 90 else [])
         assert end in (40, 90)
         assert world.tier.flushed(TOPIC) in (40, 90)
 
@@ -253,7 +253,7 @@ def test_a_crash_while_opening_changes_nothing():
             world.reopened(files=CrashingFileSystem(files, point), store=left)
         except SimulatedCrash:
             files = files.crash_clone(point)
-            world.reopened(files=files, store=left).check(0, 80)
+            world.reopened(files=files, store=left).check_history(0, 80)
         else:
             break
     assert point > 4
@@ -285,7 +285,7 @@ def test_an_error_at_any_call_registers_nothing(kind, verb):
         fired += faulty.fired
         assert faulty.sync_retried == 0
         assert faulty.writes_after_failed_sync == 0
-        world.reopened().check(0, 30)
+        world.reopened().check_history(0, 30)
     assert fired > 0
 
 
@@ -304,7 +304,7 @@ def test_a_failed_directory_sync_ends_flushing():
     assert world.history(tier=tier)[0] == [world.expected(each) for each in range(10)]
     after = world.reopened()
     after.flush(10, 20)
-    after.check(0, 20)
+    after.check_history(0, 20)
 
 
 def test_a_full_disk_leaves_nothing_behind():
@@ -316,7 +316,7 @@ def test_a_full_disk_leaves_nothing_behind():
     assert world.files.paths() == []
     world.files.capacity_bytes = 1 << 30
     world.flush(0, 500)
-    world.check(0, 500)
+    world.check_history(0, 500)
 
 
 class FailingStore:
@@ -343,7 +343,7 @@ def test_an_unknown_outcome_keeps_the_files(kind, applied):
     with pytest.raises(Unavailable) as caught:
         world.flush(20, 40)
     assert caught.value.details["outcome"] == "unknown"
-    world.reopened().check(0, 40)
+    world.reopened().check_history(0, 40)
 
 
 def test_lost_ranges_are_kept():
