@@ -57,6 +57,8 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
             log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
         ),
         "on_full": spec.on_full or log.on_full,
+        "unknown_key": spec.unknown_key if spec.primary_key else None,
+        "signals": dict(spec.signals or {}),
         "holds": dict(sorted(state.holds.items())),
         "oldest_kept_by": _oldest_kept_by([runtime.lane]),
         "watermarks": _watermarks(runtime),
@@ -78,8 +80,15 @@ def describe_parent(parent: TopicSpec, parts: Sequence[TopicRuntime]) -> dict[st
         "id": parent.id,
         "oldest_kept_by": _oldest_kept_by(part.lane for part in parts),
         "partitions": parent.partitions,
-        "parts": [{"name": part.name, **topic_stats(part)} for part in parts],
+        "parts": [_part(part) for part in parts],
     }
+
+
+def _part(runtime: TopicRuntime) -> dict[str, Any]:
+    """Describe one part by what is the same after a restart: what tiers hold is in `stats`."""
+    counts = topic_stats(runtime)
+    counts.pop("tiers", None)
+    return {"name": runtime.name, **counts}
 
 
 def oldest_kept_by(

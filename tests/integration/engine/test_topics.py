@@ -14,7 +14,7 @@ DESCRIPTION = {
     *("name", "id", "kind", "created", "version", "sync", "lane", "columns", "schema_version"),
     *("primary_key", "partition_by", "part_of", "part_index", "retention_age_s"),
     *("retention_bytes", "on_full", "holds", "watermarks", "gaps", "lost", "producers", "refused"),
-    "oldest_kept_by",
+    *("oldest_kept_by", "unknown_key", "signals"),
 }
 
 
@@ -47,12 +47,15 @@ def test_describe_tells_everything(tmp_path):
             retention_age="2h",
             retention_bytes="1MB",
             on_full="expire",
+            unknown_key="error",
+            signals={"flush_age_s": 30},
         )
         facts = db.describe("/shop/orders")
     assert set(facts) == DESCRIPTION
     assert facts["primary_key"] == ["id"]
     assert len(facts["partition_by"]) == 2
     assert (facts["sync"], facts["on_full"]) == ("periodic", "expire")
+    assert (facts["unknown_key"], facts["signals"]) == ("error", {"flush_age_s": 30.0})
     assert (facts["retention_age_s"], facts["retention_bytes"]) == (7200.0, 1_000_000)
     assert facts["watermarks"] == {
         "start": 0,
