@@ -17,7 +17,7 @@ from frazil.engine.disk_upkeep import DiskUpkeep
 from frazil.engine.marks import keep_marks
 from frazil.engine.told import write_told
 from frazil.engine.topic_tiers import TopicTiers
-from frazil.errors import Closed, NotFound
+from frazil.errors import Closed, NotFound, Unavailable
 from frazil.telemetry import event, warn
 from frazil.tiers.disk import DiskTier
 from frazil.tiers.pressure import Pressure
@@ -104,8 +104,19 @@ class Tiers:
         pressure.on_red(self._wake_move.set)
 
     def open(self) -> dict[int, int]:
-        """Find the files of all topics; return the offset below which each topic is flushed."""
-        return self.disk.open()
+        """Find the files of all topics; return the offset below which each topic is flushed.
+
+        Raises:
+            Unavailable: if their directories cannot be made or read.
+        """
+        try:
+            return self.disk.open()
+        except OSError as error:
+            raise Unavailable(
+                "the disk tier cannot be opened, check its directory and rights",
+                path=self._engine.paths.disk,
+                error=error,
+            ) from error
 
     def bind(self, runtime: TopicRuntime) -> TopicTiers:
         """Take a topic in; from here on memory gets what the journal writes."""
