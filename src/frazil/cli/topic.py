@@ -9,7 +9,7 @@ import typer
 from frazil.cli.output import print_json, print_table, size_text
 from frazil.cli.session import session_of
 from frazil.errors import InvalidRequest
-from frazil.model import Lane, OnFull, SyncMode
+from frazil.model import Lane, OnFull, SyncMode, UnknownKey
 from frazil.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ Size = Annotated[str | None, typer.Option("--retention-bytes", help="Keep so muc
 Full = Annotated[
     OnFull | None, typer.Option("--on-full", help="At the quota: block, or expire the oldest.")
 ]
+Unknown = Annotated[
+    UnknownKey | None,
+    typer.Option("--unknown-key", help="What an update or delete of a key without a row means."),
+]
+Signals = Annotated[
+    list[str] | None,
+    typer.Option("--signal", help="A limit of its own, e.g. flush_age_s=10s; may be repeated."),
+]
 
 
 def pairs(texts: Sequence[str] | None, *, sign: str, option: str) -> dict[str, str]:
@@ -39,7 +47,7 @@ def pairs(texts: Sequence[str] | None, *, sign: str, option: str) -> dict[str, s
         if not between or not name.strip() or not value.strip():
             raise InvalidRequest(f"{option} takes name{sign}value", got=text)
         if name.strip() in found:
-            raise InvalidRequest("column comes twice", option=option, column=name.strip())
+            raise InvalidRequest("name comes twice", option=option, name=name.strip())
         found[name.strip()] = value.strip()
     return found
 
@@ -64,6 +72,8 @@ def create(
     retention_age: Age = None,
     retention_bytes: Size = None,
     on_full: Full = None,
+    unknown_key: Unknown = None,
+    signals: Signals = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Create a topic: a table topic with --column, a message topic without."""
@@ -82,6 +92,8 @@ def create(
             retention_age=retention_age,
             retention_bytes=retention_bytes,
             on_full=on_full,
+            unknown_key=unknown_key,
+            signals=pairs(signals, sign="=", option="--signal") or None,
         )
         session.show(engine.describe(topic.name), f"topic {topic.name} is ready")
 
@@ -163,8 +175,10 @@ def alter(
     retention_age: Age = None,
     retention_bytes: Size = None,
     on_full: Full = None,
+    unknown_key: Unknown = None,
+    signals: Signals = None,
 ) -> None:
-    """Change a live topic: columns, syncing, retention. Old records read under the new columns."""
+    """Change a live topic: columns, syncing, retention, signals. Old records read under the new columns."""
     session = session_of(context)
     changes: Mapping[str, Any] = {
         "add": pairs(add, sign=":", option="--add"),
@@ -175,6 +189,8 @@ def alter(
         "retention_age": retention_age,
         "retention_bytes": retention_bytes,
         "on_full": on_full,
+        "unknown_key": unknown_key,
+        "signals": pairs(signals, sign="=", option="--signal") or None,
     }
     if not any(changes.values()):
         raise InvalidRequest("nothing to change, give an option such as --add", topic=name)

@@ -59,6 +59,20 @@ def test_a_table_topic_with_everything(call):
     assert "20GiB" in shown
 
 
+def test_a_keyed_topic_with_limits_of_its_own(call):
+    """The meaning of unknown keys and the limits of signals are stored, and can be changed."""
+    call(
+        *("topic", "create", "t", "--column", "id:long", "--key", "id", "--unknown-key", "error"),
+        *("--signal", "flush_age_s=10s", "--signal", "flush_partition_bytes=1MiB"),
+    )
+    found = values(call("topic", "describe", "t", "-o", "json"))
+    assert found["unknown_key"] == "error"
+    assert found["signals"] == {"flush_age_s": 10, "flush_partition_bytes": 1 << 20}
+    call("topic", "alter", "t", "--signal", "flush_offsets=500", "--unknown-key", "insert")
+    found = values(call("topic", "describe", "t", "-o", "json"))
+    assert (found["unknown_key"], found["signals"]) == ("insert", {"flush_offsets": 500})
+
+
 def test_topics_are_listed_and_deleted(call):
     """The list has kinds and counts, by namespace too; deleting needs --yes."""
     call("topic", "create", "/a/one")
@@ -122,6 +136,9 @@ WRONG_TOPICS = [
     (("t", "--retention-age", "soon"), "duration"),
     (("t", "--retention-bytes", "-5"), "size"),
     (("t-part-0",), "partition"),
+    (("t", "--signal", "flush=1"), "flush"),
+    (("t", "--signal", "flush_age_s=soon"), "flush_age_s"),
+    (("t", "--signal", "flush_age_s=1s", "--signal", "flush_age_s=2s"), "twice"),
 ]
 
 
