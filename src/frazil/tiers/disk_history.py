@@ -109,16 +109,15 @@ class DiskHistory:
             found = self._run(picture, offset)
             if isinstance(found, _Run):
                 return self._shaped(found, bytes_max)
-            if not self._rebuilt(picture, found):
+            if not self._rebuilt(picture, found.error):
                 raise found.error
             picture = self._tier.picture(picture.topic)
         raise NotFound("offset is being moved, try again", topic=picture.topic, offset=offset)
 
-    def _rebuilt(self, picture: TopicFiles, missing: _Missing) -> bool:
+    def _rebuilt(self, picture: TopicFiles, error: CorruptionError) -> bool:
         """Ask for a damaged file to be written anew; tell whether it is worth reading again."""
-        name = missing.error.details.get("file")
-        file = picture.by_name.get(str(name))
-        return file is not None and self._tier.damaged(file, missing.error.details["reason"])
+        file = picture.by_name.get(str(error.details.get("file")))
+        return file is not None and self._tier.damaged(file, error.details["reason"])
 
     def _run(self, picture: TopicFiles, offset: int) -> _Run | _Missing:
         topic = picture.topic
@@ -156,6 +155,10 @@ class DiskHistory:
         """Put the rows of all files that share a stretch of offsets in order."""
         end = min(limit, offset + _window_rows(picture, offset, limit))
         files = [file for file in picture.overlapping(offset, end) if file.rows]
+        others = [file.set_first for file in files if file.schema != files[0].schema]
+        # Rows under other columns are of later sets: they are put in order by themselves.
+        end = min([end, *others])
+        files = [file for file in files if file.schema == files[0].schema]
         pieces: list[pa.RecordBatch] = []
         damage = _lost(picture.topic, offset, end, "no file holds this offset")
         for file in files:
@@ -222,10 +225,14 @@ class DiskHistory:
     def offset_at(self, topic: int, *, time_us: int) -> int | None:
         """Return the first offset appended at or after a time, None if there is none."""
         for _ in range(ATTEMPTS_MAX):
+            picture = self._tier.picture(topic)
             try:
-                return self._offset_at(self._tier.picture(topic), time_us)
+                return self._offset_at(picture, time_us)
             except FileGone:
                 continue
+            except CorruptionError as error:
+                if not self._rebuilt(picture, error):
+                    raise
         raise NotFound("files are being moved, try again", topic=topic)
 
     def _offset_at(self, picture: TopicFiles, time_us: int) -> int | None:

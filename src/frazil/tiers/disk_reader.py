@@ -119,9 +119,8 @@ class RowsFile:
         fields = [self.schema.field(name) for name in table.column_names]
         arrays: list[pa.Array] = []
         for column, field in zip(table.columns, fields, strict=True):
-            array = column.combine_chunks()
-            if isinstance(array, pa.ChunkedArray):
-                array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+            # One chunk is the rule, and is not copied.
+            array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
             arrays.append(array if array.type.equals(field.type) else array.cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 

@@ -155,11 +155,11 @@ def test_old_files_are_read_under_the_current_columns():
 # -- damage ----------------------------------------------------------------------------------------
 
 
-def damage_group(world, file, number):
+def damage_group(world, file, number, name="n"):
     """Flip a bit in the last byte of a column's pages in a row group; return its offsets."""
     reader = world.tier.readers.reader(file)
     group = reader._parquet.metadata.row_group(number)
-    column = group.column(reader.schema.get_field_index("n"))
+    column = group.column(reader.schema.get_field_index(name))
     start = column.dictionary_page_offset or column.data_page_offset
     place = start + column.total_compressed_size - 1
     bounds = reader.bounds(number)
@@ -239,14 +239,15 @@ def test_no_byte_of_a_footer_may_change():
         world.files.write_bytes(path, good)
 
 
+@pytest.mark.parametrize("by", ["offset", "time"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_file_is_rebuilt_from_the_log(kind):
+def test_a_damaged_file_is_rebuilt_from_the_log(kind, by):
     """While the log has the range, a reader of a damaged file gets its records all the same."""
     world = opened(**kind)
     world.flush(0, 40)
     world.flush(40, 80)
     broken = world.tier.files(TOPIC)[0]
-    damage_group(world, broken, 0)
+    damage_group(world, broken, 0, "_time" if by == "time" else "n")
 
     def rebuild(topic, file):
         span = world.tier.set_of(file)
@@ -254,6 +255,8 @@ def test_a_damaged_file_is_rebuilt_from_the_log(kind):
         return True
 
     world.tier.on_damage = rebuild
+    if by == "time":
+        assert world.tier.offset_at(TOPIC, time_us=time_of(30)) == 30
     world.check_history(0, 80)
     aside = [path for path in world.files.paths() if "quarantine" in path]
     assert [path for path in aside if path.endswith(broken.name)]
