@@ -191,7 +191,9 @@ class Calls:
                 columns |= dict(zip(model.key, key, strict=True))
             asks.append(Ask(op, key, columns if op != "delete" else {}))
         schema = topic.schema
-        fields = [schema.field(name).with_nullable(True) for name in schema.names if name in rows[0]]
+        fields = [
+            schema.field(name).with_nullable(True) for name in schema.names if name in rows[0]
+        ]
         table = pa.Table.from_pylist(rows, pa.schema([*fields, pa.field("_op", pa.string())]))
         self._call(model, asks, lambda: topic.append_changes(table, ack=self.ack))
 

@@ -29,7 +29,15 @@ MOVES = (
     *("flush", "flush", "flush", "evict", "evict", "round"),
     *("merge", "fold", "upkeep", "time"),
 )
-FAILURES = (AssertionError, FrazilError, OSError, ArithmeticError, LookupError, TypeError, ValueError)
+FAILURES = (
+    AssertionError,
+    FrazilError,
+    OSError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 
 
 class Life:

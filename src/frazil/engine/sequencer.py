@@ -106,6 +106,10 @@ class Sequencer:
         with self._lock:
             return self._submit(entries)
 
+    def submit_repeat(self, entries: Sequence[Entry]) -> bool:
+        """Take what was written before and is only to be answered again; False without room."""
+        return bool(self._queue.submit_all(entries))
+
     def submit_waiting(self, *entries: Entry) -> None:
         """Take entries next to each other, waiting for room.
 

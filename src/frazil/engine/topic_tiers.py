@@ -175,7 +175,10 @@ class TopicTiers:
         except CorruptionError as error:
             self._pass_damage(error)
             return
-        batches = [batch for batch in piece.batches if batch.offset < self._load_end]
+        # What was written since the start has come from the journal already, perhaps in one batch
+        # with what was there before.
+        end = self._load_end
+        batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
         self.memory.load(batches, start=self.memory.start)
         if piece.offset_next <= self._load_at:
             # Nothing is left but offsets that were declared as a gap.
