@@ -75,6 +75,7 @@ def _values(report: Report) -> dict[str, Any]:
         "findings": [attrs.asdict(finding) for finding in report.findings],
         "lost": [lost._asdict() for lost in report.lost],
         "quarantined": report.quarantined,
+        "files": report.files,
         "journals": [
             {
                 "name": facts.name,

@@ -20,6 +20,7 @@ from frazil.engine.directory import (
     file_system_kind,
     take_lock,
 )
+from frazil.engine.doctor_disk import check_files
 from frazil.engine.doctor_metadata import MetadataFacts, inspect_metadata
 from frazil.engine.inspection import (
     Access,
@@ -70,6 +71,8 @@ class Report:
     journals: list[JournalFacts] = attrs.Factory(list)
     lost: list[LostRange] = attrs.Factory(list)
     quarantined: list[dict[str, Any]] = attrs.Factory(list)
+    files: int = 0
+    """Files of the disk tier that were looked at."""
     metadata: MetadataFacts | None = None
 
     @property
@@ -108,6 +111,7 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
                 _verify(report, facts)
         _check_quarantine(report, file_system, paths)
         if not access.writer:
+            report.files = check_files(report, file_system, paths, read_all=read_all)
             report.metadata = inspect_metadata(file_system, paths, report.journals)
             _check_metadata(report, report.metadata)
             _check_lanes(report, paths)
