@@ -19,6 +19,7 @@ from frazil.testing import (
     SimulatedFileSystem,
 )
 from tests.crash.checker import check_report, read_all
+from tests.crash.driven_log import DrivenLog
 from tests.crash.simulation import PRODUCERS, SETTINGS
 
 DIRECTORY = "/data/lanes/7"
@@ -187,3 +188,50 @@ def test_an_old_epoch_does_not_come_back_into_the_window():
     producer.record(old, epoch=1)
     producer.record(new, epoch=2)
     assert list(producer.window) == [new]
+
+
+def swap(path, disk, *, one, two):
+    """Exchange two sectors of a file."""
+
+    def exchange(data):
+        left, right = data[one : one + SECTOR_BYTES], data[two : two + SECTOR_BYTES]
+        data[one : one + SECTOR_BYTES], data[two : two + SECTOR_BYTES] = right, left
+
+    disk.corrupt(path, exchange)
+
+
+@pytest.mark.parametrize("one", [0, SECTOR_BYTES, 6 * SECTOR_BYTES])
+def test_the_last_sector_in_front_hides_no_older_record(one):
+    """Newer frames that lie in front by mistake do not make older ones pass for torn."""
+    disk = SimulatedFileSystem()
+    log = DrivenLog(disk)
+    for topic in (1, 2, 3):
+        log.create(topic, f"/default/{topic}")
+    log.journal.rotate()
+    written = {1: [b"first"], 2: [], 3: []}
+    log.plain(1, b"first")
+    for number in range(20):
+        payload = b"%d" % number * 150
+        log.plain(2, payload)
+        written[2].append(payload)
+    position = log.journal.active.live_places[2].positions[-1] << 3
+    last = (position + 2 * SECTOR_BYTES) // SECTOR_BYTES * SECTOR_BYTES
+    # Fill up to the sector that will move, so that the newest records lie in it with whole frames.
+    while log.journal.active.body_end < last:
+        log.plain(1, b"filler")
+        written[1].append(b"filler")
+    for payload in (b"x", b"y"):
+        log.plain(3, payload)
+        written[3].append(payload)
+    disk = disk.kill_clone()
+    swap(log.journal.active.path, disk, one=one, two=last)
+    again = DrivenLog(disk)
+    assert again.journal.report.lost
+    for topic, payloads_of in written.items():
+        content = again.read(topic)
+        for offset, payload in enumerate(payloads_of):
+            if offset in content.records:
+                assert content.records[offset]["payload"] == payload
+            else:
+                assert content.covered(offset), f"topic {topic}: {offset} is gone without a word"
+    assert len(again.read(2).records) >= 15

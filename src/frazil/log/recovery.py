@@ -14,7 +14,7 @@ from frazil.errors import CorruptionError
 from frazil.fs import read_fully
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_checkpoint
-from frazil.log.scan import Control, Fault, Scan, Scanner
+from frazil.log.scan import UNNUMBERED, Control, Fault, Scan, Scanner
 from frazil.log.segment import (
     SUFFIX_UNBORN,
     OpenFiles,
@@ -193,7 +193,7 @@ class Survey:
             generation=head.generation,
             previous_segment=number - 1,
             previous_length=LENGTH_UNKNOWN,
-            previous_lsn=head.lsn - (head.kind not in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER)),
+            previous_lsn=head.lsn - (head.kind not in UNNUMBERED),
             created_us=head.time,
         )
         found = self._add(path, header)
@@ -262,7 +262,7 @@ class Survey:
     def _drop_tail(self, found: Found, scan: Scan) -> None:
         """Cut at the first fault that nothing proves to have been synced."""
         for fault in scan.faults:
-            if fault.lsn_after and scan.synced > fault.lsn_before:
+            if scan.synced > fault.lsn_before:
                 continue
             if fault.position < found.header.born_length:
                 # The segment was born with these bytes, synced: nothing there can be torn.
@@ -274,12 +274,15 @@ class Survey:
             return
 
     def _note_damage(self, found: Found, scan: Scan) -> None:
-        file = self._files.get(found.path)
         for fault in scan.faults:
             text = f"bytes {fault.position}..{fault.end}: {fault.reason}"
             found.damaged.append(text)
             self.report.warnings.append(f"segment {found.header.segment}: {text}")
-            self._candidates.extend(_lost_in(file, fault, self._later_topics(scan, fault.end)))
+            later = self._later_topics(scan, fault.end)
+            self._candidates.extend(self._lost_in(found, fault, later))
+
+    def _lost_in(self, found: Found, fault: Fault, later: set[int]) -> Iterable[Candidate]:
+        return _lost_in(self._files.get(found.path), found.header, fault, later)
 
     def _later_topics(self, scan: Scan, position: int) -> set[int]:
         return {
@@ -426,7 +429,7 @@ class Survey:
         scan = last.scan
         for fault in scan.faults if scan is not None else ():
             later = self._later_topics(scan, fault.end) if scan is not None else set()
-            for candidate in _lost_in(self._files.get(last.path), fault, later):
+            for candidate in self._lost_in(last, fault, later):
                 if candidate.topic != TOPIC_UNKNOWN:
                     continue
                 for topic in self.state.topics.values():
@@ -523,20 +526,34 @@ def _frame_at(file: File, size: int, start: int) -> fmt.FrameHead | None:
     return None if fmt.frame_fault(view, 0, head) else head
 
 
-def _lost_in(file: File, fault: Fault, later: set[int]) -> Iterable[Candidate]:
+def _lost_in(
+    file: File, header: fmt.SegmentHeader, fault: Fault, later: set[int]
+) -> Iterable[Candidate]:
     """Say which offsets the frames in a bad stretch held, as far as their heads can tell.
 
     A topic that has frames behind the stretch needs no telling: its offsets show the hole. A head
-    that cannot be mended gives a candidate of topic 0 whose end is a bound on the records in it.
+    that cannot be mended, or that has come here from elsewhere, tells nothing of what stood here:
+    it gives a candidate of topic 0 whose end is a bound on the records in the stretch.
     """
-    position, end = fault.position, fault.end
+    position, end, lsn = fault.position, fault.end, fault.lsn_before
     while position < end:
         head = fmt.mend_head(read_fully(file, position, fmt.FRAME_HEAD_BYTES))
         whole = 0 if head is None else fmt.FRAME_PREFIX_BYTES + head.length
-        if head is None or position + whole > end:
+        if (
+            head is None
+            or position + whole > end
+            or (head.salt, head.generation) != (header.salt, header.generation)
+            or not _fits(head, lsn=lsn, lsn_after=fault.lsn_after)
+        ):
             bound = (end - position) * RECORDS_PER_BYTE_MAX
             yield Candidate(TOPIC_UNKNOWN, 0, bound, "may have been lost")
             return
         if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and head.topic not in later:
             yield Candidate(head.topic, head.offset, head.offset + head.records, "damaged")
-        position += whole
+        position, lsn = position + whole, head.lsn
+
+
+def _fits(head: fmt.FrameHead, *, lsn: int, lsn_after: int) -> bool:
+    """Tell whether a frame may have stood behind `lsn` and before `lsn_after` (0: nothing known)."""
+    expected = lsn if head.kind in UNNUMBERED else lsn + 1
+    return head.lsn >= expected and (not lsn_after or head.lsn <= lsn_after)

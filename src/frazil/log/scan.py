@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from operator import add, ne
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,13 +17,16 @@ from frazil.log import format as fmt
 from frazil.log.index import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from frazil.fs import File
 
 WINDOW_BYTES: Final = 8 << 20
 _SCAN_HEAD: Final = struct.Struct("<QIIB8sxHII4xQQI4xq8x")
 """A frame's head less the fields that the scan does not look at."""
+_SALT_END: Final = fmt.SALT_POSITION + 8
+UNNUMBERED: Final = (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER)
+"""Kinds of frames that bear the batch sequence of the frame before them."""
 
 
 class Fault(NamedTuple):
@@ -109,7 +112,13 @@ class Scan:
 
 
 class Scanner:
-    """One pass over `[start, end)` of a segment file."""
+    """One pass over `[start, end)` of a segment file; a second one if frames lie out of order.
+
+    Batch sequences never fall in what was written. Where they do, something has moved frames (a
+    misdirected write, exchanged blocks): each is whole, but a frame in the wrong place would hide
+    all that is older and lies behind it. Then the longest run of frames in order is the segment,
+    and the others are damage where they lie. They still prove what was synced before them.
+    """
 
     def __init__(
         self, file: File, *, salt: bytes, generation: int, start: int, end: int, lsn: int
@@ -117,8 +126,14 @@ class Scanner:
         self._file = file
         self._salt = salt
         self._generation = generation
+        self._start = start
         self._end = end
+        self._lsn = lsn
         self._position = start
+        self._disordered = False
+        """A whole frame of this segment was met whose batch sequence had passed."""
+        self._misplaced: list[int] = []
+        """Where the frames lie that are out of order; they are not read as frames."""
         self._pending: dict[int, list[int]] = {}
         """By topic: offset, position, length, time, records of each frame, one behind another. A
         flat list of integers, because a tuple a frame would keep the garbage collector busy."""
@@ -126,12 +141,18 @@ class Scanner:
 
     def run(self) -> Scan:
         """Scan to the end; faults are listed, frames behind them are taken too."""
+        self._pass()
+        if self._disordered:
+            self._pass_in_order()
+        return self.result
+
+    def _pass(self) -> None:
         result = self.result
         result.end = result.born_end = self._position
         window_bytes = WINDOW_BYTES
         while self._position < self._end:
             size = min(window_bytes, self._end - self._position)
-            window = read_fully(self._file, self._position, size)
+            window = self._read(self._position, size)
             used, want = self._take(window)
             self._position += used
             window_bytes = WINDOW_BYTES
@@ -141,7 +162,56 @@ class Scanner:
                     window_bytes = max(want, WINDOW_BYTES)
                     continue
                 self._skip_fault("")
-        return result
+
+    def _pass_in_order(self) -> None:
+        """Find the frames that are out of order, and scan again without them."""
+        self.result = Scan(lsn=0)
+        positions, keys, synced = array("Q"), array("Q"), array("Q")
+        for position, head in self._whole_frames():
+            positions.append(position)
+            keys.append(2 * head.lsn + (head.kind in UNNUMBERED))
+            synced.append(head.synced)
+        kept = longest_order(keys)
+        self._misplaced = sorted(set(positions).difference(positions[n] for n in kept))
+        # The header's word, unless the header is lost and its fields came from a frame that moved.
+        first = keys[kept[0]]
+        self.result = result = Scan(lsn=min(self._lsn, first // 2 if first % 2 else first // 2 - 1))
+        self._position = self._start
+        self._pass()
+        result.synced = max(result.synced, *synced)
+        if result.synced > result.lsn:
+            if not result.faults or result.faults[-1].end < self._end:
+                self._missing(self._end, 0)
+            result.lsn = result.synced
+
+    def _whole_frames(self) -> Iterator[tuple[int, fmt.FrameHead]]:
+        """Yield every frame that was written to this segment, wherever it lies now."""
+        position = self._start
+        while position < self._end:
+            head = self._valid_at(position)
+            if head is None:
+                position, _zero, _lsn = self._search(position)
+            else:
+                yield position, head
+                position += fmt.FRAME_PREFIX_BYTES + head.length
+
+    def _read(self, position: int, size: int) -> bytes:
+        """Read from the file; a frame that is out of order has no salt that would make it one."""
+        data = read_fully(self._file, position, size)
+        misplaced = self._misplaced_in(position - _SALT_END + 1, position + len(data))
+        if not misplaced:
+            return data
+        masked = bytearray(data)
+        for frame in misplaced:
+            salt = range(frame + fmt.SALT_POSITION - position, frame + _SALT_END - position)
+            for at in salt:
+                if 0 <= at < len(masked):
+                    masked[at] ^= 0xFF
+        return bytes(masked)
+
+    def _misplaced_in(self, first: int, end: int) -> list[int]:
+        start = bisect_left(self._misplaced, first)
+        return self._misplaced[start : bisect_left(self._misplaced, end, start)]
 
     def _take(self, window: bytes) -> tuple[int, int]:
         """Take frames off the window; return the bytes used and the bytes needed to go on.
@@ -234,8 +304,9 @@ class Scanner:
         kind, lsn = head.kind, head.lsn
         if not 0 < kind <= fmt.KIND_LAST:
             return False
-        expected = result.lsn if kind in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER) else result.lsn + 1
+        expected = result.lsn if kind in UNNUMBERED else result.lsn + 1
         if lsn < expected:
+            self._disordered = True
             return False
         if lsn > expected:
             self._missing(position, lsn)
@@ -285,7 +356,7 @@ class Scanner:
 
     def _passed(self, head: fmt.FrameHead, position: int) -> None:
         result = self.result
-        if head.kind not in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER):
+        if head.kind not in UNNUMBERED:
             result.lsns.append(head.lsn)
             result.ends.append(position + head.length + fmt.FRAME_PREFIX_BYTES)
         elif head.kind == fmt.KIND_CHECKPOINT:
@@ -320,9 +391,9 @@ class Scanner:
         self._position = found
 
     def _reason(self, position: int) -> str:
-        head_bytes = read_fully(
-            self._file, position, min(fmt.FRAME_HEAD_BYTES, self._end - position)
-        )
+        if self._misplaced_in(position, position + 1):
+            return "frames are out of order"
+        head_bytes = self._read(position, min(fmt.FRAME_HEAD_BYTES, self._end - position))
         if not any(head_bytes):
             return "zeroes"
         if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
@@ -338,7 +409,7 @@ class Scanner:
         at = position
         overlap = fmt.SALT_POSITION + len(self._salt)
         while at < self._end:
-            window = read_fully(self._file, at, min(WINDOW_BYTES, self._end - at))
+            window = self._read(at, min(WINDOW_BYTES, self._end - at))
             if not window:
                 break
             found = window.find(self._salt)
@@ -346,7 +417,9 @@ class Scanner:
                 start = at + found - fmt.SALT_POSITION
                 if start > position and start % fmt.ALIGNMENT == 0:
                     head = self._valid_at(start)
-                    if head is not None:
+                    if head is not None and head.lsn < self.result.lsn:
+                        self._disordered = True
+                    elif head is not None:
                         zero = zero and not window[: max(start - at, 0)].strip(b"\0")
                         return start, zero, head.lsn
                 found = window.find(self._salt, found + 1)
@@ -357,14 +430,41 @@ class Scanner:
         return self._end, zero, 0
 
     def _valid_at(self, position: int) -> fmt.FrameHead | None:
-        head_bytes = read_fully(self._file, position, fmt.FRAME_HEAD_BYTES)
+        head_bytes = self._read(position, fmt.FRAME_HEAD_BYTES)
         if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
             return None
         head = fmt.read_head(head_bytes, 0)
         whole = fmt.FRAME_PREFIX_BYTES + head.length
         if head.length > fmt.BODY_BYTES_MAX or position + whole > self._end:
             return None
-        if head.generation != self._generation or head.lsn < self.result.lsn:
+        if head.salt != self._salt or head.generation != self._generation:
             return None
-        data = memoryview(read_fully(self._file, position, whole))
+        data = memoryview(self._read(position, whole))
         return None if fmt.frame_fault(data, 0, head) else head
+
+
+def longest_order(keys: Sequence[int]) -> list[int]:
+    """Return the numbers of the most frames whose keys follow each other.
+
+    A key is twice the batch sequence, and one more for a frame that has no sequence of its own: such
+    frames may follow each other with the same key, all others must rise. Of two copies the first
+    is taken.
+    """
+    tops: list[int] = []
+    """The lowest key at which a run of each length can end, and the frame that it is of."""
+    lasts: list[int] = []
+    before: list[int] = []
+    for number, key in enumerate(keys):
+        length = bisect_right(tops, key) if key % 2 else bisect_left(tops, key)
+        before.append(lasts[length - 1] if length else -1)
+        if length == len(tops):
+            tops.append(key)
+            lasts.append(number)
+        elif key < tops[length]:
+            tops[length], lasts[length] = key, number
+    run: list[int] = []
+    number = lasts[-1] if lasts else -1
+    while number >= 0:
+        run.append(number)
+        number = before[number]
+    return run[::-1]

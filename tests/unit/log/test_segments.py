@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from itertools import combinations, pairwise
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -12,7 +14,7 @@ from frazil.errors import CorruptionError, InvalidRequest, NotFound
 from frazil.log import format as fmt
 from frazil.log.history import Batch, ChainedHistory
 from frazil.log.index import TopicEntry, decode_footer, decode_places
-from frazil.log.scan import Scanner
+from frazil.log.scan import Scanner, longest_order
 from frazil.log.segment import (
     OpenFiles,
     body_hash,
@@ -37,12 +39,12 @@ def frame(kind, payload=b"", *, salt=SALT, generation=1, **fields):
     return b"".join(parts[:3])
 
 
-def scan(disk, body):
+def scan(disk, body, *, lsn=0):
     path = "/s/x.seg"
     disk.write_bytes(path, bytes(fmt.SEGMENT_HEADER_BYTES) + body)
     file = disk.open(path, "read")
     start, end = fmt.SEGMENT_HEADER_BYTES, file.size()
-    return Scanner(file, salt=SALT, generation=1, start=start, end=end, lsn=0).run()
+    return Scanner(file, salt=SALT, generation=1, start=start, end=end, lsn=lsn).run()
 
 
 @pytest.fixture
@@ -113,6 +115,66 @@ def test_a_missing_frame_between_whole_ones_is_a_fault(disk):
     assert [(fault.reason, fault.lsn_after) for fault in found.faults] == [
         ("frames are missing", 3)
     ]
+
+
+@pytest.mark.parametrize("lsn", [0, 7], ids=["header", "no-header"])
+def test_a_frame_from_the_end_does_not_hide_what_it_lies_before(disk, lsn):
+    """A frame in the wrong place is damage there; all that lies in order is taken."""
+    frames = data_frames(8)
+    found = scan(disk, frames[7] + b"".join(frames[1:7]) + bytes(4096), lsn=lsn)
+    assert list(found.lsns) == [2, 3, 4, 5, 6, 7]
+    assert list(found.places[1].offsets) == [1, 2, 3, 4, 5, 6]
+    assert [(f.reason, f.lsn_after) for f in found.faults] == [
+        ("frames are out of order", 2),
+        ("zeroes", 0),
+    ]
+    assert found.faults[0].lsn_before == (0 if lsn == 0 else 1)
+
+
+def test_a_frame_in_the_wrong_place_still_proves_what_was_synced(disk):
+    """The last frame lies in front and the one it proves is gone: both are known to be missing."""
+    frames = data_frames(8)
+    found = scan(disk, frames[7] + b"".join(frames[1:6]))
+    assert found.synced == found.lsn == 7
+    missing = found.faults[-1]
+    assert (missing.reason, missing.lsn_before) == ("frames are missing", 6)
+
+
+def test_a_second_copy_of_a_frame_is_damage_where_it_lies(disk):
+    """A sector that was written twice leaves each frame once in the scan."""
+    frames = data_frames(6)
+    found = scan(disk, b"".join([*frames[:4], frames[1], frames[5]]))
+    assert list(found.lsns) == [1, 2, 3, 4, 6]
+    [fault] = found.faults
+    assert (fault.lsn_before, fault.lsn_after) == (4, 6)
+    assert fault.end - fault.position == len(frames[1])
+
+
+def test_a_copy_of_the_log_in_a_record_is_no_frame(disk):
+    """Frames inside the payload of a frame stay a payload, even where the order is broken."""
+    frames = data_frames(9)
+    inner = b"".join(frames[2:6])
+    outer = frame(fmt.KIND_ROWS, inner, topic=1, offset=6, count=1, lsn=7, synced=6)
+    found = scan(disk, frames[8] + b"".join([*frames[:6], outer, frames[7]]))
+    assert list(found.lsns) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert found.places[1].count == 8
+
+
+def follows(key, later):
+    return later >= key if later % 2 else later > key
+
+
+def test_no_order_is_longer_than_the_longest():
+    """Of all the ways to leave out frames, the one chosen leaves out the fewest."""
+    for seed in range(300):
+        random = Random(seed)
+        keys = [random.randrange(2, 14) for _ in range(random.randrange(9))]
+        run = longest_order(keys)
+        chosen = [keys[number] for number in run]
+        assert run == sorted(set(run))
+        assert all(follows(*pair) for pair in pairwise(chosen))
+        longer = combinations(keys, len(chosen) + 1)
+        assert not any(all(follows(*pair) for pair in pairwise(c)) for c in longer), (seed, keys)
 
 
 def test_a_frame_longer_than_the_file_is_a_fault(disk):
