@@ -22,12 +22,14 @@ from frazil.testing import SimulatedClock
 DIRECTORY = "/data/journal"
 OPTIONS = pa.ipc.IpcWriteOptions()
 ROWS_ARROW_MIN = 8
+SETTINGS = Settings()
+KNOWN_MAX = 1024
 
 
 def log_settings(**changes):
     """Settings with small numbers, so that little data reaches every limit."""
     small = {"segment_bytes_max": 1 << 20, "prefill_bytes": 4096, "reserve_offsets": 50}
-    return Settings().log.model_copy(update={**small, **changes})
+    return SETTINGS.log.model_copy(update={**small, **changes})
 
 
 def codec_of(topic):
@@ -40,11 +42,72 @@ def codec_of(topic):
     return TableCodec(topic.schemas, primary_key=topic.spec.primary_key, **same)
 
 
+class KnownFrames:
+    """Decodes the same frame once, for a sweep that opens and reads one directory over and over.
+
+    What a codec makes of a frame depends on the frame's bytes and on its topic's columns alone;
+    both are the key. Everything before the decoding is done each time.
+    """
+
+    def __init__(self):
+        self._codecs = {}
+        self._batches = {}
+        self._records = {}
+
+    def codec_of(self, topic):
+        """The codec of a topic; the same one for the same columns, which must not be changed."""
+        columns = (topic.spec.kind, topic.spec.primary_key, *sorted(topic.schemas.items()))
+        if columns not in self._codecs:
+            codec = self._codecs[columns] = codec_of(topic)
+            if codec is not None:
+                decode, decode_small = codec.decode, codec.decode_small
+                codec.decode = lambda frame: self._decoded(columns, [frame], decode, frame)
+                codec.decode_small = lambda frames: self._decoded(
+                    columns, frames, decode_small, frames
+                )
+        return self._codecs[columns]
+
+    def _decoded(self, columns, frames, decode, argument):
+        key = (columns, decode.__name__, *map(_bytes_of, frames))
+        if key not in self._batches:
+            _make_room(self._batches)
+            self._batches[key] = decode(argument)
+        return self._batches[key]
+
+    def records_of(self, batch):
+        """The same as `records_of`, made once for a batch that was decoded once."""
+        # The batch is kept beside its records, so that no other one gets its id.
+        key = (id(batch.data), batch.offset, batch.times)
+        if key not in self._records:
+            _make_room(self._records)
+            self._records[key] = (batch.data, records_of(batch))
+        return self._records[key][1]
+
+
+def _bytes_of(frame):
+    """All of a frame that its decoding depends on."""
+    head = frame.head
+    payload = frame.buffer[frame.start : frame.start + head.size]
+    return head.kind, head.flags, head.schema, head.records, head.time, payload
+
+
+def _make_room(known):
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+
+
 class DrivenLog:
     """A journal and its owner: each call commits one group and returns its answers."""
 
     def __init__(
-        self, file_system, *, clock=None, settings=None, watermarks=None, known_topics=None
+        self,
+        file_system,
+        *,
+        clock=None,
+        settings=None,
+        watermarks=None,
+        known_topics=None,
+        known_frames=None,
     ):
         self.clock = clock or SimulatedClock()
         self.settings = settings or log_settings()
@@ -53,7 +116,7 @@ class DrivenLog:
             DIRECTORY,
             clock=self.clock,
             settings=self.settings,
-            producers=Settings().producers,
+            producers=SETTINGS.producers,
             watermarks=watermarks,
             known_topics=known_topics,
         )
@@ -62,8 +125,9 @@ class DrivenLog:
             while self.journal.seal_one():
                 pass
         self.source = LogSource(self.journal)
+        self._known = known_frames
         for topic in self.journal.state.topics.values():
-            topic.codec = codec_of(topic)
+            topic.codec = codec_of(topic) if known_frames is None else known_frames.codec_of(topic)
 
     def topic(self, topic):
         return self.journal.state.topics[topic]
@@ -144,7 +208,8 @@ class DrivenLog:
 
     def read(self, topic, *, bytes_max=1 << 20):
         """Read a topic from its start to its end."""
-        return read_topic(self.source, topic, bytes_max=bytes_max)
+        decoded = records_of if self._known is None else self._known.records_of
+        return read_topic(self.source, topic, bytes_max=bytes_max, records_of=decoded)
 
     def close(self):
         self.journal.close()
@@ -164,7 +229,16 @@ class Content(msgspec.Struct):
         return any(first <= offset < end for first, end in self.lost)
 
 
-def read_topic(source, topic, *, bytes_max=1 << 20):
+def records_of(batch):
+    """The records of a batch by their offsets."""
+    records = dict(enumerate(_rows(batch.data), batch.offset))
+    times = [us for count, us in batch.times for _ in range(count)]
+    for row, us in zip(records.values(), times, strict=True):
+        row["_time"] = us
+    return records
+
+
+def read_topic(source, topic, *, bytes_max=1 << 20, records_of=records_of):
     """Read a topic to its end; damage is noted with its range, and reading goes on behind it."""
     held = source.range(topic)
     content = Content({}, [], [], held.first, held.end)
@@ -185,12 +259,7 @@ def read_topic(source, topic, *, bytes_max=1 << 20):
             content.gaps += [(gap.first, gap.end) for gap in batch.gaps]
             offset = max([offset, *(gap.end for gap in batch.gaps)])
             assert batch.offset == offset, "a silent hole between two batches"
-            times = [us for count, us in batch.times for _ in range(count)]
-            for number, (row, us) in enumerate(
-                zip(_rows(batch.data), times, strict=True), batch.offset
-            ):
-                row["_time"] = us
-                content.records[number] = row
+            content.records.update(records_of(batch))
             offset = batch.offset_next
         content.gaps += [(gap.first, gap.end) for gap in piece.gaps]
         offset = piece.offset_next

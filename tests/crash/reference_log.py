@@ -13,9 +13,16 @@ from frazil.ingest.messages import Message
 from frazil.log import format as fmt
 from frazil.log.state import STATE_FIRST_FREE
 from frazil.testing import SimulatedClock, SimulatedFileSystem
-from tests.crash.driven_log import DIRECTORY, DrivenLog, log_settings, read_everything
+from tests.crash.driven_log import (
+    DIRECTORY,
+    DrivenLog,
+    KnownFrames,
+    log_settings,
+    read_everything,
+)
 
 PLAIN, MAIL, TABLE, LOOSE, IDLE = 1, 2, 3, 4, 5
+KNOWN_DUTIES_MAX = 256
 SCHEMA = declare_schema({"id": "long", "name": "string", "score": "double"})
 SCHEMA_NEXT = evolve(SCHEMA, [AddColumn("city", "string")])
 
@@ -34,6 +41,18 @@ class FrameFacts(msgspec.Struct, frozen=True):
     synced: int
 
 
+class Duties(msgspec.Struct, frozen=True):
+    """What must be so after some damage.
+
+    `records` is {(topic, offset): "whole" | "told" | "free"}: it must be readable; it must be
+    readable or be named by a CorruptionError; it may be gone. `last_offsets` has for each topic the
+    last offset that is not free, or -1.
+    """
+
+    records: dict
+    last_offsets: dict
+
+
 class Reference(msgspec.Struct):
     """A directory, its frames and its content."""
 
@@ -41,6 +60,8 @@ class Reference(msgspec.Struct):
     frames: list
     body_ends: dict
     content: dict
+    known_frames: KnownFrames
+    known_duties: dict
 
     def file_system(self, changed=None):
         """A fresh file system with the directory, some files exchanged."""
@@ -134,11 +155,12 @@ def _describe(file_system):
     probe = SimulatedFileSystem()
     for path, data in files.items():
         probe.write_bytes(path, data)
-    log = DrivenLog(probe, clock=SimulatedClock(77))
+    known_frames = KnownFrames()
+    log = DrivenLog(probe, clock=SimulatedClock(77), known_frames=known_frames)
     assert not log.journal.report.lost
     content = read_everything(log)
     frames, ends = walk_frames(files)
-    return Reference(files, frames, ends, content)
+    return Reference(files, frames, ends, content, known_frames, {})
 
 
 def walk_frames(files):
@@ -163,14 +185,24 @@ def walk_frames(files):
 def duties(reference, path, spans):
     """Say for each record's offset what damage to `spans` of `path` allows.
 
-    Returns {(topic, offset): "whole" | "told" | "free"}: it must be readable; it must be readable
-    or be named by a CorruptionError; it may be gone.
+    It depends on the frames that are hit alone, so it is worked out once for all damage to them.
     """
+    hit = tuple(
+        number
+        for number, frame in enumerate(reference.frames)
+        if frame.path == path and _hit(spans, frame.position, frame.end)
+    )
+    known = reference.known_duties
+    if hit not in known:
+        if len(known) >= KNOWN_DUTIES_MAX:
+            known.clear()
+        known[hit] = _duties(reference, {reference.frames[number] for number in hit})
+    return known[hit]
+
+
+def _duties(reference, damaged):
     last = reference.segments[-1]
-    intact = {
-        frame: frame.path != path or not _hit(spans, frame.position, frame.end)
-        for frame in reference.frames
-    }
+    intact = {frame: frame not in damaged for frame in reference.frames}
     in_last = [frame for frame in reference.frames if frame.path == last]
     proven = max((f.synced for f in in_last if intact[f]), default=0)
     # What lies before the last segment was synced before that one was born.
@@ -187,7 +219,11 @@ def duties(reference, path, spans):
             duty = "told" if synced else "free"
         for offset in range(frame.offset, frame.offset + frame.records):
             result[frame.topic, offset] = duty
-    return result
+    ends = {frame.topic: -1 for frame in reference.frames}
+    for (topic, offset), duty in result.items():
+        if duty != "free":
+            ends[topic] = max(ends[topic], offset)
+    return Duties(result, ends)
 
 
 def _hit(spans, position, end):
