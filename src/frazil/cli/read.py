@@ -89,6 +89,7 @@ def read(
             file_format,
             parts[0].schema,
             parted=is_parted,
+            keyed=bool(parts[0].runtime.state.spec.primary_key),
             has_payloads=parts[0].runtime.is_message,
         ) as writer:
             for part, batch in _batches(cursors, follow=follow):

@@ -94,7 +94,8 @@ class RunningEngine:
         except OSError:
             return None
         found = parse_sample(data)
-        if found is None or not is_alive(found.pid):
+        # A file of this process is left over from an engine that was closed: it runs no other.
+        if found is None or found.pid == os.getpid() or not is_alive(found.pid):
             return None
         age_s = (self._clock.now_us() - found.time_us) / 1e6
         return found if abs(age_s) <= FRESH_S else None

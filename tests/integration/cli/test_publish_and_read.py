@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import frazil
 from frazil.cli.app import app
 
 ROWS = pa.table({"id": [1, 2, 3], "name": ["a", None, "ü"]})
@@ -283,13 +284,32 @@ def test_reading_starts_where_it_is_told(table):
 
 
 def test_table_and_csv_output(table):
-    """CSV has a header with offset and time; a table shows the values."""
+    """CSV has a header with offset, time and operation; a table shows the values."""
     published(table, "t", given='{"id":1,"x":2.5,"s":"a,b"}\n')
     header, row = table("read", "t", "--format", "csv").stdout.splitlines()
-    assert header == "_offset,_time,id,x,s,at"
-    assert row.endswith(',1,2.5,"a,b",')
+    assert header == "_offset,_time,_op,id,x,s,at"
+    assert row.endswith(',upsert,1,2.5,"a,b",')
     assert "a,b" in table("read", "t", "--format", "table").stdout
     assert "raw payloads" in table("read", "t", "--format", "raw", code=2).stderr
+
+
+def test_changes_are_told_by_their_operation(table, tmp_path):
+    """A keyed topic's records say what they do, in all formats; a delete has its key alone."""
+    with frazil.open(tmp_path / "data") as db:
+        topic = db.topic("t")
+        topic.insert(id=1, x=0.5)
+        topic.update(1, {"s": "new"})
+        topic.delete(1)
+    rows = lines_of(table("read", "t"))
+    assert [row["_op"] for row in rows] == ["insert", "update", "delete"]
+    assert (rows[0]["x"], rows[0]["s"]) == (0.5, None)
+    assert {key: rows[2][key] for key in rows[2] if key not in ("_offset", "_time")} == {
+        "_op": "delete",
+        "id": 1,
+    }
+    told = pa.ipc.open_stream(table("read", "t", "--format", "arrow").stdout_bytes).read_all()
+    assert told.schema.names == ["_offset", "_time", "_op", "id", "x", "s", "at"]
+    assert told.column("_op").to_pylist() == ["insert", "update", "delete"]
 
 
 @pytest.mark.parametrize("bad", [b'{"id":"x"}', b'{"v":1}', b'{"id":5,"v":"x"}', b"nonsense"])

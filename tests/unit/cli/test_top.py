@@ -137,7 +137,7 @@ class Place:
         file.close()
 
     def sample(self, **changes):
-        told = {"time_us": self.clock.now_us(), "pid": os.getpid(), "stats": {"health": "ok"}}
+        told = {"time_us": self.clock.now_us(), "pid": os.getppid(), "stats": {"health": "ok"}}
         return json.dumps({**told, **changes}).encode()
 
 
@@ -147,7 +147,7 @@ def test_a_running_engine_is_found_by_its_file():
     assert not place.engine.is_there()
     place.write(place.sample())
     assert place.engine.is_there()
-    assert place.engine.sample() == (place.clock.now_us(), os.getpid(), {"health": "ok"})
+    assert place.engine.sample() == (place.clock.now_us(), os.getppid(), {"health": "ok"})
 
 
 def test_an_old_file_is_no_running_engine():
@@ -157,6 +157,13 @@ def test_an_old_file_is_no_running_engine():
     assert not place.engine.is_there()
     with pytest.raises(NotFound):
         place.engine.sample()
+
+
+def test_what_this_process_left_is_no_running_engine():
+    """A file with the number of this very process is not another engine."""
+    place = Place()
+    place.write(place.sample(pid=os.getpid()))
+    assert not place.engine.is_there()
 
 
 def test_a_dead_process_is_no_running_engine():
