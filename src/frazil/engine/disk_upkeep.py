@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError, Overloaded
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tiering import Tiers
     from frazil.engine.topic_tiers import TopicTiers
     from frazil.tiers.disk import DiskTier
+    from frazil.tiers.disk_catalog import Span
+
+STEPS: Final = 8
+"""Files of a topic are joined up to this part of what it keeps, so that it goes in steps."""
+FOREVER: Final = 1 << 62
 
 
 class DiskUpkeep:
@@ -33,17 +41,15 @@ class DiskUpkeep:
         """
         for topic in self._tiers.topics:
             if not topic.keyed_topic:
-                # Holds stand still under the lock: none that needs the records comes meanwhile.
-                with self._engine.control_lock:
+                # Under these locks no hold is set and no reader begins that needs the records.
+                with self._engine.control_lock, topic.runtime.lane.pinning:
                     below = self.retained_from(topic)
                     if below > self._disk.start(topic.id):
                         self.expire(topic, below)
 
     def retained_from(self, topic: TopicTiers) -> int:
         """Return the offset below which retention lets files go."""
-        spec, log = topic.state.spec, self._engine.settings.log
-        age_us = int(log.retention_age_s * 1e6) if spec.retention_us is None else spec.retention_us
-        bytes_max = log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
+        age_us, bytes_max = self._kept(topic)
         limit = topic.state.floor
         pinned = self._disk.history.pinned(topic.id)
         if pinned is not None:
@@ -61,6 +67,13 @@ class DiskUpkeep:
             below = span.end
         return below
 
+    def _kept(self, topic: TopicTiers) -> tuple[int, int]:
+        """Return for how long, and how many bytes, a topic's records are kept."""
+        spec, log = topic.state.spec, self._engine.settings.log
+        age_us = int(log.retention_age_s * 1e6) if spec.retention_us is None else spec.retention_us
+        bytes_max = log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
+        return age_us, bytes_max
+
     def expire(self, topic: TopicTiers, below: int) -> None:
         """Let everything below an offset go, from all tiers."""
         self._disk.expire(topic.id, below)
@@ -68,11 +81,39 @@ class DiskUpkeep:
         if topic.keyed is not None:
             topic.keyed.expire(below)
 
+    # -- merging ---------------------------------------------------------------------------------
+
+    def merge(self, topic: TopicTiers) -> bool:
+        """Join small files of a topic; tell whether there was anything to join.
+
+        Whole files go by age and at a quota. So none spans more than a part of what the topic
+        keeps: else a slow topic's one file would never be old, and a quota would take all at once.
+        """
+        age_us, bytes_max = self._kept(topic)
+        if topic.keyed_topic:
+            age_us = FOREVER
+        spans = self._disk.picture(topic.id).spans
+        names = {file.name for span in spans for file in span.files}
+        for run in _runs(spans, age_us // STEPS, bytes_max // STEPS):
+            own = {file.name for span in run for file in span.files}
+            if len(run) > 1 and self._disk.merge_once(topic.id, keep=names - own):
+                return True
+        return False
+
     # -- quotas ----------------------------------------------------------------------------------
 
     def held_bytes(self, runtime: TopicRuntime) -> int:
-        """Return the bytes of files that a topic's holds need."""
-        return self._disk.held_bytes(runtime.state.id, runtime.state.floor)
+        """Return the bytes that a topic's holds need: of files, and of the log what no file has."""
+        state = runtime.state
+        size = self._disk.held_bytes(state.id, state.floor)
+        first = max(self._disk.flushed(state.id), state.floor)
+        for segment in runtime.lane.journal.segments:
+            summary = segment.summary(state.id)
+            if summary is not None and summary[1] > first:
+                # Where a file has some of a segment's records, the others count by their number.
+                begin, end, held = summary[:3]
+                size += held * (end - max(begin, first)) // (end - begin)
+        return size
 
     def quota_end(self, runtime: TopicRuntime, bytes_max: int) -> int:
         """Return the offset below which files must go for a topic to be within its quota."""
@@ -91,20 +132,27 @@ class DiskUpkeep:
 
     def check_cap(self) -> None:
         """Keep the files below their cap: evict what is safely elsewhere, else hold the writers."""
-        floors = {topic.id: topic.state.floor for topic in self._tiers.topics}
         before = {topic.id: self._disk.start(topic.id) for topic in self._tiers.topics}
-        self._disk.evict(floors)
         bytes_max = self._engine.settings.disk.bytes_max
+        if self._disk.usage() > bytes_max:
+            self._evict()
         full = self._disk.usage() > bytes_max
         for topic in self._tiers.topics:
             start = self._disk.start(topic.id)
-            if start > before[topic.id]:
+            if start > before.get(topic.id, start):
                 topic.memory.evict(min(start, topic.flushed))
             runtime = topic.runtime
             if full and runtime.refusal is None:
                 runtime.refusal = _CapStop(self._disk, bytes_max)
             elif not full and isinstance(runtime.refusal, _CapStop):
                 runtime.refusal = None
+
+    def _evict(self) -> None:
+        # Under these locks no hold is set and no reader begins that needs what goes.
+        with self._engine.control_lock, contextlib.ExitStack() as pinning:
+            for lane in self._engine.lanes:
+                pinning.enter_context(lane.pinning)
+            self._disk.evict({topic.id: topic.state.floor for topic in self._tiers.topics})
 
     # -- deleted topics --------------------------------------------------------------------------
 
@@ -135,6 +183,21 @@ class DiskUpkeep:
             "purposes": self._disk.purposes(),
             "files": sum(len(self._disk.files(topic)) for topic in self._disk.topics),
         }
+
+
+def _runs(spans: Sequence[Span], age_us: int, bytes_max: int) -> list[list[Span]]:
+    """Part sets, oldest first, into runs that span neither more time nor more bytes than that."""
+    runs: list[list[Span]] = []
+    size = begun_us = 0
+    for span in spans:
+        own = sum(file.size for file in span.files)
+        last_us = max(file.time_last for file in span.files)
+        if not runs or size + own > bytes_max or last_us - begun_us > age_us:
+            runs.append([])
+            size, begun_us = 0, min(file.time_first for file in span.files)
+        runs[-1].append(span)
+        size += own
+    return runs
 
 
 class _CapStop:

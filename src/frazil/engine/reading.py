@@ -99,7 +99,7 @@ class Reader:
         with runtime.lane.pinning:
             # Retention sees the pin before it frees, or the first read sees that it did.
             self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
-            self._in_log = runtime.lane.source.range(runtime.state.id).first <= self.offset
+            self._held = runtime.history.range(runtime.state.id).first <= self.offset
         self._end = runtime.history.range(runtime.state.id).end
         self._may_skip = not isinstance(start, int)
         """Nothing was read yet, and no offset was named: the start may still move forwards."""
@@ -168,17 +168,20 @@ class Reader:
         try:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         except NotFound:
-            if not self._in_log and not self._may_skip:
+            if not self._held and not self._may_skip:
                 raise
         position = self.offset
-        if not self._in_log:
+        if not self._held:
             # Retention moved the start between the look at it and the pin.
             self.offset = history.range(topic).first
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
-        # The log keeps every record that is pinned: it was in a declared gap, whose declaration
-        # went with the records before it.
-        self.offset = max(position, self._runtime.lane.source.range(topic).first)
+        # Every record that is pinned is kept, but for those that a quota expired: here is a
+        # declared gap, whose declaration went with the records before it.
+        self.offset = max(position, history.range(topic).first)
         piece = history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+        if self.offset == position:
+            # Records were on their way from one source to another.
+            return piece
         gap = OffsetRange(position, self.offset, "declared gap")
         if not piece.batches:
             return piece._replace(gaps=(gap, *piece.gaps))

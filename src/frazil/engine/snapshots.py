@@ -68,7 +68,7 @@ class EngineSnapshot:
         with memory.lock:
             if keyed is not None:
                 keyed.fold(end)
-            chunks = memory.snapshot(end)
+            chunks = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
             self.cut = min(memory.start, end)
             self._dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, self.cut)
         self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]
@@ -137,6 +137,15 @@ class EngineSnapshot:
     def close(self) -> None:
         """Let the files go."""
         self._pin.close()
+
+
+def _held(chunks: Sequence[Chunk], start: int) -> list[Chunk]:
+    """Leave out what was let go below an offset, though a chunk still has it beside newer rows."""
+    return [
+        chunk if chunk.offset >= start else chunk.slice(start - chunk.offset, chunk.count)
+        for chunk in chunks
+        if chunk.end > start
+    ]
 
 
 def _view(chunk: Chunk, end: int, *, state: bool) -> ChunkView:

@@ -340,10 +340,11 @@ class Upkeep:
         limit = spec.retention_bytes
         bytes_max = self._settings.retention_bytes if limit is None else limit
         released = self._released.get(state.id, 0)
-        size, _oldest = held_bytes(state, journal.segments, released)
         tiers = self._engine.tiers
-        if tiers is not None:
-            size += tiers.files.held_bytes(runtime)
+        if tiers is None:
+            size, _oldest = held_bytes(state, journal.segments, released)
+        else:
+            size = tiers.files.held_bytes(runtime)
         if size <= bytes_max:
             self._unblock(runtime)
         elif (spec.on_full or self._settings.on_full) == "expire":
