@@ -40,6 +40,7 @@ SEAM_EXCEPTIONS = {
 
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
+    "engine/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",
     "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",
 }

@@ -107,7 +107,9 @@ class Registry:
             if self.settings.memory.enabled:
                 self.tiers = Tiers(self, store, threads=self._threads)
                 self._sources.append(self.tiers.disk)
-                for topic_id, end in self.tiers.open().items():
+                for topic_id, end in self.tiers.open(
+                    suspect=bool(warnings) or not store.revision()
+                ).items():
                     ends[topic_id] = max(end, ends.get(topic_id, 0))
             # All definitions are in the main journal, but only the records of the shared topics.
             shared = {

@@ -103,14 +103,16 @@ class Tiers:
         pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
         pressure.on_red(self._wake_move.set)
 
-    def open(self) -> dict[int, int]:
+    def open(self, *, suspect: bool) -> dict[int, int]:
         """Find the files of all topics; return the offset below which each topic is flushed.
+
+        `suspect` says that the metadata may have lost what it knew of files.
 
         Raises:
             Unavailable: if their directories cannot be made or read.
         """
         try:
-            return self.disk.open()
+            return self.disk.open(suspect=suspect)
         except OSError as error:
             raise Unavailable(
                 "the disk tier cannot be opened, check its directory and rights",
@@ -266,7 +268,7 @@ class Tiers:
             for topic in self.topics:
                 if self._stopping:
                     return
-                self._guard(f"merge {topic.name}", partial(self.disk.merge_once, topic.id))
+                self._guard(f"merge {topic.name}", partial(self.files.merge, topic))
         if self._is_due("scrub", min(self.settings.disk.scrub_interval_s / 10, 60.0)):
             self._guard("scrub", self.disk.scrub_once)
 

@@ -79,9 +79,7 @@ class Journal:
         """Segments that were rotated away and wait for their footer, with their frame counts."""
         self.shown = 0
         """Odd while the topics of a group become visible: who looks at several looks again."""
-        self.sync_count = 0
-        self.group_count = 0
-        self.bytes_written = 0
+        self.sync_count = self.group_count = self.bytes_written = 0
         self._sealing = threading.Lock()
         self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
         forked.watch(self)
@@ -100,8 +98,7 @@ class Journal:
         self._zeroes = bytes(settings.prefill_bytes)
         self._dirty: dict[int, TopicState] = {}
         self._dirty_reserved: list[tuple[TopicState, int]] = []
-        self._dirty_bytes = 0
-        self._dirty_since = 0.0
+        self._dirty_bytes, self._dirty_since = 0, 0.0
         self._last_append = clock.monotonic()
         # Called by the journal's thread: a write met a full disk; memory got so many bytes.
         self.on_disk_full: Callable[[], None] | None = None
