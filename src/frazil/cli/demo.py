@@ -22,7 +22,7 @@ from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings
 from frazil.config_sources import parse_assignments
 from frazil.engine import AsyncEngine, open_async
-from frazil.errors import CODES, CorruptionError, FrazilError, Overloaded
+from frazil.errors import CODES, CorruptionError, FrazilError, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
@@ -170,7 +170,11 @@ class _Demo:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.stop.wait(), left)
                 await asyncio.to_thread(ledger.note, dict(self.ends))
-                answer = await asyncio.to_thread(_ask, engine)
+                try:
+                    answer = await asyncio.to_thread(_ask, engine)
+                except FrazilError as error:
+                    self.failed = error
+                    break
                 moment, self.now, past = time.perf_counter(), _Second(), self.now
                 show(self._shown(engine, past, moment - seen, answer))
                 seen = moment
@@ -256,8 +260,8 @@ async def _send(engine: AsyncEngine, name: str, writer: int, number: int) -> Ack
 
 
 def _ask(engine: AsyncEngine) -> Aggregate | None:
-    """Ask SQL; if it is refused, this look goes without."""
+    """Ask SQL; if it is refused or cancelled for want of memory, this look goes without."""
     try:
         return aggregate(engine.engine)
-    except (Overloaded, CorruptionError):
+    except (Overloaded, Unavailable):
         return None
