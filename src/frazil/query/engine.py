@@ -6,7 +6,6 @@ the memory tier as they are and over the files of the disk tier.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +14,7 @@ from frazil.query.constants import scalar_value
 from frazil.query.explain import explained_point, explained_scan
 from frazil.query.failures import query_failure
 from frazil.query.keys import Unfit, keys_of
-from frazil.query.parse import Parser, checked_text
-from frazil.query.plan import Plan, Planner
+from frazil.query.plan_store import PlanStore
 from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery
 from frazil.query.prepared import Prepared, prepare
 from frazil.query.result import BATCH_ROWS, Result, Stream
@@ -24,12 +22,11 @@ from frazil.query.result import BATCH_ROWS, Result, Stream
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.errors import FrazilError
-    from frazil.query.sources import Sources, TopicInfo, TopicName, TopicSnapshot
+    from frazil.query.plan import Plan
+    from frazil.query.sources import Sources, TopicName, TopicSnapshot
 
 __all__ = ["QueryEngine"]
 
-PLANS_MAX: Final = 1_024
-PLAN_CHARACTERS_MAX: Final = 16_384
 _HUGE: Final = frozenset({"HUGEINT", "UHUGEINT"})
 
 Snapshots = Mapping["TopicName", Sequence["TopicSnapshot"]]
@@ -54,12 +51,7 @@ class QueryEngine:
         self._bytes_ahead = result_bytes_ahead
         self._prefix = f"__frazil_{clock.random_bytes(8).hex()}_"
         self._pool = Pool(limits, clock)
-        self._lock = threading.Lock()
-        self._planner: Planner | None = None
-        self._parser: Parser | None = None
-        self._plans: dict[tuple[str, bool], Plan] = {}
-        self._plans_version: int | None = None
-        self._topics: Mapping[TopicName, TopicInfo] = {}
+        self._plans = PlanStore(sources, self._prefix)
 
     def query(
         self,
@@ -82,15 +74,18 @@ class QueryEngine:
             Overloaded: if too many queries run, or it needs too much memory.
             Unavailable: if it took too long or was cancelled.
         """
-        plan = self._plan(sql, point=True)
-        values = plan.bind(params)
-        if plan.point is not None:
-            found = None
-            if as_of_offset is None and as_of_time is None:
-                found = self._look_up(plan, values, min_offset)
+        is_now = as_of_offset is None and as_of_time is None
+        if is_now and not params and (templated := self._plans.templated(sql)) is not None:
+            found = self._look_up(*templated, min_offset)
             if found is not None:
                 return found
-            plan = self._plan(sql, point=False)
+        plan = self._plans.plan(sql)
+        values = plan.bind(params)
+        if plan.point is not None:
+            found = self._look_up(plan, values, min_offset) if is_now else None
+            if found is not None:
+                return found
+            plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
         try:
@@ -116,14 +111,14 @@ class QueryEngine:
         `path` is "index" for a look-up by key, else "scan"; `tables` has one entry for each topic
         that the statement names, `plan` is DuckDB's. Raises what `query` raises.
         """
-        plan = self._plan(sql, point=True)
+        plan = self._plans.plan(sql)
         values = plan.bind(params)
         if plan.point is not None:
             keys = keys_of(plan.point.key, values, ())
             is_now = as_of_offset is None and as_of_time is None
             if is_now and not isinstance(keys, Unfit) and plan.point.rows_max(values) is not None:
                 return explained_point(plan.point, keys)
-            plan = self._plan(sql, point=False)
+            plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
         try:
@@ -149,40 +144,7 @@ class QueryEngine:
     def close(self) -> None:
         """Stop all queries and close DuckDB; results that were read ahead stay readable."""
         self._pool.close()
-        with self._lock:
-            parser, self._parser, self._planner = self._parser, None, None
-            self._plans.clear()
-        if parser is not None:
-            parser.close()
-
-    def _plan(self, sql: str, *, point: bool) -> Plan:
-        """Return the plan of a statement, kept from before unless the topics changed."""
-        checked_text(sql)
-        with self._lock:
-            version = self._sources.version
-            if version != self._plans_version:
-                # The version is read before the topics: a change in between is seen next time.
-                self._plans.clear()
-                self._topics = self._sources.topics()
-                self._plans_version = version
-            found = self._plans.get((sql, point))
-            topics = self._topics
-            planner = self._planner if found is None else None
-            if found is None and planner is None:
-                self._pool.check_open()
-                self._parser = Parser()
-                planner = self._planner = Planner(self._parser, self._prefix)
-        if found is not None:
-            return found
-        assert planner is not None
-        plan = planner.plan(sql, topics, point=point)
-        if len(sql) <= PLAN_CHARACTERS_MAX:
-            with self._lock:
-                if version == self._plans_version:
-                    while len(self._plans) >= PLANS_MAX:
-                        del self._plans[next(iter(self._plans))]
-                    self._plans[sql, point] = plan
-        return plan
+        self._plans.close()
 
     def _look_up(
         self, plan: Plan, values: Mapping[str, Any], min_offset: int | None

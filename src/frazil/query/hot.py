@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from frazil.query.arrow_scan import as_scanned, scanned_type
 from frazil.query.views import TIME_TYPE, ViewColumn, column_id
 
 if TYPE_CHECKING:
+    from frazil.query.arrow_scan import ScanRules
     from frazil.query.pruning import Limits
     from frazil.query.sources import ChunkView, TopicSnapshot
 
@@ -42,18 +44,37 @@ def kept_chunks(snapshots: Sequence[TopicSnapshot], limits: Limits) -> list[HotC
 
 
 def hot_table(
-    chunks: Sequence[HotChunk], columns: Sequence[ViewColumn], *, operation: bool, live: bool
+    chunks: Sequence[HotChunk],
+    columns: Sequence[ViewColumn],
+    *,
+    operation: bool,
+    live: bool,
+    rules: ScanRules,
 ) -> pa.Table:
-    """Return the columns of the chunks; `operation` adds the coded one, `live` the marks."""
-    fields = [pa.field(column.name, column.type) for column in columns if column.name != OPERATION]
+    """Return the columns of the chunks; `operation` adds the coded one, `live` the marks.
+
+    `rules` say which of its timestamps are numbers (`arrow_scan.py`).
+    """
+    visible = [column for column in columns if column.name != OPERATION]
+    fields = [pa.field(column.name, scanned_type(column.type, rules)) for column in visible]
     if operation:
         fields.append(pa.field(OPERATION, _OPERATION_TYPE))
     if live:
         fields.append(pa.field(LIVE, pa.bool_()))
     schema = pa.schema(fields)
     batches = []
+    places = _Places(visible)
     for chunk, part in chunks:
-        arrays = [_column(chunk, part, column) for column in columns if column.name != OPERATION]
+        found = places.of(chunk.batch.schema)
+        arrays = [
+            as_scanned(
+                _system_column(chunk, part, column.name)
+                if column.field is None
+                else _own_column(chunk.batch, place, column.type),
+                rules,
+            )
+            for column, place in zip(visible, found, strict=True)
+        ]
         if operation:
             arrays.append(chunk.batch.column(OPERATION))
         if live:
@@ -62,7 +83,9 @@ def hot_table(
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def rows_table(rows: Sequence[tuple[int | None, Any]], columns: Sequence[ViewColumn]) -> pa.Table:
+def rows_table(
+    rows: Sequence[tuple[int | None, Any]], columns: Sequence[ViewColumn], *, rules: ScanRules
+) -> pa.Table:
     """Return rows that were looked up by key, with the part each was found in, as a table."""
     arrays = []
     for column in columns:
@@ -70,33 +93,46 @@ def rows_table(rows: Sequence[tuple[int | None, Any]], columns: Sequence[ViewCol
             values = [part for part, _ in rows]
         else:
             values = [row[column.name] for _, row in rows]
-        arrays.append(pa.array(values, column.type))
-    schema = pa.schema([pa.field(column.name, column.type) for column in columns])
-    return pa.Table.from_arrays(arrays, schema=schema)
+        arrays.append(as_scanned(pa.array(values, column.type), rules))
+    return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
 
 
-def _column(chunk: ChunkView, part: int | None, column: ViewColumn) -> pa.Array:
-    batch = chunk.batch
-    if column.field is not None:
-        return _own_column(batch, column.field)
-    rows = batch.num_rows
-    if column.name == "_offset":
+def _system_column(chunk: ChunkView, part: int | None, name: str) -> pa.Array:
+    rows = chunk.batch.num_rows
+    if name == "_offset":
         return pa.array(np.arange(chunk.offset, chunk.offset + rows, dtype=np.int64))
-    if column.name == "_time":
+    if name == "_time":
         counts = [count for count, _ in chunk.times]
         times = np.repeat(np.array([us for _, us in chunk.times], dtype=np.int64), counts)
         return pa.array(times).view(TIME_TYPE)
-    assert column.name == "_part"
+    assert name == "_part"
     return pa.repeat(pa.scalar(part, pa.int32()), rows)
 
 
-def _own_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    """Return a column by its id; it is null in a batch from before it was added."""
-    place = _place_of(batch.schema, field)
+def _own_column(batch: pa.RecordBatch, place: int, data_type: pa.DataType) -> pa.Array:
+    """Return a column; it is null in a batch from before it was added."""
     if place < 0:
-        return pa.nulls(batch.num_rows, field.type)
+        return pa.nulls(batch.num_rows, data_type)
     array = batch.column(place)
-    return array if array.type.equals(field.type) else array.cast(field.type)
+    return array if array.type.equals(data_type) else array.cast(data_type)
+
+
+class _Places:
+    """Where the columns stand in a batch; most batches of a topic have one schema."""
+
+    def __init__(self, columns: Sequence[ViewColumn]) -> None:
+        self._columns = columns
+        self._schema: pa.Schema | None = None
+        self._places: list[int] = []
+
+    def of(self, schema: pa.Schema) -> list[int]:
+        if self._schema is None or not schema.equals(self._schema, check_metadata=True):
+            self._schema = schema
+            self._places = [
+                -1 if column.field is None else _place_of(schema, column.field)
+                for column in self._columns
+            ]
+        return self._places
 
 
 def _place_of(schema: pa.Schema, field: pa.Field) -> int:

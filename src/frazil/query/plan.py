@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from frazil.errors import InvalidRequest
+from frazil.query.arrow_scan import EVERY_FILTER, ScanRules, scan_rules
 from frazil.query.guard import check_statement
 from frazil.query.keys import key_conditions
 from frazil.query.point import PointPlan, point_of
 from frazil.query.pruning import Condition, conditions_of
 from frazil.query.sources import Request, TopicInfo, TopicName
-from frazil.query.tables import TableUse, check_rewritten, resolve_tables, wanted_names
+from frazil.query.tables import (
+    TableUse,
+    check_rewritten,
+    resolve_tables,
+    unnamed_subqueries,
+    wanted_names,
+)
 from frazil.query.views import ViewColumn, view_columns
 
 if TYPE_CHECKING:
@@ -56,6 +63,7 @@ class Plan:
     uses: tuple[PlannedUse, ...] = ()
     fold_text: str = ""
     fold_parameters: frozenset[str] = frozenset()
+    rules: ScanRules = EVERY_FILTER
 
     def text(self, relations: Sequence[str]) -> str:
         """Return the text that DuckDB runs, with the relations in their places."""
@@ -114,18 +122,20 @@ class Planner:
             NotFound: if it names a table that does not exist.
         """
         statement = self._parser.parse(sql)
-        parameters = frozenset(entry["key"] for entry in statement["named_param_map"])
+        parameters = _parameters_of(statement)
         if point:
             found = point_of(statement, topics)
             if found is not None:
                 return Plan(parameters, point=found)
         check_statement(statement)
+        for node in unnamed_subqueries(statement):
+            node["alias"] = self._text_of([node]).removeprefix("SELECT ")
         uses = resolve_tables(statement, topics, self._placeholder)
         wanted = wanted_names(statement)
         folds: list[Node] = []
         planned = tuple(_planned(use, wanted, folds) for use in uses)
         # The text of constants is made first: the tree of the statement must not be changed later.
-        fold_text = self._fold_text(folds)
+        fold_text = self._text_of(folds) if folds else ""
         text = self._parser.text(statement)
         self._check_again(text, uses)
         return Plan(
@@ -134,7 +144,17 @@ class Planner:
             uses=planned,
             fold_text=fold_text,
             fold_parameters=frozenset(_parameters_in(folds)),
+            rules=scan_rules(statement),
         )
+
+    def point(self, sql: str, topics: Mapping[TopicName, TopicInfo]) -> Plan | None:
+        """Return the plan of a look-up by key, None if the text is anything else, or wrong."""
+        try:
+            statement = self._parser.parse(sql)
+        except InvalidRequest:
+            return None
+        found = point_of(statement, topics)
+        return None if found is None else Plan(_parameters_of(statement), point=found)
 
     def _placeholder(self, number: int) -> str:
         return f"{self._prefix}u{number}_"
@@ -147,12 +167,15 @@ class Planner:
         numbers = [int(number) for number in self._gap.findall(text)]
         assert sorted(numbers) == list(range(len(uses)))
 
-    def _fold_text(self, folds: Sequence[Node]) -> str:
-        if not folds:
-            return ""
+    def _text_of(self, expressions: Sequence[Node]) -> str:
+        """Return the text of a statement that evaluates expressions."""
         statement = self._parser.parse("SELECT 1")
-        statement["node"]["select_list"] = list(folds)
+        statement["node"]["select_list"] = list(expressions)
         return self._parser.text(statement)
+
+
+def _parameters_of(statement: Node) -> frozenset[str]:
+    return frozenset(entry["key"] for entry in statement["named_param_map"])
 
 
 def _planned(use: TableUse, wanted: frozenset[str] | None, folds: list[Node]) -> PlannedUse:

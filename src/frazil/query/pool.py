@@ -7,6 +7,7 @@ all queries share them.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -100,6 +101,7 @@ class Pool:
         self._instance: duckdb.DuckDBPyConnection | None = None
         self._watch: threading.Thread | None = None
         self._next_id = 1
+        self._wakes_at = 0.0
         self._closed = False
 
     def acquire(self, sql: str, timeout_s: float | None = None) -> Lease:
@@ -122,11 +124,6 @@ class Pool:
         except BaseException:
             self._slots.release()
             raise
-
-    def check_open(self) -> None:
-        """Raise `Closed` if the pool is closed."""
-        if self._closed:
-            raise Closed("the query engine is closed, open the engine again")
 
     def release(self, lease: Lease) -> None:
         """End a lease; a second call does nothing."""
@@ -172,7 +169,8 @@ class Pool:
             instance.close()
 
     def _lease(self, sql: str, timeout_s: float) -> Lease:
-        self.check_open()
+        if self._closed:
+            raise Closed("the query engine is closed, open the engine again")
         if self._instance is None:
             limits = self._limits
             self._instance = connect_locked(
@@ -191,7 +189,9 @@ class Pool:
         lease = Lease(self._next_id, sql, self._instance.cursor(), begun=now)
         self._next_id += 1
         self._running[lease.id] = (lease, now + timeout_s)
-        self._changed.notify_all()
+        if now + timeout_s < self._wakes_at:
+            # To wake the watch for each query would cost more than most queries do.
+            self._changed.notify_all()
         return lease
 
     def _watch_deadlines(self) -> None:
@@ -203,7 +203,8 @@ class Pool:
                 now = self._clock.monotonic()
                 deadlines = [deadline for _, deadline in self._running.values()]
                 if not deadlines or min(deadlines) > now:
-                    self._changed.wait(min(deadlines) - now if deadlines else None)
+                    self._wakes_at = min(deadlines, default=math.inf)
+                    self._changed.wait(self._wakes_at - now if deadlines else None)
                     continue
                 late = [lease for lease, deadline in self._running.values() if deadline <= now]
                 for lease in late:

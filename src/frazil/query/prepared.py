@@ -64,7 +64,7 @@ def prepare(
             continue
         read = TableRead(use, limits_of(use.conditions, values, folded))
         reads.append(read)
-        relation = _looked_up(read, snapshots[use.topic], values, folded, registry)
+        relation = _looked_up(plan, read, snapshots[use.topic], values, folded, registry)
         if relation is None:
             relation, read.chunks, read.files = topic_relation(
                 snapshots[use.topic],
@@ -73,6 +73,7 @@ def prepare(
                 registry,
                 keyed=bool(use.info.key_names),
                 log=use.log,
+                rules=plan.rules,
             )
         relations.append(relation)
     paths = [
@@ -85,6 +86,7 @@ def prepare(
 
 
 def _looked_up(
+    plan: Plan,
     read: TableRead,
     snapshots: Sequence[TopicSnapshot],
     values: Mapping[str, Any],
@@ -105,4 +107,4 @@ def _looked_up(
     ]
     read.keys = len(keys)
     read.rows_found = len(rows)
-    return lookup_relation(rows, read.use.columns, registry)
+    return lookup_relation(rows, read.use.columns, registry, rules=plan.rules)

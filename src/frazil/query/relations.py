@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
+from frazil.query.arrow_scan import scanned
 from frazil.query.hot import LIVE, HotChunk, hot_table, kept_chunks, rows_table
 from frazil.query.views import ViewColumn, quoted_name
 from frazil.query.warm import OPERATION, WarmFile, file_groups, group_sql, kept_files, operation_sql
@@ -17,6 +18,7 @@ from frazil.query.warm import OPERATION, WarmFile, file_groups, group_sql, kept_
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from frazil.query.arrow_scan import ScanRules
     from frazil.query.pruning import Limits
     from frazil.query.sources import TopicSnapshot
 
@@ -88,13 +90,14 @@ def topic_relation(
     *,
     keyed: bool,
     log: bool,
+    rules: ScanRules,
 ) -> tuple[str, list[HotChunk], list[WarmFile]]:
     """Return the SQL of the view, and which chunks and files it reads."""
     state = keyed and not log
     files = kept_files(snapshots, limits)
     by_part = any(column.name == "_part" for column in columns)
     branches = [
-        group_sql(group, dead, columns, registry.add, keyed=keyed)
+        group_sql(group, dead, columns, registry.add, keyed=keyed, rules=rules)
         for group, dead in file_groups(files, keyed=state, by_part=by_part)
     ]
     chunks = kept_chunks(snapshots, limits)
@@ -102,7 +105,7 @@ def topic_relation(
     marked = [hot for hot in chunks if state and hot.chunk.live is not None]
     for group, live in ((whole, False), (marked, True)):
         if group:
-            branches.append(_hot_sql(group, columns, registry, keyed=keyed, live=live))
+            branches.append(_hot_sql(group, columns, registry, keyed=keyed, live=live, rules=rules))
     if not branches:
         shown = ", ".join(
             f"CAST(NULL AS {column.sql_type}) AS {quoted_name(column.name)}" for column in columns
@@ -112,10 +115,16 @@ def topic_relation(
 
 
 def lookup_relation(
-    rows: Sequence[tuple[int | None, Any]], columns: Sequence[ViewColumn], registry: Registry
+    rows: Sequence[tuple[int | None, Any]],
+    columns: Sequence[ViewColumn],
+    registry: Registry,
+    *,
+    rules: ScanRules,
 ) -> str:
     """Return the SQL of a few rows that were found by key."""
-    return " ".join(("SELECT * FROM", registry.add(rows_table(rows, columns))))
+    shown = ", ".join(scanned(c.name, c.type, rules) for c in columns)
+    table = rows_table(rows, columns, rules=rules)
+    return " ".join(("SELECT", shown, "FROM", registry.add(table)))
 
 
 def relation_facts(
@@ -152,18 +161,19 @@ def _hot_sql(
     *,
     keyed: bool,
     live: bool,
+    rules: ScanRules,
 ) -> str:
     named = any(column.field is None and column.name == OPERATION for column in columns)
-    table = registry.add(hot_table(chunks, columns, operation=named and keyed, live=live))
-    shown = ", ".join(_hot_expression(column, keyed=keyed) for column in columns)
-    clauses = ["SELECT", shown, "FROM", table]
+    table = hot_table(chunks, columns, operation=named and keyed, live=live, rules=rules)
+    shown = ", ".join(_hot_expression(column, keyed=keyed, rules=rules) for column in columns)
+    clauses = ["SELECT", shown, "FROM", registry.add(table)]
     if live:
         clauses += ["WHERE", LIVE]
     return " ".join(clauses)
 
 
-def _hot_expression(column: ViewColumn, *, keyed: bool) -> str:
+def _hot_expression(column: ViewColumn, *, keyed: bool, rules: ScanRules) -> str:
     if column.field is None and column.name == OPERATION:
         name = operation_sql(OPERATION) if keyed else "'append'"
         return f"{name} AS {OPERATION}"
-    return quoted_name(column.name)
+    return scanned(column.name, column.type, rules)

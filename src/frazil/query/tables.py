@@ -20,7 +20,14 @@ from frazil.query.parse import Node
 from frazil.query.sources import TopicInfo, TopicName
 from frazil.query.views import LOG_SUFFIX
 
-__all__ = ["TableUse", "check_rewritten", "resolve_tables", "topic_of", "wanted_names"]
+__all__ = [
+    "TableUse",
+    "check_rewritten",
+    "resolve_tables",
+    "topic_of",
+    "unnamed_subqueries",
+    "wanted_names",
+]
 
 _QUERIES: Final = frozenset({"RECURSIVE_CTE_NODE", "SELECT_NODE", "SET_OPERATION_NODE"})
 _EMPTY: Final[frozenset[str]] = frozenset()
@@ -97,7 +104,7 @@ def wanted_names(statement: Node) -> frozenset[str] | None:
         if isinstance(item, list):
             todo += item
         elif isinstance(item, dict):
-            kind = item.get("class") or item.get("type")
+            kind = item.get("class") or _kind_of(item)
             if kind in {"STAR", "POSITIONAL_REFERENCE", "PIVOT", "SHOW_REF"}:
                 return None
             if kind == "JOIN":
@@ -111,6 +118,41 @@ def wanted_names(statement: Node) -> frozenset[str] | None:
     return frozenset(names)
 
 
+def unnamed_subqueries(statement: Node) -> list[Node]:
+    """Return the columns that have no name but their text, and the text of a subquery in it.
+
+    Once tables are replaced that text would show what they were replaced by.
+    """
+    found: list[Node] = []
+    todo: list[Any] = [statement]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            if _kind_of(item) == "SELECT_NODE":
+                found += [
+                    node
+                    for node in item["select_list"]
+                    if not node["alias"] and node["class"] != "STAR" and _has_subquery(node)
+                ]
+            todo += item.values()
+    return found
+
+
+def _has_subquery(expression: Node) -> bool:
+    todo: list[Any] = [expression]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            if item.get("class") == "SUBQUERY":
+                return True
+            todo += item.values()
+    return False
+
+
 def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
     """Find what names tables, with the common names it can see and the query it stands in."""
     found: list[tuple[Node, Scope, Node | None]] = []
@@ -122,7 +164,7 @@ def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
             continue
         if not isinstance(item, dict):
             continue
-        kind = item.get("type")
+        kind = _kind_of(item)
         if kind in _QUERIES:
             todo += _inside_query(item, scope)
         elif kind == "BASE_TABLE" or (kind == "SHOW_REF" and item.get("query") is None):
@@ -132,7 +174,14 @@ def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
                 todo.append((value, scope, select if key in {"left", "right"} else None))
         else:
             todo += [(value, scope, None) for value in item.values()]
+    found.sort(key=lambda entry: entry[0]["query_location"])
     return found
+
+
+def _kind_of(item: Node) -> str:
+    """Return the kind of a node; the type of a constant's value is a node itself."""
+    kind = item.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _inside_query(node: Node, scope: Scope) -> list[tuple[Any, Scope, Node | None]]:

@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.log.format import OP_DELETE, OP_NAMES
+from frazil.query.arrow_scan import as_scanned, float_sign, scanned, scanned_type
 from frazil.query.lockdown import quoted_text
 from frazil.query.views import ViewColumn, column_id, quoted_name
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from frazil.query.arrow_scan import ScanRules
     from frazil.query.pruning import Limits
     from frazil.query.sources import SnapshotFile, TopicSnapshot
 
@@ -95,13 +97,14 @@ def group_sql(
     register: Register,
     *,
     keyed: bool,
+    rules: ScanRules,
 ) -> str:
     """Return the SELECT that reads a group of files as the view's columns."""
     first = group.files[0]
     schema = first.snapshot.file_schema(first.file)
     names = {column.name: _source_name(column, schema) for column in columns}
     shown = ", ".join(
-        f"{_expression(column, names[column.name], group.part, keyed=keyed)} AS "
+        f"{_expression(column, names[column.name], group.part, keyed=keyed, rules=rules)} AS "
         f"{quoted_name(column.name)}"
         for column in columns
     )
@@ -118,7 +121,8 @@ def group_sql(
             needed.append(OFFSET)
         if group.has_deletes:
             needed.append(OPERATION)
-        source = register(_read_tables(group.files, needed or [OFFSET]))
+        table = _read_tables(group.files, needed or [OFFSET])
+        source = _scan_sql(table, register, rules=rules)
     clauses = ["SELECT", shown, "FROM", source, "AS f"]
     if dead is not None:
         marks = register(pa.table({OFFSET: pa.array(dead, pa.int64())}))
@@ -149,6 +153,20 @@ def _read_tables(files: Sequence[WarmFile], names: Sequence[str]) -> pa.Table:
     return pa.concat_tables([snapshot.read_file(file, wanted) for file, snapshot in files])
 
 
+def _scan_sql(table: pa.Table, register: Register, *, rules: ScanRules) -> str:
+    """Return the source that scans rows which were read from files into memory."""
+    arrays = [
+        pa.chunked_array(
+            [as_scanned(chunk, rules) for chunk in column.chunks],
+            scanned_type(column.type, rules),
+        )
+        for column in table.columns
+    ]
+    shown = ", ".join(scanned(f.name, f.type, rules) for f in table.schema)
+    name = register(pa.Table.from_arrays(arrays, names=table.column_names))
+    return " ".join(("(SELECT", shown, "FROM", f"{name})"))
+
+
 def _source_name(column: ViewColumn, schema: pa.Schema) -> str | None:
     """Return the column of the file that a view's column comes from, None if there is none."""
     if column.field is None:
@@ -163,7 +181,9 @@ def _source_name(column: ViewColumn, schema: pa.Schema) -> str | None:
     return None
 
 
-def _expression(column: ViewColumn, source: str | None, part: int | None, *, keyed: bool) -> str:
+def _expression(
+    column: ViewColumn, source: str | None, part: int | None, *, keyed: bool, rules: ScanRules
+) -> str:
     if column.name == "_part":
         return "NULL::INTEGER" if part is None else f"{part}::INTEGER"
     if column.field is None and column.name == OPERATION:
@@ -171,7 +191,8 @@ def _expression(column: ViewColumn, source: str | None, part: int | None, *, key
     if source is None:
         return f"CAST(NULL AS {column.sql_type})"
     # A cast to the type that a value has already costs nothing: DuckDB leaves it out.
-    return f"CAST(f.{quoted_name(source)} AS {column.sql_type})"
+    sign = float_sign(column.type, rules)
+    return f"CAST({sign}f.{quoted_name(source)} AS {column.sql_type})"
 
 
 def _count_dead(dead: npt.NDArray[np.int64], file: SnapshotFile) -> int:
