@@ -97,6 +97,8 @@ class Life:
         random, world = self.random, self.world
         for model in world.models.values():
             world.check_log(model)
+            if random.random() < 0.3:
+                world.check_files(model)
             if model.keyed:
                 world.check_keys(model, self._keys(model))
                 if random.random() < 0.3:

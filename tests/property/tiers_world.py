@@ -170,6 +170,23 @@ class TierWorld:
         for offset, record in found.items():
             self.check_record(model, offset, record, model.log[offset])
 
+    def check_files(self, model):
+        """The files alone give every record that was flushed, as the log does."""
+        disk, topic = self.engine.tiers.disk, self.topic(model).runtime.state.id
+        held = disk.range(topic)
+        found, offset = {}, held.first
+        while offset < held.end:
+            piece = disk.read(topic, offset=offset, bytes_max=self.random.choice((1, 4096, 1 << 20)))
+            for batch in piece.batches:
+                found |= {record.pop("_offset"): record for record in batch.records()}
+            require(piece.offset_next > offset, "no progress", topic=model.name, offset=offset)
+            offset = piece.offset_next
+        wanted = {at for at in model.log if held.first <= at < held.end}
+        require(set(found) >= wanted, "files lack records", lack=wanted - set(found))
+        for at in wanted:
+            require(found[at].pop("_time") == model.times[at], "another time", offset=at)
+            self.check_record(model, at, found[at], model.log[at])
+
     def check_record(self, model, offset, record, change):
         """One record of the log is the change that the model has."""
         fault = self._difference(model, dict(record), change)
