@@ -8,11 +8,18 @@ import time
 import pytest
 
 from frazil.errors import NotFound
-from tests.integration.engine.opening import open_small
+from tests.integration.engine.opening import LOG_ALONE, open_small
 
 SECONDS = 2.5
 PRODUCERS = 8
 READERS = 4
+TIERS = {
+    "alone": {"memory": LOG_ALONE},
+    "files": {
+        "memory": {"flush_offsets": 500, "retention_s": 1.0},
+        "disk": {"log_keep_s": 0.0, "file_bytes": 100_000, "small_file_bytes": 50_000},
+    },
+}
 
 
 class Load:
@@ -78,11 +85,12 @@ class Load:
             self.db.upkeep.poke()
 
 
+@pytest.mark.parametrize("tiers", TIERS)
 @pytest.mark.parametrize("lane", ["shared", "dedicated"])
-def test_everything_read_equals_what_was_acked(tmp_path, lane):
+def test_everything_read_equals_what_was_acked(tmp_path, lane, tiers):
     """Under load each reader sees each acked record of its range once, at its offset."""
     options = {"retention_bytes": 200_000, "retention_age_s": 0.0, "retention_check_s": 0.05}
-    with open_small(tmp_path, **options) as db:
+    with open_small(tmp_path, **options, **TIERS[tiers]) as db:
         load = Load(db, lane=lane)
         works = [(load.produce, each) for each in range(PRODUCERS)]
         works += [(load.upkeep,)]
@@ -107,5 +115,10 @@ def test_everything_read_equals_what_was_acked(tmp_path, lane):
             assert sorted(seen) == list(range(first, topic.stats()["head"]))
             assert seen == {at: value for at, value in acked.items() if at >= first}
         assert db.upkeep.segments_freed > 0
+        if db.tiers is not None:
+            # Records went from log to files, and from files for good, under the readers.
+            ids = [each.runtime.state.id for each in (load.topic, load.table)]
+            assert all(db.tiers.topic(each).flushes > 1 for each in ids)
+            assert any(db.tiers.disk.start(each) > 0 for each in ids)
         assert db.stats()["health"] == "ok"
         assert len(load.acked[load.topic.name]) > 100
