@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from frazil.tiers.disk_file import DiskFile
 
 LOAD_BYTES: Final = 8 << 20
+SLICE_ROWS: Final = 2048
+SLICE_PAUSE_S: Final = 0.0002
 SET_BYTES_MAX: Final = 512 << 20
 """A flush set takes about this much; more becomes several sets, each with its own registration."""
 
@@ -65,6 +67,7 @@ class TopicTiers:
         self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
         self._loading = threading.Lock()
         self._flushing = threading.Lock()
+        self._between_slices = threading.Event()
         self._marked = False
         self.fired: Counter[str] = Counter()
         self.fired_last: str = ""
@@ -216,6 +219,7 @@ class TopicTiers:
     def _flush_set(self, target: int) -> bool:
         # A topic that was never flushed begins where its log does.
         first = self.flushed or self.memory.start
+        self._settle_ahead(target)
         with self.memory.lock:
             if self.keyed is not None:
                 self.keyed.fold(target)
@@ -245,6 +249,21 @@ class TopicTiers:
             self.keyed.on_flushed(end)
         self._tiers.note_flushed(self, end)
         return True
+
+    def _settle_ahead(self, target: int) -> None:
+        """Fold and decode a slice at a time: who waits for the topic's lock gets it in between."""
+        memory, keyed = self.memory, self.keyed
+        while True:
+            before = memory.settled, -1 if keyed is None else keyed.folded_to
+            if keyed is not None:
+                keyed.fold(target, budget_rows=SLICE_ROWS)
+            memory.settle(target, budget_rows=SLICE_ROWS)
+            now = memory.settled, -1 if keyed is None else keyed.folded_to
+            if now == before:
+                return
+            if now[0] < target or (keyed is not None and now[1] < target):
+                # Else the lock is taken again before any other thread has woken up.
+                self._between_slices.wait(SLICE_PAUSE_S)
 
     def _rows(
         self, chunks: Sequence[Chunk], first: int, end: int, columns: Any
