@@ -214,6 +214,29 @@ def test_partial_changes_stand_on_rows_in_files():
     assert world.state.routes == {"memory": 2, "delta": 1, "new": 1}
 
 
+def test_a_long_chain_of_partial_changes_in_one_chunk_is_followed_to_its_end():
+    """Each change shows what all those before it named, also where the chunk was seen before."""
+    world = KeyedTopic(merge_rows=64)
+    world.upsert_rows([("k0", 0, "first")])
+    world.change([(OP_UPDATE, "k0", {"a": number}) for number in range(1, 20)])
+    world.topic.memory.settle(world.end)
+    assert world.visible(5)["k0"] == (4, {"id": "k0", "a": 4, "b": "first"})
+    assert world.state.image(world.topic.memory.chunks[-1]).num_rows == 20
+    assert world.visible(20)["k0"] == (19, {"id": "k0", "a": 19, "b": "first"})
+    assert world.state.image_at(11).values == ("k0", 11, "first")
+
+
+def test_an_earlier_state_is_found_in_files():
+    """A lookup below the first offset in memory sees files up to that offset and no further."""
+    world = KeyedTopic()
+    for number in range(4):
+        world.upsert_rows([("k0", number, "r")])
+    world.flush(4)
+    assert world.state.newest("k0", before=2) == Found(1, OP_UPSERT)
+    assert world.state.newest("k0", before=0) is None
+    assert world.state.row("k0", before=3).offset == 2
+
+
 def test_the_index_stays_within_its_bytes_and_misses_look_below():
     """Ten thousand keys in the room of about a hundred: every one is still found."""
     world = KeyedTopic(index_bytes=20_000, merge_rows=4096, arrow_min=64)
