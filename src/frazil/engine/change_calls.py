@@ -123,21 +123,21 @@ class ChangeCalls:
         results: list[Ack | FrazilError] = []
         for piece in pieces:
             try:
-                results.append(self._publish_piece(piece, sender))
+                results.append(joined_ack([_answer(each) for each in self.begin(piece, sender)]))
             except FrazilError as error:
                 results.append(error)
                 break
         return joined_ack(results)
 
-    def _publish_piece(self, piece: list[Step] | Prepared, sender: Sender | None) -> Ack:
-        if isinstance(piece, list):
-            return self._submit(piece, sender)
-        runtime = self._runtime
+    def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> list[Pending]:
+        """Queue a piece of a bulk, waiting for room; return what its frames wait with."""
         self._pass_door()
+        if isinstance(piece, list):
+            return self._queued(piece, sender)
+        runtime = self._runtime
         pending = Pending()
         runtime.queue.submit_waiting(*runtime.entries([piece], [pending], sender))
-        ack: Ack = pending.result()
-        return ack
+        return [pending]
 
     def _changes(self) -> TopicChanges:
         return self._runtime.changes
@@ -150,24 +150,29 @@ class ChangeCalls:
         sequence: int | None,
         epoch: int,
     ) -> Ack:
-        return self._submit(steps, self._runtime.sender(ack, producer, sequence, epoch))
-
-    def _submit(self, steps: Sequence[Step], sender: Sender | None) -> Ack:
-        """Resolve and queue steps, waiting for room, then wait for their acks."""
-        assert len(steps) <= STEPS_MAX
+        sender = self._runtime.sender(ack, producer, sequence, epoch)
+        for step in steps:
+            self._runtime.changes.check_part(step)
         self._pass_door()
+        return self.submit_steps(steps, sender)
+
+    def submit_steps(self, steps: Sequence[Step], sender: Sender | None) -> Ack:
+        """Resolve and queue steps that were let in, waiting for room, then wait for their acks."""
+        return joined_ack([_answer(pending) for pending in self._queued(steps, sender)])
+
+    def _queued(self, steps: Sequence[Step], sender: Sender | None) -> list[Pending]:
+        assert len(steps) <= STEPS_MAX
         queue = self._runtime.queue
         clock = self._runtime.clock
         deadline = clock.monotonic() + queue.wait_s
         while True:
             waiting = self._runtime.changes.try_submit(steps, sender, Pending)
             if waiting is not None:
-                break
+                return waiting
             room = threading.Event()
             queue.on_space(room.set)
             if not room.wait(max(deadline - clock.monotonic(), 0)):
                 raise queue.overloaded()
-        return joined_ack([_answer(pending) for pending in waiting])
 
     def _pass_door(self) -> None:
         runtime = self._runtime

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from frazil.engine.changing import Step, TopicChanges
     from frazil.engine.runtime import Prepared, TopicRuntime
+    from frazil.ingest.changes import ChangeCodec
+    from frazil.ingest.debezium import RawChange
     from frazil.ingest.frames import KeyedColumns
 
 
@@ -31,13 +33,14 @@ def steps_of(
     Raises:
         InvalidRequest: with the number of the first change that is wrong.
     """
-    if _is_arrow(data):
+    if is_arrow(data):
         yield from _arrow_steps(runtime, changes, data, op_column)
     else:
         yield from _debezium_steps(changes, data)
 
 
-def _is_arrow(data: object) -> bool:
+def is_arrow(data: object) -> bool:
+    """Tell whether changes in bulk are Arrow data."""
     return isinstance(data, (pa.RecordBatch, pa.Table)) or any(
         hasattr(data, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
     )
@@ -47,22 +50,34 @@ def _arrow_steps(
     runtime: TopicRuntime, changes: TopicChanges, data: object, op_column: str
 ) -> Iterator[list[Step] | Prepared]:
     keyed = changes.columns
-    strict = runtime.state.spec.unknown_key == "error"
-    batches = keyed.input.batches(
+    for batch in change_batches(runtime, keyed, data, op_column):
+        runtime.check_parts(batch, keyed.changes.schema)
+        yield from batch_steps(runtime, keyed, batch)
+
+
+def change_batches(
+    runtime: TopicRuntime, keyed: KeyedColumns, data: object, op_column: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield Arrow changes under a topic's columns, in pieces of at most one write."""
+    return keyed.input.batches(
         data,
         op_column=op_column,
         bytes_max=runtime.settings.log.write_bytes_max,
         rows_max=FRAME_RECORDS_MAX,
     )
-    for batch in batches:
-        runtime.check_parts(batch, keyed.changes.schema)
-        ops = batch.column("_op")
-        plain = not pc.any(pc.equal(ops, fmt.OP_UPDATE)).as_py()
-        if plain and not strict:
-            yield runtime.bulk(keyed, batch)
-            continue
-        for start in range(0, batch.num_rows, STEPS_MAX):
-            yield _rows(keyed, batch.slice(start, STEPS_MAX))
+
+
+def batch_steps(
+    runtime: TopicRuntime, keyed: KeyedColumns, batch: pa.RecordBatch
+) -> Iterator[list[Step] | Prepared]:
+    """Yield what to publish of one checked batch of changes."""
+    strict = runtime.state.spec.unknown_key == "error"
+    plain = not pc.any(pc.equal(batch.column("_op"), fmt.OP_UPDATE)).as_py()
+    if plain and not strict:
+        yield runtime.bulk(keyed, batch)
+        return
+    for start in range(0, batch.num_rows, STEPS_MAX):
+        yield _rows(keyed, batch.slice(start, STEPS_MAX))
 
 
 def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
@@ -89,6 +104,28 @@ def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
 
 
 def _debezium_steps(changes: TopicChanges, data: object) -> Iterator[list[Step]]:
+    codec = changes.columns.changes
+    steps: list[Step] = []
+    for number, raw in debezium_changes(codec, data):
+        try:
+            step = codec.prepare(raw.op, raw.key, raw.row)
+            changes.check_part(step)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
+        steps.append(step)
+        if len(steps) >= STEPS_MAX:
+            yield steps
+            steps = []
+    if steps:
+        yield steps
+
+
+def debezium_changes(codec: ChangeCodec, data: object) -> Iterator[tuple[int, RawChange]]:
+    """Yield the operations of Debezium's events, each with the number of its event.
+
+    Raises:
+        InvalidRequest: with the number of the first event that is wrong.
+    """
     if isinstance(data, (str, bytes, bytearray, memoryview, Mapping)):
         data = [data]
     if not isinstance(data, Iterable):
@@ -96,20 +133,14 @@ def _debezium_steps(changes: TopicChanges, data: object) -> Iterator[list[Step]]
             "changes must be Arrow data or an iterable of Debezium events",
             got=type(data).__name__,
         )
-    codec = changes.columns.changes
     reader = DebeziumReader(codec)
-    steps: list[Step] = []
     for number, each in enumerate(data):
         event: Any = each
         try:
             # A pair is an event's key and value, as a Kafka record has them.
             key, value = event if isinstance(event, tuple) and len(event) == 2 else (None, event)
             raws = reader.read(value, key=key)
-            steps += [codec.prepare(raw.op, raw.key, raw.row) for raw in raws]
         except InvalidRequest as error:
             raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
-        if len(steps) >= STEPS_MAX - 1:
-            yield steps
-            steps = []
-    if steps:
-        yield steps
+        for raw in raws:
+            yield number, raw

@@ -15,6 +15,7 @@ import pyarrow as pa
 from frazil.engine.sequencer import Image, Sequencer
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.ingest.changes import Change, ChangeCodec, completed, merged
+from frazil.ingest.routing import part_of_values
 from frazil.log import format as fmt
 from frazil.log.present import positions_of
 
@@ -141,6 +142,34 @@ class TopicChanges:
             "delete takes a key, a column and its value, or the key's columns as keywords",
             got=len(arguments),
         )
+
+    def part_of(self, step: Step, parts: int) -> int:
+        """Return which of so many parts a step belongs to.
+
+        Raises:
+            InvalidRequest: if it moves a row from one part to another: nothing orders the two.
+        """
+        if not isinstance(step, Move):
+            return self._part(step, parts)
+        old, new = self._part(step.delete, parts), self._part(step.insert, parts)
+        if old != new:
+            raise InvalidRequest(
+                "an update cannot move a row to a key of another part, delete the row and insert "
+                "it under its new key",
+                part=old,
+                part_new=new,
+            )
+        return old
+
+    def _part(self, change: Change, parts: int) -> int:
+        positions = change.codec.shape.positions
+        return part_of_values([change.values[position] for position in positions], parts)
+
+    def check_part(self, step: Step) -> None:
+        """Refuse a step that belongs to another part than this one."""
+        routing = self._runtime.routing
+        if routing is not None:
+            self._runtime.check_part(self.part_of(step, routing[1]))
 
     # -- steps → entries -------------------------------------------------------------------------
 

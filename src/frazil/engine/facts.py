@@ -182,8 +182,29 @@ def engine_stats(
             "damage": dict(engine.upkeep.damage),
             "segments_freed": engine.upkeep.segments_freed,
         },
+        "latencies": {
+            "ack": _quantiles([s for lane in lanes for s in _seconds(lane)]),
+            "query": _quantiles(list(engine.query_seconds)),
+        },
         "tiers": None if engine.tiers is None else engine.tiers.stats(),
         "per_topic": per_topic,
+    }
+
+
+def _seconds(lane: LaneRuntime) -> list[float]:
+    return list(getattr(lane.queue, "seconds", ()))
+
+
+def _quantiles(seconds: list[float]) -> dict[str, Any]:
+    """Return the middle and the slow end of some durations, of the last few thousand."""
+    if not seconds:
+        return {"count": 0, "p50_us": None, "p99_us": None}
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return {
+        "count": len(ordered),
+        "p50_us": round(ordered[last // 2] * 1e6),
+        "p99_us": round(ordered[last * 99 // 100] * 1e6),
     }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from frazil.engine.lanes import LaneRuntime
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.sequencer import Sequencer
 from frazil.engine.tiering import Tiers
+from frazil.engine.told import remove_told
 from frazil.engine.upkeep import Upkeep
 from frazil.errors import (
     Closed,
@@ -74,6 +76,8 @@ class Registry:
         self._parents: dict[str, TopicSpec] = {}
         self._deleting: dict[int, TopicSpec] = {}
         """Topics that nobody can see any more and that the journal does not know as deleted yet."""
+        self.query_seconds: deque[float] = deque(maxlen=2048)
+        """How long the last queries took until their first rows."""
         self._topics_version = 0
         """Counts the changes of topics and their columns."""
         self._sources: list[HistorySource] = []
@@ -388,6 +392,7 @@ class Registry:
             failed = failed or (lane.journal.failed if before is None else None)
         self._rebuild_index()
         self._indexer.close()
+        remove_told(self)
         self._lock.release()
         event("engine_closed", data_dir=self.paths.root)
         if failed is not None:

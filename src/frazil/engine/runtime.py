@@ -151,7 +151,7 @@ class TopicRuntime:
         if keyed is not None:
             change = keyed.changes.prepare_upsert(row)
             if self.routing is not None:
-                self._check_part(part_of_row(row, *self._route(change.codec.schema)))
+                self.check_part(part_of_row(row, *self._route(change.codec.schema)))
             return change.codec, change, 0, len(change.packed) + ROW_OVERHEAD_BYTES
         codec = self.codec.rows
         packed = codec.encoder.encode(row)
@@ -161,7 +161,7 @@ class TopicRuntime:
         assert self.routing is not None
         return key_names(schema, self.state.spec.primary_key), self.routing[1]
 
-    def _check_part(self, part: int) -> None:
+    def check_part(self, part: int) -> None:
         """Refuse a record that belongs to another part: a key's changes must stay in one order."""
         if self.routing is not None and part != self.routing[0]:
             raise InvalidRequest(
@@ -291,7 +291,7 @@ class TopicRuntime:
         """Refuse a batch with a row that belongs to another part."""
         if self.routing is not None:
             for part in parts_of_batch(batch, *self._route(schema)):
-                self._check_part(part)
+                self.check_part(part)
 
     def bulk(self, keyed: KeyedColumns, batch: pa.RecordBatch) -> Prepared:
         """Return a batch of changes, or of whole rows, as a frame of its own."""

@@ -44,7 +44,8 @@ class TierCalls(Registry):
             Overloaded: if too many queries run, or memory is short.
             Unavailable: if it takes too long.
         """
-        return self._queries().query(
+        begun = self.clock.monotonic()
+        result = self._queries().query(
             sql,
             params,
             as_of_offset=as_of_offset,
@@ -52,6 +53,8 @@ class TierCalls(Registry):
             min_offset=min_offset,
             timeout_s=timeout_s,
         )
+        self.query_seconds.append(self.clock.monotonic() - begun)
+        return result
 
     def explain(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any
@@ -114,10 +117,15 @@ class TierCalls(Registry):
         return {each.name: tiers.topic(each.state.id).flush() for each in runtimes}
 
     def evict(self, name: str | None = None) -> dict[str, int]:
-        """Drop from memory what files have; return the bytes by topic."""
+        """Drop from memory what files have, and files beyond the cap that are held elsewhere.
+
+        Returns the bytes that memory gave up, by topic.
+        """
         tiers = self._tiers()
         runtimes = self.runtimes if name is None else self.parts_of(name)
-        return {each.name: tiers.topic(each.state.id).evict(before_us=None) for each in runtimes}
+        freed = {each.name: tiers.topic(each.state.id).evict(before_us=None) for each in runtimes}
+        tiers.files.check_cap()
+        return freed
 
     def tier_files(self, name: str) -> list[dict[str, Any]]:
         """Describe the files of a topic."""

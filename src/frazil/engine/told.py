@@ -9,6 +9,7 @@ import msgspec
 
 from frazil.engine import facts
 from frazil.fs import write_fully
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.engine.registry import Registry
@@ -32,3 +33,13 @@ def write_told(engine: Registry) -> None:
     finally:
         file.close()
     files.rename(fresh, f"{directory}/{NAME}")
+
+
+def remove_told(engine: Registry) -> None:
+    """Remove the file at the end: nobody runs here any more."""
+    path = f"{engine.paths.run}/{NAME}"
+    try:
+        if engine.file_system.stat(path) is not None:
+            engine.file_system.unlink(path)
+    except OSError as error:
+        warn("told_not_removed", path=path, error=error)

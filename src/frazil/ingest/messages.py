@@ -181,14 +181,18 @@ def payload_batch(
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
-# Built from a list: `pa.nulls` gives a map as many unused items as it has rows.
-_NULLS: Final = [pa.array([None] * NULLS_ROWS, data_type) for data_type in _TYPES]
+_nulls_known: Final[dict[int, pa.Array]] = {}
 
 
 def _nulls(index: int, rows: int) -> pa.Array:
+    # Built from a list: `pa.nulls` gives a map as many unused items as it has rows. And not before
+    # they are needed: the first list that Arrow sees makes it import pandas, if that is there.
     if rows > NULLS_ROWS:
         return pa.array([None] * rows, _TYPES[index])
-    return _NULLS[index].slice(0, rows)
+    found = _nulls_known.get(index)
+    if found is None:
+        found = _nulls_known[index] = pa.array([None] * NULLS_ROWS, _TYPES[index])
+    return found.slice(0, rows)
 
 
 def _same_time(rows: int, time_us: int) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Closed, Overloaded, Unavailable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 TICK_GROUPS: Final = 256
 """Under constant load, what is due by time is looked at once in so many groups."""
+SECONDS_KEPT: Final = 2048
 
 
 class Pending:
@@ -69,6 +71,8 @@ class Committer:
         self._sleeping = False
         self._stopping = False
         self._space_waiters: list[Callable[[], None]] = []
+        self.seconds: deque[float] = deque(maxlen=SECONDS_KEPT)
+        """How long the last groups took, from the queue to their acks."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -200,11 +204,14 @@ class Committer:
         entries: list[Entry] = []
         tasks: list[tuple[Callable[[], Any], Pending]] = []
         groups = 0
+        monotonic, note = self.journal.clock.monotonic, self.seconds.append
         try:
             while True:
                 entries, tasks = self._take()
                 if entries:
+                    begun = monotonic()
                     self.journal.commit(entries, deliver)
+                    note(monotonic() - begun)
                     entries = []
                     groups += 1
                     if groups % TICK_GROUPS == 0:
