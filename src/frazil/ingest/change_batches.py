@@ -14,6 +14,7 @@ that is every column: it changes a key and does not make one. Of a delete the ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -43,9 +44,19 @@ OP_TEXTS: Final = {
     "r": fmt.OP_UPSERT,
     "d": fmt.OP_DELETE,
 }
-_TEXTS: Final = pa.array(list(OP_TEXTS), pa.string())
-_OF_TEXTS: Final = pa.array(list(OP_TEXTS.values()), OP_FIELD.type)
-_NUMBERS: Final = pa.array(list(fmt.OP_NAMES), OP_FIELD.type)
+
+
+@cache
+def _known() -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return the texts of operations, their numbers, and all numbers.
+
+    Not at import: the first list that Arrow sees makes it import pandas, if that is there.
+    """
+    return (
+        pa.array(list(OP_TEXTS), pa.string()),
+        pa.array(list(OP_TEXTS.values()), OP_FIELD.type),
+        pa.array(list(fmt.OP_NAMES), OP_FIELD.type),
+    )
 
 
 class BulkColumns:
@@ -234,18 +245,19 @@ class ChangeInput:
 def _numbers(column: pa.Array, name: str, row: int) -> pa.Array:
     """Return the operations as numbers of `_op`."""
     kind = column.type
+    known_texts, of_texts, numbers = _known()
     if pt.is_dictionary(kind):
         column = column.dictionary_decode()
         kind = column.type
     try:
         if pt.is_integer(kind):
             ops = column.cast(OP_FIELD.type, safe=True)
-            known = pc.is_in(ops, value_set=_NUMBERS)
+            known = pc.is_in(ops, value_set=numbers)
         elif pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
             column.validate(full=True)
             texts = pc.utf8_lower(column.cast(pa.string()))
-            places = pc.index_in(texts, value_set=_TEXTS)
-            ops, known = _OF_TEXTS.take(places), places.is_valid()
+            places = pc.index_in(texts, value_set=known_texts)
+            ops, known = of_texts.take(places), places.is_valid()
         else:
             raise InvalidRequest(
                 "operations must be text or integers", op_column=name, got=column.type

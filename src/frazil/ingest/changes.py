@@ -285,7 +285,9 @@ class ChangeCodec:
             return Payload(fmt.KIND_ROWS, flags, data, len(data))
         try:
             if flags:
-                batch = self._frames.batch([(*each.values, each.op, each.present) for each in records])
+                batch = self._frames.batch(
+                    [(*each.values, each.op, each.present) for each in records]
+                )
             else:
                 batch = self._encoder.batch([each.values for each in records])
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
