@@ -8,6 +8,7 @@ so batches declare none but the key as `not null`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -36,9 +37,14 @@ __all__ = ["CHANGE_FLAGS", "ChangeVersion", "change_schema", "plan_change_read"]
 
 CHANGE_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT
 _OPS: Final = frozenset(fmt.OP_NAMES)
-_UPSERT: Final = pa.scalar(fmt.OP_UPSERT, OP_FIELD.type)
 
 Reader = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@cache
+def _upsert() -> pa.Scalar:
+    """Return the operation of plain rows; not at import, where Arrow would import pandas."""
+    return pa.scalar(fmt.OP_UPSERT, OP_FIELD.type)
 
 
 def change_schema(schema: pa.Schema, primary_key: Sequence[int]) -> pa.Schema:
@@ -133,7 +139,7 @@ class ChangeVersion:
         return rows
 
     def _upserts(self, columns: list[pa.Array], count: int) -> pa.RecordBatch:
-        system = (pa.repeat(_UPSERT, count), pa.nulls(count, PRESENT_FIELD.type))
+        system = (pa.repeat(_upsert(), count), pa.nulls(count, PRESENT_FIELD.type))
         return pa.RecordBatch.from_arrays([*columns, *system], schema=self.schema)
 
     def _arranged(self, batch: pa.RecordBatch, flags: int) -> pa.RecordBatch:
@@ -142,7 +148,7 @@ class ChangeVersion:
         if not flags:
             return self._upserts(batch.columns, count)
         place = columns
-        ops, present = pa.repeat(_UPSERT, count), pa.nulls(count, PRESENT_FIELD.type)
+        ops, present = pa.repeat(_upsert(), count), pa.nulls(count, PRESENT_FIELD.type)
         if flags & fmt.FLAG_OP:
             ops = batch.column(place)
             place += 1
