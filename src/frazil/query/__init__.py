@@ -1,1 +1,30 @@
 """One SQL over all tiers: DuckDB does the SQL, this package decides what it may see and read."""
+
+from __future__ import annotations
+
+from frazil.query.engine import QueryEngine
+from frazil.query.pool import PoolLimits, RunningQuery
+from frazil.query.result import Result
+from frazil.query.sources import (
+    ChunkView,
+    Request,
+    SnapshotFile,
+    Sources,
+    TopicInfo,
+    TopicName,
+    TopicSnapshot,
+)
+
+__all__ = [
+    "ChunkView",
+    "PoolLimits",
+    "QueryEngine",
+    "Request",
+    "Result",
+    "RunningQuery",
+    "SnapshotFile",
+    "Sources",
+    "TopicInfo",
+    "TopicName",
+    "TopicSnapshot",
+]

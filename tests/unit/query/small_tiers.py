@@ -41,6 +41,7 @@ class Part:
         self.index = index
         self.records = []  # (time_us, op, schema version, row)
         self.files = []
+        self.filed = 0
         self.flushed = 0
         self.chunk_rows = 3
         self.closed = 0
@@ -52,9 +53,12 @@ class Part:
             self.records.append((time_us, op, len(self.topic.schemas) - 1, row))
 
     def flush(self, end=None, *, overlap=0):
-        """Write what is not in files yet, one file for each schema version."""
+        """Write what is not in files yet, one file for each schema version.
+
+        Memory still serves the last `overlap` records of it.
+        """
         end = len(self.records) if end is None else end
-        first = self.flushed
+        first = self.filed
         while first < end:
             version = self.records[first][2]
             last = first
@@ -62,7 +66,8 @@ class Part:
                 last += 1
             self._write(first, last + 1, version)
             first = last + 1
-        self.flushed = end - overlap
+        self.filed = end
+        self.flushed = max(self.flushed, end - overlap)
 
     def _write(self, first, end, version):
         records = self.records[first:end]
