@@ -11,7 +11,6 @@ from random import Random
 from frazil.errors import FrazilError
 from frazil.testing import SimulatedCrash
 from tests.crash.checker import require
-from tests.crash.engine_world import crashes_passed_over
 from tests.property.tiers_calls import Calls
 from tests.property.tiers_model import WIDER, Column, TopicModel
 from tests.property.tiers_queries import check_query
@@ -58,16 +57,15 @@ class Life:
 
     def run(self):
         """Run all steps, then a clean restart with every check."""
-        with crashes_passed_over():
-            self.world.open()
-            self._create_topics()
-            for number in self.steps:
-                self.step_now = number
-                self.random = self.world.random = Random(f"{self.seed}/{number}")
-                self._step()
-            self._reopen()
-            self.check(queries=1.0)
-            self.world.close()
+        self.world.open()
+        self._create_topics()
+        for number in self.steps:
+            self.step_now = number
+            self.random = self.world.random = Random(f"{self.seed}/{number}")
+            self._step()
+        self._reopen()
+        self.check(queries=1.0)
+        self.world.close()
 
     def _step(self):
         random, disk = self.random, self.world.disk

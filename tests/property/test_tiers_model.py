@@ -1,0 +1,70 @@
+"""The tiers equal a list of changes and its fold, whatever moves, ends or crashes in between."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from frazil.testing import SimulatedCrash
+from tests.crash.engine_world import crashes_passed_over
+from tests.property.tiers_replay import command
+from tests.property.tiers_steps import Life, shrink
+
+RUNS = int(os.environ.get("FRAZIL_TIERS_RUNS", "200"))
+BASE = int(os.environ.get("FRAZIL_TIERS_BASE", "1000000"))
+CHUNKS = 20
+RARELY = 0.15
+"""Every check takes records into chunks and folds them: these lives are mostly left alone."""
+
+
+def run_lives(seeds, *, checks):
+    """Run lives; fail with the command that repeats the first one that breaks a promise."""
+    print(f"seeds {seeds.start}..{seeds.stop - 1} checks={checks}")
+    crashes = queries = 0
+    with crashes_passed_over():
+        for seed in seeds:
+            life = Life(seed, checks=checks)
+            try:
+                life.run()
+            except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - whatever it is, the seed is told
+                text = f"{type(error).__name__}: {error}\nstep {life.step_now}"
+                pytest.fail(f"{text}\nreplay: {command(seed, checks)}", pytrace=False)
+            crashes += life.crashes
+            queries += life.queries
+    return crashes, queries
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_answer_is_the_models(chunk):
+    """After every step `get`, the list of all records and at times SQL equal the model."""
+    seeds = range(BASE + RUNS * chunk // CHUNKS, BASE + RUNS * (chunk + 1) // CHUNKS)
+    crashes, queries = run_lives(seeds, checks=1.0)
+    assert crashes >= len(seeds)
+    assert queries >= len(seeds)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("chunk", range(CHUNKS // 5))
+def test_answers_after_many_steps_are_the_models(chunk):
+    """What nobody looked at for a while is right as well."""
+    count = RUNS // CHUNKS
+    seeds = range(BASE + RUNS + count * chunk, BASE + RUNS + count * (chunk + 1))
+    crashes, queries = run_lives(seeds, checks=RARELY)
+    assert crashes >= len(seeds) // 2
+    assert queries >= len(seeds)
+
+
+def test_a_failing_life_shrinks_to_the_steps_it_needs(monkeypatch):
+    """With a bug in the model itself a few steps are left, and they still fail."""
+    monkeypatch.setattr("tests.property.tiers_steps.WIDER", {})
+    monkeypatch.setattr(Life, "_reopen", _broken)
+    with crashes_passed_over():
+        skip, error = shrink(BASE, checks=0.0, steps=12)
+    assert isinstance(error, AssertionError)
+    assert 12 - len(skip) <= 1
+
+
+def _broken(life):
+    raise AssertionError("a restart fails")
