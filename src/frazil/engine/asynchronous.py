@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.async_changes import AsyncChangeCalls, taken
+from frazil.engine.async_queries import AsyncTierCalls
 from frazil.engine.core import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.reading import AsyncReader, Start, waker
-from frazil.engine.runtime import joined_ack
-from frazil.errors import FrazilError, NotFound
+from frazil.engine.reading import AsyncReader, Start
+from frazil.errors import NotFound
+from frazil.log import format as fmt
 from frazil.log.codec import PLAIN
 from frazil.model import Ack
 
@@ -20,21 +22,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from frazil.engine.runtime import Prepared
     from frazil.engine.topic import Topic
     from frazil.log.codec import Entry
 
 
-class AsyncTopic:
+class AsyncTopic(AsyncChangeCalls):
     """A topic for asyncio; the calls, promises and errors are those of `Topic`."""
 
     def __init__(self, topic: Topic) -> None:
-        self._topic = topic
-        self._runtime = topic.runtime
-        self._queue = topic.runtime.queue
-        self._state = topic.runtime.state
+        super().__init__(topic)
         self._fast_bytes_max = self._runtime.payload_bytes_max if self._runtime.is_message else -1
-        self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
         return f"AsyncTopic({self.name!r})"
@@ -83,22 +80,6 @@ class AsyncTopic:
             await self._submit_waiting(entry)
         return await future
 
-    async def _submit_waiting(self, *entries: Entry) -> None:
-        """Wait for room in the queue without holding up the loop."""
-        deadline = self._loop.time() + self._queue.wait_s
-        while True:
-            room = asyncio.Event()
-            self._queue.on_space(waker(self._loop, room.set))
-            if self._queue.submit_all(entries):
-                return
-            left = deadline - self._loop.time()
-            if left <= 0:
-                raise self._queue.overloaded()
-            try:
-                await asyncio.wait_for(room.wait(), left)
-            except TimeoutError:
-                raise self._queue.overloaded() from None
-
     async def append_many(
         self,
         records: Iterable[bytes | Mapping[str, Any]],
@@ -126,24 +107,6 @@ class AsyncTopic:
         prepared = self._runtime.prepare_arrow(data)
         sender = self._runtime.sender(ack, producer, sequence, producer_epoch)
         return await self._append_prepared(prepared, sender)
-
-    async def _append_prepared(self, prepared: list[Prepared], sender: Any) -> Ack:
-        if self._runtime.refusal is not None:
-            raise self._runtime.refusal()
-        if self._runtime.pressure.level:
-            await self._runtime.pressure.admit_async()
-        futures: list[asyncio.Future[Ack]] = [self._loop.create_future() for _each in prepared]
-        entries = self._runtime.entries(prepared, futures, sender)
-        if not self._queue.submit_all(entries):
-            await self._submit_waiting(*entries)
-        if len(futures) == 1:
-            return await futures[0]
-        results: list[Ack | FrazilError] = []
-        for result in await asyncio.gather(*futures, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, FrazilError):
-                raise result
-            results.append(result)
-        return joined_ack(results)
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, bytes_max: int | None = None
@@ -217,16 +180,56 @@ class AsyncPartitionedTopic:
     async def append(self, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to its part."""
         part = self._topic.part_for(record, options)
-        ack = await self.parts[part].append(record, **options)
-        return Ack(ack.offset, ack.offset_last, ack.lsn, part)
+        return _of_part(await self.parts[part].append(record, **options), part)
 
     async def append_many(self, records: Iterable[Any], *, ack: str | None = None) -> list[Ack]:
         """Publish records to their parts; one ack for each part that got some."""
-        return await asyncio.to_thread(self._topic.append_many, list(records), ack=ack)
+        given = list(records)
+        # Waited for here: a thread that waits for memory would keep others from reading.
+        await self.parts[0].pass_door()
+        return await asyncio.to_thread(self._topic.append_many, given, ack=ack)
 
     async def append_arrow(self, data: object, *, ack: str | None = None) -> list[Ack]:
         """Publish Arrow data, split by key over the parts."""
+        await self.parts[0].pass_door()
         return await asyncio.to_thread(self._topic.append_arrow, data, ack=ack)
+
+    async def insert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
+        """Publish a whole row to its part; see `Topic.insert`."""
+        part = self._topic.part_of_row_change(fmt.OP_INSERT, row, options)
+        return _of_part(await self.parts[part].insert(row, **options), part)
+
+    async def upsert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
+        """Publish a whole row that replaces whatever its key had; see `Topic.upsert`."""
+        part = self._topic.part_of_row_change(fmt.OP_UPSERT, row, options)
+        return _of_part(await self.parts[part].upsert(row, **options), part)
+
+    async def update(self, *arguments: Any, **options: Any) -> Ack:
+        """Change the named columns of one row; see `PartitionedTopic.update`."""
+        part = self._topic.part_of_update(arguments, options)
+        return _of_part(await self.parts[part].update(*arguments, **options), part)
+
+    async def delete(self, *arguments: Any, **options: Any) -> Ack:
+        """Delete the row with a key; see `Topic.delete`."""
+        part = self._topic.part_of_delete(arguments, options)
+        return _of_part(await self.parts[part].delete(*arguments, **options), part)
+
+    async def append_changes(
+        self, data: object, *, op_column: str = "_op", ack: str | None = None
+    ) -> list[Ack]:
+        """Publish changes in bulk to their parts; see `PartitionedTopic.append_changes`."""
+        given = taken(data)
+        await self.parts[0].pass_door()
+        call = self._topic.append_changes
+        return await asyncio.to_thread(call, given, op_column=op_column, ack=ack)
+
+    async def get(self, key: Any) -> dict[str, Any] | None:
+        """Return the row with a key, None if there is none; see `Topic.get`."""
+        return await asyncio.to_thread(self._topic.get, key)
+
+    async def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
+        """Return the rows with these keys, in their order; those of one part are of one moment."""
+        return await asyncio.to_thread(self._topic.get_many, list(keys))
 
     def describe(self) -> dict[str, Any]:
         """Return everything that is known about the topic, ready for JSON."""
@@ -237,7 +240,7 @@ class AsyncPartitionedTopic:
         return self._topic.stats()
 
 
-class AsyncEngine:
+class AsyncEngine(AsyncTierCalls):
     """An open data directory for asyncio: `async with frazil.open_async(path) as db`.
 
     Bound to the event loop that opened it. Rare calls (create, alter, holds) run in a thread.
@@ -314,6 +317,10 @@ class AsyncEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _of_part(ack: Ack, part: int) -> Ack:
+    return Ack(ack.offset, ack.offset_last, ack.lsn, part)
 
 
 def _wrapped(topic: Topic | PartitionedTopic) -> AsyncTopic | AsyncPartitionedTopic:

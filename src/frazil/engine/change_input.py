@@ -106,16 +106,19 @@ def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
 def _debezium_steps(changes: TopicChanges, data: object) -> Iterator[list[Step]]:
     codec = changes.columns.changes
     steps: list[Step] = []
+    before = 0
     for number, raw in debezium_changes(codec, data):
         try:
             step = codec.prepare(raw.op, raw.key, raw.row)
             changes.check_part(step)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
-        steps.append(step)
-        if len(steps) >= STEPS_MAX:
+        if number != before and len(steps) >= STEPS_MAX - 1:
+            # The delete and the insert of one event stay together: both are written or neither.
             yield steps
             steps = []
+        steps.append(step)
+        before = number
     if steps:
         yield steps
 

@@ -152,13 +152,7 @@ class TopicChanges:
         if not isinstance(step, Move):
             return self._part(step, parts)
         old, new = self._part(step.delete, parts), self._part(step.insert, parts)
-        if old != new:
-            raise InvalidRequest(
-                "an update cannot move a row to a key of another part, delete the row and insert "
-                "it under its new key",
-                part=old,
-                part_new=new,
-            )
+        check_stays(old, new)
         return old
 
     def _part(self, change: Change, parts: int) -> int:
@@ -362,6 +356,17 @@ class TopicChanges:
 def _flat(steps: Sequence[Step]) -> list[Written]:
     """Return the changes of steps as they came, a move as two."""
     return [change for step in steps for change in (step if isinstance(step, Move) else (step,))]
+
+
+def check_stays(part: int, part_new: int) -> None:
+    """Refuse to move a row from one part to another."""
+    if part != part_new:
+        raise InvalidRequest(
+            "an update cannot move a row to a key of another part, delete the row and insert it "
+            "under its new key",
+            part=part,
+            part_new=part_new,
+        )
 
 
 def _codec_of(change: Written) -> ChangeCodec | None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from frazil.engine.catalog import PUBLISH_OPTIONS
-from frazil.errors import FrazilError, InvalidRequest, Unavailable
+from frazil.engine.part_acks import answer, part_acks
+from frazil.engine.part_changes import PartChangeCalls
+from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.messages import Message
 from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
 from frazil.log.committer import Pending
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
 
     from frazil.engine.core import Engine
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from frazil.log.codec import Entry
     from frazil.model import TopicSpec
 
-PARTS_TOLD_MAX: Final = 10
 
-
-class PartitionedTopic:
+class PartitionedTopic(PartChangeCalls):
     """The handle of a partitioned topic.
 
     Records with a key (the routing key of a message, the primary key of a row) always go to the
@@ -168,12 +166,8 @@ class PartitionedTopic:
                 # Parts with lanes of their own have several queues; the others may have taken it.
                 for entry in some:
                     entry[5].settle(error)
-        answers = [[_answer(each) for each in pendings] for pendings in waiting]
-        _check_written([part for part, _prepared in sends], answers)
-        return [
-            Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part)
-            for (part, _prepared), found in zip(sends, _acks(answers), strict=True)
-        ]
+        answers = [[answer(each) for each in pendings] for pendings in waiting]
+        return part_acks([part for part, _prepared in sends], answers)
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         if self._spec.kind == "message":
@@ -212,40 +206,3 @@ def _message_key(record: object, fields: Mapping[str, Any]) -> object:
     if isinstance(record, dict):
         return record.get("key")
     return fields.get("key")
-
-
-def _answer(pending: Pending) -> Ack | FrazilError:
-    """Wait for one frame's answer; an error is returned, for the others count as well."""
-    try:
-        value: Ack = pending.result()
-    except FrazilError as error:
-        return error
-    return value
-
-
-def _acks(answers: Sequence[Sequence[Ack | FrazilError]]) -> list[list[Ack]]:
-    return [[each for each in found if isinstance(each, Ack)] for found in answers]
-
-
-def _check_written(parts: Sequence[int], answers: Sequence[Sequence[Ack | FrazilError]]) -> None:
-    """Raise what a frame met; if others were written, say where."""
-    errors = [each for found in answers for each in found if isinstance(each, FrazilError)]
-    if not errors:
-        return
-    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
-    error = (unknown or errors)[0]
-    written = [
-        f"{part}: {ack.offset}-{ack.offset_last}"
-        for part, acks in zip(parts, _acks(answers), strict=True)
-        for ack in acks
-    ]
-    if not written:
-        raise error
-    raise Unavailable(
-        "only some parts of the call were written, look before sending the rest",
-        outcome="unknown",
-        parts_written=", ".join(written[:PARTS_TOLD_MAX]),
-        frames_written=len(written),
-        frames=sum(map(len, answers)),
-        cause=error,
-    ) from error

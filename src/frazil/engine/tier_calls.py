@@ -45,7 +45,7 @@ class TierCalls(Registry):
             Unavailable: if it takes too long.
         """
         begun = self.clock.monotonic()
-        result = self._queries().query(
+        result = self.queries().query(
             sql,
             params,
             as_of_offset=as_of_offset,
@@ -60,14 +60,19 @@ class TierCalls(Registry):
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
         """Run a query and say which tiers, files, rows and bytes were considered and read."""
-        return self._queries().explain(sql, params, **options)
+        return self.queries().explain(sql, params, **options)
 
     def cancel_queries(self) -> None:
         """Cancel all queries that run now."""
         if self._query_engine is not None:
             self._query_engine.cancel_all()
 
-    def _queries(self) -> QueryEngine:
+    def queries(self) -> QueryEngine:
+        """Return what runs SQL; made at the first call.
+
+        Raises:
+            InvalidRequest: if DuckDB is not installed, or there is no memory tier.
+        """
         self._check_open()
         self._tiers()
         with self._control:

@@ -62,11 +62,13 @@ class QueryEngine:
         as_of_time: Any = None,
         min_offset: int | None = None,
         timeout_s: float | None = None,
+        on_begin: Callable[[int], None] | None = None,
     ) -> Result:
         """Run one statement that reads and return its rows.
 
         `params` is a list for `?` and `$1`, a mapping for `$name`. `as_of_offset` and `as_of_time`
-        read the past, `min_offset` waits for a record that was acknowledged.
+        read the past, `min_offset` waits for a record that was acknowledged. `on_begin` is told
+        the id for `cancel` of a query that scans, before it does.
 
         Raises:
             InvalidRequest: if the statement is not allowed or wrong.
@@ -89,6 +91,8 @@ class QueryEngine:
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
         try:
+            if on_begin is not None:
+                on_begin(run.lease.id)
             run.snapshots = self._sources.snapshot(plan.requests(), **at)
             prepared = self._prepare(plan, values, run)
             return self._result(run, prepared, params)

@@ -1,0 +1,215 @@
+"""Publishing under asyncio: how entries get into the queue, and the calls of a keyed topic.
+
+What needs nothing but its own values goes through the event loop, without a thread. A change that
+needs the state of its key may have to read files, so it is resolved in a worker thread, which it
+enters only when it was let in: a thread never waits for memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from frazil.engine.change_input import is_arrow, steps_of
+from frazil.engine.reading import waker
+from frazil.engine.runtime import joined_ack
+from frazil.errors import FrazilError, InvalidRequest
+from frazil.log import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from frazil.engine.changing import Step
+    from frazil.engine.runtime import Prepared
+    from frazil.engine.topic import Topic
+    from frazil.log.codec import Entry, Sender
+    from frazil.model import Ack
+
+T = TypeVar("T")
+
+
+class AsyncChangeCalls:
+    """What a topic with a primary key can do besides `append`; see `Topic` for each call.
+
+    A cancelled call may have been published: its outcome is unknown.
+    """
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._runtime = topic.runtime
+        self._queue = topic.runtime.queue
+        self._state = topic.runtime.state
+        self._loop = asyncio.get_running_loop()
+
+    # -- into the queue --------------------------------------------------------------------------
+
+    async def pass_door(self) -> None:
+        """Return when a publish may go on.
+
+        Raises:
+            Overloaded: if publishing to the topic is stopped, or memory stays short.
+        """
+        runtime = self._runtime
+        if runtime.refusal is not None:
+            raise runtime.refusal()
+        if runtime.pressure.level:
+            await runtime.pressure.admit_async()
+
+    async def _when_room(self, submit: Callable[[], T | None]) -> T:
+        """Submit, waiting for room in the queue without holding up the loop."""
+        found = submit()
+        if found is not None:
+            return found
+        deadline = self._loop.time() + self._queue.wait_s
+        while True:
+            room = asyncio.Event()
+            self._queue.on_space(waker(self._loop, room.set))
+            found = submit()
+            if found is not None:
+                return found
+            left = deadline - self._loop.time()
+            if left <= 0:
+                raise self._queue.overloaded()
+            try:
+                await asyncio.wait_for(room.wait(), left)
+            except TimeoutError:
+                raise self._queue.overloaded() from None
+
+    async def _submit_waiting(self, *entries: Entry) -> None:
+        await self._when_room(lambda: self._queue.submit_all(entries) or None)
+
+    async def _append_prepared(self, prepared: list[Prepared], sender: Sender | None) -> Ack:
+        await self.pass_door()
+        futures: list[asyncio.Future[Ack]] = [self._loop.create_future() for _each in prepared]
+        await self._submit_waiting(*self._runtime.entries(prepared, futures, sender))
+        return await _joined(futures)
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    async def insert(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Publish a whole row; see `Topic.insert`."""
+        step = self._runtime.changes.whole(fmt.OP_INSERT, row, columns)
+        return await self._change(step, ack, producer, sequence, producer_epoch)
+
+    async def upsert(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Publish a whole row that replaces whatever its key had."""
+        step = self._runtime.changes.whole(fmt.OP_UPSERT, row, columns)
+        return await self._change(step, ack, producer, sequence, producer_epoch)
+
+    async def update(
+        self,
+        *arguments: Any,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Change the named columns of one row; see `Topic.update`."""
+        step = self._runtime.changes.update(arguments, columns)
+        return await self._change(step, ack, producer, sequence, producer_epoch)
+
+    async def delete(
+        self,
+        *arguments: Any,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **key: Any,
+    ) -> Ack:
+        """Delete the row with a key; see `Topic.delete`."""
+        step = self._runtime.changes.delete(arguments, key)
+        return await self._change(step, ack, producer, sequence, producer_epoch)
+
+    async def append_changes(
+        self, data: object, *, op_column: str = "_op", ack: str | None = None
+    ) -> Ack:
+        """Publish changes in bulk, in order; see `Topic.append_changes`."""
+        runtime = self._runtime
+        sender = runtime.sender(ack, None, None, 0)
+        pieces = await asyncio.to_thread(self._pieces, taken(data), op_column)
+        results: list[Ack | FrazilError] = []
+        for piece in pieces:
+            try:
+                if isinstance(piece, list):
+                    results.append(await self._send(piece, sender))
+                else:
+                    results.append(await self._append_prepared([piece], sender))
+            except FrazilError as error:
+                results.append(error)
+                break
+        return joined_ack(results)
+
+    def _pieces(self, data: object, op_column: str) -> list[list[Step] | Prepared]:
+        runtime = self._runtime
+        pieces = list(steps_of(runtime, runtime.changes, data, op_column))
+        if not pieces:
+            raise InvalidRequest("there are no changes to publish", topic=runtime.name)
+        return pieces
+
+    async def _change(
+        self, step: Step, ack: str | None, producer: str | None, sequence: int | None, epoch: int
+    ) -> Ack:
+        self._runtime.changes.check_part(step)
+        return await self._send([step], self._runtime.sender(ack, producer, sequence, epoch))
+
+    async def _send(self, steps: Sequence[Step], sender: Sender | None) -> Ack:
+        await self.pass_door()
+        changes = self._runtime.changes
+        if any(changes.needs_state(step) for step in steps):
+            return await asyncio.to_thread(self._topic.submit_steps, steps, sender)
+        futures: list[asyncio.Future[Ack]] = await self._when_room(
+            lambda: changes.try_submit(steps, sender, self._loop.create_future)
+        )
+        return await _joined(futures)
+
+    # -- look-ups --------------------------------------------------------------------------------
+
+    async def get(self, key: Any) -> dict[str, Any] | None:
+        """Return the row with a key, None if there is none; see `Topic.get`."""
+        return await asyncio.to_thread(self._topic.get, key)
+
+    async def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
+        """Return the rows with these keys, in their order, all of one moment."""
+        return await asyncio.to_thread(self._topic.get_many, list(keys))
+
+
+def taken(data: object) -> object:
+    """Return bulk data that another thread may go through: what the caller makes is made here."""
+    if is_arrow(data) or isinstance(data, (str, bytes, bytearray, memoryview, dict)):
+        return data
+    return list(data) if isinstance(data, Iterable) else data
+
+
+async def _joined(futures: Sequence[asyncio.Future[Ack]]) -> Ack:
+    """Wait for the frames of one call; return the ack that covers them."""
+    if len(futures) == 1:
+        return await futures[0]
+    results: list[Ack | FrazilError] = []
+    for result in await asyncio.gather(*futures, return_exceptions=True):
+        if isinstance(result, BaseException) and not isinstance(result, FrazilError):
+            raise result
+        results.append(result)
+    return joined_ack(results)
