@@ -41,7 +41,8 @@ __all__ = ["Plan", "PlannedUse", "Planner"]
 class PlannedUse:
     """One table of a statement: the columns it needs, the conditions on them.
 
-    `key` are the conditions that name whole keys, None if the index cannot help.
+    `key` are the conditions that name whole keys, None if the index cannot help; `described` says
+    that only its columns matter.
     """
 
     topic: TopicName
@@ -51,6 +52,7 @@ class PlannedUse:
     columns: tuple[ViewColumn, ...]
     conditions: tuple[Condition, ...]
     key: tuple[Condition, ...] | None
+    described: bool = False
 
 
 @frozen(eq=False)
@@ -186,7 +188,7 @@ def _planned(use: TableUse, wanted: frozenset[str] | None, folds: list[Node]) ->
     needed = every if renamed else _needed(every, wanted, use.name)
     conditions = conditions_of(use, every, folds)
     key = None if use.log else key_conditions(use.info, conditions)
-    return PlannedUse(use.topic, use.info, use.log, "", needed, conditions, key)
+    return PlannedUse(use.topic, use.info, use.log, "", needed, conditions, key, use.described)
 
 
 def _needed(

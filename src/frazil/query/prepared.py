@@ -11,7 +11,7 @@ from frazil.query.hot import HotChunk
 from frazil.query.keys import Unfit, keys_of
 from frazil.query.plan import PlannedUse
 from frazil.query.pruning import Limits, limits_of
-from frazil.query.relations import Registry, lookup_relation, topic_relation
+from frazil.query.relations import Registry, empty_relation, lookup_relation, topic_relation
 from frazil.query.warm import WarmFile
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ def prepare(
             continue
         read = TableRead(use, limits_of(use.conditions, values, folded))
         reads.append(read)
+        if use.described:
+            relations.append(empty_relation(use.columns))
+            continue
         relation = _looked_up(plan, read, snapshots[use.topic], values, folded, registry)
         if relation is None:
             relation, read.chunks, read.files = topic_relation(
@@ -76,12 +79,7 @@ def prepare(
                 rules=plan.rules,
             )
         relations.append(relation)
-    paths = [
-        path
-        for read in reads
-        for file, snapshot in read.files
-        if (path := snapshot.file_path(file)) is not None
-    ]
+    paths = [file.path for read in reads for file in read.files if file.path is not None]
     return Prepared(plan.text(relations), registry, reads, paths)
 
 

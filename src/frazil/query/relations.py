@@ -6,7 +6,7 @@ The text of a relation is the only place that names files; users never see it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
@@ -79,9 +79,6 @@ class RelationFacts:
     files_read: list[str] = field(factory=list)
 
 
-_NOTHING: Final = "WHERE false"
-
-
 def topic_relation(
     snapshots: Sequence[TopicSnapshot],
     columns: Sequence[ViewColumn],
@@ -107,11 +104,16 @@ def topic_relation(
         if group:
             branches.append(_hot_sql(group, columns, registry, keyed=keyed, live=live, rules=rules))
     if not branches:
-        shown = ", ".join(
-            f"CAST(NULL AS {column.sql_type}) AS {quoted_name(column.name)}" for column in columns
-        )
-        branches.append(f"SELECT {shown} {_NOTHING}")
+        branches.append(empty_relation(columns))
     return " UNION ALL ".join(branches), chunks, files
+
+
+def empty_relation(columns: Sequence[ViewColumn]) -> str:
+    """Return the SQL of the view's columns without any row."""
+    shown = ", ".join(
+        f"CAST(NULL AS {column.sql_type}) AS {quoted_name(column.name)}" for column in columns
+    )
+    return f"SELECT {shown} WHERE false"
 
 
 def lookup_relation(

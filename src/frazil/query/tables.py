@@ -40,7 +40,8 @@ Scope = frozenset[str]
 class TableUse:
     """One place of a statement that names a topic's view, or a table of the catalog.
 
-    `name` is what columns are qualified by, folded; `select` the query in whose FROM it stands.
+    `name` is what columns are qualified by, folded; `select` the query in whose FROM it stands;
+    `described` says that it stands in a DESCRIBE, which asks for columns and no rows.
     """
 
     placeholder: str
@@ -51,6 +52,7 @@ class TableUse:
     log: bool = False
     catalog: str = ""
     select: Node | None = None
+    described: bool = False
 
 
 def resolve_tables(
@@ -66,11 +68,13 @@ def resolve_tables(
     """
     uses: list[TableUse] = []
     qualified: set[tuple[str, str]] = set()
+    described = _described(statement)
     for node, scope, select in _tables_of(statement):
         if node["type"] == "BASE_TABLE" and _is_common(node, scope):
             continue
         use = _use_of(node, topics, placeholder(len(uses)))
         use.select = select
+        use.described = id(node) in described
         if node.get("schema_name") and not node["alias"]:
             qualified.add((node["schema_name"].casefold(), use.name))
         uses.append(use)
@@ -175,6 +179,22 @@ def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
         else:
             todo += [(value, scope, None) for value in item.values()]
     found.sort(key=lambda entry: entry[0]["query_location"])
+    return found
+
+
+def _described(statement: Node) -> set[int]:
+    """Return the identities of all nodes within a DESCRIBE."""
+    found: set[int] = set()
+    todo: list[tuple[Any, bool]] = [(statement, False)]
+    while todo:
+        item, inside = todo.pop()
+        if isinstance(item, list):
+            todo += [(value, inside) for value in item]
+        elif isinstance(item, dict):
+            inside = inside or item.get("show_type") == "DESCRIBE"
+            if inside:
+                found.add(id(item))
+            todo += [(value, inside) for value in item.values()]
     return found
 
 

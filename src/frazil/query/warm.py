@@ -6,7 +6,7 @@ null, one with an older name or type is renamed and cast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -34,10 +34,11 @@ OPERATION: Final = "_op"
 
 
 class WarmFile(NamedTuple):
-    """A file and the snapshot that pins it."""
+    """A file, the snapshot that pins it, and where it lies unless it must be read for DuckDB."""
 
     file: SnapshotFile
     snapshot: TopicSnapshot
+    path: str | None
 
 
 class FileGroup(NamedTuple):
@@ -54,7 +55,7 @@ class FileGroup(NamedTuple):
 def kept_files(snapshots: Sequence[TopicSnapshot], limits: Limits) -> list[WarmFile]:
     """Return the files that can have rows within the limits and below the cut, in order."""
     return [
-        WarmFile(file, snapshot)
+        WarmFile(file, snapshot, snapshot.file_path(file))
         for snapshot in snapshots
         for file in snapshot.files
         if file.offset_first < snapshot.cut
@@ -70,13 +71,13 @@ def file_groups(
     dead_of: dict[int, npt.NDArray[np.int64]] = {}
     found: dict[tuple[Any, ...], FileGroup] = {}
     for warm in files:
-        file, snapshot = warm
+        file, snapshot, path = warm
         if keyed and id(snapshot) not in dead_of:
             dead_of[id(snapshot)] = snapshot.dead()
         has_dead = keyed and _count_dead(dead_of[id(snapshot)], file) > 0
         cut = snapshot.cut if file.offset_last >= snapshot.cut else None
         has_deletes = keyed and file.deletes > 0
-        in_place = snapshot.file_path(file) is not None
+        in_place = path is not None
         separate = id(snapshot) if by_part or has_dead else 0
         key = (file.schema, separate, cut, has_dead, has_deletes, in_place)
         group = found.get(key)
@@ -143,14 +144,13 @@ def _names() -> Iterable[tuple[int, str]]:
 
 
 def _parquet_scan(files: Sequence[WarmFile]) -> str:
-    paths = [snapshot.file_path(file) for file, snapshot in files]
-    listed = ", ".join(quoted_text(path) for path in paths if path is not None)
+    listed = ", ".join(quoted_text(warm.path) for warm in files if warm.path is not None)
     return f"read_parquet([{listed}], hive_partitioning = false)"
 
 
 def _read_tables(files: Sequence[WarmFile], names: Sequence[str]) -> pa.Table:
     wanted = list(dict.fromkeys(names))
-    return pa.concat_tables([snapshot.read_file(file, wanted) for file, snapshot in files])
+    return pa.concat_tables([warm.snapshot.read_file(warm.file, wanted) for warm in files])
 
 
 def _scan_sql(table: pa.Table, register: Register, *, rules: ScanRules) -> str:
@@ -215,6 +215,7 @@ class _FileBounds:
     def __init__(self, file: SnapshotFile, snapshot: TopicSnapshot) -> None:
         self._file = file
         self._snapshot = snapshot
+        self._columns: Mapping[str, Sequence[Any]] | None = None
 
     def of(self, column: ViewColumn) -> tuple[Any, Any, pa.DataType] | None:
         file = self._file
@@ -229,7 +230,11 @@ class _FileBounds:
             return None
         schema = self._snapshot.file_schema(file)
         name = _source_name(column, schema)
-        facts = file.columns.get(name) if name is not None else None
-        if name is None or facts is None:
+        if name is None:
+            return None
+        if self._columns is None:
+            self._columns = file.columns
+        facts = self._columns.get(name)
+        if facts is None:
             return None
         return facts[0], facts[1], schema.field(name).type

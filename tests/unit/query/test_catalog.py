@@ -111,3 +111,17 @@ def test_explain_tells_tiers_files_rows_and_bytes(engine):
     assert disk["names_read"] == ["0000000000000000-0000000000000002-0.parquet"]
     assert "UNGROUPED_AGGREGATE" in told["plan"]
     assert engine.running() == []
+
+
+def test_describe_opens_no_file(tiers):
+    """The columns of a topic are known without its records, however many there are."""
+    part = tiers.create("cold", {"id": pa.int64()})
+    part.in_place = False
+    part.append({"id": 1})
+    part.flush()
+    engine = tiers.engine()
+    assert [row[0] for row in engine.query("DESCRIBE cold").rows()] == ["_offset", "_time", "id"]
+    assert part.opened == []
+    assert engine.query("SUMMARIZE cold").rows()[2][2:4] == ("1", "1")
+    assert part.opened == [part.files[0].name]
+    engine.close()
