@@ -1,0 +1,327 @@
+"""Changes, look-ups and SQL under asyncio: the same rows and errors, and nothing holds the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+import frazil
+from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from tests.integration.engine.opening import small_settings
+
+COLUMNS = {"id": "long", "n": "long", "s": "string"}
+SLOW = "SELECT sum(a.i * b.i) FROM range(300000) a(i), range(300000) b(i)"
+"""A query of minutes."""
+WAIT_S = 20.0
+
+
+def run(main, path, **options):
+    """Run a coroutine function with an open engine."""
+
+    async def body():
+        async with frazil.open_async(small_settings(path, **options)) as db:
+            return await asyncio.wait_for(main(db), 60)
+
+    return asyncio.run(body())
+
+
+async def create(db, name="t", **options):
+    return await db.create_topic(name, COLUMNS, primary_key="id", **options)
+
+
+async def until(condition):
+    """Wait for something that another thread does."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("partitions", [0, 4])
+def test_changes_and_look_ups_make_the_same_rows(tmp_path, partitions):
+    """Every form of every change works, with and without parts; look-ups and SQL see its effect."""
+
+    async def main(db):
+        topic = await create(db, partitions=partitions)
+        await topic.insert(id=1, n=1, s="a")
+        await topic.insert({"id": 2, "n": 1}, ack="fsynced")
+        await topic.upsert({"id": 1, "n": 2, "s": "b"})
+        await topic.upsert(id=3, n=3)
+        await topic.update(1, {"n": 5})
+        await topic.update("id", 2, {"s": "x"})
+        await topic.update(id=2, n=6)
+        await topic.delete(3)
+        await topic.upsert(id=4, n=4)
+        await topic.delete("id", 4)
+        await topic.append_changes(
+            pa.table({"id": [5, 5, 6], "n": [1, 2, 3], "_op": ["insert", "update", "upsert"]})
+        )
+        await topic.append_changes(iter([{"op": "d", "before": {"id": 6}, "after": None}]))
+        expected = [
+            {"id": 1, "n": 5, "s": "b"},
+            {"id": 2, "n": 6, "s": "x"},
+            *(None, None),
+            {"id": 5, "n": 2, "s": None},
+            None,
+        ]
+        assert [await topic.get(key) for key in range(1, 7)] == expected
+        assert await topic.get_many(iter(range(1, 7))) == expected
+        result = await db.query("SELECT id, n, s FROM t ORDER BY id")
+        assert result.rows() == [tuple(row.values()) for row in expected if row]
+        assert (await db.flush("t")).keys() == (await db.evict("t")).keys()
+        assert await topic.get(2) == expected[1]
+        told = await db.explain("SELECT * FROM t WHERE n > 1")
+        assert told["path"] == "scan"
+
+    run(main, tmp_path)
+
+
+def test_errors_come_as_from_a_topic(tmp_path):
+    """Wrong requests, unknown and existing keys are refused, and a closed engine says so."""
+
+    async def main(db):
+        topic = await create(db, unknown_key="error")
+        await topic.insert(id=1, n=1)
+        plain = await db.create_topic("plain")
+        for call, error in (
+            (lambda: topic.insert(id=1, n=2), Conflict),
+            (lambda: topic.update(2, {"n": 1}), NotFound),
+            (lambda: topic.delete(2), NotFound),
+            (lambda: topic.upsert(id="x"), InvalidRequest),
+            (lambda: topic.update(1), InvalidRequest),
+            (topic.delete, InvalidRequest),
+            (lambda: topic.upsert(id=1, ack="soon"), InvalidRequest),
+            (lambda: topic.append_changes([]), InvalidRequest),
+            (lambda: topic.append_changes(5), InvalidRequest),
+            (lambda: topic.append_changes([{"op": "x"}]), InvalidRequest),
+            (lambda: topic.get("x"), InvalidRequest),
+            (lambda: plain.insert(id=1), InvalidRequest),
+            (lambda: plain.get(1), InvalidRequest),
+            (lambda: db.query("SELECT"), InvalidRequest),
+            (lambda: db.query("SELECT * FROM nowhere"), NotFound),
+            (lambda: db.flush("nowhere"), NotFound),
+        ):
+            with pytest.raises(error):
+                await call()
+        assert await topic.get_many([1, 2]) == [{"id": 1, "n": 1, "s": None}, None]
+        await db.close()
+        for call in (
+            lambda: topic.upsert(id=1, n=1),
+            lambda: topic.update(1, {"n": 1}),
+            lambda: db.query("SELECT 1"),
+        ):
+            with pytest.raises(Closed):
+                await call()
+
+    run(main, tmp_path)
+
+
+def test_an_idempotent_producers_change_is_written_once(tmp_path):
+    """A change that is sent again gets the first ack, on both ways into the log."""
+
+    async def main(db):
+        topic = await create(db)
+        first = await topic.upsert(id=1, n=1, producer="p", sequence=0)
+        assert await topic.upsert(id=1, n=1, producer="p", sequence=0) == first
+        second = await topic.update(1, {"n": 2}, producer="p", sequence=1)
+        assert await topic.update(1, {"n": 2}, producer="p", sequence=1) == second
+        assert second.offset == first.offset + 1
+        with pytest.raises(Conflict):
+            await topic.delete(1, producer="p", sequence=5)
+
+    run(main, tmp_path)
+
+
+def test_tasks_that_update_one_row_lose_nothing(tmp_path):
+    """Many tasks change different columns of one row, among upserts of others: all changes hold."""
+
+    async def main(db):
+        columns = {"id": "long", **{f"c{number}": "long" for number in range(16)}}
+        topic = await db.create_topic("t", columns, primary_key="id")
+        await topic.insert(id=1)
+
+        async def change(number):
+            for value in range(10):
+                await topic.update(1, {f"c{number}": value})
+                await topic.upsert(id=100 + number, c0=value)
+
+        await asyncio.gather(*(change(number) for number in range(16)))
+        assert await topic.get(1) == {"id": 1, **{f"c{number}": 9 for number in range(16)}}
+        rows = await topic.get_many(range(100, 116))
+        assert [row["c0"] for row in rows] == [9] * 16
+
+    run(main, tmp_path)
+
+
+def test_changes_without_state_use_no_thread(tmp_path):
+    """Inserts, upserts and deletes are acked while every worker thread is busy."""
+
+    async def main(db):
+        topic = await create(db)
+        await topic.insert(id=1, n=1)
+        loop = asyncio.get_running_loop()
+        free = threading.Event()
+        busy = [loop.run_in_executor(None, free.wait, WAIT_S) for _ in range(64)]
+        try:
+            acks = await asyncio.wait_for(
+                asyncio.gather(
+                    *(topic.upsert(id=key, n=key) for key in range(50)),
+                    *(topic.insert(id=key, n=key) for key in range(50, 60)),
+                    *(topic.delete(key) for key in range(10)),
+                ),
+                10,
+            )
+            assert sorted(ack.offset for ack in acks) == list(range(1, 71))
+        finally:
+            free.set()
+            await asyncio.gather(*busy)
+        assert (await db.query("SELECT count(*) FROM t")).rows() == [(50,)]
+
+    run(main, tmp_path)
+
+
+def test_a_change_that_waits_for_memory_holds_no_thread(tmp_path):
+    """In the red zone look-ups and queries are answered while hundreds of changes wait."""
+
+    async def main(db):
+        topic = await create(db)
+        parted = await create(db, "p", partitions=2)
+        await topic.insert(id=1, n=1)
+        pressure = db.engine.tiers.pressure
+        assert pressure.level == 0
+        pressure.add_source("test", lambda: 10 << 30)
+        pressure.refresh()
+        await until(lambda: pressure.level == 2)
+        waiting = [asyncio.ensure_future(topic.update(1, {"n": n})) for n in range(100)]
+        waiting += [asyncio.ensure_future(parted.append_changes([])) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting)
+        assert (await asyncio.wait_for(topic.get(1), 5))["n"] == 1
+        refused = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, Overloaded) for error in refused)
+        assert (await topic.get(1))["n"] == 1
+
+    run(main, tmp_path, memory={"wait_s": 1.0})
+
+
+def test_a_full_queue_makes_changes_wait_then_refuses(tmp_path):
+    """While the writer is stuck, a change waits for room, then gets `Overloaded`."""
+
+    async def main(db):
+        topic = await create(db)
+        loop = asyncio.get_running_loop()
+        stuck = loop.run_in_executor(None, db.engine.main.queue.call, lambda: time.sleep(0.6))
+        await asyncio.sleep(0.05)
+        calls = [topic.upsert(id=key, n=1) for key in range(20)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        await stuck
+        assert sum(isinstance(each, frazil.Ack) for each in results) == 4
+        assert sum(isinstance(each, Overloaded) for each in results) == 16
+        assert (await db.query("SELECT count(*) FROM t")).rows() == [(4,)]
+        assert (await topic.upsert(id=100, n=1)).offset == 4
+
+    run(main, tmp_path, queue_records_max=4, queue_wait_s=0.2)
+
+
+def test_waiting_changes_go_on_when_there_is_room(tmp_path):
+    """Changes that wait for room are stored as soon as there is some, on both ways."""
+
+    async def main(db):
+        topic = await create(db)
+        await topic.insert(id=0, n=0)
+        calls = [topic.upsert(id=key, n=1) for key in range(1, 100)]
+        calls += [topic.update(0, {"n": n}) for n in range(20)]
+        acks = await asyncio.gather(*calls)
+        assert sorted(ack.offset for ack in acks) == list(range(1, 120))
+
+    run(main, tmp_path, queue_records_max=2, queue_wait_s=30.0)
+
+
+def test_a_query_leaves_the_loop_free(tmp_path):
+    """While a long query runs, the loop publishes and answers other queries."""
+
+    async def main(db):
+        topic = await create(db)
+        long = asyncio.ensure_future(db.query(SLOW))
+        queries = db.engine.queries()
+        await until(lambda: len(queries.running()) == 1)
+        for key in range(20):
+            await topic.upsert(id=key, n=key)
+        assert (await db.query("SELECT count(*) FROM t")).rows() == [(20,)]
+        assert not long.done()
+        long.cancel()
+        await until(lambda: not queries.running())
+
+    run(main, tmp_path)
+
+
+def test_a_cancelled_query_is_stopped_and_no_other(tmp_path):
+    """Cancelling a task ends its query in the engine; an equal one of another task goes on."""
+
+    async def main(db):
+        await create(db)
+        first = asyncio.ensure_future(db.query(SLOW))
+        queries = db.engine.queries()
+        await until(lambda: len(queries.running()) == 1)
+        [kept] = queries.running()
+        second = asyncio.ensure_future(db.query(SLOW))
+        await until(lambda: len(queries.running()) == 2)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        await until(lambda: len(queries.running()) == 1)
+        assert queries.running()[0].id == kept.id
+        assert not first.done()
+        db.engine.cancel_queries()
+        with pytest.raises(Unavailable, match="cancelled"):
+            await first
+
+    run(main, tmp_path)
+
+
+def test_a_query_cancelled_before_its_turn_never_runs(tmp_path):
+    """A task that is cancelled while it waits for a slot leaves none taken."""
+
+    async def main(db):
+        await create(db)
+        queries = db.engine.queries()
+        long = [asyncio.ensure_future(db.query(SLOW)) for _ in range(4)]
+        await until(lambda: len(queries.running()) == 4)
+        waiting = asyncio.ensure_future(db.query(SLOW))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        for task in long:
+            task.cancel()
+        await until(lambda: not queries.running())
+        await asyncio.sleep(0.2)
+        assert not queries.running()
+        assert (await db.query("SELECT 1")).rows() == [(1,)]
+
+    run(main, tmp_path)
+
+
+def test_a_cancelled_change_does_not_disturb_others(tmp_path):
+    """Cancelled changes may or may not be stored; all others get their acks."""
+
+    async def main(db):
+        topic = await create(db)
+        await topic.insert(id=0, n=0)
+        tasks = [asyncio.ensure_future(topic.upsert(id=key, n=1)) for key in range(1, 100)]
+        tasks += [asyncio.ensure_future(topic.update(0, {"n": n})) for n in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, frazil.Ack | asyncio.CancelledError) for each in results)
+        kept = [each for number, each in enumerate(results) if number % 3]
+        assert all(isinstance(each, frazil.Ack) for each in kept)
+        keys = [key for key in range(1, 100) if (key - 1) % 3]
+        assert None not in await topic.get_many(keys)
+
+    run(main, tmp_path)
