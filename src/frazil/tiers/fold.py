@@ -19,6 +19,7 @@ import pyarrow as pa
 from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
 from frazil.tiers.dead_marks import KeyRows, fold_rows
 from frazil.tiers.images import Images
+from frazil.tiers.key_filter import KeyFilter
 from frazil.tiers.key_index import CODE_SHIFT, OP_MASK, PARTIAL_BIT, KeyIndex
 from frazil.tiers.key_search import Below, Found, KeySearch, code_of
 from frazil.tiers.keys import KeyShape
@@ -82,7 +83,9 @@ class KeyedState:
         bytes_max = index_bytes_max or memory.index_bytes_max
         assert bytes_max is not None
         self.memory = memory
-        self.index = KeyIndex(bytes_max)
+        self._filter: KeyFilter | None = None
+        self._bytes_max = bytes_max
+        self.index = KeyIndex(lambda: bytes_max() - self._filter_bytes)
         self.folded_to = -1
         self.complete = False
         self.flushed = 0
@@ -99,8 +102,12 @@ class KeyedState:
 
     @property
     def index_bytes(self) -> int:
-        """Return the bytes of the index."""
-        return self.index.bytes
+        """Return the bytes of the index, and of the filter that stands beside it when it is full."""
+        return self.index.bytes + self._filter_bytes
+
+    @property
+    def _filter_bytes(self) -> int:
+        return 0 if self._filter is None else self._filter.nbytes
 
     @property
     def dead_bytes(self) -> int:
@@ -250,6 +257,8 @@ class KeyedState:
         else:
             fresh, old, codes = self._apply_in_order(keys, codes, below)
         index.added(fresh)
+        if self.complete:
+            self._fill_filter(fresh)
         self._supersede(old, codes)
         if index.over:
             # Whoever misses a key from now on must look below, also while they are forgotten.
@@ -289,8 +298,38 @@ class KeyedState:
     def _look_below(self, keys: list[Key]) -> dict[Key, int]:
         known = self.index.codes
         missing = list(dict.fromkeys([key for key in keys if key not in known]))
-        found = self._search.find_many(missing, before=self.folded_to) if missing else {}
+        found = self._find_below(missing) if missing else {}
         return {key: code_of(one) for key, one in found.items()}
+
+    def _find_below(self, missing: list[Key]) -> dict[Key, Found]:
+        known = self._filter
+        if known is None:
+            return self._search.find_many(missing, before=self.folded_to)
+        hashes_of = self.shape.hashes_of
+        hashes = hashes_of(missing)
+        if known.ready:
+            there = np.flatnonzero(known.maybe(hashes)).tolist()
+            looked_for = [missing[number] for number in there]
+        else:
+            looked_for = missing
+            known.seed(len(missing), hashes_of)
+        known.add(hashes)
+        return self._search.find_many(looked_for, before=self.folded_to) if looked_for else {}
+
+    def _fill_filter(self, fresh: list[Key]) -> None:
+        """Begin to remember which keys there were before the index must forget some of them."""
+        known = self._filter
+        if known is not None:
+            known.add(self.shape.hashes_of(fresh))
+        elif self.index.tight(len(fresh)):
+            known = self._filter = KeyFilter.beside(self._bytes_max(), self.index.codes)
+        if known is not None and not known.ready:
+            known.seed(len(fresh), self.shape.hashes_of)
+
+    def _never_was(self, key: Key) -> bool:
+        """Tell whether no change of a key was ever folded; False if that is not known."""
+        known = self._filter
+        return known is not None and known.ready and not known.has(self.shape.hash_of(key))
 
     def _supersede(self, old: list[int], codes: list[int]) -> None:
         """Mark the rows that changes supersede, and count the changes by where those lay."""
@@ -328,6 +367,8 @@ class KeyedState:
             return None
         if code is not None and code >> CODE_SHIFT < before:
             found: Found | None = Found(code >> CODE_SHIFT, code & OP_MASK)
+        elif code is None and self._never_was(key):
+            return None
         else:
             found = self._search.find(key, before=before)
         return None if found is None or found.offset < self.floor else found
@@ -407,15 +448,21 @@ class KeyedState:
         """
         shape = self.shape
         fits = True
+        known = KeyFilter.beside(self._bytes_max())
         for folded in fold_rows(rows, shape, below=self.memory.start):
             codes = (folded.newest << CODE_SHIFT) | folded.newest_ops
             keys = shape.keys(folded.newest_keys)
+            if known is not None:
+                known.add(shape.hashes(folded.newest_keys))
             with self.memory.lock:
                 self._superseded.files.add(folded.offsets, folded.by)
                 fits = fits and self._fill(keys, codes.tolist())
         with self.memory.lock:
             # Every row that lies in files, and everything since that was folded, is every key.
             self.complete = self.complete or (fits and not self.evictions)
+            if not self.complete and self.folded_to <= self.memory.start:
+                # What is folded from now on is taken in, too.
+                self._filter = known
 
     def _fill(self, keys: list[Key], codes: list[int]) -> bool:
         """Add older changes to the index while there is room; tell whether all of them fit."""
