@@ -10,7 +10,9 @@ import pyarrow as pa
 
 import frazil
 from frazil import Ack, AsyncEngine, Batch, Engine, FrazilError, Message, Settings, Topic
+from frazil.engine.asynchronous import AsyncPartitionedTopic, AsyncTopic
 from frazil.errors import Conflict, Overloaded
+from frazil.query.result import Result
 
 
 def a_program_opens_and_publishes(path: Path) -> None:
@@ -34,6 +36,47 @@ def a_program_opens_and_publishes(path: Path) -> None:
         assert_type(db.stats(), dict[str, Any])
         assert_type(db.append("other", {"a": 1}), Ack)
         assert_type(db.warnings, list[str])
+
+
+def a_program_changes_rows(db: Engine) -> None:
+    """Changes of a keyed topic give acks, look-ups give rows, with and without parts."""
+    topic = db.create_topic("orders", {"id": "long", "n": "long"}, primary_key="id")
+    assert_type(topic.insert(id=1, n=1), Ack)
+    assert_type(topic.insert({"id": 1, "n": 1}, ack="fsynced"), Ack)
+    assert_type(topic.upsert({"id": 1, "n": 2}, producer="p", sequence=0), Ack)
+    assert_type(topic.update(1, {"n": 3}), Ack)
+    assert_type(topic.update("id", 1, {"n": 3}), Ack)
+    assert_type(topic.update(id=1, n=4), Ack)
+    assert_type(topic.delete(1), Ack)
+    assert_type(topic.append_changes(pa.table({"id": [1], "_op": ["delete"]})), Ack)
+    assert_type(topic.get(1), dict[str, Any] | None)
+    assert_type(topic.get_many([1, 2]), list[dict[str, Any] | None])
+    for change in topic.changes(0, limit=10):
+        assert_type(change, dict[str, Any])
+    parted = db.create_topic("p", {"id": "long"}, primary_key="id", partitions=4)
+    assert_type(parted.insert(id=1), Ack)
+    assert_type(parted.upsert({"id": 1}), Ack)
+    assert_type(parted.update(1, {"id": 2}), Ack)
+    assert_type(parted.delete("id", 1), Ack)
+    assert_type(parted.append_changes([b"{}"]), list[Ack])
+    assert_type(parted.get(1), dict[str, Any] | None)
+    assert_type(parted.get_many([1]), list[dict[str, Any] | None])
+    assert_type(parted.part_of_key(1), int)
+
+
+def a_program_queries(db: Engine) -> None:
+    """A result gives its rows in the form that is asked for."""
+    result = db.query("SELECT * FROM orders WHERE id = ?", [1], min_offset=3, timeout_s=1.0)
+    assert_type(result, Result)
+    assert_type(result.rows(), list[tuple[Any, ...]])
+    assert_type(result.columns, list[str])
+    table: pa.Table = result.arrow()
+    assert_type(db.query("SELECT $a", {"a": 1}, as_of_offset=4), Result)
+    assert_type(db.explain("SELECT * FROM orders"), dict[str, Any])
+    assert_type(db.flush(), dict[str, int])
+    assert_type(db.evict("orders"), dict[str, int])
+    assert_type(db.tier_files("orders"), list[dict[str, Any]])
+    del table
 
 
 def a_program_reads(topic: Topic) -> None:
@@ -86,5 +129,32 @@ async def a_program_uses_asyncio(path: str) -> None:
             found: Batch = batch
             assert_type(found.count, int)
         assert_type(await db.append("events", b"x"), Ack)
+        await changes_and_queries(AsyncTopic(db.engine.create_topic("orders")), db)
     waiting = await frazil.open_async(path)
     await waiting.close()
+
+
+async def changes_and_queries(topic: AsyncTopic, db: AsyncEngine) -> None:
+    """Under asyncio the same calls are awaited."""
+    assert_type(await topic.insert(id=1), Ack)
+    assert_type(await topic.upsert({"id": 1}, ack="fsynced"), Ack)
+    assert_type(await topic.update(1, {"n": 1}), Ack)
+    assert_type(await topic.delete("id", 1), Ack)
+    assert_type(await topic.append_changes([b"{}"], op_column="op"), Ack)
+    assert_type(await topic.get(1), dict[str, Any] | None)
+    assert_type(await topic.get_many([1]), list[dict[str, Any] | None])
+    assert_type(await db.query("SELECT 1", timeout_s=1.0), Result)
+    assert_type(await db.explain("SELECT 1"), dict[str, Any])
+    assert_type(await db.flush("orders"), dict[str, int])
+    assert_type(await db.evict(), dict[str, int])
+
+
+async def changes_of_parts(topic: AsyncPartitionedTopic) -> None:
+    """A bulk over parts has an ack for each of them, everything else has one."""
+    assert_type(await topic.insert(id=1), Ack)
+    assert_type(await topic.upsert({"id": 1}), Ack)
+    assert_type(await topic.update(1, {"n": 1}), Ack)
+    assert_type(await topic.delete(1), Ack)
+    assert_type(await topic.append_changes([b"{}"]), list[Ack])
+    assert_type(await topic.get(1), dict[str, Any] | None)
+    assert_type(await topic.get_many([1]), list[dict[str, Any] | None])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 
 import frazil
+from frazil.engine.asynchronous import AsyncPartitionedTopic, AsyncTopic
+from frazil.engine.partitioned import PartitionedTopic
 
 NAMES = [
     "Ack",
@@ -41,6 +43,44 @@ def test_every_public_call_says_what_it_does():
                 if not inner.startswith("_") and inspect.isfunction(member) and not member.__doc__:
                     silent.append(f"{name}.{inner}")
     assert silent == []
+
+
+def test_inherited_calls_say_what_they_do():
+    """Calls of public classes have docstrings wherever they are defined."""
+    silent = [
+        f"{thing.__name__}.{name}"
+        for thing in (frazil.Engine, frazil.Topic, frazil.AsyncEngine, PartitionedTopic, AsyncTopic)
+        for name, member in inspect.getmembers(thing, inspect.isfunction)
+        if not name.startswith("_") and not inspect.getdoc(member)
+    ]
+    assert silent == []
+
+
+def test_asyncio_and_parts_have_the_calls_of_a_topic():
+    """Whoever publishes, changes or looks up rows finds the same names everywhere."""
+    calls = {"append", "append_many", "append_arrow", "append_changes"}
+    calls |= {"insert", "upsert", "update", "delete", "get", "get_many"}
+    for thing in (frazil.Topic, PartitionedTopic, AsyncTopic, AsyncPartitionedTopic):
+        missing = {name for name in calls if not hasattr(thing, name)}
+        assert missing == set(), thing
+    for thing in (frazil.Engine, frazil.AsyncEngine):
+        assert all(hasattr(thing, name) for name in ("query", "explain", "flush", "evict"))
+
+
+def test_asyncio_takes_the_arguments_of_the_other_calls():
+    """A call under asyncio has the parameters of the call that it stands for."""
+    pairs = [(AsyncTopic, frazil.Topic), (frazil.AsyncEngine, frazil.Engine)]
+    names = {"append", "append_many", "append_arrow", "append_changes", "get", "get_many"}
+    names |= {"insert", "upsert", "update", "delete", "query", "explain", "flush", "evict"}
+    for under_asyncio, plain in pairs:
+        for name in names & set(dir(under_asyncio)):
+            if under_asyncio is frazil.AsyncEngine and name == "append":
+                continue
+            own = inspect.signature(getattr(under_asyncio, name)).parameters.values()
+            others = inspect.signature(getattr(plain, name)).parameters.values()
+            assert [(p.name, p.kind, p.default) for p in own] == [
+                (p.name, p.kind, p.default) for p in others
+            ], name
 
 
 def test_publishing_states_what_is_durable_and_what_is_raised():
