@@ -279,10 +279,11 @@ class Survey:
             found.damaged.append(text)
             self.report.warnings.append(f"segment {found.header.segment}: {text}")
             later = self._later_topics(scan, fault.end)
-            self._candidates.extend(self._lost_in(found, fault, later))
-
-    def _lost_in(self, found: Found, fault: Fault, later: set[int]) -> Iterable[Candidate]:
-        return _lost_in(self._files.get(found.path), found.header, fault, later)
+            self._candidates.extend(_lost_in(self._files.get(found.path), found, fault, later))
+        for head in scan.misplaced:
+            if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and not _holds(scan, head):
+                end = head.offset + head.records
+                self._candidates.append(Candidate(head.topic, head.offset, end, "damaged"))
 
     def _later_topics(self, scan: Scan, position: int) -> set[int]:
         return {
@@ -388,6 +389,10 @@ class Survey:
     def _check_continuity(self) -> None:
         """Compare each topic's frames over all segments; what no gap declares is lost."""
         kept = [f for f in self.found if f.header.segment >= self.state.segment_first]
+        for candidate in self._candidates:
+            # What stood before a lost frame was there, too, even if no head tells of it.
+            if (known := self.state.topics.get(candidate.topic)) is not None:
+                known.next = max(known.next, candidate.end)
         for topic in self.state.topics.values():
             end = self._first_held(topic, kept)
             for found in kept:
@@ -429,7 +434,7 @@ class Survey:
         scan = last.scan
         for fault in scan.faults if scan is not None else ():
             later = self._later_topics(scan, fault.end) if scan is not None else set()
-            for candidate in self._lost_in(last, fault, later):
+            for candidate in _lost_in(self._files.get(last.path), last, fault, later):
                 if candidate.topic != TOPIC_UNKNOWN:
                     continue
                 for topic in self.state.topics.values():
@@ -526,34 +531,42 @@ def _frame_at(file: File, size: int, start: int) -> fmt.FrameHead | None:
     return None if fmt.frame_fault(view, 0, head) else head
 
 
-def _lost_in(
-    file: File, header: fmt.SegmentHeader, fault: Fault, later: set[int]
-) -> Iterable[Candidate]:
+def _holds(scan: Scan, head: fmt.FrameHead) -> bool:
+    """Tell whether the frames of a scan have the records of this one."""
+    places = scan.places.get(head.topic)
+    if places is None or not places.count:
+        return False
+    return places.offsets[places.find(head.offset)] == head.offset
+
+
+def _lost_in(file: File, found: Found, fault: Fault, later: set[int]) -> Iterable[Candidate]:
     """Say which offsets the frames in a bad stretch held, as far as their heads can tell.
 
-    A topic that has frames behind the stretch needs no telling: its offsets show the hole. A head
-    that cannot be mended, or that has come here from elsewhere, tells nothing of what stood here:
-    it gives a candidate of topic 0 whose end is a bound on the records in the stretch.
+    A topic that has frames behind the stretch needs no telling: its offsets show the hole. Where
+    heads cannot be mended or have come from elsewhere, there is a candidate of topic 0 whose end is
+    a bound on the records: so many as the stretch has room for, or as the file has, if frames are
+    missing that cannot have stood in the stretch.
     """
     position, end, lsn = fault.position, fault.end, fault.lsn_before
+    known = lsn + fault.missing
     while position < end:
         head = fmt.mend_head(read_fully(file, position, fmt.FRAME_HEAD_BYTES))
-        whole = 0 if head is None else fmt.FRAME_PREFIX_BYTES + head.length
-        if (
-            head is None
-            or position + whole > end
-            or (head.salt, head.generation) != (header.salt, header.generation)
-            or not _fits(head, lsn=lsn, lsn_after=fault.lsn_after)
-        ):
-            bound = (end - position) * RECORDS_PER_BYTE_MAX
-            yield Candidate(TOPIC_UNKNOWN, 0, bound, "may have been lost")
-            return
+        if head is None or not _stood_here(head, found.header, fault, lsn=lsn):
+            break
         if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and head.topic not in later:
             yield Candidate(head.topic, head.offset, head.offset + head.records, "damaged")
-        position, lsn = position + whole, head.lsn
+        position, lsn = position + fmt.FRAME_PREFIX_BYTES + head.length, head.lsn
+    room = max(end - position, 0)
+    if room < (known - lsn) * fmt.FRAME_HEAD_BYTES:
+        room = found.size
+    if room:
+        yield Candidate(TOPIC_UNKNOWN, 0, room * RECORDS_PER_BYTE_MAX, "may have been lost")
 
 
-def _fits(head: fmt.FrameHead, *, lsn: int, lsn_after: int) -> bool:
-    """Tell whether a frame may have stood behind `lsn` and before `lsn_after` (0: nothing known)."""
-    expected = lsn if head.kind in UNNUMBERED else lsn + 1
-    return head.lsn >= expected and (not lsn_after or head.lsn <= lsn_after)
+def _stood_here(head: fmt.FrameHead, header: fmt.SegmentHeader, fault: Fault, *, lsn: int) -> bool:
+    """Tell whether a head is of this segment and of the batches that are missing behind `lsn`."""
+    if (head.salt, head.generation) != (header.salt, header.generation):
+        return False
+    if fault.lsn_after and head.lsn > fault.lsn_before + fault.missing:
+        return False
+    return head.lsn >= (lsn if head.kind in UNNUMBERED else lsn + 1)

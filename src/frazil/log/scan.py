@@ -17,7 +17,7 @@ from frazil.log import format as fmt
 from frazil.log.index import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from frazil.fs import File
 
@@ -40,6 +40,8 @@ class Fault(NamedTuple):
     """The first batch sequence found behind it; 0 if nothing valid follows."""
     zero: bool
     """The stretch is all zeroes."""
+    missing: int = 0
+    """How many batch sequences are missing between the frames around it; 0 if nothing follows."""
 
 
 class Control(NamedTuple):
@@ -57,6 +59,8 @@ class Scan:
         self.places: dict[int, Places] = {}
         self.controls: list[Control] = []
         self.faults: list[Fault] = []
+        self.misplaced: list[fmt.FrameHead] = []
+        """Heads of whole frames of this segment that lie out of order and were not taken."""
         self.runs: list[tuple[int, fmt.FrameHead, bytes]] = []
         """(position, head, encoded runs) of the data frames of idempotent producers"""
         self.breaks: list[tuple[int, int, int, int]] = []
@@ -166,22 +170,20 @@ class Scanner:
     def _pass_in_order(self) -> None:
         """Find the frames that are out of order, and scan again without them."""
         self.result = Scan(lsn=0)
-        positions, keys, synced = array("Q"), array("Q"), array("Q")
-        for position, head in self._whole_frames():
-            positions.append(position)
-            keys.append(2 * head.lsn + (head.kind in UNNUMBERED))
-            synced.append(head.synced)
-        kept = longest_order(keys)
-        self._misplaced = sorted(set(positions).difference(positions[n] for n in kept))
+        frames = [Placed.of(position, head) for position, head in self._whole_frames()]
+        kept = longest_order(frames)
+        self._misplaced = sorted({f.position for f in frames} - {f.position for f in kept})
         # The header's word, unless the header is lost and its fields came from a frame that moved.
-        first = keys[kept[0]]
-        self.result = result = Scan(lsn=min(self._lsn, first // 2 if first % 2 else first // 2 - 1))
+        self.result = result = Scan(lsn=min(self._lsn, kept[0].before))
         self._position = self._start
         self._pass()
-        result.synced = max(result.synced, *synced)
+        result.synced = max(result.synced, *(frame.synced for frame in frames))
+        for position in self._misplaced:
+            data = read_fully(self._file, position, fmt.FRAME_HEAD_BYTES)
+            result.misplaced.append(fmt.read_head(data, 0))
         if result.synced > result.lsn:
             if not result.faults or result.faults[-1].end < self._end:
-                self._missing(self._end, 0)
+                self._missing(self._end, 0, missing=result.synced - result.lsn)
             result.lsn = result.synced
 
     def _whole_frames(self) -> Iterator[tuple[int, fmt.FrameHead]]:
@@ -309,7 +311,7 @@ class Scanner:
             self._disordered = True
             return False
         if lsn > expected:
-            self._missing(position, lsn)
+            self._missing(position, lsn, missing=lsn - expected)
         if kind > fmt.KIND_ROWS:
             self._control(window, at, head)
             return True
@@ -347,12 +349,14 @@ class Scanner:
         result.frames += len(offsets)
         result.closed = result.closed and result.end_closed > positions[-1]
 
-    def _missing(self, position: int, lsn: int) -> None:
+    def _missing(self, position: int, lsn_after: int, *, missing: int) -> None:
         """Note that batch sequences are missing before a valid frame; a fault may explain it."""
-        faults = self.result.faults
-        if not faults or faults[-1].end != position:
+        faults, lsn = self.result.faults, self.result.lsn
+        if faults and faults[-1].end == position:
+            faults[-1] = faults[-1]._replace(missing=missing)
+        else:
             reason = "frames are missing"
-            faults.append(Fault(position, position, reason, self.result.lsn, lsn, zero=False))
+            faults.append(Fault(position, position, reason, lsn, lsn_after, False, missing))
 
     def _passed(self, head: fmt.FrameHead, position: int) -> None:
         result = self.result
@@ -443,28 +447,52 @@ class Scanner:
         return None if fmt.frame_fault(data, 0, head) else head
 
 
-def longest_order(keys: Sequence[int]) -> list[int]:
-    """Return the numbers of the most frames whose keys follow each other.
+class Placed(NamedTuple):
+    """A whole frame of the segment at some place of the file."""
 
-    A key is twice the batch sequence, and one more for a frame that has no sequence of its own: such
-    frames may follow each other with the same key, all others must rise. Of two copies the first
-    is taken.
+    position: int
+    end: int
+    before: int
+    """The batch sequence that the frame follows on."""
+    lsn: int
+    synced: int
+
+    @classmethod
+    def of(cls, position: int, head: fmt.FrameHead) -> Placed:
+        before = head.lsn - (head.kind not in UNNUMBERED)
+        end = position + fmt.FRAME_PREFIX_BYTES + head.length
+        return cls(position, end, before, head.lsn, head.synced)
+
+
+def longest_order(frames: Iterable[Placed]) -> list[Placed]:
+    """Return the most frames that can all lie where they were written.
+
+    One can lie behind another if its batch sequence is higher and there is room between for the
+    frames that are missing: each has a head at least. In terms of a place less the room for all
+    sequences up to it, that is one comparison, so that frames in the order of their sequences give
+    the longest run as in patience sorting. Of runs of one length the densest is taken.
     """
     tops: list[int] = []
-    """The lowest key at which a run of each length can end, and the frame that it is of."""
+    """Where a run of each length ends at the lowest, less that room, and the frame at its end."""
     lasts: list[int] = []
     before: list[int] = []
-    for number, key in enumerate(keys):
-        length = bisect_right(tops, key) if key % 2 else bisect_left(tops, key)
+    # Copies of a frame do not follow each other, so the last one is looked at first; frames that
+    # have no sequence of their own may, in the order of their places.
+    order = sorted(
+        frames, key=lambda f: (f.lsn, f.before, f.position if f.before == f.lsn else -f.position)
+    )
+    for number, frame in enumerate(order):
+        length = bisect_right(tops, frame.position - frame.before * fmt.FRAME_HEAD_BYTES)
         before.append(lasts[length - 1] if length else -1)
+        top = frame.end - frame.lsn * fmt.FRAME_HEAD_BYTES
         if length == len(tops):
-            tops.append(key)
+            tops.append(top)
             lasts.append(number)
-        elif key < tops[length]:
-            tops[length], lasts[length] = key, number
-    run: list[int] = []
+        elif top < tops[length]:
+            tops[length], lasts[length] = top, number
+    run: list[Placed] = []
     number = lasts[-1] if lasts else -1
     while number >= 0:
-        run.append(number)
+        run.append(order[number])
         number = before[number]
     return run[::-1]

@@ -193,3 +193,76 @@ def test_a_last_segment_cut_inside_its_checkpoint_is_survived(disk, size):
     log = DrivenLog(disk)
     assert list(log.read(1).records) == [0, 1, 2, 3]
     assert isinstance(log.plain(1, b"new"), Ack)
+
+
+def three_topics(disk):
+    """A killed journal with a record of each of three topics; return its path and their places."""
+    log = DrivenLog(disk)
+    for topic in (1, 2, 3):
+        log.create(topic, f"/default/{topic}")
+    log.journal.rotate()
+    for topic in (1, 2, 3):
+        log.plain(topic, b"of topic %d" % topic)
+    active = log.journal.active
+    places = [active.live_places[topic] for topic in (1, 2, 3)]
+    return active.path, [(p.positions[0] << 3, p.lengths[0]) for p in places]
+
+
+def test_a_frame_in_the_place_of_another_does_not_hide_it(disk):
+    """Where batches are missing and no bytes are bad, what may have been lost is told."""
+    path, [_first, (second, size), (third, _size)] = three_topics(disk)
+    after = disk.kill_clone()
+
+    def move(data):
+        data[second : second + size] = data[third : third + size]
+        data[third : third + size] = bytes(size)
+
+    after.corrupt(path, move)
+    log = DrivenLog(after)
+    assert log.read(2).covered(0)
+    assert log.plain(2, b"new").offset > 0
+    assert list(log.read(1).records) == list(log.read(3).records) == [0]
+
+
+def test_a_frame_that_lies_out_of_order_is_told_as_lost(disk):
+    """Of two frames that contradict each other one is kept, and the records of the other told."""
+    path, [_first, (second, size), (third, _size)] = three_topics(disk)
+    after = disk.kill_clone()
+
+    def exchange(data):
+        left, right = data[second : second + size], data[third : third + size]
+        data[second : second + size], data[third : third + size] = right, left
+
+    after.corrupt(path, exchange)
+    log = DrivenLog(after)
+    contents = [log.read(topic) for topic in (2, 3)]
+    assert sorted(len(content.records) for content in contents) == [0, 1]
+    assert all(content.records or content.covered(0) for content in contents)
+    assert all(log.plain(topic, b"new").offset > 0 for topic in (2, 3))
+
+
+def test_the_last_frame_inside_another_is_told_as_lost(disk):
+    """A frame that has moved into an older one is known to have been written, and is told."""
+    log = DrivenLog(disk)
+    for topic in (1, 2, 3):
+        log.create(topic, f"/default/{topic}")
+    log.journal.rotate()
+    log.plain(2, bytes(4000))
+    for _each in range(3):
+        log.plain(1, b"between")
+    log.plain(3, b"last")
+    places = log.journal.active.live_places
+    target = (places[2].positions[0] << 3) + 800
+    source, size = places[3].positions[0] << 3, places[3].lengths[0]
+    after = disk.kill_clone()
+
+    def move(data):
+        data[target : target + size] = data[source : source + size]
+        data[source : source + size] = bytes(size)
+
+    after.corrupt(log.journal.active.path, move)
+    again = DrivenLog(after)
+    assert again.read(2).covered(0)
+    assert again.read(3).covered(0)
+    assert again.plain(3, b"new").offset == 1
+    assert list(again.read(1).records) == [0, 1, 2]

@@ -14,7 +14,7 @@ from frazil.errors import CorruptionError, InvalidRequest, NotFound
 from frazil.log import format as fmt
 from frazil.log.history import Batch, ChainedHistory
 from frazil.log.index import TopicEntry, decode_footer, decode_places
-from frazil.log.scan import Scanner, longest_order
+from frazil.log.scan import Placed, Scanner, longest_order
 from frazil.log.segment import (
     OpenFiles,
     body_hash,
@@ -160,21 +160,45 @@ def test_a_copy_of_the_log_in_a_record_is_no_frame(disk):
     assert found.places[1].count == 8
 
 
-def follows(key, later):
-    return later >= key if later % 2 else later > key
+def test_a_frame_does_not_lie_where_others_have_no_room(disk):
+    """Of two copies of a frame the one is taken that leaves room for the frame missing before."""
+    frames = data_frames(5)
+    spoiled = bytes([*frames[3][:-1], 1])
+    found = scan(disk, b"".join([*frames[:3], frames[4], spoiled, frames[4]]))
+    assert list(found.lsns) == [1, 2, 3, 5]
+    [fault] = found.faults
+    assert (fault.lsn_before, fault.lsn_after, fault.missing) == (3, 5, 1)
+    assert fault.end - fault.position == len(frames[4]) + len(spoiled)
+
+
+def test_a_marker_in_the_wrong_place_costs_no_record(disk):
+    """Where a copied marker and a record contradict each other, the record is kept."""
+    frames = data_frames(3)
+    marker = frame(fmt.KIND_MARKER, lsn=2, synced=2)
+    found = scan(disk, b"".join([*frames[:2], marker, frames[2], marker]))
+    assert list(found.lsns) == [1, 2, 3]
+    assert [fault.lsn_before for fault in found.faults] == [3]
+
+
+def can_follow(earlier, later):
+    missing = later.before - earlier.lsn
+    return missing >= 0 and later.position - earlier.end >= 80 * missing
 
 
 def test_no_order_is_longer_than_the_longest():
     """Of all the ways to leave out frames, the one chosen leaves out the fewest."""
     for seed in range(300):
         random = Random(seed)
-        keys = [random.randrange(2, 14) for _ in range(random.randrange(9))]
-        run = longest_order(keys)
-        chosen = [keys[number] for number in run]
-        assert run == sorted(set(run))
-        assert all(follows(*pair) for pair in pairwise(chosen))
-        longer = combinations(keys, len(chosen) + 1)
-        assert not any(all(follows(*pair) for pair in pairwise(c)) for c in longer), (seed, keys)
+        frames, end = [], 0
+        for _ in range(random.randrange(1, 10)):
+            position = end + 8 * random.choice([0, 0, 5, 10, 30])
+            end = position + 80 + 8 * random.choice([0, 1, 9])
+            lsn = random.randrange(1, 8)
+            frames.append(Placed(position, end, lsn - random.choice([0, 1, 1]), lsn, 0))
+        run = longest_order(frames)
+        assert all(can_follow(*pair) for pair in pairwise(run))
+        longer = combinations(frames, len(run) + 1)
+        assert not any(all(can_follow(*p) for p in pairwise(c)) for c in longer), (seed, frames)
 
 
 def test_a_frame_longer_than_the_file_is_a_fault(disk):
