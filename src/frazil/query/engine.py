@@ -189,7 +189,7 @@ class QueryEngine:
             index for index, column in enumerate(done.description) if str(column[1]) in _HUGE
         )
         reader = self._guarded(run, lambda: done.to_arrow_reader(BATCH_ROWS))
-        stream = Stream(reader, run.failure, run.release)
+        stream = Stream(reader, run.failure, run.release, self._pool.defer)
         batches = []
         size = 0
         while (batch := stream.read()) is not None:

@@ -7,9 +7,10 @@ all queries share them.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
@@ -24,6 +25,11 @@ __all__ = ["Lease", "Pool", "PoolLimits", "RunningQuery"]
 
 _AGAIN_S: Final = 0.05
 """An interrupt that comes just before DuckDB begins is forgotten: it is repeated."""
+
+
+_IDLE_S: Final = 60.0
+_CLOSE_S: Final = 10.0
+"""Closing waits so long for queries that do not end when they are interrupted."""
 
 
 class PoolLimits(NamedTuple):
@@ -96,7 +102,8 @@ class Pool:
         self._limits = limits
         self._clock = clock
         self._slots = threading.BoundedSemaphore(limits.concurrency_max)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._running: dict[int, tuple[Lease, float]] = {}
         self._instance: duckdb.DuckDBPyConnection | None = None
         self._watch: threading.Thread | None = None
@@ -119,7 +126,7 @@ class Pool:
                 retry_after_ms=int(limits.wait_s * 1_000) or 100,
             )
         try:
-            with self._changed:
+            with self._lock:
                 return self._lease(sql, limits.timeout_s if timeout_s is None else timeout_s)
         except BaseException:
             self._slots.release()
@@ -128,43 +135,47 @@ class Pool:
     def release(self, lease: Lease) -> None:
         """End a lease; a second call does nothing."""
         if lease.end():
-            with self._changed:
+            with self._lock:
                 self._running.pop(lease.id, None)
             self._slots.release()
 
     def running(self) -> list[RunningQuery]:
         """Return the queries that run now, oldest first."""
         now = self._clock.monotonic()
-        with self._changed:
+        with self._lock:
             leases = [lease for lease, _ in self._running.values()]
         return [RunningQuery(lease.id, lease.sql, now - lease.begun) for lease in leases]
 
     def cancel(self, query_id: int | None, why: str) -> int:
         """Stop one query, or all of them; return how many."""
-        with self._changed:
+        with self._lock:
             leases = [lease for lease, _ in self._running.values()]
         chosen = [lease for lease in leases if query_id is None or lease.id == query_id]
         for lease in chosen:
             lease.stop(Unavailable("query was cancelled, run it again", reason=why))
-        with self._changed:
+        with self._lock:
             # The watch repeats the interrupt until the query has ended.
             for lease in chosen:
                 if lease.id in self._running:
                     self._running[lease.id] = (lease, self._clock.monotonic() + _AGAIN_S)
-            self._changed.notify_all()
+        self._wake.put(None)
         return len(chosen)
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Let the watch do something soon; safe wherever a finalizer may run."""
+        self._wake.put(work)
 
     def close(self) -> None:
         """Cancel all queries and close the instance; later calls raise `Closed`."""
-        with self._changed:
+        with self._lock:
             self._closed = True
         self.cancel(None, "the engine closes")
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
             watch, instance = self._watch, self._instance
             self._instance = None
         if watch is not None:
-            watch.join()
+            self._wake.put(None)
+            watch.join(_CLOSE_S)
         if instance is not None:
             instance.close()
 
@@ -191,28 +202,31 @@ class Pool:
         self._running[lease.id] = (lease, now + timeout_s)
         if now + timeout_s < self._wakes_at:
             # To wake the watch for each query would cost more than most queries do.
-            self._changed.notify_all()
+            self._wake.put(None)
         return lease
 
     def _watch_deadlines(self) -> None:
         """Stop queries whose time is over, until the pool is closed and none runs."""
         while True:
-            with self._changed:
+            with self._lock:
                 if self._closed and not self._running:
                     return
                 now = self._clock.monotonic()
-                deadlines = [deadline for _, deadline in self._running.values()]
-                if not deadlines or min(deadlines) > now:
-                    self._wakes_at = min(deadlines, default=math.inf)
-                    self._changed.wait(self._wakes_at - now if deadlines else None)
-                    continue
                 late = [lease for lease, deadline in self._running.values() if deadline <= now]
                 for lease in late:
                     self._running[lease.id] = (lease, now + _AGAIN_S)
+                nearest = min((at for _, at in self._running.values()), default=now + _IDLE_S)
+                self._wakes_at = nearest
             for lease in late:
-                seconds = round(now - lease.begun, 3)
-                lease.stop(
-                    Unavailable(
-                        "query took too long, read less or raise query.timeout_s", seconds=seconds
+                # One that fails to let go must not keep the watch from the others.
+                with suppress(FrazilError, OSError):
+                    lease.stop(
+                        Unavailable(
+                            "query took too long, read less or raise query.timeout_s",
+                            seconds=round(now - lease.begun, 3),
+                        )
                     )
-                )
+            with suppress(Empty, FrazilError, OSError):
+                work = self._wake.get(timeout=max(nearest - self._clock.monotonic(), 0.0))
+                if work is not None:
+                    work()

@@ -35,11 +35,13 @@ class Stream:
         reader: pa.RecordBatchReader,
         failure: Callable[[OSError], Exception],
         release: Callable[[], None],
+        defer: Callable[[Callable[[], None]], None],
     ) -> None:
         self.schema: pa.Schema = reader.schema
         self._reader = reader
         self._failure = failure
         self._release = release
+        self._defer = defer
         self._lock = threading.RLock()
         self._closed = False
 
@@ -73,6 +75,14 @@ class Stream:
                 self.close()
             finally:
                 self._lock.release()
+
+    def abandon(self) -> None:
+        """Have the query let go soon, by another thread.
+
+        For finalizers: they run anywhere, also where a lock is held that closing needs.
+        """
+        if not self._closed:
+            self._defer(self.close)
 
     @property
     def closed(self) -> bool:
@@ -190,7 +200,7 @@ class Result:
     def __del__(self) -> None:
         stream = getattr(self, "_stream", None)
         if stream is not None:
-            stream.close()
+            stream.abandon()
 
     def _next(self) -> pa.RecordBatch | None:
         assert self._stream is not None

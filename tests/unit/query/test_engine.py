@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import Closed, FrazilError, InvalidRequest, NotFound, Overloaded, Unavailable
+from frazil.query.engine import _fold
 from tests.unit.query.small_tiers import SmallTiers
 
 ENDLESS = "SELECT sum(a.i * b.i) FROM range(100000000) a(i), range(100000) b(i), events"
@@ -181,6 +182,7 @@ def test_a_result_that_is_dropped_frees_what_it_holds(engine, part, how):
     else:
         del result
         gc.collect()
+        begun(engine, 0)
     assert engine.running() == []
     assert part.closed == closed + 1
 
@@ -355,3 +357,16 @@ def test_many_threads_query_at_once(shared):
         assert rows == [(number + count * (count - 1) // 2 if count else None,)]
     assert len(found) == 36
     engine.close()
+
+
+def test_constants_and_query_share_one_transaction(shared, engine):
+    """What was folded from `now()` is the `now()` that the query then sees."""
+    plan = engine._plans.plan("SELECT id FROM events WHERE _time < now()")
+    lease = engine._pool.acquire("white box")
+    try:
+        (folded,) = _fold(plan, {}, lease)
+        time.sleep(0.01)
+        (row,) = lease.connection.execute("SELECT epoch_us(now())").fetchall()
+        assert folded.ns == row[0] * 1_000
+    finally:
+        engine._pool.release(lease)
