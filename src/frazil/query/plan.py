@@ -167,7 +167,9 @@ class Planner:
         check_statement(statement)
         check_rewritten(statement, frozenset(use.placeholder for use in uses))
         numbers = [int(number) for number in self._gap.findall(text)]
-        assert sorted(numbers) == list(range(len(uses)))
+        if sorted(numbers) != list(range(len(uses))):
+            # A text that has a placeholder of its own could get a relation in the wrong place.
+            raise InvalidRequest("statement cannot be rewritten")
 
     def _text_of(self, expressions: Sequence[Node]) -> str:
         """Return the text of a statement that evaluates expressions."""

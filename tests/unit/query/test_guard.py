@@ -258,6 +258,16 @@ def test_variables_of_the_program_are_not_tables(engine, secret):
         engine.query("SELECT * FROM mine")
 
 
+def test_texts_with_a_placeholder_are_refused(engine):
+    """Whoever guessed the planner's own names could not smuggle a relation anywhere."""
+    name = f"{engine._prefix}u0_"
+    for sql in (f"SELECT '{name}' FROM events", f"SELECT id AS {name} FROM events"):
+        with pytest.raises(InvalidRequest, match="cannot be rewritten"):
+            engine.query(sql)
+    with pytest.raises(NotFound):
+        engine.query(f"SELECT * FROM {name}")
+
+
 def test_unknown_kinds_of_nodes_are_refused():
     """A node that a later parser might have is refused, wherever it stands."""
     parser = Parser()
