@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
-    from frazil.log.state import TopicState
+    from frazil.log.state import SpecialRange, TopicState
     from frazil.model import TopicSpec
 
 
@@ -62,8 +62,8 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "holds": dict(sorted(state.holds.items())),
         "oldest_kept_by": _oldest_kept_by([runtime.lane]),
         "watermarks": _watermarks(runtime),
-        "gaps": [_range(special) for special in state.ranges if special.kind == "gap"],
-        "lost": [_range(special) for special in state.ranges if special.kind == "lost"],
+        "gaps": [_range(special) for special in special_ranges(runtime) if special.kind == "gap"],
+        "lost": [_range(special) for special in special_ranges(runtime) if special.kind == "lost"],
         "producers": len(state.producers),
         "refused": None if runtime.refusal is None else str(runtime.refusal()),
     }
@@ -134,6 +134,19 @@ def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
     return marks
 
 
+def special_ranges(runtime: TopicRuntime) -> list[SpecialRange]:
+    """Return the ranges without records: the log's, and those that only files still know of."""
+    state = runtime.state
+    ranges = list(state.ranges)
+    if runtime.tiers is not None:
+        ranges += [
+            gap
+            for gap in runtime.tiers.disk.picture(state.id).gaps
+            if not any(own.first <= gap.first and gap.end <= own.end for own in state.ranges)
+        ]
+    return sorted(ranges)
+
+
 def _range(special: Any) -> dict[str, Any]:
     return {"first": special.first, "end": special.end, "reason": special.reason}
 
@@ -142,7 +155,8 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
     """Count what one topic holds."""
     state = runtime.state
     start = runtime.history.range(state.id).first
-    missing = sum(max(0, special.end - max(special.first, start)) for special in state.ranges)
+    ranges = special_ranges(runtime)
+    missing = sum(max(0, special.end - max(special.first, start)) for special in ranges)
     stored = state.bytes_local
     own: dict[str, Any] = {}
     if runtime.tiers is not None:
@@ -151,8 +165,8 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
     return {
         "message_count": state.visible - start - missing,
         "bytes_stored": stored,
-        "gaps": sum(1 for special in state.ranges if special.kind == "gap"),
-        "lost_records": sum(s.end - s.first for s in state.ranges if s.kind == "lost"),
+        "gaps": sum(1 for special in ranges if special.kind == "gap"),
+        "lost_records": sum(s.end - s.first for s in ranges if s.kind == "lost"),
         **_watermarks(runtime),
         **own,
     }
@@ -219,6 +233,10 @@ def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
         for topic in list(lane.journal.state.topics.values())
         if not topic.spec.deleted_us
         for special in topic.ranges
+    ) or any(
+        special.kind == RANGE_LOST
+        for runtime in engine.runtimes
+        for special in special_ranges(runtime)
     )
     upkeep = engine.upkeep
     if lost or upkeep.publishing_stopped or engine.metadata_failed:

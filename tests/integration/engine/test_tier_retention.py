@@ -2,52 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from frazil.engine.core import Engine
 from frazil.errors import NotFound, Overloaded
-from frazil.testing import SimulatedClock, SimulatedFileSystem
-from tests.integration.engine.opening import column_of, payloads_of, rotate, small_settings
+from tests.integration.engine.opening import column_of, payloads_of, rotate
+from tests.integration.engine.tier_world import KEEP_S, World, noise
 
-KEEP_S = 60
-"""How long the log keeps what files have, as the settings say."""
 CAP = 1 << 20
-
-
-class World:
-    """An engine without threads on a simulated disk: what happens, happens when a test says so."""
-
-    def __init__(self, **settings):
-        self.disk = SimulatedFileSystem(1)
-        self.clock = SimulatedClock(1)
-        self._settings = small_settings("/data", **settings)
-        self.db = self.open()
-
-    def open(self):
-        """Open the directory, again if it is open."""
-        self.db = Engine(self._settings, file_system=self.disk, clock=self.clock, threads=False)
-        return self.db
-
-    def round(self, seconds=0.0):
-        """Let time pass, then let tiers and log do all they would do by themselves."""
-        self.clock.advance(seconds)
-        self.db.tiers.run_once()
-        self.db.upkeep.poke()
-        self.db.upkeep.run_once()
-
-    def move(self):
-        """Bring everything to files and let the log go of it."""
-        self.db.flush()
-        rotate(self.db)
-        self.round(KEEP_S + 1)
-
-    def segments(self):
-        return self.db.stats()["journals"][0]["segments"]
-
-    def files(self, topic):
-        return len(self.db.tiers.disk.files(topic.runtime.state.id))
 
 
 @pytest.fixture
@@ -62,11 +23,6 @@ def opened():
     yield open_world
     for world in worlds:
         world.db.close()
-
-
-def noise(seed, count=1000):
-    """Return bytes that no compression makes smaller."""
-    return random.Random(seed).randbytes(count)
 
 
 def fill(world, topic, count=3, size=1000):
