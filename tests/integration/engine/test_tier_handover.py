@@ -8,7 +8,8 @@ import random
 import pytest
 
 from frazil.errors import Conflict
-from tests.integration.engine.opening import payloads_of, rotate, rows_of
+from tests.integration.engine.opening import open_small, payloads_of, rotate, rows_of
+from tests.integration.engine.test_failures import wait_until
 from tests.integration.engine.tier_world import World, noise
 
 
@@ -78,6 +79,28 @@ def test_readers_go_on_whatever_moves_under_them(opened, seed):
         reader.close()
     assert topic.runtime.state.start > 0
     assert payloads_of(topic) == records
+
+
+def test_everything_moves_by_itself(tmp_path):
+    """The engine flushes by its signals and frees segments without being asked; nothing is lost."""
+    memory = {"flush_offsets": 20, "retention_s": 1.0}
+    options = {"memory": memory, "disk": {"log_keep_s": 0.0}, "retention_check_s": 0.05}
+    with open_small(tmp_path, **options) as db:
+        topic, stuck = db.create_topic("t"), db.create_topic("stuck", signals={"flush_offsets": 1})
+        stuck.append_many([b"mine"] * 2)
+        stuck.hold("slow", 0)
+        records = [noise(number, 30_000) for number in range(60)]
+        for record in records:
+            topic.append(record)
+        wait_until(lambda: db.upkeep.segments_freed > 3)
+        wait_until(lambda: topic.stats()["tiers"]["memory_start"] > 0)
+        assert stuck.runtime.state.start == 2
+        assert topic.stats()["tiers"]["signals_fired"]["offsets"] > 0
+        assert payloads_of(topic) == records
+        assert payloads_of(stuck) == [b"mine"] * 2
+        assert db.stats()["health"] == "ok"
+    with open_small(tmp_path, **options) as db:
+        assert payloads_of(db.topic("t")) == records
 
 
 def test_a_time_leads_to_the_same_offset_wherever_its_record_is(opened):
