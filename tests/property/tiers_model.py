@@ -63,6 +63,7 @@ class TopicModel:
     key: tuple = ()
     """The numbers of the key columns."""
     policy: str = "ignore"
+    sync: str = "commit"
     expires: bool = False
     """Retention lets records go as soon as they are in files."""
     columns_doubt: list | None = None

@@ -23,10 +23,11 @@ KEYS = (
     (("id", "string"),),
     (("tenant", "string"), ("id", "int")),
 )
+SYNCS = ("commit", "commit", "commit", "periodic", "none")
 POLICIES = ("ignore", "ignore", "error", "insert")
 MOVES = (
     *("flush", "flush", "flush", "evict", "evict", "round"),
-    *("merge", "fold", "upkeep", "time"),
+    *("merge", "fold", "upkeep", "tick", "time", "free", "free", "files", "files"),
 )
 FAILURES = (
     AssertionError,
@@ -53,6 +54,7 @@ class Life:
         self.column = 0
         self.crashes = 0
         self.queries = 0
+        self.merges = 0
         self.step_now = -1
 
     def run(self):
@@ -68,11 +70,11 @@ class Life:
         self.world.close()
 
     def _step(self):
-        random, disk = self.random, self.world.disk
+        random = self.random
         chosen = random.random()
         # Somewhere in this step, or behind all the points that it passes, power is lost.
         if random.random() < 0.12:
-            disk.crash_at = disk.sync_points + random.randint(1, 12)
+            self._arm(12)
         try:
             if chosen < 0.56:
                 self.calls.publish(self._model(), random)
@@ -167,11 +169,13 @@ class Life:
                 columns,
                 key=tuple(column.number for column in key),
                 policy=random.choice(POLICIES),
+                sync=random.choice(SYNCS),
             )
             by = [] if random.random() < 0.5 else [f"bucket[3]({key[-1].name})"]
             world.create(model, partition_by=by, lane=random.choice(("shared", "dedicated")))
         columns = [self._new_column("n", "long"), self._new_column("v", "string")]
-        model = TopicModel("/default/plain", columns, expires=random.random() < 0.3)
+        expires, sync = random.random() < 0.3, random.choice(SYNCS)
+        model = TopicModel("/default/plain", columns, expires=expires, sync=sync)
         by = [] if random.random() < 0.5 else [random.choice(("v", "truncate[5](n)"))]
         retention = {"retention_age": 0, "retention_bytes": 0} if model.expires else {}
         world.create(model, partition_by=by, **retention)
@@ -219,21 +223,44 @@ class Life:
         elif verb == "evict":
             engine.evict(name)
         elif verb == "merge":
-            for each in engine.tiers.topics:
-                each.disk.merge_once(each.id)
+            self._merge()
+        elif verb == "files":
+            for _ in range(random.randint(3, 5)):
+                self.calls.publish(model, random)
+                engine.flush(model.name)
+            self._merge()
         elif verb == "fold":
             engine.tiers.fold_once()
         elif verb == "upkeep":
             engine.upkeep.run_once()
+        elif verb == "tick":
+            world.clock.advance(random.choice((0.03, 1.5)))
+            for lane in engine.lanes:
+                lane.journal.tick()
         else:
-            if verb == "time":
-                world.clock.advance(random.choice((0.5, 70.0, 1000.0)))
+            if verb == "free":
+                for lane in engine.lanes:
+                    lane.queue.call(lane.journal.rotate)
+            if verb != "round":
+                world.clock.advance(random.choice((0.5, 70.0, 70.0, 1000.0)))
             engine.tiers.run_once()
             engine.upkeep.run_once()
         errors = engine.tiers.errors
         require(not errors, "a move failed", errors=errors)
         for each in world.models.values():
             world.check_start(each)
+
+    def _merge(self):
+        for each in self.world.engine.tiers.topics:
+            if self.random.random() < 0.3:
+                self._arm(12)
+            while each.disk.merge_once(each.id):
+                self.merges += 1
+
+    def _arm(self, points):
+        """Lose power at one of the next points, if so many come in this step."""
+        disk = self.world.disk
+        disk.crash_at = disk.sync_points + self.random.randint(1, points)
 
 
 def failure(seed, **options):

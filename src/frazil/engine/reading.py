@@ -177,7 +177,8 @@ class Reader:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         # Every record that is pinned is kept, but for those that a quota expired: here is a
         # declared gap, whose declaration went with the records before it.
-        self.offset = max(position, history.range(topic).first)
+        source = self._runtime.lane.source if self._is_behind_files() else history
+        self.offset = max(position, source.range(topic).first)
         piece = history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         if self.offset == position:
             # Records were on their way from one source to another.
@@ -187,6 +188,11 @@ class Reader:
             return piece._replace(gaps=(gap, *piece.gaps))
         piece.batches[0].gaps = (gap, *piece.batches[0].gaps)
         return piece
+
+    def _is_behind_files(self) -> bool:
+        """Tell whether files gave all they have: what follows them can only be in the log."""
+        tiers = self._runtime.tiers
+        return tiers is not None and 0 < tiers.flushed <= self.offset
 
     def _trimmed(self, batch: Batch) -> Batch:
         keep = batch.count

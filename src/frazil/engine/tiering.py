@@ -17,7 +17,7 @@ from frazil.engine.disk_upkeep import DiskUpkeep
 from frazil.engine.marks import keep_marks
 from frazil.engine.told import write_told
 from frazil.engine.topic_tiers import TopicTiers
-from frazil.errors import Closed, NotFound, Unavailable
+from frazil.errors import Closed, FrazilError, NotFound, Unavailable
 from frazil.telemetry import event, warn
 from frazil.tiers.disk import DiskTier
 from frazil.tiers.pressure import Pressure
@@ -124,7 +124,10 @@ class Tiers:
         """Take a topic in; from here on memory gets what the journal writes."""
         tiers = TopicTiers(self, runtime)
         self._topics[tiers.id] = tiers
-        self._engine.upkeep.release(tiers.id, tiers.flushed)
+        if tiers.gap_behind() is None:
+            self._engine.upkeep.release(tiers.id, tiers.flushed)
+        else:
+            self._to_release.append((self.clock.monotonic(), tiers.id, tiers.flushed))
         return tiers
 
     def unbind(self, topic_id: int) -> None:
@@ -316,7 +319,22 @@ class Tiers:
         now = self.clock.monotonic()
         while self._to_release and self._to_release[0][0] <= now:
             _at, topic_id, end = self._to_release.popleft()
+            try:
+                self._flush_gap(topic_id)
+            except FrazilError:
+                self._to_release.append((now + 1.0, topic_id, end))
+                raise
             self._engine.upkeep.release(topic_id, end)
+
+    def _flush_gap(self, topic_id: int) -> None:
+        """Write the gap behind what was flushed to files before the log may let it go.
+
+        It would go with the records before it, and then nobody could tell of it any more.
+        """
+        topic = self._topics.get(topic_id)
+        gap = None if topic is None else topic.gap_behind()
+        if topic is not None and gap is not None:
+            topic.flush(gap, reason="gap")
 
     def judge_commits(self) -> None:
         """Keep the queue of topics whose staged files the lake should take."""

@@ -178,6 +178,13 @@ class TopicTiers:
         except CorruptionError as error:
             self._pass_damage(error)
             return
+        except NotFound:
+            # A gap at the beginning is let go by the log as soon as nothing lies before it.
+            start = self.runtime.lane.source.range(self.id).first
+            if start <= self._load_at:
+                raise
+            self._load_at = start
+            return
         # What was written since the start has come from the journal already, perhaps in one batch
         # with what was there before.
         end = self._load_end
@@ -239,7 +246,7 @@ class TopicTiers:
             first=first,
             end=end,
             batches=self._rows(chosen, first, end, columns),
-            gaps=self._gaps(first, end),
+            gaps=self._gaps(first, end) + self._gap_freed(first, end, chosen),
             deltas=deltas,
             throttle=self._tiers.throttle,
         )
@@ -369,6 +376,19 @@ class TopicTiers:
             for each in [*self.state.ranges, *self._holes]
             if each.end > first and each.first < end
         ]
+
+    def gap_behind(self) -> int | None:
+        """Return the end of the declared gap right behind what was flushed, None without one."""
+        flushed = self.flushed
+        ends = [each.end for each in self.state.ranges if each.first <= flushed < each.end]
+        return ends[0] if flushed and ends else None
+
+    def _gap_freed(self, first: int, end: int, chunks: Sequence[Chunk]) -> list[SpecialRange]:
+        """Return the declared gap that the log has let go together with the records before it."""
+        end = min(end, self.state.start, chunks[0].offset if chunks else end)
+        if first >= end or self._gaps(first, end):
+            return []
+        return [SpecialRange(first, end, RANGE_GAP, "declared gap, freed by the log")]
 
     def settle(self, rows_max: int) -> None:
         """Decode, join and fold some of what was written; for the background."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from frazil.engine.core import Engine
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from tests.crash.engine_world import crashes_passed_over
 from tests.property.tiers_world import DEFAULTS, LOG
 
 SETTINGS = DEFAULTS.model_copy(
@@ -34,9 +37,10 @@ class Place:
 def place():
     """A disk with an engine, closed in the end."""
     place = Place()
-    place.open()
-    yield place
-    place.engine.close()
+    with crashes_passed_over():
+        place.open()
+        yield place
+        place.engine.close()
 
 
 def test_what_is_written_before_memory_is_loaded_is_there_once(place):
@@ -102,3 +106,63 @@ def test_a_repeat_is_no_base_for_others(place):
     topic.update(1, {"a": 5}, producer="p", sequence=0)
     topic.update(1, {"b": 7})
     assert topic.get(1) == {"id": 1, "a": 9, "b": 7}
+
+
+def lose_power(place):
+    """Lose everything that was not synced, and open again."""
+    place.disk.crash()
+    with contextlib.suppress(SimulatedCrash):
+        place.engine.close()
+    place.disk = place.disk.crash_clone(1, data="nothing", names="nothing")
+    return place.open()
+
+
+def free_the_log(place):
+    """Let the log go of all that files have, as far as it can."""
+    engine = place.engine
+    for _ in range(2):
+        for lane in engine.lanes:
+            lane.queue.call(lane.journal.rotate)
+        place.clock.advance(70)
+        engine.tiers.run_once()
+        engine.upkeep.run_once()
+    assert engine.tiers.errors == {}
+
+
+def test_a_gap_behind_flushed_records_is_not_forgotten(place):
+    """Offsets that a crash has lost are passed over by readers and flushes, log or no log."""
+    topic = place.engine.create_topic("plain", {"n": "long"}, sync="none")
+    topic.append(n=1, ack="fsynced")
+    place.engine.flush()
+    topic.append(n=2)
+    engine = lose_power(place)
+    topic = engine.topic("plain")
+    head = topic.describe()["watermarks"]["head"]
+    assert head > 1
+    free_the_log(place)
+    topic.append(n=3, ack="fsynced")
+    assert engine.flush() == {"/default/plain": head + 1}
+    free_the_log(place)
+    found = [record for batch in topic.read() for record in batch.records()]
+    assert [(record["_offset"], record["n"]) for record in found] == [(0, 1), (head, 3)]
+
+
+def test_a_gap_behind_an_empty_log_is_passed_over(place):
+    """A gap that the log lets go before files tell of it keeps nobody from what comes later."""
+    columns = {"id": "long", "v": "int"}
+    topic = place.engine.create_topic("keyed", columns, primary_key="id", sync="none")
+    topic.upsert(id=1, v=1, ack="fsynced")
+    place.engine.flush()
+    free_the_log(place)
+    assert topic.runtime.state.start == 1
+    topic.upsert(id=2, v=2)
+    engine = lose_power(place)
+    engine.upkeep.run_once()
+    topic = engine.topic("keyed")
+    head = topic.runtime.state.start
+    assert head > 1
+    topic.upsert(id=3, v=3, ack="fsynced")
+    assert topic.get_many([1, 2, 3]) == [{"id": 1, "v": 1}, None, {"id": 3, "v": 3}]
+    assert [change["offset"] for change in topic.changes()] == [0, head]
+    assert engine.flush() == {"/default/keyed": head + 1}
+    assert engine.query("SELECT count(*) FROM keyed").rows() == [(2,)]
