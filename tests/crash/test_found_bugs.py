@@ -190,6 +190,24 @@ def test_an_old_epoch_does_not_come_back_into_the_window():
     assert list(producer.window) == [new]
 
 
+def test_the_first_record_of_a_topic_younger_than_the_freeing_is_told():
+    """A flipped bit in a topic's first frame does not make the frame pass for a freed one."""
+    disk = SimulatedFileSystem()
+    log = DrivenLog(disk)
+    log.journal.rotate()
+    log.free(2)
+    log.create(1, "/default/a")
+    log.plain(1, b"first")
+    log.plain(1, b"second")
+    position = log.journal.active.live_places[1].positions[0] << 3
+    disk = disk.kill_clone()
+    disk.corrupt(log.journal.active.path, lambda data: data.__setitem__(position + 90, 255))
+    content = DrivenLog(disk).read(1)
+    assert content.start == 0
+    assert content.lost == [(0, 1)]
+    assert list(content.records) == [1]
+
+
 def swap(path, disk, *, one, two):
     """Exchange two sectors of a file."""
 

@@ -423,8 +423,11 @@ class Survey:
         if self._freed_before == self.state.segment_first:
             return topic.start
         first = self._checkpoint_of(kept[0]) if kept else None
-        known = first.topics.get(topic.id) if first is not None else None
-        return None if known is None else max(topic.start, known.next)
+        if first is None:
+            return None
+        # A topic that it does not know was made behind it: none of its records was freed.
+        known = first.topics.get(topic.id)
+        return topic.start if known is None else max(topic.start, known.next)
 
     def _bound_unknown(self, last: Found) -> None:
         """Where a damaged head hid its topic, no topic may use offsets that it may have held.
