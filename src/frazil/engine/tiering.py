@@ -234,7 +234,7 @@ class Tiers:
 
     def fold_once(self) -> None:
         """Take what was written into chunks and indexes, a slice at a time."""
-        if self._is_due("pressure", self.settings.memory.rss_check_s):
+        if self.pressure.red_untold or self._is_due("pressure", self.settings.memory.rss_check_s):
             self.pressure.refresh()
         for topic in self.topics:
             if topic.loaded:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from frazil.errors import Overloaded
 from frazil.fs import RealFileSystem
-from frazil.telemetry import event
+from frazil.telemetry import event, warn
 from frazil.tiers.zones import GREEN, RED, YELLOW, ZONES, Zones
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ def release_unused() -> None:
 class Pressure:
     """The zone of an engine, and the door that publishes go through. Any thread may call it.
 
-    `level` is read without a lock: a publisher calls `admit` only if it is not zero. What `on_red`
-    was given runs in the thread that saw red first, maybe a journal's: it must not block.
+    `level` is read without a lock: a publisher calls `admit` only if it is not zero. A journal's
+    thread calls `grew` between writing and syncing: it only counts and sets the zone there. What
+    `on_red` was given runs in a thread that calls `refresh`.
 
     Args:
         rss: reads the resident size.
@@ -119,9 +120,12 @@ class Pressure:
         self._base_bytes = max(settings.rss_base_bytes, self._resident_bytes)
         self._sources: tuple[tuple[str, Callable[[], int]], ...] = ()
         self._on_red: tuple[Callable[[], None], ...] = ()
+        self.red_untold = False
+        """Red was entered and nobody was called back yet: `refresh` is due at once."""
         self._measuring = threading.Lock()
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
+        self._failing: set[str] = set()
         self._accounted_bytes = 0
         self._used_bytes = 0
         self._room_bytes = self.zones.room_bytes(GREEN, 0)
@@ -143,16 +147,21 @@ class Pressure:
         self._sources = (*self._sources, (name, read))
 
     def on_red(self, callback: Callable[[], None]) -> None:
-        """Call back each time red is entered, e.g. to flush everything or to cancel queries."""
+        """Call back each time red is entered, e.g. to flush everything or to cancel queries.
+
+        The calls are made by the next `refresh`, never by a publish or a journal.
+        """
         self._on_red = (*self._on_red, callback)
 
     def refresh(self) -> None:
         """Count all sources, read the resident size, and change the zone if it is time.
 
-        The background calls it every `memory.rss_check_s`, and when memory was freed. It returns
-        without effect while another thread measures.
+        The background calls it every `memory.rss_check_s`, when memory was freed, and when red was
+        entered: it calls back those who want to know. It counts nothing while another thread does.
         """
         self._measure(resident=True)
+        if self.red_untold:
+            self._tell_red()
 
     def recount(self) -> None:
         """Do the same with the resident size of the last `refresh`, which is cheaper."""
@@ -170,16 +179,38 @@ class Pressure:
         if not self._measuring.acquire(blocking=False):
             return
         try:
-            sizes = {name: read() for name, read in self._sources}
+            sizes = {name: self._size(name, read) for name, read in self._sources}
             accounted = sum(sizes.values())
             if resident:
                 self._resident_bytes = self._rss()
                 self._reclaim_if_it_helps(accounted)
-            callbacks = self._apply(sizes, accounted)
+            waiters = self._apply(sizes, accounted)
         finally:
             self._measuring.release()
-        for callback in callbacks:
-            callback()
+        for wake in waiters:
+            wake()
+
+    def _size(self, name: str, read: Callable[[], int]) -> int:
+        """Return a source's bytes; the last ones known if it fails, as the journal must go on."""
+        try:
+            size = read()
+        except Exception as error:  # noqa: BLE001 - a source's bug must not end the journal
+            if name not in self._failing:
+                warn("pressure_source_failed", source=name, error=error)
+            self._failing.add(name)
+            return self._sizes.get(name, 0)
+        self._failing.discard(name)
+        return size
+
+    def _tell_red(self) -> None:
+        """Call back those who want to know of red, if it still lasts."""
+        with self._lock:
+            told, self.red_untold = self.red_untold and self.level == RED, False
+        for callback in self._on_red if told else ():
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 - one that fails must not keep the others
+                warn("pressure_callback_failed", error=error)
 
     def _reclaim_if_it_helps(self, accounted: int) -> None:
         """Take back what allocators keep, before it alone makes publishers wait."""
@@ -192,7 +223,7 @@ class Pressure:
             self._resident_bytes = self._rss()
 
     def _apply(self, sizes: dict[str, int], accounted: int) -> tuple[Callable[[], None], ...]:
-        """Set use and zone; return whom to call: waiters if red ended, listeners if it began."""
+        """Set use and zone; return the waiters to wake if red ended."""
         with self._lock:
             if self._closed:
                 return ()
@@ -207,6 +238,7 @@ class Pressure:
             if after == before:
                 return ()
             self.level = after
+            self.red_untold = after == RED
             self._entries[after] += 1
             waiters = self._take_waiters() if after != RED else ()
         event(
@@ -217,7 +249,7 @@ class Pressure:
             accounted_bytes=accounted,
             rss_bytes=self._resident_bytes,
         )
-        return self._on_red if after == RED else waiters
+        return waiters
 
     def _used(self, accounted: int) -> int:
         """Return what counts: what the tiers know of, or twice that if the process has grown so.

@@ -179,19 +179,24 @@ def test_a_source_may_cause_a_refresh(world):
     assert world.pressure.snapshot().sources["nested"] == 7
 
 
-def test_a_source_that_fails_is_told_and_measuring_goes_on(world):
-    """The error reaches who measures; the next measurement works."""
-    faults = [OSError("gone")]
+def test_a_source_that_fails_is_told_and_measuring_goes_on(world, caplog):
+    """Its last bytes count on, it is told once, and whoever measures sees nothing of it."""
+    faults = []
 
     def read():
         if faults:
             raise faults.pop()
-        return 0
+        return 61 * POINT
 
     world.pressure.add_source("faulty", read)
-    with pytest.raises(OSError, match="gone"):
+    world.pressure.refresh()
+    faults += [OSError("gone"), OSError("gone")]
+    with caplog.at_level(logging.WARNING):
         world.pressure.refresh()
-    world.fill(61)
+        world.pressure.grew(BUDGET)
+    assert not faults
+    assert [record.message for record in caplog.records] == ["pressure_source_failed"]
+    assert world.pressure.snapshot().sources["faulty"] == 61 * POINT
     assert world.pressure.level == YELLOW
 
 
@@ -327,6 +332,49 @@ def test_red_calls_back_once_each_time_it_begins(world):
     world.fill(10)
     world.fill(85)
     assert calls == ["flush", "cancel"] * 2
+
+
+def test_what_grew_only_sets_the_zone_and_refresh_calls_back(world):
+    """A journal's thread that reaches red runs no callback; the next refresh does, once."""
+    calls = []
+    world.pressure.on_red(lambda: calls.append(1))
+    world.batches = 85 * POINT
+    world.pressure.grew(85 * POINT)
+    assert world.pressure.level == RED
+    assert world.pressure.red_untold
+    world.clock.advance(1.0)
+    with pytest.raises(Overloaded):
+        world.pressure.admit(timeout_s=0)
+    assert not calls
+    world.pressure.refresh()
+    world.pressure.refresh()
+    assert calls == [1]
+    assert not world.pressure.red_untold
+
+
+def test_red_that_has_ended_is_not_told_any_more(world):
+    """A red that ends before the background looks cancels no query."""
+    calls = []
+    world.pressure.on_red(lambda: calls.append(1))
+    world.batches = 85 * POINT
+    world.pressure.grew(85 * POINT)
+    world.fill(10)
+    assert not calls
+    assert not world.pressure.red_untold
+
+
+def test_a_callback_that_fails_does_not_keep_the_others(world):
+    """Each one is called though one before it raises, and whoever refreshes goes on."""
+    calls = []
+
+    def fail():
+        raise ValueError("broken")
+
+    world.pressure.on_red(fail)
+    world.pressure.on_red(lambda: calls.append(1))
+    world.fill(85)
+    assert calls == [1]
+    assert world.pressure.level == RED
 
 
 def test_what_red_calls_may_free_memory_at_once(world):
