@@ -33,11 +33,15 @@ STEPS_MAX: Final = 1000
 
 
 class StoredRow(NamedTuple):
-    """A whole row as a batch of one, for values that Python has no form for."""
+    """A whole row as a batch, for values that Python has no form for.
+
+    A row that moved has its delete before it, of the key `gone`, in the same batch.
+    """
 
     key: Key
     op: int
     batch: pa.RecordBatch
+    gone: Key | None = None
 
 
 class Move(NamedTuple):
@@ -256,13 +260,17 @@ class TopicChanges:
             else:
                 fresh = [self._changed(step, images.get(step.key))]
             for change in fresh:
+                if isinstance(change, StoredRow) and change.gone is not None:
+                    images[change.gone] = Image(None, None, self.columns.changes)
                 images[change.key] = self._image_after(change)
             changes += fresh
         return changes
 
     def _image_after(self, change: Written) -> Image:
         if isinstance(change, StoredRow):
-            return Image(None, None, self.columns.changes, change.batch)
+            return Image(
+                None, None, self.columns.changes, change.batch.slice(change.batch.num_rows - 1)
+            )
         gone = change.op == fmt.OP_DELETE or change.present is not None
         return Image(None if gone else change.values, change, change.codec)
 
@@ -295,9 +303,7 @@ class TopicChanges:
         fresh.base = image.base
         return fresh
 
-    def _stored(
-        self, change: Change, batch: pa.RecordBatch, codec: ChangeCodec
-    ) -> StoredRow | Change:
+    def _stored(self, change: Change, batch: pa.RecordBatch, codec: ChangeCodec) -> StoredRow:
         """Return a stored row with the columns that a partial change names."""
         if change.codec is not codec:
             raise Conflict("the topic's columns changed meanwhile, try again")
@@ -323,7 +329,10 @@ class TopicChanges:
         if policy == "error" and target is not None and target.exists:
             raise Conflict("a row has the new key already", topic=name, key=move.insert.key)
         if old.stored is not None:
-            return [move.delete, self._stored(move.insert, old.stored, old.codec)]
+            row = self._stored(move.insert, old.stored, old.codec)
+            # One batch: the delete must not be written without the insert.
+            batch = pa.concat_batches([_deletion(move.delete, row.batch.schema), row.batch])
+            return [StoredRow(row.key, row.op, batch, gone=move.delete.key)]
         if old.values is None:
             insert = completed(move.insert)
         else:
@@ -342,7 +351,7 @@ class TopicChanges:
                     assert isinstance(each, StoredRow)
                     bulk = self.columns.bulk
                     payload = bulk.payload(each.batch)
-                    result.append((bulk.codec(), payload, 1, payload.size))
+                    result.append((bulk.codec(), payload, each.batch.num_rows, payload.size))
                 continue
             some = [change for change in run if isinstance(change, Change)]
             size = sum(len(change.packed) for change in some) + STEP_BYTES * len(some)
@@ -367,6 +376,13 @@ def check_stays(part: int, part_new: int) -> None:
             part=part,
             part_new=part_new,
         )
+
+
+def _deletion(change: Change, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a delete as a batch of one."""
+    values = [*change.values, change.op, None]
+    arrays = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _codec_of(change: Written) -> ChangeCodec | None:

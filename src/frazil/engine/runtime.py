@@ -149,7 +149,7 @@ class TopicRuntime:
         row = self.row(record, fields)
         keyed = self.codec.columns.keyed
         if keyed is not None:
-            change = keyed.changes.prepare_upsert(row)
+            change = keyed.changes.prepare_row(row)
             if self.routing is not None:
                 self.check_part(part_of_row(row, *self._route(change.codec.schema)))
             return change.codec, change, 0, len(change.packed) + ROW_OVERHEAD_BYTES

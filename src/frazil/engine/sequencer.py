@@ -10,7 +10,7 @@ not written, the journal refuses the other one, too.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from frazil.log import format as fmt
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from frazil.tiers.keys import Key
 
 NEWEST_MAX: Final = 4096
+NEWEST_BYTES_MAX: Final = 4 << 20
 """So many newest changes are remembered before those that are written are forgotten."""
 POLL_S: Final = 0.0005
 
@@ -60,6 +61,13 @@ if TYPE_CHECKING:
     """Returns the written state of each key under the columns of a codec."""
 
 
+class _Bulk(NamedTuple):
+    """A whole batch on its way, and the newest changes before it."""
+
+    fate: Fate
+    before: dict[Key, Change]
+
+
 class Sequencer:
     """Stands before the journal's queue of one keyed topic, with the queue's own interface."""
 
@@ -69,7 +77,9 @@ class Sequencer:
         self._lock = threading.Lock()
         self._newest: dict[Key, Change] = {}
         """Newer than everything in `_bulks`."""
-        self._bulks: list[Fate] = []
+        self._newest_bytes = 0
+        self._newest_max = NEWEST_MAX
+        self._bulks: tuple[_Bulk, ...] = ()
         self._forgotten = 0
         """Counts how often something that a look below would not see left `_newest`."""
         self.journal = queue.journal
@@ -131,57 +141,70 @@ class Sequencer:
                 raise self.overloaded()
 
     def _submit(self, entries: Sequence[Entry]) -> bool:
-        newest = self._newest
+        newest, bulks = self._newest, self._bulks
+        if any(codec is not None and codec.solo for _topic, codec, *_rest in entries):
+            # What is put back if there is no room must not have been changed meanwhile.
+            self._newest = dict(newest)
         before = self._register(entries)
         taken = False
         try:
             taken = bool(self._queue.submit_all(entries))
         finally:
             if not taken:
-                self._newest = newest
-                self._restore(before)
+                self._restore(before, newest, bulks)
         return taken
 
     def _register(self, entries: Sequence[Entry]) -> list[tuple[Key, Change | None]]:
         """Make the entries' changes the newest of their keys; return what to put back."""
-        if len(self._newest) > NEWEST_MAX:
+        if len(self._newest) > self._newest_max or self._newest_bytes > NEWEST_BYTES_MAX:
             self._forget()
         before: list[tuple[Key, Change | None]] = []
-        for _topic, codec, data, count, _size, _waiter, _sender in entries:
+        for _topic, codec, data, count, size, _waiter, _sender in entries:
             assert codec is not None
             if codec.solo:
                 # A whole batch: which keys it changes is found out below, once it is written.
-                self._add_bulk(codec)
+                self._bulks = (*_needed(self._bulks), _Bulk(cast("Fate", codec), self._newest))
+                self._newest = {}
+                self._forgotten += 1
                 continue
             newest = self._newest
+            self._newest_bytes += size
             for change in data if count else (data,):
-                before.append((change.key, newest.get(change.key)))
+                known = newest.get(change.key)
+                before.append((change.key, known))
+                change.previous = _standing(known)
                 newest[change.key] = change
         return before
 
-    def _add_bulk(self, bulk: Any) -> None:
-        self._bulks = [each for each in self._bulks if not (each.done or each.failed)]
-        self._bulks.append(bulk)
-        # What is in flight goes before the batch: when that is written, it is, too.
-        self._newest = {}
+    def _restore(
+        self,
+        before: list[tuple[Key, Change | None]],
+        newest: dict[Key, Change],
+        bulks: tuple[_Bulk, ...],
+    ) -> None:
         self._forgotten += 1
-
-    def _restore(self, before: list[tuple[Key, Change | None]]) -> None:
-        self._forgotten += 1
-        for key, known in reversed(before):
+        changed = self._newest is newest
+        self._newest, self._bulks = newest, bulks
+        for key, known in reversed(before) if changed else ():
             if known is None:
-                self._newest.pop(key, None)
+                newest.pop(key, None)
             else:
-                self._newest[key] = known
+                newest[key] = known
+
+    def forget_written(self) -> None:
+        """Forget what is written, because some of it may be gone by now: expired, or dropped."""
+        with self._lock:
+            self._forget()
 
     def _forget(self) -> None:
         """Forget the changes that are written: from now on they are found below."""
         self._forgotten += 1
         self._newest = {
-            key: change
-            for key, change in self._newest.items()
-            if not (change.done or change.failed)
+            key: change for key, change in self._newest.items() if _standing(change) is not None
         }
+        self._newest_bytes = sum(len(change.packed) for change in self._newest.values())
+        # Under a long queue the next look is worth its while only when it has grown again.
+        self._newest_max = max(NEWEST_MAX, 2 * len(self._newest))
 
     # -- what a change builds on -----------------------------------------------------------------
 
@@ -199,32 +222,37 @@ class Sequencer:
         while True:
             with self._lock:
                 token = self._forgotten
-                seen = [self._seen(key) for key in keys]
-                pending = self._in_the_way(seen)
+                found = [self._find(key) for key in keys]
+            pending = next((fate for _change, fate in found if fate is not None), None)
             if pending is not None:
                 self._wait_for(pending)
                 continue
+            seen = [change for change, _fate in found]
             below = [key for key, change in zip(keys, seen, strict=True) if change is None]
             rows = iter(self._look_below(below, codec) if below else ())
             images = [next(rows) if change is None else _image(change) for change in seen]
             entries = build(images)
             with self._lock:
-                now = [self._seen(key) for key in keys]
+                now = [self._find(key)[0] for key in keys]
                 if self._forgotten == token and _same(now, seen):
                     return self._submit(entries)
 
-    def _seen(self, key: Key) -> Change | None:
-        """Return the newest change of a key that is not known to have failed; None: look below."""
-        change = self._newest.get(key)
-        while change is not None and change.failed:
-            change = change.base
-        return change
+    def _find(self, key: Key) -> tuple[Change | None, Fate | None]:
+        """Return the newest change of a key that did not fail; nothing means: look below.
 
-    def _in_the_way(self, seen: Sequence[Change | None]) -> Fate | None:
-        """Return the batch that must be written before images can be looked up, if there is one."""
-        if all(change is not None for change in seen):
-            return None
-        return next((bulk for bulk in self._bulks if not (bulk.done or bulk.failed)), None)
+        Or what must be written before that can be known: a batch, which may have the key.
+        """
+        change = _not_failed(self._newest.get(key))
+        for bulk in reversed(self._bulks) if change is None else ():
+            if bulk.fate.done:
+                # It is written and seen, and so is everything that went before it.
+                break
+            if not bulk.fate.failed:
+                return None, bulk.fate
+            change = _not_failed(bulk.before.get(key))
+            if change is not None:
+                break
+        return change, None
 
     def _wait_for(self, fate: Fate) -> None:
         pause = threading.Event()
@@ -232,6 +260,32 @@ class Sequencer:
             if self.journal.failed is not None:
                 raise self.journal.closed_error()
             pause.wait(POLL_S)
+
+
+def _not_failed(change: Change | None) -> Change | None:
+    """Return the change, or the newest one before it, that is not known to have failed.
+
+    A change may be refused while those before it are still on their way to the disk.
+    """
+    while change is not None and change.failed:
+        change = change.previous
+    return change
+
+
+def _standing(change: Change | None) -> Change | None:
+    """Return the change of a key that only this queue knows of, if there is one."""
+    change = _not_failed(change)
+    return None if change is None or change.done else change
+
+
+def _needed(bulks: Sequence[_Bulk]) -> list[_Bulk]:
+    """Return the batches that still say something: from the last one that was written on."""
+    last = max((n for n, bulk in enumerate(bulks) if bulk.fate.done), default=-1)
+    return [
+        bulk
+        for bulk in bulks[last + 1 :]
+        if not bulk.fate.failed or any(map(_standing, bulk.before.values()))
+    ]
 
 
 def _image(change: Change) -> Image:

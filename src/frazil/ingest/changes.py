@@ -74,9 +74,13 @@ class Change(msgspec.Struct, eq=False, gc=False):
     packed: bytes
     codec: ChangeCodec
     base: Change | None = None
+    previous: Change | None = None
+    """The newest change of the key before this one, while that is on its way."""
     failed: bool = False
     done: bool = False
     origin: Change | None = None
+    plain: bool = False
+    """It came as a row and not as a change: it needs no operation in the log."""
 
     @property
     def version(self) -> int:
@@ -143,6 +147,12 @@ class ChangeCodec:
     def prepare_upsert(self, row: Mapping[str, object]) -> Change:
         """Check a whole row that replaces whatever its key had."""
         return self._whole(row, fmt.OP_UPSERT)
+
+    def prepare_row(self, row: Mapping[str, object]) -> Change:
+        """Check a row that was appended, which upserts it."""
+        change = self._whole(row, fmt.OP_UPSERT)
+        change.plain = True
+        return change
 
     def prepare_update(self, key: object, columns: Mapping[str, object]) -> Change:
         """Check the named columns of one key; the others stay as they are.
@@ -274,10 +284,10 @@ class ChangeCodec:
                 record.failed = failed = True
         if failed:
             raise Conflict("the change it builds on failed, nothing was written; try again")
-        # Whole rows that replace what was there need no operation: it is what a frame means
-        # without one, and they do not count as changes that somebody has to merge.
+        # Rows that were appended need no operation: upserts are what a frame means without one.
+        # They do not count as changes that somebody has to merge.
         flags = CHANGE_FLAGS
-        if all(each.op == fmt.OP_UPSERT and each.present is None for each in records):
+        if all(each.plain for each in records):
             flags = 0
         if self._encoder.packable and len(records) < self._rows_arrow_min:
             packed = [each.packed if flags else self._without_op(each.packed) for each in records]
@@ -313,7 +323,15 @@ class ChangeCodec:
         values = self.carried(change.values, ids)
         packed = _pack((*values, change.op, present))
         return Change(
-            change.key, change.op, values, present, packed, self, change.base, origin=change
+            change.key,
+            change.op,
+            values,
+            present,
+            packed,
+            self,
+            change.base,
+            origin=change,
+            plain=change.plain,
         )
 
     def settled(self, data: Any, *, many: bool, written: bool) -> None:
@@ -323,7 +341,7 @@ class ChangeCodec:
             while change is not None:
                 if written:
                     change.done = True
-                    change.base = None
+                    change.base = change.previous = None
                 else:
                     change.failed = True
                 change = change.origin
