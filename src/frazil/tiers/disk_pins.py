@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ class FilesPin:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        # The collector comes in the middle of anything, maybe while this thread has the lock of a
+        # cache that removing a file needs: what was forgotten is only noted here.
+        if self._open:
+            self._open = False
+            self._pins.forgotten.append(self.files)
 
 
 class FilePins:
@@ -44,14 +49,18 @@ class FilePins:
 
     Args:
         remove: takes a file out of its directory; called without a lock held.
+
+    Attributes:
+        forgotten: the files of pins that nobody closed; `drain` lets them go.
     """
 
     def __init__(self, remove: Callable[[DiskFile], None]) -> None:
         self._remove = remove
         self._counts: Counter[tuple[int, str]] = Counter()
         self._retired: dict[tuple[int, str], DiskFile] = {}
-        # Re-entrant, because the garbage collector may close a forgotten pin at any point.
-        self._lock = threading.RLock()
+        self.forgotten: deque[tuple[DiskFile, ...]] = deque()
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
 
     def pin(self, files: Iterable[DiskFile]) -> FilesPin:
         """Keep files until the pin is closed."""
@@ -63,6 +72,22 @@ class FilePins:
 
     def unpin(self, files: Iterable[DiskFile]) -> None:
         """Let go of files that a pin had; remove those that were retired meanwhile."""
+        self._let_go(files)
+        self.drain()
+
+    def drain(self) -> None:
+        """Let go of what forgotten pins had; called where no lock is held, now and then."""
+        while True:
+            try:
+                files = self.forgotten.popleft()
+            except IndexError:
+                return
+            self._let_go(files)
+
+    def _let_go(self, files: Iterable[DiskFile]) -> None:
+        if os.getpid() != self._owner:
+            # A forked child has copies of the pins; the files are its parent's.
+            return
         gone: list[DiskFile] = []
         with self._lock:
             for file in files:
@@ -78,6 +103,7 @@ class FilePins:
 
     def retire(self, files: Iterable[DiskFile]) -> None:
         """Remove files that are no longer registered, now or when their last pin is closed."""
+        self.drain()
         gone: list[DiskFile] = []
         with self._lock:
             for file in files:

@@ -55,6 +55,7 @@ class DiskSpace:
     def usage(self) -> int:
         """Return the bytes of all files, those that only a pin keeps included."""
         tier = self._tier
+        tier.pins.drain()
         return sum(tier.picture(topic).size for topic in tier.topics) + tier.pins.retired_bytes
 
     def held_bytes(self, topic: int, floor: int) -> int:

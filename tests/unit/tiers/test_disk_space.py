@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 
@@ -190,6 +191,34 @@ def test_a_forgotten_pin_is_closed():
     world.tier.pin_files(world.tier.files(TOPIC))
     gc.collect()
     world.tier.expire(TOPIC, 100)
+    assert world.files.paths() == []
+
+
+@pytest.mark.parametrize("holder", ["readers", "rows", "verifier"])
+def test_the_collector_never_removes_a_file(holder):
+    """A forgotten pin is collected under any lock without waiting; its file goes soon after."""
+    world = opened()
+    pin = world.tier.pin_files(world.tier.files(TOPIC))
+    world.tier.expire(TOPIC, 100)
+    pin.itself = pin
+    del pin
+    tier = world.tier
+    locks = {
+        "readers": tier.readers._open._lock,
+        "rows": tier.readers._groups._lock,
+        "verifier": tier.damage._lock,
+    }
+
+    def collect():
+        with locks[holder]:
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert world.files.paths() != []
+    assert world.tier.usage() == 0
     assert world.files.paths() == []
 
 
