@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.registry import Registry
@@ -111,12 +112,18 @@ class TierCalls(Registry):
     def _tiers(self) -> Tiers:
         if self.tiers is None:
             raise InvalidRequest("this needs the memory tier, set memory.enabled")
+        # In a forked child the files, and the threads that move records, are the parent's.
+        self.tiers.disk.rows.check_owner()
         return self.tiers
 
     # -- tiers -----------------------------------------------------------------------------------
 
     def flush(self, name: str | None = None) -> dict[str, int]:
-        """Write what memory holds of one topic, or of all, to files; return how far each got."""
+        """Write what memory holds of one topic, or of all, to files; return how far each got.
+
+        Raises:
+            Closed: in a forked child, which must open the directory for itself.
+        """
         tiers = self._tiers()
         runtimes = self.runtimes if name is None else self.parts_of(name)
         return {each.name: tiers.topic(each.state.id).flush() for each in runtimes}
@@ -188,6 +195,7 @@ class TierCalls(Registry):
 
     def close(self) -> None:
         """Commit what waits, sync, close everything; closing twice is fine."""
-        if self._query_engine is not None:
+        # A forked child has no threads that could end the queries, and no right to their files.
+        if self._query_engine is not None and os.getpid() == self._process:
             self._query_engine.close()
         super().close()

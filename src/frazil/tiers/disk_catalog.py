@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from frazil.errors import CorruptionError
+from frazil.log import forked
 from frazil.metadata import Transaction, entries
 from frazil.metadata.transaction import TRANSACTION_BYTES_MAX
 from frazil.tiers.disk_file import DiskFile
@@ -193,6 +194,9 @@ class DiskRows:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self.failed: BaseException | None = None
+        """Why nothing may be changed any more: the files belong to the process that was forked."""
+        forked.watch(self)
 
     def load(self) -> dict[int, TopicFiles]:
         """Return all topics as the metadata knows them.
@@ -228,7 +232,12 @@ class DiskRows:
         add: Sequence[DiskFile] = (),
         remove: Iterable[str] = (),
     ) -> None:
-        """Put and delete rows in one transaction; durable on return."""
+        """Put and delete rows in one transaction; durable on return.
+
+        Raises:
+            Closed: in a child of the process that opened the tier; the files are its parent's.
+        """
+        self.check_owner()
         values = [msgspec.msgpack.encode(file) for file in add]
         if sum(map(len, values)) > ROWS_BYTES_MAX:
             # The footers still have the ranges; only pruning without opening a file is lost.
@@ -240,8 +249,14 @@ class DiskRows:
         deletes = tuple(_key(topic, name) for name in remove)
         self._store.commit(Transaction(puts=puts, deletes=deletes))
 
+    def check_owner(self) -> None:
+        """Raise `Closed` in a child of the process that opened the tier."""
+        if self.failed is not None:
+            raise self.failed
+
     def forget(self, topic: int, names: Sequence[str], *, count: int = 500) -> None:
         """Delete the rows of a dropped topic, its marks last."""
+        self.check_owner()
         keys = [_key(topic, name) for name in (*names, MARKS)]
         for first in range(0, len(keys), count):
             self._store.commit(Transaction(deletes=tuple(keys[first : first + count])))

@@ -1,0 +1,95 @@
+"""Limits of the tiers at work: who may touch files, what counts, and what is let go."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+
+from frazil.engine.snapshots import EngineSnapshot
+from frazil.errors import Closed
+from tests.integration.engine.opening import open_small
+
+
+def in_child(work):
+    """Run something in a forked child; return whether it said yes."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if work() else 2
+        finally:
+            os._exit(status)
+    _pid, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+def parquet_files(path):
+    """Return the names of the data files below a directory."""
+    return sorted(each.name for each in path.glob("disk/*/*.parquet"))
+
+
+def refused(call):
+    """Tell whether a call says that the engine belongs to another process."""
+    try:
+        call()
+    except Closed as error:
+        return "fork" in str(error)
+    return False
+
+
+# -- forks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["dropped", "closed"])
+def test_a_child_that_drops_its_copy_of_a_snapshot_removes_nothing(tmp_path, way):
+    """A retired file that the parent still pins stays, and goes when the parent lets it go."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", {"k": "int64"})
+        for number in range(50):
+            topic.append(k=number)
+        db.flush()
+        db.evict()
+        held = [EngineSnapshot(topic.runtime.tiers, 50, state=True)]
+        db.tiers.disk.expire(topic.runtime.state.id, 50)
+        names = parquet_files(tmp_path)
+        assert names
+
+        def drop():
+            snapshot = held.pop()
+            if way == "closed":
+                snapshot.close()
+            del snapshot
+            gc.collect()
+            db.tiers.disk.usage()
+            return True
+
+        assert in_child(drop)
+        assert parquet_files(tmp_path) == names
+        held.pop().close()
+        assert parquet_files(tmp_path) == []
+
+
+def test_a_child_moves_nothing_of_its_parents_engine(tmp_path):
+    """Flush, evict and SQL of a child are refused; the parent's go on."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", {"k": "int64"})
+        topic.append(k=1)
+        assert db.query("select k from t").rows() == [(1,)]
+        calls = [
+            db.flush,
+            db.evict,
+            lambda: db.query("select k from t"),
+            lambda: db.tier_files("t"),
+        ]
+        for call in calls:
+            assert in_child(lambda call=call: refused(call))
+        topic_id = topic.runtime.state.id
+        disk = db.tiers.disk
+        assert in_child(lambda: refused(lambda: disk.rows.change(topic_id, disk.picture(0).marks)))
+        assert in_child(lambda: db.close() is None)
+        assert parquet_files(tmp_path) == []
+        assert db.flush() == {"/default/t": 1}
+        assert len(parquet_files(tmp_path)) == 1
+        assert db.query("select k from t").rows() == [(1,)]
