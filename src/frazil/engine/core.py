@@ -41,6 +41,7 @@ from frazil.errors import (
 )
 from frazil.fs import RealFileSystem
 from frazil.ingest.evolution import evolve
+from frazil.ingest.frames import TableCodec
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.state import STATE_HOLD
@@ -131,6 +132,12 @@ class Engine(TierCalls):
                     raise Conflict("topic exists already", topic=request.name)
                 self._check_same(request)
                 return self.topic(request.name)
+            if request.name in self.unusable:
+                raise Conflict(
+                    "topic exists already, though this opening could not use it",
+                    topic=request.name,
+                    cause=self.unusable[request.name],
+                )
             count = len(self._topics) + len(self._parents) + 1 + request.partitions
             if count > self.settings.topics.topics_max:
                 raise Overloaded(
@@ -146,12 +153,31 @@ class Engine(TierCalls):
                 sync_default=self.settings.log.sync,
             )
             schema = b"" if request.schema is None else request.schema.serialize().to_pybytes()
+            if schema:
+                self._check_usable(request.name, {1: schema}, request.primary_key)
             self._create_all(specs, schema)
             self._indexer.topic_changed(
                 self.main.journal, [state.topics[spec.id] for spec in specs]
             )
             event("topic_created", topic=request.name, kind=request.kind)
             return self.topic(request.name)
+
+    def _check_usable(
+        self, name: str, schemas: dict[int, bytes], primary_key: tuple[int, ...]
+    ) -> None:
+        """Refuse columns that no codec can be made for, before the first frame says otherwise."""
+        try:
+            TableCodec(
+                schemas,
+                limits=self._limits,
+                rows_arrow_min=self.settings.log.rows_arrow_min,
+                options=self._options,
+                primary_key=primary_key,
+            )
+        except FrazilError:
+            raise
+        except Exception as error:
+            raise InvalidRequest("columns cannot be used", topic=name, cause=error) from error
 
     def _next_id(self, request: TopicRequest) -> int:
         """Return the first of the ids for a topic and its parts: no lane has files of them.
@@ -169,10 +195,11 @@ class Engine(TierCalls):
         try:
             for spec in specs:
                 self._create_one(spec, schema)
-        except (FrazilError, OSError, RuntimeError) as error:
+        except FrazilError:
             self._unmake(specs)
-            if isinstance(error, FrazilError):
-                raise
+            raise
+        except Exception as error:  # what was written is taken back, whatever it was
+            self._unmake(specs)
             raise Unavailable(
                 "the topic could not be created and is not there, try again",
                 topic=specs[-1].name,
@@ -256,6 +283,10 @@ class Engine(TierCalls):
         if runtime is not None:
             return Topic(self, runtime)
         parent = self._parents.get(full)
+        if parent is None and full in self.unusable:
+            raise Unavailable(
+                "the topic could not be opened", topic=full, cause=self.unusable[full]
+            )
         if parent is None:
             raise NotFound("no such topic, create it first", topic=full)
         return PartitionedTopic(self, parent, [Topic(self, part) for part in self._runtimes(full)])
@@ -335,7 +366,9 @@ class Engine(TierCalls):
                 return schemas
         now = pa.ipc.read_schema(pa.py_buffer(schemas[version]))
         after = evolve(now, changes, limits=self._limits, fixed_ids=frozenset(fixed))
-        return {**schemas, version + 1: after.serialize().to_pybytes()}
+        fresh = {**schemas, version + 1: after.serialize().to_pybytes()}
+        self._check_usable(spec.name, fresh, spec.primary_key)
+        return fresh
 
     def _same_change(
         self, before: bytes, after: bytes, changes: Sequence[Change], fixed: set[int]

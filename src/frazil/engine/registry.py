@@ -74,6 +74,8 @@ class Registry:
         self._lanes: dict[int, LaneRuntime] = {}
         self._topics: dict[str, TopicRuntime] = {}
         self._parents: dict[str, TopicSpec] = {}
+        self.unusable: dict[str, str] = {}
+        """Why topics that exist could not be opened, by their names."""
         self._deleting: dict[int, TopicSpec] = {}
         """Topics that nobody can see any more and that the journal does not know as deleted yet."""
         self.query_seconds: deque[float] = deque(maxlen=2048)
@@ -221,8 +223,19 @@ class Registry:
     def _bind_all(self) -> None:
         topics = self.main.journal.state.topics.values()
         for topic in sorted(topics, key=lambda topic: topic.spec.partitions):
-            if not topic.spec.deleted_us:
+            if topic.spec.deleted_us:
+                continue
+            try:
                 self._bind(topic.spec)
+            except Exception as error:  # noqa: BLE001 - one topic must not keep the others shut
+                self._pass_over(topic.spec, error)
+
+    def _pass_over(self, spec: TopicSpec, error: Exception) -> None:
+        """Open without a topic that cannot be used; nothing of it is touched."""
+        self._topics.pop(spec.name, None)
+        self._parents.pop(spec.name, None)
+        self.unusable[spec.name] = f"{type(error).__name__}: {error}"
+        self.warnings.append(f"topic {spec.name} could not be opened and is left as it is: {error}")
 
     def _commit_inline(self, lane: LaneRuntime, controls: Sequence[Control]) -> None:
         """Commit control frames while the journal's thread does not run yet."""
@@ -242,6 +255,7 @@ class Registry:
         known = self.main.journal.state.topics
         states = [runtime.state for runtime in self._topics.values()]
         states += [known[parent.id] for parent in self._parents.values()]
+        states += [state for state in known.values() if state.spec.name in self.unusable]
         return self._indexer.rebuild([lane.journal for lane in self._all_lanes()], states)
 
     def _bind(self, spec: TopicSpec) -> None:

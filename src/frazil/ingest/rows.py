@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from struct import pack as pack_struct
@@ -34,6 +35,8 @@ Row = tuple[object, ...]
 # for each name quadratic; such rows are put in order first.
 WIDE_COLUMNS: Final = 32
 _FAST_ERRORS: Final = (msgspec.ValidationError, UnicodeEncodeError, OverflowError, TypeError)
+# What msgspec refuses in the name of a field, for then its JSON would need escapes.
+_FIELD_REFUSED: Final = re.compile(r'["\\\x00-\x1f]')
 _pack_value = msgspec.msgpack.Encoder().encode
 _convert = msgspec.convert
 
@@ -92,9 +95,12 @@ class RowEncoder:
     def encode(self, row: Mapping[str, object]) -> tuple[Row, bytes]:
         """Return what `values` and `pack` return, for the price of one of them."""
         try:
+            struct = self._struct
+            if struct is None:
+                raise TypeError(self._names)
             if self._wide:
                 row = self._ordered(row)
-            values = astuple(_convert(row, self._struct))
+            values = astuple(_convert(row, struct))
             for name in self._floats:
                 # A decimal is the one thing that msgspec converts and the slow path refuses.
                 if type(row.get(name)) is Decimal:
@@ -204,8 +210,13 @@ def join_packed(packed: Sequence[bytes]) -> bytes:
     return head + b"".join(packed)
 
 
-def _row_struct(schema: pa.Schema) -> type[msgspec.Struct]:
-    """Return a struct type whose conversion from a dict is the fast check of a row."""
+def _row_struct(schema: pa.Schema) -> type[msgspec.Struct] | None:
+    """Return a struct type whose conversion from a dict is the fast check of a row.
+
+    None if a column has a name that msgspec gives no field: the slow path checks such rows.
+    """
+    if any(_FIELD_REFUSED.search(name) for name in schema.names):
+        return None
     fields: list[Any] = []
     for index, field in enumerate(schema):
         annotation = _fast_annotation(field.type)
