@@ -31,7 +31,7 @@ __all__ = [
     "literal_of",
     "moment_of",
     "scalar_value",
-    "stored",
+    "stored_range",
     "try_cast",
     "value_of",
 ]
@@ -49,6 +49,7 @@ _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _EPOCH_DAYS: Final = dt.date(1970, 1, 1).toordinal()
 _DAY_NS: Final = 86_400_000_000_000
 _UNIT_NS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+_MICROSECOND_NS: Final = 1_000
 _EXACT_FLOAT_MAX: Final = 2.0**53
 
 
@@ -166,21 +167,43 @@ def comparable(value: Any, data_type: pa.DataType) -> Any:
         return value if isinstance(value, str) else None
     if pt.is_binary(data_type) or pt.is_large_binary(data_type):
         return value if isinstance(value, bytes) else None
-    if pt.is_temporal(data_type):
-        moment = moment_of(value)
-        if moment is None or moment.of_day != pt.is_time(data_type):
-            return None
-        return moment.ns
-    return None
+    return _nanoseconds(value, data_type) if pt.is_temporal(data_type) else None
 
 
-def stored(value: Any, data_type: pa.DataType) -> Any:
-    """Return a least or greatest value as kept with a file or chunk, on the same scale."""
+def _nanoseconds(value: Any, data_type: pa.DataType) -> int | None:
+    moment = moment_of(value)
+    if moment is None or moment.of_day != pt.is_time(data_type):
+        return None
+    if _is_zoned(data_type) and moment.ns % _MICROSECOND_NS:
+        # DuckDB compares at whole microseconds, rounded in its own way.
+        return None
+    return moment.ns
+
+
+def stored_range(least: Any, greatest: Any, data_type: pa.DataType) -> tuple[Any, Any]:
+    """Return a least and a greatest value as kept with a file or chunk, on the same scale.
+
+    SQL shows nanoseconds with a time zone as microseconds: the range is widened to whole ones.
+    """
+    least, greatest = _stored(least, data_type), _stored(greatest, data_type)
+    if _is_zoned(data_type):
+        if least is not None:
+            least -= least % _MICROSECOND_NS
+        if greatest is not None:
+            greatest += -greatest % _MICROSECOND_NS
+    return least, greatest
+
+
+def _stored(value: Any, data_type: pa.DataType) -> Any:
     if value is None or not pt.is_temporal(data_type):
         return value
     if pt.is_date32(data_type):
         return value * _DAY_NS
     return value * _UNIT_NS[data_type.unit]
+
+
+def _is_zoned(data_type: pa.DataType) -> bool:
+    return pt.is_timestamp(data_type) and data_type.tz is not None
 
 
 def moment_of(value: Any) -> Moment | None:

@@ -82,6 +82,10 @@ def _value(value: Any, data_type: pa.DataType) -> Any:
         return value if type(value) is bool else UNFIT
     if pt.is_binary(data_type) or pt.is_large_binary(data_type):
         return value if type(value) is bytes else UNFIT
+    if pt.is_fixed_size_binary(data_type):
+        if type(value) is not bytes:
+            return UNFIT
+        return value if len(value) == data_type.byte_width else _MISS
     if pt.is_decimal(data_type):
         return _decimal(value, data_type)
     if pt.is_temporal(data_type):

@@ -20,7 +20,7 @@ from frazil.query.constants import (
     Literal,
     comparable,
     constant_of,
-    stored,
+    stored_range,
     try_cast,
     value_of,
 )
@@ -133,7 +133,7 @@ class Limits:
             if found is None:
                 continue
             least, greatest, data_type = found
-            if not test.may_match(stored(least, data_type), stored(greatest, data_type)):
+            if not test.may_match(*stored_range(least, greatest, data_type)):
                 return False
         return True
 

@@ -250,12 +250,28 @@ def _options(
     }
     if "_offset" in schema.names:
         options["sorting_columns"] = [pq.SortingColumn(schema.get_field_index("_offset"))]
-    # The format has no bloom filter for booleans.
-    blooms = [n for n in key_names if not pa.types.is_boolean(schema.field(n).type)]
+    blooms = [name for name in key_names if _has_bloom(schema.field(name).type)]
     if _HAS_BLOOM and blooms:
         bloom = {"ndv": settings.row_group_rows, "fpp": settings.bloom_ratio}
         options["bloom_filter_options"] = dict.fromkeys(blooms, bloom)
     return options
+
+
+def _has_bloom(data_type: pa.DataType) -> bool:
+    """Tell whether a key column of a type gets a bloom filter.
+
+    The format has none for booleans. For binaries DuckDB does not probe it as Arrow writes it: it
+    would take a file that has the key for one that has not.
+    """
+    return not (pa.types.is_boolean(data_type) or _is_bytes(data_type))
+
+
+def _is_bytes(data_type: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(data_type)
+        or pa.types.is_large_binary(data_type)
+        or pa.types.is_fixed_size_binary(data_type)
+    )
 
 
 def _facts(
