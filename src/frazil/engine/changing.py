@@ -239,10 +239,12 @@ class TopicChanges:
         return keys
 
     def _unresolved(self, steps: Sequence[Step]) -> list[Change]:
-        """Return steps as they are where no tier knows the state of keys: readers fold them."""
-        if self._runtime.state.spec.unknown_key != "ignore" or any(
-            isinstance(step, Move) for step in steps
-        ):
+        """Return steps as they are where no tier knows the state of keys.
+
+        Raises:
+            InvalidRequest: if one of them needs it: who reads the log later cannot make it up.
+        """
+        if any(self.needs_state(step) for step in steps):
             raise InvalidRequest(
                 "this change needs the state of its key, which the memory tier keeps; "
                 "set memory.enabled",

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.engine.runtime import microseconds
+from frazil.engine.whole_rows import whole_chunk
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.model import full_topic_name
@@ -68,7 +69,8 @@ class EngineSnapshot:
         with memory.lock:
             if keyed is not None:
                 keyed.fold(end)
-            chunks = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
+            held = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
+            chunks = [whole_chunk(chunk, keyed) for chunk in held]
             self.cut = min(memory.start, end)
             self._dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, self.cut)
         self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from frazil.engine.lookup import KeyLookup
 from frazil.engine.marks import load_marks
+from frazil.engine.whole_rows import whole_chunk
 from frazil.errors import CorruptionError, NotFound
 from frazil.ingest.change_frames import change_schema, plan_change_read
 from frazil.ingest.evolution import plan_read
@@ -230,7 +231,11 @@ class TopicTiers:
         with self.memory.lock:
             if self.keyed is not None:
                 self.keyed.fold(target)
-            chunks = [chunk for chunk in self.memory.snapshot(target) if chunk.end > first]
+            chunks = [
+                whole_chunk(chunk, self.keyed)
+                for chunk in self.memory.snapshot(target)
+                if chunk.end > first
+            ]
             end, chosen = _cut(chunks, first, target)
             deltas = None if self.keyed is None else self.keyed.deltas_between(first, end)
         # Taken after the chunks: none of them is of a newer version than these columns.
@@ -326,6 +331,7 @@ class TopicTiers:
         with self.memory.lock:
             self.memory.settle(offset + 1)
             chunk = self.memory.chunk_at(offset)
+            chunk = None if chunk is None else whole_chunk(chunk, self.keyed)
         if chunk is not None:
             return self.file_rows(chunk.slice(offset - chunk.offset, 1), columns)
         found = self.disk.row_at(self.id, offset)
