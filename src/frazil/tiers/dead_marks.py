@@ -7,12 +7,22 @@ a partial update of a key that is not there, is marked by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from frazil.log.format import OP_DELETE, OP_UPDATE
+from frazil.tiers.marks_page import (
+    NO_OFFSETS,
+    PAGE_BITS,
+    MarksPage,
+    in_order,
+    joined,
+    merged_into,
+    with_marks,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DeadMarks", "Folded", "KeyRows", "fold_rows"]
 
+RECENT_MARKS: Final = 1 << 16
+RECENT_SHIFT: Final = 4
+"""Marks wait to be packed until they are so many, or a sixteenth of all."""
 PASS_ROWS: Final = 4 << 20
 """So many rows are folded at a time when marks are computed from files."""
 
@@ -50,73 +63,112 @@ class Folded(NamedTuple):
 class DeadMarks:
     """A growing set of marks, sorted by the row's offset; the caller has the topic's lock.
 
-    Arrays that it gives are never written to again.
+    Most marks lie packed in pages, eight bytes each. New ones wait beside them, and come into the
+    pages when they are a share of all: so a mark is copied a few times in its life, and sorted
+    once. Arrays that it gives are never written to again.
     """
 
     def __init__(self) -> None:
-        self._offsets: Offsets = np.empty(0, np.int64)
-        self._by: Offsets = np.empty(0, np.int64)
+        self._pages: dict[int, MarksPage] = {}
+        self._packed = 0
+        self._recent = (NO_OFFSETS, NO_OFFSETS)
         self._new: list[tuple[Offsets, Offsets]] = []
-        self._by_max = -1
         self.idle: set[int] = set()
         """Offsets of changes that did nothing."""
 
     def __len__(self) -> int:
         self._merge()
-        return len(self._offsets)
+        return self._packed + len(self._recent[0])
 
     @property
     def nbytes(self) -> int:
         """Return the bytes it takes."""
-        new = sum(offsets.nbytes for offsets, _ in self._new)
-        return 2 * (self._offsets.nbytes + new) + 100 * len(self.idle)
+        pages = sum(page.nbytes for page in list(self._pages.values()))
+        new = sum(offsets.nbytes for offsets, _ in (self._recent, *self._new))
+        return pages + 2 * new + 100 * len(self.idle)
 
     def add(self, offsets: Offsets, by: Offsets) -> None:
         """Add marks; one that is there already changes nothing."""
         if len(offsets):
             self._new.append((offsets, by))
-            self._by_max = max(self._by_max, int(by.max()))
             self.idle.update(offsets[offsets == by].tolist())
 
     def below(self, *, cut: int, end: int) -> Offsets:
         """Return the rows below `cut` that changes below `end` supersede, in order."""
         self._merge()
-        stop = int(np.searchsorted(self._offsets, cut))
-        if self._by_max < end:
-            return self._offsets[:stop]
-        return self._offsets[:stop][self._by[:stop] < end]
+        found = joined([page.below(cut=cut, end=end) for page in self._in_order()])
+        offsets, by = self._recent
+        return merged_into(found, offsets[(offsets < cut) & (by < end)])
 
     def superseding(self, *, first: int, end: int, cut: int) -> Offsets:
         """Return the changes of `[first, end)` that supersede a row below `cut`."""
         self._merge()
-        stop = int(np.searchsorted(self._offsets, cut))
-        by = self._by[:stop]
-        return by[(by >= first) & (by < end)]
+        parts = [page.unpacked() for page in self._in_order() if page.by_max >= first]
+        found = [
+            by[(offsets < cut) & (by >= first) & (by < end)]
+            for offsets, by in (*parts, self._recent)
+        ]
+        return joined(found)
 
     def forget(self, below: int) -> None:
         """Drop the marks of rows below an offset, which are gone themselves."""
         self._merge()
-        start = int(np.searchsorted(self._offsets, below))
-        self._offsets, self._by = self._offsets[start:].copy(), self._by[start:].copy()
+        for number in [each for each in self._pages if each <= below >> PAGE_BITS]:
+            offsets, by = self._pages.pop(number).unpacked()
+            if len(offsets) and offsets[-1] >= below:
+                start = int(np.searchsorted(offsets, below))
+                self._pages[number] = MarksPage.of(offsets[start:], by[start:])
+        self._packed = sum(page.marks for page in self._pages.values())
+        offsets, by = self._recent
+        kept = offsets >= below
+        self._recent = (offsets[kept], by[kept])
         self.idle = {offset for offset in self.idle if offset >= below}
 
     def export(self) -> tuple[Offsets, Offsets]:
         """Return all rows' offsets, sorted, and by what each is superseded."""
         self._merge()
-        return self._offsets, self._by
+        self._pack()
+        pages = [page.unpacked() for page in self._in_order()]
+        return joined([offsets for offsets, _ in pages]), joined([by for _, by in pages])
+
+    def _in_order(self) -> list[MarksPage]:
+        return [self._pages[number] for number in sorted(self._pages)]
 
     def _merge(self) -> None:
+        """Bring what was added into order, and into the pages once it is enough."""
         if not self._new:
             return
-        offsets = np.concatenate([self._offsets, *(pair[0] for pair in self._new)])
-        by = np.concatenate([self._by, *(pair[1] for pair in self._new)])
+        offsets = np.concatenate([pair[0] for pair in self._new])
+        by = np.concatenate([pair[1] for pair in self._new])
         self._new = []
-        order = np.argsort(offsets, kind="stable")
-        offsets, by = offsets[order], by[order]
-        first = np.concatenate(([True], offsets[1:] != offsets[:-1]))
-        if not first.all():
-            offsets, by = offsets[first], by[first]
-        self._offsets, self._by = offsets, by
+        offsets, by = in_order(offsets, by)
+        fresh = np.ones(len(offsets), np.bool_)
+        for number, part in _by_page(offsets):
+            page = self._pages.get(number)
+            if page is not None:
+                fresh[part] = page.lacks(offsets[part])
+        self._recent = with_marks(self._recent, (offsets[fresh], by[fresh]))
+        if len(self._recent[0]) > max(RECENT_MARKS, self._packed >> RECENT_SHIFT):
+            self._pack()
+
+    def _pack(self) -> None:
+        """Put the marks that wait into their pages, of which only those are made anew."""
+        offsets, by = self._recent
+        self._recent = (NO_OFFSETS, NO_OFFSETS)
+        for number, part in _by_page(offsets):
+            page = self._pages.get(number)
+            fresh = (offsets[part], by[part])
+            marks = fresh if page is None else with_marks(page.unpacked(), fresh)
+            self._pages[number] = MarksPage.of(*marks)
+        self._packed = sum(page.marks for page in self._pages.values())
+
+
+def _by_page(offsets: Offsets) -> Iterator[tuple[int, slice]]:
+    """Yield the pages that sorted offsets lie in, each with its part of them."""
+    numbers = offsets >> PAGE_BITS
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+    for start, stop in pairwise([*starts, len(offsets)]):
+        yield int(numbers[start]), slice(start, stop)
 
 
 def fold_rows(

@@ -119,6 +119,7 @@ class Pressure:
         # What the process held before is the program's around the engine, not the engine's.
         self._base_bytes = max(settings.rss_base_bytes, self._resident_bytes)
         self._sources: tuple[tuple[str, Callable[[], int]], ...] = ()
+        self._counted_max: dict[str, int | None] = {}
         self._on_red: tuple[Callable[[], None], ...] = ()
         self.red_untold = False
         """Red was entered and nobody was called back yet: `refresh` is due at once."""
@@ -127,6 +128,7 @@ class Pressure:
         self._sizes: dict[str, int] = {}
         self._failing: set[str] = set()
         self._accounted_bytes = 0
+        self._uncounted_bytes = 0
         self._used_bytes = 0
         self._room_bytes = self.zones.room_bytes(GREEN, 0)
         self._counted_at = clock.monotonic()
@@ -141,10 +143,18 @@ class Pressure:
 
     # -- measuring -------------------------------------------------------------------------------
 
-    def add_source(self, name: str, read: Callable[[], int]) -> None:
-        """Count what `read` returns, in bytes; it is called often, from any thread."""
+    def add_source(self, name: str, read: Callable[[], int], *, share: float = 1.0) -> None:
+        """Count what `read` returns, in bytes; it is called often, from any thread.
+
+        Args:
+            name: what it is shown under.
+            read: returns the bytes.
+            share: the source counts up to this share of the budget only. For what no flush and no
+                eviction gives back: if it counted in full, it would keep memory red for good.
+        """
         assert all(name != known for known, _read in self._sources), name
         self._sources = (*self._sources, (name, read))
+        self._counted_max[name] = int(self.zones.budget_bytes * share) if share < 1 else None
 
     def on_red(self, callback: Callable[[], None]) -> None:
         """Call back each time red is entered, e.g. to flush everything or to cancel queries.
@@ -180,7 +190,8 @@ class Pressure:
             return
         try:
             sizes = {name: self._size(name, read) for name, read in self._sources}
-            accounted = sum(sizes.values())
+            accounted = sum(self._counted(name, size) for name, size in sizes.items())
+            self._uncounted_bytes = sum(sizes.values()) - accounted
             if resident:
                 self._resident_bytes = self._rss()
                 self._reclaim_if_it_helps(accounted)
@@ -201,6 +212,10 @@ class Pressure:
             return self._sizes.get(name, 0)
         self._failing.discard(name)
         return size
+
+    def _counted(self, name: str, size: int) -> int:
+        limit = self._counted_max[name]
+        return size if limit is None else min(size, limit)
 
     def _tell_red(self) -> None:
         """Call back those who want to know of red, if it still lasts."""
@@ -256,7 +271,8 @@ class Pressure:
 
         What a program around the engine takes for itself is not the tiers' to give back.
         """
-        return max(accounted, min(self._resident_bytes - self._base_bytes, 2 * accounted))
+        beyond = self._resident_bytes - self._base_bytes - self._uncounted_bytes
+        return max(accounted, min(beyond, 2 * accounted))
 
     def _take_waiters(self) -> tuple[Callable[[], None], ...]:
         waiters = tuple(self._waiters.values())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from frazil.engine.snapshots import EngineSnapshot
@@ -93,3 +95,28 @@ def test_a_child_moves_nothing_of_its_parents_engine(tmp_path):
         assert db.flush() == {"/default/t": 1}
         assert len(parquet_files(tmp_path)) == 1
         assert db.query("select k from t").rows() == [(1,)]
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def test_marks_that_nothing_frees_do_not_stop_other_topics(tmp_path):
+    """A topic with more superseded rows in files than the budget could hold stops nobody."""
+    memory = {"budget_bytes": 16 << 20, "wait_s": 0.5, "rss_base_bytes": 8 << 30}
+    with open_small(tmp_path, memory=memory) as db:
+        keyed = db.create_topic("t", {"k": "int64"}, primary_key="k")
+        other = db.create_topic("z", {"k": "int64"})
+        keyed.append_arrow(pa.table({"k": [1]}))
+        marks = keyed.runtime.tiers.keyed._superseded.files
+        db.flush()
+        db.evict()
+        count = 2_500_000
+        with keyed.runtime.tiers.memory.lock:
+            marks.add(np.arange(count) + (1 << 30), np.arange(count) + (1 << 31))
+        assert len(marks) == count
+        pressure = db.tiers.pressure
+        pressure.refresh()
+        found = pressure.snapshot()
+        assert found.sources["marks"] > found.budget_bytes
+        assert found.zone == "green"
+        assert other.append(k=1).offset == 0

@@ -334,6 +334,23 @@ def test_red_calls_back_once_each_time_it_begins(world):
     assert calls == ["flush", "cancel"] * 2
 
 
+def test_what_nobody_can_free_counts_up_to_its_share_only(world):
+    """Marks that fill the whole budget are shown in full, and still leave the zone green."""
+    marks = [5 * POINT]
+    world.pressure.add_source("marks", lambda: marks[0], share=0.1)
+    world.fill(20)
+    assert world.pressure.percent == pytest.approx(25)
+    marks[0] = 200 * POINT
+    world.rss = world.settings.rss_base_bytes + 221 * POINT
+    world.pressure.refresh()
+    found = world.pressure.snapshot()
+    assert found.sources["marks"] == 200 * POINT
+    assert found.accounted_bytes == found.used_bytes - 1 * POINT == 30 * POINT
+    assert world.pressure.level == GREEN
+    world.fill(51)
+    assert world.pressure.level == YELLOW
+
+
 def test_what_grew_only_sets_the_zone_and_refresh_calls_back(world):
     """A journal's thread that reaches red runs no callback; the next refresh does, once."""
     calls = []

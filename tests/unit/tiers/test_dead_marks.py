@@ -1,0 +1,109 @@
+"""Marks of superseded rows: a set in order, packed, and never sorted as a whole again."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frazil.tiers import dead_marks
+from frazil.tiers.dead_marks import DeadMarks
+from frazil.tiers.marks_page import PAGE_BITS
+
+PAGE = 1 << PAGE_BITS
+PLACES = (0, 7, PAGE - 3, PAGE, 3 * PAGE + 5, 1 << 40)
+"""Where rows lie: in one page, at its edge, in others, far away."""
+
+
+def change_of(row):
+    """Return the change that supersedes a row: by itself, near, or further than 32 bits reach."""
+    return row + (0, 1, 5_000_000, (1 << 32) - 1, 1 << 33)[row % 5]
+
+
+rows_of_marks = st.lists(
+    st.builds(lambda place, more: place + more, st.sampled_from(PLACES), st.integers(0, 20)),
+    max_size=30,
+)
+
+
+@settings(max_examples=150)
+@given(
+    adds=st.lists(rows_of_marks, max_size=6),
+    cut=st.sampled_from([0, 8, PAGE - 1, PAGE + 4, 4 * PAGE, 1 << 41]),
+    end=st.sampled_from([0, 9, PAGE + 9, 1 << 32, (1 << 33) + 9, 1 << 42]),
+    forgotten=st.sampled_from([None, 0, 9, PAGE, PAGE + 3, 1 << 40]),
+    recent=st.sampled_from([0, 5, 1 << 16]),
+)
+def test_marks_are_what_a_dict_of_them_says(adds, cut, end, forgotten, recent):
+    """Whatever is added, packed and forgotten, all looks agree with a plain dict."""
+    known = dead_marks.RECENT_MARKS
+    dead_marks.RECENT_MARKS = recent
+    try:
+        marks, model = DeadMarks(), {}
+        for number, rows in enumerate(adds):
+            marks.add(np.array(rows, np.int64), np.array([change_of(r) for r in rows], np.int64))
+            model.update({row: change_of(row) for row in rows})
+            if number % 2:
+                assert len(marks) == len(model)
+            if number == 3 and forgotten is not None:
+                marks.forget(forgotten)
+                model = {row: by for row, by in model.items() if row >= forgotten}
+        below = sorted(row for row, by in model.items() if row < cut and by < end)
+        assert marks.below(cut=cut, end=end).tolist() == below
+        first = end // 2
+        changes = sorted(by for row, by in model.items() if row < cut and first <= by < end)
+        found = marks.superseding(first=first, end=end, cut=cut)
+        assert sorted(found.tolist()) == changes
+        offsets, by = marks.export()
+        assert list(zip(offsets.tolist(), by.tolist(), strict=True)) == sorted(model.items())
+        assert marks.idle == {row for row, by in model.items() if row == by}
+    finally:
+        dead_marks.RECENT_MARKS = known
+
+
+def test_arrays_that_were_given_do_not_change():
+    """What a snapshot got stays as it was when more marks come and old ones go."""
+    marks = DeadMarks()
+    marks.add(np.arange(0, 100_000, 2), np.arange(0, 100_000, 2) + 3)
+    before = marks.below(cut=100_000, end=200_000)
+    copy = before.copy()
+    marks.add(np.arange(1, 100_000, 2), np.arange(1, 100_000, 2) + 3)
+    assert len(marks.below(cut=100_000, end=200_000)) == 100_000
+    marks.forget(50_000)
+    assert np.array_equal(before, copy)
+
+
+@pytest.mark.parametrize("order", ["ascending", "random"])
+def test_a_mark_takes_about_eight_bytes(order):
+    """A million marks take less than ten bytes each, in whatever pieces they came."""
+    rows = np.arange(1_000_000)
+    if order == "random":
+        rows = np.random.default_rng(1).permutation(rows)
+    marks = DeadMarks()
+    for part in np.array_split(rows, 20):
+        marks.add(part, part + 1_000_000)
+        assert len(marks)
+    assert len(marks) == 1_000_000
+    assert marks.nbytes < 10 * 1_000_000
+
+
+def test_one_more_mark_does_not_sort_all_again():
+    """A look after one mark more costs little beside what sorting all of them costs."""
+    rows = np.random.default_rng(2).permutation(np.arange(4_000_000))
+    begun = time.perf_counter()
+    np.argsort(rows, kind="stable")
+    sorting_s = time.perf_counter() - begun
+    marks = DeadMarks()
+    marks.add(rows, rows + 1)
+    assert len(marks) == 4_000_000
+    seconds = []
+    for number in range(5):
+        marks.add(np.array([4_000_000 + number]), np.array([5_000_000]))
+        begun = time.perf_counter()
+        found = marks.below(cut=6_000_000, end=6_000_000)
+        seconds.append(time.perf_counter() - begun)
+        assert len(found) == 4_000_001 + number
+    assert min(seconds) < sorting_s / 2
