@@ -43,6 +43,8 @@ SETTLE_ROWS: Final = 2048
 """The background folds so many rows of a topic before it looks at the next one."""
 BACKLOG_ENTRIES: Final = 64
 """With more than so many frames left the background goes on without a pause."""
+MARKS_SHARE: Final = 0.1
+"""Marks of superseded rows in files, which nothing frees, count up to this share of the budget."""
 QUEUE_TOLD_MAX: Final = 100
 
 
@@ -98,7 +100,7 @@ class Tiers:
         pressure = self.pressure
         pressure.add_source("batches", self._memory_bytes)
         pressure.add_source("index", self._index_bytes)
-        pressure.add_source("marks", self._marks_bytes)
+        pressure.add_source("marks", self._marks_bytes, share=MARKS_SHARE)
         pressure.add_source("queues", self._queued_bytes)
         pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
         pressure.on_red(self._wake_move.set)
