@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -11,7 +12,9 @@ import pyarrow as pa
 from frazil.engine.sequencer import Image
 from frazil.errors import InvalidRequest
 from frazil.log.format import OP_DELETE
+from frazil.log.python_rows import python_rows
 from frazil.tiers.key_search import Found
+from frazil.tiers.keys import column_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,12 +74,12 @@ class KeyLookup:
 
     def images(self, offsets: Any) -> pa.RecordBatch:
         """Return the rows at ascending offsets in files, null throughout where one is gone."""
-        codec = self._tiers.runtime.codec
-        names = codec.schema.names
+        keyed = self._tiers.runtime.codec.columns.keyed
+        fields = [field.with_nullable(True) for field in list(keyed.schema)[:-2]]
         found: list[pa.RecordBatch] = []
         for offset in offsets.tolist():
             row = self._tiers.disk.row_at(self._tiers.id, offset)
-            found.append(_nothing(codec.batch_schema, names) if row is None else row.select(names))
+            found.append(_nothing(fields) if row is None else _under(row, fields))
         return pa.concat_batches(found)
 
     # -- for users -------------------------------------------------------------------------------
@@ -115,12 +118,16 @@ class KeyLookup:
             result.append({"_offset": found.offset, "_time": time, **_as_dict(found, codec)})
         return result
 
-    def row_before(self, key: Key, offset: int) -> dict[str, Any] | None:
-        """Return the row that a key had before an offset."""
+    def row_before(self, key: Key, offset: int, schema: pa.Schema) -> dict[str, Any] | None:
+        """Return the row that a key had before an offset, under the columns of a schema."""
         codec = self._codec
         self.refresh()
         found = self.stored(key, codec, before=offset)
-        return None if found is None else _as_dict(found, codec)
+        if found is None:
+            return None
+        row = _as_dict(found, codec)
+        names = {column_id(field): field.name for field in codec.schema}
+        return {field.name: row.get(names.get(column_id(field), "")) for field in schema}
 
     def image(self, keys: Sequence[Key], codec: ChangeCodec) -> list[Image]:
         """Return the written state of keys, for changes that build on it."""
@@ -139,7 +146,8 @@ class KeyLookup:
         tiers = self._tiers
         tiers.ensure_loaded()
         end = tiers.state.visible
-        self._keyed.fold(end)
+        if self._keyed.folded_to < end:
+            tiers.repairing(partial(self._keyed.fold, end))
         return end
 
     # -- rows ------------------------------------------------------------------------------------
@@ -161,13 +169,29 @@ class KeyLookup:
         """Return a row as Arrow holds it: in a chunk, or in a file."""
         batch = self._tiers.row_batch(offset)
         time_us = batch.column("_time").cast("int64")[0].as_py()
-        columns = batch.select([*codec.schema.names, "_op", "_present"])
+        # The columns may have changed since the codec was taken: they are found by their ids.
+        columns = _under(batch, codec.schema, "_op", "_present")
         values = codec.image(columns, 0)
         return StoredRow(offset, time_us, values, None if values is not None else columns)
 
 
-def _nothing(schema: pa.Schema, names: Sequence[str]) -> pa.RecordBatch:
-    fields = [schema.field(name).with_nullable(True) for name in names]
+def _under(batch: pa.RecordBatch, fields: Iterable[pa.Field], *system: str) -> pa.RecordBatch:
+    """Return a batch under columns of another version, and some of the system's behind them."""
+    places = {column_id(field): number for number, field in enumerate(batch.schema)}
+    arrays: list[pa.Array] = []
+    found: list[pa.Field] = []
+    for field in fields:
+        place = places.get(column_id(field))
+        column = pa.nulls(batch.num_rows, field.type) if place is None else batch.column(place)
+        arrays.append(column if column.type == field.type else column.cast(field.type, safe=False))
+        found.append(field.with_nullable(True))
+    for name in system:
+        arrays.append(batch.column(name))
+        found.append(batch.schema.field(name))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(found))
+
+
+def _nothing(fields: Sequence[pa.Field]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.nulls(1, field.type) for field in fields], schema=pa.schema(fields)
     )
@@ -177,6 +201,5 @@ def _as_dict(row: StoredRow, codec: ChangeCodec) -> dict[str, Any]:
     names = codec.schema.names
     if row.values is None:
         assert row.batch is not None
-        found: dict[str, Any] = row.batch.select(names).to_pylist()[0]
-        return found
+        return python_rows(row.batch.select(names))[0]
     return dict(zip(names, row.values, strict=True))

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from frazil.errors import CorruptionError, Unavailable
 from frazil.fs import read_fully, write_fully
 from frazil.telemetry import event, warn
 from frazil.tiers.chunk import ALIVE
 from frazil.tiers.dead_marks import KeyRows
 from frazil.tiers.keys import KeyShape
-from frazil.tiers.parquet_file import open_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from frazil.engine.topic_tiers import TopicTiers
+    from frazil.tiers.disk_file import DiskFile
 
     Offsets = npt.NDArray[np.int64]
 
 MAGIC: Final = b"FRZMARK1"
 BYTES_MAX: Final = 1 << 32
-ROWS: Final = 1 << 18
 
 
 class _Marks(msgspec.Struct, array_like=True):
@@ -58,31 +58,46 @@ def load_marks(topic: TopicTiers) -> None:
 
 
 def _key_rows(topic: TopicTiers) -> Iterator[KeyRows]:
-    """Yield every row in files: offset, key, operation."""
+    """Yield every row in files: offset, key, operation.
+
+    Raises:
+        Unavailable: a damaged file is written again; all rows are to be asked for once more.
+        CorruptionError: a damaged file cannot be written again.
+    """
     disk = topic.disk
-    for file in disk.files(topic.id):
-        if not file.rows:
-            continue
-        shape = KeyShape(topic.schema_of(file.schema), topic.state.spec.primary_key)
-        parquet, source = open_parquet(disk.file_system, disk.path(file))
-        try:
-            names = ["_offset", "_op", "_present", *shape.names]
-            for batch in parquet.iter_batches(batch_size=ROWS, columns=names):
-                present = batch.column("_present")
-                partial = None
-                if present.null_count < len(present):
-                    partial = present.is_valid().to_numpy(zero_copy_only=False)
-                yield KeyRows(
-                    batch.column("_offset").to_numpy(zero_copy_only=False),
-                    pa.RecordBatch.from_arrays(
-                        [batch.column(name) for name in shape.names], names=list(shape.names)
-                    ),
-                    batch.column("_op").to_numpy(zero_copy_only=False),
-                    partial,
-                )
-        finally:
-            parquet.close()
-            source.release()
+    with disk.changing():
+        # Retired files go after this lock: what is pinned under it stays.
+        files = [file for file in disk.files(topic.id) if file.rows]
+        pin = disk.pin_files(files)
+    with pin:
+        for file in files:
+            try:
+                yield from _rows_of(topic, file)
+            except CorruptionError as error:
+                if not disk.damaged(file, error.details.get("reason", error)):
+                    raise
+                raise Unavailable(
+                    "a damaged file was just written again, try again",
+                    topic=topic.name,
+                    file=file.name,
+                ) from error
+
+
+def _rows_of(topic: TopicTiers, file: DiskFile) -> Iterator[KeyRows]:
+    readers = topic.disk.readers
+    names = KeyShape(topic.schema_of(file.schema), topic.state.spec.primary_key).names
+    for number in range(readers.reader(file).groups):
+        batch = readers.read(file, number, ("_offset", "_op", "_present", *names))
+        present = batch.column("_present")
+        partial = None
+        if present.null_count < len(present):
+            partial = present.is_valid().to_numpy(zero_copy_only=False)
+        yield KeyRows(
+            batch.column("_offset").to_numpy(zero_copy_only=False),
+            pa.RecordBatch.from_arrays([batch.column(name) for name in names], names=list(names)),
+            batch.column("_op").to_numpy(zero_copy_only=False),
+            partial,
+        )
 
 
 def _path(topic: TopicTiers) -> str:

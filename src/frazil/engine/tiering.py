@@ -79,6 +79,7 @@ class Tiers:
         self.marks_directory = engine.paths.marks
         self.disk.convert = self._convert
         self.disk.on_damage = self._rebuild
+        self.disk.damage.must_wait = self._must_wait
         self.files = DiskUpkeep(engine, self)
         # Without threads time passes as the simulation says, and memory is what it counts.
         simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "wait": _no_wait}
@@ -126,10 +127,9 @@ class Tiers:
         """Take a topic in; from here on memory gets what the journal writes."""
         tiers = TopicTiers(self, runtime)
         self._topics[tiers.id] = tiers
-        if tiers.gap_behind() is None:
-            self._engine.upkeep.release(tiers.id, tiers.flushed)
-        else:
-            self._to_release.append((self.clock.monotonic(), tiers.id, tiers.flushed))
+        if tiers.flushed:
+            # Not at once: what is damaged in the files is found, and rebuilt from the log, first.
+            self.note_flushed(tiers, tiers.flushed)
         return tiers
 
     def unbind(self, topic_id: int) -> None:
@@ -260,6 +260,7 @@ class Tiers:
         for topic in self.topics:
             if self._stopping:
                 return
+            self._guard(f"rebuild {topic.name}", topic.repair)
             self._guard(f"load {topic.name}", topic.ensure_loaded)
             self._guard(f"flush {topic.name}", partial(self.judge, topic))
         self._guard("evict", self.evict)
@@ -326,7 +327,11 @@ class Tiers:
             except FrazilError:
                 self._to_release.append((now + 1.0, topic_id, end))
                 raise
-            self._engine.upkeep.release(topic_id, end)
+            topic = self._topics.get(topic_id)
+            free = end if topic is None else topic.releasable(end)
+            self._engine.upkeep.release(topic_id, free)
+            if free < end:
+                self._to_release.append((now + 1.0, topic_id, end))
 
     def _flush_gap(self, topic_id: int) -> None:
         """Write the gap behind what was flushed to files before the log may let it go.
@@ -378,6 +383,14 @@ class Tiers:
         """Write a damaged file's set again from the log; False if the log no longer has it."""
         found = self._topics.get(topic_id)
         return found is not None and found.rebuild(file)
+
+    def _must_wait(self, topic_id: int) -> bool:
+        """Tell whether this thread must leave a rebuild to the one that moves, and wake that."""
+        found = self._topics.get(topic_id)
+        if found is None or not found.busy():
+            return False
+        self._wake_move.set()
+        return True
 
     def stats(self) -> dict[str, Any]:
         """Return what the tiers hold and did, ready for JSON."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
 from frazil.engine.lookup import KeyLookup
 from frazil.engine.marks import load_marks
 from frazil.engine.whole_rows import whole_chunk
-from frazil.errors import CorruptionError, NotFound
+from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.ingest.change_frames import change_schema, plan_change_read
 from frazil.ingest.evolution import plan_read
 from frazil.log.state import RANGE_GAP, RANGE_LOST, SpecialRange
@@ -25,12 +26,14 @@ from frazil.tiers.partitions import Partitioner
 from frazil.tiers.signals import MemoryFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tiering import Tiers
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.disk_file import DiskFile
+
+T = TypeVar("T")
 
 LOAD_BYTES: Final = 8 << 20
 SLICE_ROWS: Final = 2048
@@ -66,8 +69,10 @@ class TopicTiers:
             reason = "freed by the log's own retention while the tiers were off"
             self._holes.append(SpecialRange(flushed, self.memory.start, RANGE_GAP, reason))
         self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
-        self._loading = threading.Lock()
-        self._flushing = threading.Lock()
+        self._moving = threading.RLock()
+        """Held while records are loaded, flushed or written again; taken before memory's lock."""
+        # Conditions can tell whether this thread has their lock.
+        self._owned = (threading.Condition(self._moving), threading.Condition(self.memory.lock))
         self._between_slices = threading.Event()
         self._marked = False
         self.fired: Counter[str] = Counter()
@@ -158,9 +163,11 @@ class TopicTiers:
 
     def ensure_loaded(self) -> None:
         """Have everything in memory that the disk tier does not have; once after each start."""
-        if self.loaded:
-            return
-        with self._loading:
+        if not self.loaded:
+            self.repairing(self._load)
+
+    def _load(self) -> None:
+        with self._moving:
             if self.keyed is not None and not self._marked:
                 load_marks(self)
                 self._marked = True
@@ -215,7 +222,10 @@ class TopicTiers:
         On return the records are in registered, synced files, or an error says why not and
         nothing has changed.
         """
-        with self._flushing:
+        return self.repairing(partial(self._flush, end, reason))
+
+    def _flush(self, end: int | None, reason: str) -> int:
+        with self._moving:
             self.ensure_loaded()
             target = self.state.durable if end is None else min(end, self.state.durable)
             while self.flushed < target:
@@ -339,6 +349,47 @@ class TopicTiers:
             raise NotFound("offset is no longer held", topic=self.name, offset=offset)
         return found
 
+    # -- damaged files ---------------------------------------------------------------------------
+
+    def busy(self) -> bool:
+        """Tell whether this thread has a lock of the topic's: then it must not rebuild a file."""
+        return any(_is_owned(condition) for condition in self._owned)
+
+    def broken(self) -> dict[str, str]:
+        """Return the names of the topic's damaged files, with the reasons."""
+        found = self.disk.damage.damaged()
+        return {name: reason for (topic, name), reason in found.items() if topic == self.id}
+
+    def repair(self) -> None:
+        """Write damaged sets again, as far as the log has them; the caller has no lock."""
+        for name, reason in self.broken().items():
+            file = self.disk.picture(self.id).by_name.get(name)
+            if file is not None:
+                self.disk.damaged(file, reason)
+
+    def repairing(self, call: Callable[[], T]) -> T:
+        """Call; if that meets a damaged file, write it again without locks and call once more."""
+        try:
+            return call()
+        except Unavailable:
+            if self.busy() or not self.broken():
+                raise
+            self.repair()
+            return call()
+
+    def releasable(self, end: int) -> int:
+        """Return up to where the log may let go: not what a damaged set is rebuilt from."""
+        broken = self.broken()
+        if not broken:
+            return end
+        held = self.runtime.lane.source.range(self.id).first
+        firsts = [
+            span.first
+            for span in self.disk.picture(self.id).spans
+            if span.first >= held and any(file.name in broken for file in span.files)
+        ]
+        return min([end, *firsts])
+
     def rebuild(self, file: DiskFile) -> bool:
         """Write the set of a damaged file again from the log; False if the log has it no more."""
         span = self.disk.set_of(file)
@@ -346,7 +397,7 @@ class TopicTiers:
         if span is None or span.first < held.first or span.end > held.end:
             return False
         columns = self.runtime.codec.columns
-        with self._flushing:
+        with self._moving:
             flush_set(
                 self.disk,
                 topic=self.id,
@@ -446,6 +497,15 @@ class TopicTiers:
             }
             found["routes"] = dict(self.keyed.routes)
         return found
+
+
+def _is_owned(condition: threading.Condition) -> bool:
+    """Tell whether this thread has a condition's lock."""
+    try:
+        condition.notify(0)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _partitions(chunk: Chunk, partitioner: Partitioner) -> dict[str, int]:

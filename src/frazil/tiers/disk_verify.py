@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from frazil.errors import Unavailable
 from frazil.telemetry import warn
 from frazil.tiers.parquet_file import file_crc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from frazil.tiers.disk import DiskTier
     from frazil.tiers.disk_file import DiskFile
 
@@ -28,10 +31,16 @@ class _Seen(NamedTuple):
 
 
 class DiskVerifier:
-    """Knows which files were verified and which are damaged. Any thread may use it."""
+    """Knows which files were verified and which are damaged. Any thread may use it.
+
+    Attributes:
+        must_wait: tells whether the calling thread has a lock of a topic's under which none of its
+            files may be rebuilt, and sees to it that another thread does it; set by the engine.
+    """
 
     def __init__(self, tier: DiskTier) -> None:
         self._tier = tier
+        self.must_wait: Callable[[int], bool] | None = None
         self._lock = threading.Lock()
         self._rebuilding = threading.Lock()
         self._seen: dict[tuple[int, str], _Seen] = {}
@@ -71,6 +80,9 @@ class DiskVerifier:
         """Note damage and ask the engine to rebuild the file; tell whether another took its place.
 
         The file stays where it is until its replacement is registered, and is put aside then.
+
+        Raises:
+            Unavailable: it may be rebuilt, but not while this thread has a lock of the topic's.
         """
         key = (file.topic, file.name)
         with self._lock:
@@ -78,7 +90,9 @@ class DiskVerifier:
         if new:
             self.note_damage(file.topic, file.name, str(reason))
             warn("disk_file_damaged", topic=file.topic, file=file.name, reason=reason)
-        # Not for ever: whoever rebuilds may wait for a lock that this thread has.
+        if self.must_wait is not None and self.must_wait(file.topic):
+            return self._replaced(file) or self._left(file)
+        # Not for ever: whoever rebuilds may wait for something that this thread has.
         if not self._rebuilding.acquire(timeout=REBUILD_WAIT_S):
             return False
         try:
@@ -87,14 +101,29 @@ class DiskVerifier:
             self._rebuilding.release()
 
     def _rebuilt(self, file: DiskFile) -> bool:
-        key = (file.topic, file.name)
         on_damage = self._tier.on_damage
-        now = self._tier.clock.monotonic()
-        asked = self._asked.get(key)
-        if on_damage is None or (asked is not None and now < asked + RETRY_S):
+        if on_damage is None or self._in_vain(file):
             return False
-        self._asked[key] = now
-        return on_damage(file.topic, file) and self._replaced(file)
+        rebuilt = False
+        try:
+            rebuilt = on_damage(file.topic, file) and self._replaced(file)
+        finally:
+            if not rebuilt:
+                self._asked[file.topic, file.name] = self._tier.clock.monotonic()
+        return rebuilt
+
+    def _in_vain(self, file: DiskFile) -> bool:
+        """Tell whether it was tried a short while ago, without success."""
+        asked = self._asked.get((file.topic, file.name))
+        return asked is not None and self._tier.clock.monotonic() < asked + RETRY_S
+
+    def _left(self, file: DiskFile) -> bool:
+        """Leave the rebuilding to a thread without locks; False if that was in vain already."""
+        if self._tier.on_damage is None or self._in_vain(file):
+            return False
+        raise Unavailable(
+            "a damaged file is being written again, try again", topic=file.topic, file=file.name
+        )
 
     def forget(self, file: DiskFile) -> str | None:
         """Forget a file; return the reason if it was damaged."""
@@ -119,7 +148,7 @@ class DiskVerifier:
             for file in tier.files(topic):
                 key = (topic, file.name)
                 checked_us = self._checked_us.get(key, file.created_us)
-                if checked_us <= limit_us and key not in self._damaged:
+                if checked_us <= limit_us:
                     due.append((checked_us, file))
         found = spent = 0
         for _, file in sorted(due, key=lambda each: (each[0], each[1].name)):
@@ -131,7 +160,15 @@ class DiskVerifier:
             if fault:
                 found += 1
                 self.report(file, fault)
+            else:
+                self._healed(file)
         return found
+
+    def _healed(self, file: DiskFile) -> None:
+        """Take a file for good again: somebody has put its very bytes back."""
+        with self._lock:
+            if self._damaged.pop((file.topic, file.name), None) is not None:
+                self._tier.readers.forget(file)
 
     def _replaced(self, file: DiskFile) -> bool:
         return file.name not in self._tier.picture(file.topic).by_name
