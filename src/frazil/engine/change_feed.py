@@ -5,10 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from frazil.engine.reading import Reader
 from frazil.errors import InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.present import positions_of
+from frazil.log.python_rows import python_rows
+from frazil.tiers.keys import KeyShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +38,7 @@ class ChangeFeed:
         self._lookup: KeyLookup | None = None if runtime.tiers is None else runtime.tiers.lookup
         self._keyed = bool(runtime.state.spec.primary_key)
         self._rows: dict[Key, Row | None] = {}
+        self._names: list[str] = []
         self._reader = Reader(
             runtime, start=from_offset, follow=False, limit=limit, bytes_max=None, timeout_s=None
         )
@@ -44,32 +49,37 @@ class ChangeFeed:
                 yield from self._changes(batch)
 
     def _changes(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        columns = self._runtime.codec.columns
-        names = columns.schema.names
+        # Under the columns that the batch was read with: there may be newer ones by now.
+        fields = list(batch.data.schema)
+        schema = pa.schema(fields[:-2] if self._keyed else fields)
+        names = schema.names
+        if names != self._names:
+            self._rows.clear()
+            self._names = names
         times = [us for count, us in batch.times for _each in range(count)]
-        rows = batch.data.select(names).to_pylist()
+        rows = python_rows(batch.data.select(names))
         if not self._keyed:
             for number, row in enumerate(rows):
                 yield _told(batch.offset + number, times[number], "append", None, None, row)
             return
-        keys = columns.keyed.changes.shape.keys(batch.data)
+        shape = KeyShape(schema, self._runtime.state.spec.primary_key)
+        keys = shape.keys(batch.data)
         ops = batch.data.column("_op").to_pylist()
         bitmaps = batch.data.column("_present").to_pylist()
-        key_names = columns.keyed.changes.shape.names
         for number, row in enumerate(rows):
             offset, op, present = batch.offset + number, ops[number], bitmaps[number]
-            before = self._before(keys[number], offset)
+            before = self._before(keys[number], offset, schema)
             after = _after(op, present, before, row, names)
             self._remember(keys[number], after)
-            key = {name: row[name] for name in key_names}
+            key = {name: row[name] for name in shape.names}
             yield _told(offset, times[number], fmt.OP_NAMES[op], key, before, after)
 
-    def _before(self, key: Key, offset: int) -> Row | None:
+    def _before(self, key: Key, offset: int, schema: pa.Schema) -> Row | None:
         if key in self._rows:
             return self._rows[key]
         if self._lookup is None:
             return None
-        return self._lookup.row_before(key, offset)
+        return self._lookup.row_before(key, offset, schema)
 
     def _remember(self, key: Key, row: Row | None) -> None:
         if len(self._rows) >= KEYS_MAX:

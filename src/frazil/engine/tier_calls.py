@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.registry import Registry
 from frazil.engine.snapshots import EngineSources
-from frazil.errors import InvalidRequest
+from frazil.errors import InvalidRequest, NotFound
 from frazil.model import full_topic_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tiering import Tiers
+    from frazil.engine.topic_tiers import TopicTiers
     from frazil.query.engine import QueryEngine
     from frazil.query.result import Result
 
@@ -78,8 +79,10 @@ class TierCalls(Registry):
         self._tiers()
         with self._control:
             if self._query_engine is None:
-                self._query_engine = self._new_query_engine()
-                self._tiers().pressure.on_red(self._cancel_for_memory)
+                made = self._query_engine = self._new_query_engine()
+                pressure = self._tiers().pressure
+                pressure.add_source("queries", made.bytes_ahead)
+                pressure.on_red(self._cancel_for_memory)
             return self._query_engine
 
     def _new_query_engine(self) -> QueryEngine:
@@ -103,7 +106,21 @@ class TierCalls(Registry):
             limits,
             clock=self.clock,
             result_bytes_ahead=query.result_bytes_ahead,
+            admit=self._admit_query,
         )
+
+    def _admit_query(self) -> None:
+        pressure = self._tiers().pressure
+        if pressure.level < RED:
+            return
+        # It may be over: what a query would add is judged by what is held now.
+        pressure.recount()
+        if pressure.level >= RED:
+            raise Overloaded(
+                "memory is nearly full and publishes come first, run the query again later",
+                percent=round(pressure.percent, 1),
+                retry_after_ms=RETRY_AFTER_MS,
+            )
 
     def _cancel_for_memory(self) -> None:
         if self._query_engine is not None:
@@ -124,9 +141,7 @@ class TierCalls(Registry):
         Raises:
             Closed: in a forked child, which must open the directory for itself.
         """
-        tiers = self._tiers()
-        runtimes = self.runtimes if name is None else self.parts_of(name)
-        return {each.name: tiers.topic(each.state.id).flush() for each in runtimes}
+        return self._moved(name, lambda topic: topic.flush())
 
     def evict(self, name: str | None = None) -> dict[str, int]:
         """Drop from memory what files have, and files beyond the cap that are held elsewhere.
@@ -134,10 +149,22 @@ class TierCalls(Registry):
         Returns the bytes that memory gave up, by topic.
         """
         tiers = self._tiers()
-        runtimes = self.runtimes if name is None else self.parts_of(name)
-        freed = {each.name: tiers.topic(each.state.id).evict(before_us=None) for each in runtimes}
+        freed = self._moved(name, lambda topic: topic.evict(before_us=None))
         tiers.files.check_cap()
         return freed
+
+    def _moved(self, name: str | None, move: Callable[[TopicTiers], int]) -> dict[str, int]:
+        """Move records of one topic, or of all that are still there when it is their turn."""
+        self._check_open()
+        tiers = self._tiers()
+        moved: dict[str, int] = {}
+        for runtime in self.runtimes if name is None else self.parts_of(name):
+            try:
+                moved[runtime.name] = move(tiers.topic(runtime.state.id))
+            except NotFound:
+                if name is not None or self._topics.get(runtime.name) is runtime:
+                    raise
+        return moved
 
     def tier_files(self, name: str) -> list[dict[str, Any]]:
         """Describe the files of a topic."""

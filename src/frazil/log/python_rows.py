@@ -1,0 +1,49 @@
+"""Rows as dicts, also where Python's own types are coarser than a column's.
+
+With pandas installed Arrow gives nanoseconds as its timestamps. Without it a value that is finer
+than a microsecond has no Python form: it is cut to microseconds. Arrow has it in full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+__all__ = ["python_rows"]
+
+
+def python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+    """Return rows as dicts; without pandas, nanoseconds are cut to microseconds."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except ValueError:
+        columns = [_cut(column) for column in batch.columns]
+        rows = pa.Table.from_arrays(columns, names=batch.schema.names).to_pylist()
+    return rows
+
+
+def _cut(column: Any) -> Any:
+    coarse = _coarse(column.type)
+    return column if coarse == column.type else column.cast(coarse, safe=False)
+
+
+def _coarse(kind: pa.DataType) -> pa.DataType:
+    """Return a type with microseconds where it has nanoseconds."""
+    if pt.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pt.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if pt.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pt.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        return pa.struct([field.with_type(_coarse(field.type)) for field in fields])
+    if pt.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return pa.map_(key.with_type(_coarse(key.type)), item.with_type(_coarse(item.type)))
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        value = kind.value_field.with_type(_coarse(kind.value_type))
+        return pa.list_(value) if pt.is_list(kind) else pa.large_list(value)
+    return kind
