@@ -7,7 +7,9 @@ of its keys on one.
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -18,6 +20,8 @@ from bench.quiet import wait_until_quiet
 from bench.same_rows import ZSTD_LEVEL, file_paths
 
 if TYPE_CHECKING:
+    import numpy as np
+
     import frazil
 
 RATIO_MIN = 0.7
@@ -31,7 +35,7 @@ STAY = {
 
 
 def run(bench: Bench) -> list[Row]:
-    count = bench.pick(1_000_000, 100_000)
+    count = bench.pick(500_000, 100_000)
     rows: list[Row] = []
     for kind, key in (("append topic", []), ("keyed topic", ["id"])):
         with workload.open_engine(bench.fresh("engine"), **STAY) as engine:
@@ -45,6 +49,12 @@ def run(bench: Bench) -> list[Row]:
                 "MB/s",
                 ratio_min=RATIO_MIN,
             ),
+            compare(
+                f"flush of {count:,} rows, {kind}, by CPU time",
+                found["flush, CPU"],
+                found["write_table, CPU"],
+                "MB/s",
+            ),
             absolute(f"flush of {count:,} rows, {kind}: rows", found["rows"], "rows/s"),
         ]
     return rows
@@ -53,35 +63,48 @@ def run(bench: Bench) -> list[Row]:
 def _rounds(
     bench: Bench, engine: frazil.Engine, topic: frazil.Topic, count: int, key: list[str]
 ) -> dict[str, list[float]]:
-    ids = people.keys_in_random_order(count)
-    people.publish(topic, ids)
-    wait_until_quiet(engine)
-    engine.flush()
-    model = file_paths(engine, "people")[0]
-    table = pq.read_table(model).replace_schema_metadata(None)
-    options = _options(model, key)
     path = bench.path("write_table.parquet")
+    rounds = itertools.count()
+    made: dict[str, Any] = {}
 
-    def flush() -> float:
+    def flush() -> tuple[float, float]:
         engine.evict()
-        people.publish(topic, ids)
+        people.publish(topic, _ids(count, next(rounds)))
         wait_until_quiet(engine)
-        begin = time.perf_counter()
-        engine.flush("people")
-        return time.perf_counter() - begin
+        return _timed(lambda: engine.flush("people"))
 
-    def write() -> float:
-        begin = time.perf_counter()
-        pq.write_table(table, path, **options)
-        return time.perf_counter() - begin
+    def write() -> tuple[float, float]:
+        return _timed(lambda: pq.write_table(made["table"], path, **made["options"]))
 
+    flush()
+    model = file_paths(engine, "people")[0]
+    made["table"] = pq.read_table(model).replace_schema_metadata(None)
+    made["options"] = _options(model, key)
+    assert len(made["table"]) == count
     found = in_turn({"flush": flush, "write_table": write}, bench.pick(7, 2))
-    size = table.nbytes / len(table) * count / 1e6
+    size = made["table"].nbytes / 1e6
     return {
-        "flush": [size / seconds for seconds in found["flush"]],
-        "write_table": [table.nbytes / 1e6 / seconds for seconds in found["write_table"]],
-        "rows": [count / seconds for seconds in found["flush"]],
+        "flush": [size / wall for wall, _cpu in found["flush"]],
+        "write_table": [size / wall for wall, _cpu in found["write_table"]],
+        "flush, CPU": [size / cpu for _wall, cpu in found["flush"]],
+        "write_table, CPU": [size / cpu for _wall, cpu in found["write_table"]],
+        "rows": [count / wall for wall, _cpu in found["flush"]],
     }
+
+
+def _ids(count: int, number: int) -> np.ndarray:
+    """Return the keys of a round: new ones, and a tenth of the round before."""
+    ids = people.keys_in_random_order(count) + number * count * people.KEY_STEP
+    if number:
+        ids[::10] -= count * people.KEY_STEP
+    return ids
+
+
+def _timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that something took, and the seconds that the process ran in them."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def _options(model: str, key: list[str]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def run(bench: Bench) -> list[Row]:
                 topic, lambda n: people.row(n * 7919 % count * 2, n), WRITES_PER_SECOND
             )
             with writer:
-                beside = _gets(topic, count, seed=number, seconds=seconds)
+                beside = _gets(topic, count, seed=number, seconds=seconds, beside=True)
             if number >= 0:
                 idle.append(alone)
                 busy.append(beside)
@@ -72,8 +72,11 @@ def _check(topic: frazil.Topic, count: int) -> None:
         raise SystemExit("key 1 was never published and has a row")
 
 
-def _gets(topic: frazil.Topic, count: int, *, seed: int, seconds: float) -> Timed:
+def _gets(
+    topic: frazil.Topic, count: int, *, seed: int, seconds: float, beside: bool = False
+) -> Timed:
     """Time look-ups of keys drawn at random, every tenth absent."""
     draw = random.Random(seed)
     keys = [draw.randrange(count) * 2 + (number % 10 == 0) for number in range(100_000)]
-    return timed((partial(topic.get, key) for key in itertools.cycle(keys)), seconds=seconds)
+    calls = (partial(topic.get, key) for key in itertools.cycle(keys))
+    return timed(calls, seconds=seconds, beside=beside)

@@ -82,8 +82,8 @@ class Timed(NamedTuple):
     cpu: list[float]
 
 
-def timed(calls: Iterator[Callable[[], object]], *, seconds: float) -> Timed:
-    """Time calls one after the other, in bursts, for a while.
+def timed(calls: Iterator[Callable[[], object]], *, seconds: float, beside: bool = False) -> Timed:
+    """Time calls one after the other for a while; `beside` a writer in bursts.
 
     Between bursts others may run: one reader that never waits would take the interpreter for itself
     and hold up the very writer beside which it is measured.
@@ -102,7 +102,8 @@ def timed(calls: Iterator[Callable[[], object]], *, seconds: float) -> Timed:
             found.wall.append(end - begin)
             if end > pause_at:
                 break
-        time.sleep(PAUSE_S)
+        if beside:
+            time.sleep(PAUSE_S)
     return found
 
 

@@ -15,12 +15,13 @@ WAIT_S_MAX = 600.0
 
 def wait_until_quiet(engine: frazil.Engine, *, rest_s: float = 1.5) -> None:
     """Return when nothing has been decoded, folded, merged, written or joined for a while."""
+    assert engine.tiers is not None
     deadline = time.monotonic() + WAIT_S_MAX
     seen: object = None
     since = time.monotonic()
     while time.monotonic() < deadline:
         found = _state(engine)
-        if found != seen:
+        if found != seen or engine.tiers.disk.writing:
             seen, since = found, time.monotonic()
         elif time.monotonic() - since > rest_s:
             return

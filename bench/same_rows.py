@@ -102,13 +102,13 @@ def compare_aggregates(
     rows: list[Row] = []
     for name, sql in AGGREGATES.items():
         _check(name, engine.query(sql).arrow(), other.query(sql))
-        calls = bench.pick(5, 3)
+        calls = bench.pick(3, 3)
         found = in_turn(
             {
                 "frazil": partial(_median_ms, partial(_answer, engine, sql), calls),
                 "duckdb": partial(_median_ms, partial(other.query, sql), calls),
             },
-            bench.pick(9, 3),
+            bench.pick(7, 3),
         )
         rows.append(
             compare(f"{title}: {name}", found["frazil"], found["duckdb"], "ms", ratio_max=ratio_max)

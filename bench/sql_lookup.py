@@ -69,7 +69,7 @@ def run(bench: Bench) -> list[Row]:
                 topic, lambda n: people.row(n * 7919 % count * 2, n), WRITES_PER_SECOND
             )
             with writer:
-                beside = _round(engine, count, seed=number, seconds=seconds)
+                beside = _round(engine, count, seed=number, seconds=seconds, beside=True)
             if number >= 0:
                 rates.append(writer.acks_per_second)
                 for form in FORMS:
@@ -98,12 +98,14 @@ def _rows(title: str, found: dict[str, list[Timed]], limit: float) -> list[Row]:
     ]
 
 
-def _round(engine: frazil.Engine, count: int, *, seed: int, seconds: float) -> dict[str, Timed]:
+def _round(
+    engine: frazil.Engine, count: int, *, seed: int, seconds: float, beside: bool = False
+) -> dict[str, Timed]:
     found: dict[str, Timed] = {}
     for form, make in FORMS.items():
         draw = random.Random(f"{seed} {form}")
         keys = (draw.randrange(count) * 2 for _ in itertools.count())
-        found[form] = timed(_calls(engine, make, keys), seconds=seconds)
+        found[form] = timed(_calls(engine, make, keys), seconds=seconds, beside=beside)
     return found
 
 
