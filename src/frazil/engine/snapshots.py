@@ -15,6 +15,7 @@ from frazil.engine.runtime import microseconds
 from frazil.engine.whole_rows import whole_chunk
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
+from frazil.ingest.routing import part_of_values
 from frazil.model import full_topic_name
 from frazil.query.sources import ChunkView, TopicInfo
 from frazil.tiers.parquet_file import open_parquet
@@ -22,6 +23,7 @@ from frazil.tiers.parquet_file import open_parquet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from frazil.engine.lookup import KeyLookup
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tier_calls import TierCalls
     from frazil.engine.topic_tiers import TopicTiers
@@ -255,12 +257,33 @@ class EngineSources:
         self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: int | None = None
     ) -> Sequence[Mapping[str, Any] | None]:
         """Return the newest row of each key."""
-        runtime = self._engine.parts_of("/" + "/".join(topic))[0]
+        runtimes = self._engine.parts_of("/" + "/".join(topic))
         if min_offset is not None:
-            self._wait_for(runtime, min_offset, 1)
-        lookup = _tiers_of(runtime).lookup
-        assert lookup is not None
-        return lookup.get_rows(keys)
+            self._wait_for(runtimes[0], min_offset, len(runtimes))
+        if runtimes[0].state.spec.part_of:
+            return self._lookup_in_parts(runtimes, keys)
+        return _lookup_of(runtimes[0]).get_rows(keys)
+
+    def _lookup_in_parts(
+        self, runtimes: Sequence[TopicRuntime], keys: Sequence[tuple[Any, ...]]
+    ) -> list[dict[str, Any] | None]:
+        """Look each key up in its part, all parts at one instant."""
+        codec = runtimes[0].codec.columns.keyed.changes
+        wanted: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            values = codec.parse_key(key)
+            wanted.setdefault(part_of_values(values, len(runtimes)), []).append(place)
+        parts = [(runtimes[part], places) for part, places in wanted.items()]
+        ends = self._engine.visible_ends([runtime for runtime, _places in parts])
+        found: list[dict[str, Any] | None] = [None] * len(keys)
+        for (runtime, places), end in zip(parts, ends, strict=True):
+            lookup = _lookup_of(runtime)
+            lookup.refresh()
+            rows = lookup.get_rows([keys[place] for place in places], before=end)
+            for place, row in zip(places, rows, strict=True):
+                if row is not None:
+                    found[place] = {"_part": runtime.state.spec.part_index, **row}
+        return found
 
 
 def _split(name: str) -> TopicName:
@@ -280,6 +303,12 @@ def _tiers_of(runtime: TopicRuntime) -> TopicTiers:
     if runtime.tiers is None:
         raise InvalidRequest("SQL needs the memory tier, set memory.enabled")
     return runtime.tiers
+
+
+def _lookup_of(runtime: TopicRuntime) -> KeyLookup:
+    lookup = _tiers_of(runtime).lookup
+    assert lookup is not None
+    return lookup
 
 
 def _as_of(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> int:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.registry import Registry
 from frazil.engine.snapshots import EngineSources
-from frazil.errors import InvalidRequest, NotFound
+from frazil.errors import InvalidRequest, NotFound, Overloaded
 from frazil.model import full_topic_name
+from frazil.tiers.pressure import RETRY_AFTER_MS
+from frazil.tiers.zones import RED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,8 @@ class TierCalls(Registry):
 
         Raises:
             InvalidRequest: if the statement is wrong or not allowed.
-            Overloaded: if too many queries run, or memory is short.
+            Overloaded: if too many queries run, or memory is nearly full; look-ups by key alone
+                are answered even then.
             Unavailable: if it takes too long.
         """
         begun = self.clock.monotonic()
@@ -61,7 +64,10 @@ class TierCalls(Registry):
     def explain(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Run a query and say which tiers, files, rows and bytes were considered and read."""
+        """Plan a query and say which tiers, files, rows and bytes it would read.
+
+        It is not run; keys are looked up, to tell where their rows lie.
+        """
         return self.queries().explain(sql, params, **options)
 
     def cancel_queries(self) -> None:

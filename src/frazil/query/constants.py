@@ -15,17 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as pt
 
+from frazil.query.casts import cast_value
 from frazil.query.functions import SCALARS, VOLATILE
 
 if TYPE_CHECKING:
     from frazil.query.parse import Node
 
 __all__ = [
+    "Cast",
     "Constant",
     "Folded",
     "Literal",
     "Moment",
     "Parameter",
+    "cast_of",
     "comparable",
     "constant_of",
     "literal_of",
@@ -71,7 +74,14 @@ class Folded(NamedTuple):
     number: int
 
 
-Constant = Literal | Parameter | Folded
+class Cast(NamedTuple):
+    """A literal or parameter that is cast, where Python can do what DuckDB would."""
+
+    inner: Literal | Parameter
+    type_id: str
+
+
+Constant = Literal | Parameter | Folded | Cast
 
 
 class Moment(NamedTuple):
@@ -126,12 +136,23 @@ def literal_of(node: Node) -> Literal | None:
     return None
 
 
+def cast_of(node: Node) -> Cast | None:
+    """Return the cast of a literal or parameter to a plain type that `node` is, else None."""
+    if node["class"] != "CAST" or node["try_cast"] or node["cast_type"]["type_info"] is not None:
+        return None
+    child = node["child"]
+    inner = Parameter(child["identifier"]) if child["class"] == "PARAMETER" else literal_of(child)
+    return None if inner is None else Cast(inner, node["cast_type"]["id"])
+
+
 def value_of(constant: Constant, params: Mapping[str, Any], folded: Sequence[Any]) -> Any:
     """Return the value of a constant; None also if it is not known."""
     if isinstance(constant, Literal):
         return constant.value
     if isinstance(constant, Parameter):
         return params.get(constant.name)
+    if isinstance(constant, Cast):
+        return cast_value(value_of(constant.inner, params, folded), constant.type_id)
     return folded[constant.number] if constant.number < len(folded) else None
 
 

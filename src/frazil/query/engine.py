@@ -7,6 +7,7 @@ the memory tier as they are and over the files of the disk tier.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.query.catalog import catalog_table
@@ -16,13 +17,15 @@ from frazil.query.failures import query_failure
 from frazil.query.keys import Unfit, keys_of
 from frazil.query.plan_store import PlanStore
 from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery
-from frazil.query.prepared import Prepared, prepare
+from frazil.query.prepared import Prepared, found_rows, prepare
 from frazil.query.result import BATCH_ROWS, Result, Stream
+from frazil.query.sources import Request
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.errors import FrazilError
     from frazil.query.plan import Plan
+    from frazil.query.point import PointPlan
     from frazil.query.sources import Sources, TopicName, TopicSnapshot
 
 __all__ = ["QueryEngine"]
@@ -35,7 +38,9 @@ Snapshots = Mapping["TopicName", Sequence["TopicSnapshot"]]
 class QueryEngine:
     """Answers SQL about the topics of `sources`. All methods may be called from any thread.
 
-    `result_bytes_ahead` is how much of a result is read before the caller gets it.
+    `result_bytes_ahead` is how much of a result is read before the caller gets it. `admit` is
+    called before a query that scans begins, and raises if it must not; look-ups by key alone are
+    always admitted.
     """
 
     def __init__(
@@ -45,10 +50,14 @@ class QueryEngine:
         *,
         clock: Clock,
         result_bytes_ahead: int = 64 * 1024 * 1024,
+        admit: Callable[[], None] = lambda: None,
     ) -> None:
         self._sources = sources
         self._clock = clock
         self._bytes_ahead = result_bytes_ahead
+        self._admit = admit
+        # By the query's id. Finalizers take entries out: only calls that need no lock.
+        self._ahead: dict[int, int] = {}
         self._prefix = f"__frazil_{clock.random_bytes(8).hex()}_"
         self._pool = Pool(limits, clock)
         self._plans = PlanStore(sources, self._prefix)
@@ -89,6 +98,7 @@ class QueryEngine:
                 return found
             plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
+        self._admit()
         run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
         try:
             if on_begin is not None:
@@ -110,10 +120,12 @@ class QueryEngine:
         min_offset: int | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Say what `query` would read: tiers, files, rows and bytes, and what it leaves out.
+        """Plan a query and say what it would read: tiers, files, rows, bytes, what it leaves out.
 
-        `path` is "index" for a look-up by key, else "scan"; `tables` has one entry for each topic
-        that the statement names, `plan` is DuckDB's. Raises what `query` raises.
+        The query is planned at a snapshot of its own and not run; keys are looked up, to tell
+        where their rows lie. `path` is "index" if all tables are looked up by key, else "scan";
+        `tables` has one entry for each topic that the statement names, `plan` is DuckDB's and
+        empty if it is not asked. Raises what `query` raises.
         """
         plan = self._plans.plan(sql)
         values = plan.bind(params)
@@ -121,7 +133,7 @@ class QueryEngine:
             keys = keys_of(plan.point.key, values, ())
             is_now = as_of_offset is None and as_of_time is None
             if is_now and not isinstance(keys, Unfit) and plan.point.rows_max(values) is not None:
-                return explained_point(plan.point, keys)
+                return self._explained_point(plan.point, keys, min_offset)
             plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
@@ -132,6 +144,10 @@ class QueryEngine:
             return explained_scan(plan, prepared, run.snapshots, text)
         finally:
             run.release()
+
+    def bytes_ahead(self) -> int:
+        """Return the bytes of results that were read ahead and are still held."""
+        return sum(list(self._ahead.values()))
 
     def running(self) -> list[RunningQuery]:
         """Return the queries that run now or whose results are being read, oldest first."""
@@ -162,8 +178,21 @@ class QueryEngine:
             return None
         found = self._sources.lookup(point.topic, keys, min_offset=min_offset) if keys else ()
         names = [column.name for _, column in point.shown]
+        types = [column.type for _, column in point.shown]
         rows = [tuple([row[name] for name in names]) for row in found if row is not None]
-        return Result.of_rows(point.shown, rows[:rows_max])
+        return Result.of_rows(plan.schema, types, rows[:rows_max])
+
+    def _explained_point(
+        self, point: PointPlan, keys: Sequence[tuple[Any, ...]], min_offset: int | None
+    ) -> dict[str, Any]:
+        (snapshots,) = self._sources.snapshot(
+            [Request(point.topic)], min_offset=min_offset
+        ).values()
+        try:
+            return explained_point(point, keys, found_rows(keys, snapshots))
+        finally:
+            for snapshot in snapshots:
+                snapshot.close()
 
     def _prepare(self, plan: Plan, values: Mapping[str, Any], run: _Run) -> Prepared:
         run.lease.check()
@@ -190,21 +219,29 @@ class QueryEngine:
         )
         reader = self._guarded(run, lambda: done.to_arrow_reader(BATCH_ROWS))
         stream = Stream(reader, run.failure, run.release, self._pool.defer)
+        query_id = run.lease.id
+        forget = partial(self._ahead.pop, query_id, None)
         batches = []
         size = 0
-        while (batch := stream.read()) is not None:
-            batches.append(batch)
-            size += batch.nbytes
-            if size > self._bytes_ahead:
-                run.lease.on_stop = stream.close_if_idle
-                return Result(
-                    stream.schema,
-                    batches,
-                    stream=stream,
-                    why_stopped=lambda: run.lease.stopped,
-                    integers=integers,
-                )
-        return Result(stream.schema, batches, integers=integers)
+        try:
+            while size <= self._bytes_ahead and (batch := stream.read()) is not None:
+                batches.append(batch)
+                size += batch.nbytes
+                self._ahead[query_id] = size
+        except BaseException:
+            forget()
+            raise
+        if stream.closed:
+            return Result(stream.schema, batches, integers=integers, forget=forget)
+        run.lease.on_stop = stream.close_if_idle
+        return Result(
+            stream.schema,
+            batches,
+            stream=stream,
+            why_stopped=lambda: run.lease.stopped,
+            integers=integers,
+            forget=forget,
+        )
 
     def _guarded(self, run: _Run, work: Callable[[], Any]) -> Any:
         """Do something in DuckDB; its errors become ours."""

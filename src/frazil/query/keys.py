@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
+from frazil.query.casts import text_value
 from frazil.query.constants import Moment
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def keys_of(
 def _value(value: Any, data_type: pa.DataType) -> Any:
     if value is None:
         return _MISS
+    if type(value) is str and not (pt.is_string(data_type) or pt.is_large_string(data_type)):
+        value = text_value(value, data_type)
     if pt.is_integer(data_type):
         return _integer(value, data_type)
     if pt.is_string(data_type) or pt.is_large_string(data_type):

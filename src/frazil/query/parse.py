@@ -17,6 +17,7 @@ from frazil.query.lockdown import connect_locked
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 __all__ = ["Node", "Parser", "checked_text"]
 
@@ -59,6 +60,14 @@ class Parser:
         answer = _encode({"error": False, "statements": [statement]}).decode()
         return self._ask("SELECT json_deserialize_sql($1::JSON)", answer)
 
+    def schema(self, query: str) -> pa.Schema:
+        """Return the columns that a query without tables gives, as DuckDB hands them out."""
+        connection = self._connection()
+        try:
+            return connection.execute(query).to_arrow_reader().schema
+        finally:
+            self._idle.append(connection)
+
     def close(self) -> None:
         """Close the instance; nothing is parsed any more."""
         while self._idle:
@@ -68,10 +77,7 @@ class Parser:
     def _ask(self, question: str, value: str) -> str:
         import duckdb
 
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._instance.cursor()
+        connection = self._connection()
         try:
             row = connection.execute(question, [value]).fetchone()
         except duckdb.Error as error:
@@ -80,6 +86,12 @@ class Parser:
             self._idle.append(connection)
         assert row is not None
         return str(row[0])
+
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._instance.cursor()
 
 
 def checked_text(sql: object) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from attrs import frozen
 
 from frazil.errors import InvalidRequest
@@ -19,6 +20,7 @@ from frazil.query.guard import check_statement
 from frazil.query.keys import key_conditions
 from frazil.query.point import PointPlan, point_of
 from frazil.query.pruning import Condition, conditions_of
+from frazil.query.relations import empty_relation
 from frazil.query.sources import Request, TopicInfo, TopicName
 from frazil.query.tables import (
     TableUse,
@@ -30,8 +32,6 @@ from frazil.query.tables import (
 from frazil.query.views import ViewColumn, view_columns
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from frazil.query.parse import Node, Parser
 
 __all__ = ["Plan", "PlannedUse", "Planner"]
@@ -57,10 +57,14 @@ class PlannedUse:
 
 @frozen(eq=False)
 class Plan:
-    """A statement that is allowed, ready to be run."""
+    """A statement that is allowed, ready to be run.
+
+    `point` is the look-up that it is, and `schema` the columns of its result.
+    """
 
     parameters: frozenset[str]
     point: PointPlan | None = None
+    schema: pa.Schema | None = None
     pieces: tuple[str, ...] = ()
     uses: tuple[PlannedUse, ...] = ()
     fold_text: str = ""
@@ -128,7 +132,7 @@ class Planner:
         if point:
             found = point_of(statement, topics)
             if found is not None:
-                return Plan(parameters, point=found)
+                return self._point_plan(parameters, found)
         check_statement(statement)
         for node in unnamed_subqueries(statement):
             node["alias"] = self._text_of([node]).removeprefix("SELECT ")
@@ -156,7 +160,12 @@ class Planner:
         except InvalidRequest:
             return None
         found = point_of(statement, topics)
-        return None if found is None else Plan(_parameters_of(statement), point=found)
+        return None if found is None else self._point_plan(_parameters_of(statement), found)
+
+    def _point_plan(self, parameters: frozenset[str], point: PointPlan) -> Plan:
+        columns = [column._replace(name=name) for name, column in point.shown]
+        schema = self._parser.schema(empty_relation(columns))
+        return Plan(parameters, point=point, schema=schema)
 
     def _placeholder(self, number: int) -> str:
         return f"{self._prefix}u{number}_"

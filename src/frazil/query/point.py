@@ -2,6 +2,8 @@
 
 `SELECT columns FROM topic WHERE key = constant`, in any textual form: the tree is what is
 recognised. All key columns must be compared, nothing else may stand in the statement but a LIMIT.
+A statement that is more than that and still names whole keys is run by DuckDB over the rows that
+the index finds (`prepared.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from frazil.query.constants import Constant, Literal, Parameter, constant_of
+from frazil.query.constants import Constant, Literal, Parameter, cast_of, constant_of
 from frazil.query.pruning import Condition
 from frazil.query.tables import topic_of
 from frazil.query.views import ViewColumn, view_columns
@@ -56,7 +58,7 @@ def point_of(statement: Node, topics: Mapping[TopicName, TopicInfo]) -> PointPla
     if table["column_name_alias"] or table["catalog_name"] or table["at_clause"] is not None:
         return None
     topic = topic_of(table["schema_name"], table["table_name"], topics)
-    if topic is None or not topics[topic].key_names or topics[topic].partitions:
+    if topic is None or not topics[topic].key_names:
         return None
     is_limit, limit = _limit_of(node["modifiers"])
     if not is_limit:
@@ -153,7 +155,7 @@ def _with_constants(
     folds: list[Node] = []
     constants = []
     for node in nodes:
-        constant = constant_of(node, folds)
+        constant = cast_of(node) or constant_of(node, folds)
         if constant is None or folds:
             return None
         constants.append(constant)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import define, field
 
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from frazil.query.plan import Plan
     from frazil.query.sources import TopicName, TopicSnapshot
 
-__all__ = ["Prepared", "TableRead", "prepare"]
+__all__ = ["FoundRow", "Prepared", "TableRead", "found_rows", "prepare"]
+
+
+class FoundRow(NamedTuple):
+    """A row that was looked up by key, and the snapshot that has it."""
+
+    snapshot: TopicSnapshot
+    row: Mapping[str, Any]
 
 
 @define(eq=False)
@@ -32,7 +39,7 @@ class TableRead:
     chunks: list[HotChunk] = field(factory=list)
     files: list[WarmFile] = field(factory=list)
     keys: int | None = None
-    rows_found: int = 0
+    found: list[FoundRow] = field(factory=list)
 
 
 @define(eq=False)
@@ -83,6 +90,18 @@ def prepare(
     return Prepared(plan.text(relations), registry, reads, paths)
 
 
+def found_rows(
+    keys: Sequence[tuple[Any, ...]], snapshots: Sequence[TopicSnapshot]
+) -> list[FoundRow]:
+    """Look keys up in all parts of a topic."""
+    return [
+        FoundRow(snapshot, row)
+        for snapshot in snapshots
+        for row in (snapshot.get_many(keys) if keys else ())
+        if row is not None
+    ]
+
+
 def _looked_up(
     plan: Plan,
     read: TableRead,
@@ -97,12 +116,7 @@ def _looked_up(
     keys = keys_of(read.use.key, values, folded)
     if isinstance(keys, Unfit):
         return None
-    rows = [
-        (snapshot.part, row)
-        for snapshot in snapshots
-        for row in (snapshot.get_many(keys) if keys else ())
-        if row is not None
-    ]
     read.keys = len(keys)
-    read.rows_found = len(rows)
+    read.found = found_rows(keys, snapshots)
+    rows = [(found.snapshot.part, found.row) for found in read.found]
     return lookup_relation(rows, read.use.columns, registry, rules=plan.rules)

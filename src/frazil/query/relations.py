@@ -26,6 +26,7 @@ __all__ = [
     "Registry",
     "RelationFacts",
     "TierFacts",
+    "empty_relation",
     "lookup_relation",
     "relation_facts",
     "topic_relation",

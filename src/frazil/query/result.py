@@ -10,14 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from frazil.errors import Closed, InvalidRequest
-
-if TYPE_CHECKING:
-    from frazil.query.views import ViewColumn
 
 __all__ = ["BATCH_ROWS", "Result", "Stream"]
 
@@ -94,6 +92,7 @@ class Result:
 
     `columns` are the names, `schema` has the types, too. Usable as a context manager, which closes
     it. What was read ahead can be taken more than once, the rest of a larger result once.
+    `forget` is called when what was read ahead is given up; finalizers call it as well.
     """
 
     def __init__(
@@ -104,22 +103,33 @@ class Result:
         stream: Stream | None = None,
         why_stopped: Callable[[], Exception | None] = lambda: None,
         integers: frozenset[int] = frozenset(),
+        forget: Callable[[], object] | None = None,
     ) -> None:
         self.schema = schema
         self._batches: list[pa.RecordBatch] = list(batches)
         self._stream = stream
         self._why_stopped = why_stopped
         self._integers = integers
+        self._forget = forget
         self._rows: list[tuple[Any, ...]] | None = None
+        self._types: Sequence[pa.DataType] = ()
         self._consumed = False
         self._closed = False
 
     @classmethod
     def of_rows(
-        cls, shown: Sequence[tuple[str, ViewColumn]], rows: list[tuple[Any, ...]]
+        cls, schema: pa.Schema, types: Sequence[pa.DataType], rows: list[tuple[Any, ...]]
     ) -> Result:
-        """Return rows that were looked up; they become Arrow only if that is asked for."""
-        result = cls(pa.schema([pa.field(name, column.type) for name, column in shown]))
+        """Return rows that were looked up; they become Arrow only if that is asked for.
+
+        `schema` is what a scan would give, `types` are the types that the values have.
+        """
+        if any(map(_is_finer, types)):
+            columns = list(zip(*rows, strict=True)) or [()] * len(types)
+            table = _arrow_of(columns, types, schema)
+            return cls(schema, table.to_batches())
+        result = cls(schema)
+        result._types = types
         result._rows = rows
         return result
 
@@ -176,6 +186,9 @@ class Result:
     def close(self) -> None:
         """Free what the result holds; it cannot be read any more."""
         self._closed = True
+        self._batches.clear()
+        if self._forget is not None:
+            self._forget()
         if self._stream is not None:
             self._stream.close()
 
@@ -198,6 +211,9 @@ class Result:
         self.close()
 
     def __del__(self) -> None:
+        forget = getattr(self, "_forget", None)
+        if forget is not None:
+            forget()
         stream = getattr(self, "_stream", None)
         if stream is not None:
             stream.abandon()
@@ -221,10 +237,7 @@ class Result:
     def _arrow_of_rows(self) -> pa.Table:
         assert self._rows is not None
         columns = list(zip(*self._rows, strict=True)) or [()] * len(self.schema)
-        arrays = [
-            pa.array(values, field.type) for values, field in zip(columns, self.schema, strict=True)
-        ]
-        return pa.Table.from_arrays(arrays, schema=self.schema)
+        return _arrow_of(columns, self._types, self.schema)
 
     def _to_rows(self, table: pa.Table) -> list[tuple[Any, ...]]:
         columns = [column.to_pylist() for column in table.columns]
@@ -235,3 +248,22 @@ class Result:
 
 def _integer(value: Decimal | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _arrow_of(
+    columns: Sequence[Sequence[Any]], types: Sequence[pa.DataType], schema: pa.Schema
+) -> pa.Table:
+    """Return columns of Python values as the table that a scan would give."""
+    arrays = [
+        pa.array(values, data_type).cast(field.type, safe=False)
+        for values, data_type, field in zip(columns, types, schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _is_finer(data_type: pa.DataType) -> bool:
+    """Tell whether values of a type, or within it, are finer than SQL shows them."""
+    if pt.is_timestamp(data_type):
+        return data_type.unit == "ns" and data_type.tz is not None
+    fields = (data_type.field(index) for index in range(data_type.num_fields))
+    return any(_is_finer(field.type) for field in fields)

@@ -171,7 +171,8 @@ class Sources(Protocol):
     ) -> Sequence[Mapping[str, Any] | None]:
         """Return the newest row of each key, with `_offset` and `_time`: the way of `get`.
 
-        Asked for keyed topics without parts only. A key is the tuple of the values of the key
+        Asked for keyed topics only; each key of a partitioned one is looked for in its own part,
+        all parts at one instant, and rows have `_part`, too. A key is the tuple of the values of the key
         columns: int, str, bytes, bool, Decimal, date, time or datetime (in UTC with a time zone
         where the column has one).
         """
