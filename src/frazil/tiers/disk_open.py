@@ -41,8 +41,8 @@ def open_topic(
         _remove(directory, topic, scanned.leftovers)
         return None
     picture = known if known is not None else TopicFiles(topic, (), TopicMarks())
-    unknown = _described(tier, topic, scanned, picture)
-    plan = plan_topic(picture, scanned.files, unknown, suspect=suspect)
+    unknown, unreadable = _described(tier, topic, scanned, picture)
+    plan = plan_topic(picture, scanned.files, unknown, suspect=suspect, unreadable=unreadable)
     for found, gone in sorted(plan.adopt, key=lambda each: each[0].first):
         picture = _adopted(tier, picture, found, gone)
     if plan.forget:
@@ -56,9 +56,15 @@ def open_topic(
     return picture
 
 
-def _described(tier: DiskTier, topic: int, scanned: Scanned, picture: TopicFiles) -> list[DiskFile]:
-    """Return the files that the metadata does not know, as their footers describe them."""
+def _described(
+    tier: DiskTier, topic: int, scanned: Scanned, picture: TopicFiles
+) -> tuple[list[DiskFile], dict[str, str]]:
+    """Return the files that the metadata does not know, as their footers describe them.
+
+    Those that cannot be read are told with the reason.
+    """
     found: list[DiskFile] = []
+    unreadable: dict[str, str] = {}
     for name in scanned.files:
         if name in picture.by_name:
             continue
@@ -66,11 +72,10 @@ def _described(tier: DiskTier, topic: int, scanned: Scanned, picture: TopicFiles
             facts, metadata = read_facts(tier.file_system, tier.directory.path(topic, name))
             label = _label(metadata, topic, name)
         except CorruptionError as error:
-            tier.directory.put_aside(topic, name, str(error))
-            _tell(tier, "unknown file cannot be read", topic=topic, file=name)
+            unreadable[name] = str(error)
             continue
         found.append(file_of(name, label, facts, key_bytes=scanned.keys.get(name, 0)))
-    return found
+    return found, unreadable
 
 
 def _label(metadata: dict[str, str], topic: int, name: str) -> FileLabel:
@@ -108,6 +113,8 @@ def _clean(tier: DiskTier, topic: int, plan: OpenPlan) -> None:
     for name, reason in plan.quarantine.items():
         tier.directory.put_aside(topic, name, reason)
         _tell(tier, "file was put aside", topic=topic, file=name, reason=reason)
+    for name in plan.waiting:
+        _tell(tier, "unknown file cannot be read, the next start puts it aside", file=name)
     for name, reason in plan.damaged.items():
         tier.damage.note_damage(topic, name, reason)
         _tell(tier, "registered file is damaged", topic=topic, file=name, reason=reason)

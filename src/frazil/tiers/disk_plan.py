@@ -41,6 +41,8 @@ class OpenPlan:
         adopt: sets that get rows, each with the registered files it takes the place of.
         unlink: files that hold nothing that is not held by others.
         quarantine: files that contradict others, with the reason.
+        waiting: unreadable files that stay until the others of their sets are aside: a start that
+            is cut off between the two must meet the set again as it is.
         forget: registered files whose range others hold.
         damaged: registered files that are gone or have another size, with the reason.
     """
@@ -48,6 +50,7 @@ class OpenPlan:
     adopt: list[tuple[FoundSet, tuple[DiskFile, ...]]] = attrs.Factory(list)
     unlink: list[str] = attrs.Factory(list)
     quarantine: dict[str, str] = attrs.Factory(dict)
+    waiting: list[str] = attrs.Factory(list)
     forget: list[DiskFile] = attrs.Factory(list)
     damaged: dict[str, str] = attrs.Factory(dict)
 
@@ -72,7 +75,12 @@ def _whole(files: Sequence[DiskFile]) -> bool:
 
 
 def plan_topic(
-    known: TopicFiles, sizes: Mapping[str, int], unknown: Sequence[DiskFile], *, suspect: bool
+    known: TopicFiles,
+    sizes: Mapping[str, int],
+    unknown: Sequence[DiskFile],
+    *,
+    suspect: bool,
+    unreadable: Mapping[str, str] | None = None,
 ) -> OpenPlan:
     """Decide what becomes of a topic's files.
 
@@ -81,14 +89,19 @@ def plan_topic(
         sizes: the files in the directory.
         unknown: those of them that the metadata does not have, as they describe themselves.
         suspect: the metadata may have lost rows: what looks unfinished is put aside, not removed.
+        unreadable: unknown files that do not describe themselves, with the reason.
     """
     plan = OpenPlan()
+    damaged_sets = _put_unreadable_aside(plan, unreadable or {}, unknown)
     held, broken = _Held(), _Held()
     for found in sets_of(known.files):
         (broken if any(_fault(file, sizes) for file in found.files) else held).add(found)
     candidates: list[FoundSet] = []
     for found in sets_of(unknown):
-        if found.end <= known.start or held.covers(found):
+        if _set_key(found.files[0].members[0].name) in damaged_sets:
+            # All its files were there once: it may have been registered, and the log let it go.
+            _put_aside(plan, found, "a file of its set cannot be read")
+        elif found.end <= known.start or held.covers(found):
             plan.unlink += [file.name for file in found.files]
         elif found.whole:
             candidates.append(found)
@@ -106,6 +119,24 @@ def plan_topic(
             faults = {file.name: _fault(file, sizes) for file in found.files}
             plan.damaged.update({name: fault for name, fault in faults.items() if fault})
     return plan
+
+
+def _put_unreadable_aside(
+    plan: OpenPlan, unreadable: Mapping[str, str], unknown: Sequence[DiskFile]
+) -> set[tuple[int, int, str] | None]:
+    """Plan for files that cannot be read; return the sets that they belong to."""
+    described = {_set_key(file.members[0].name) for file in unknown}
+    for name, reason in unreadable.items():
+        if _set_key(name) in described:
+            plan.waiting.append(name)
+        else:
+            plan.quarantine[name] = reason
+    return {_set_key(name) for name in unreadable}
+
+
+def _set_key(name: str) -> tuple[int, int, str] | None:
+    parsed = parse_name(name)
+    return None if parsed is None else (parsed.first, parsed.end, parsed.id)
 
 
 def _fault(file: DiskFile, sizes: Mapping[str, int]) -> str:

@@ -7,10 +7,11 @@ import pytest
 
 from frazil.errors import CorruptionError
 from frazil.metadata import Transaction
+from frazil.testing import SimulatedCrash
 from frazil.tiers.disk_catalog import TopicFiles, TopicMarks
 from frazil.tiers.disk_file import DiskFile, Member, SetName, set_name
 from frazil.tiers.disk_plan import plan_topic
-from tests.unit.tiers.disk_world import BY_COUNTRY, QUARANTINE, TOPIC, World
+from tests.unit.tiers.disk_world import BY_COUNTRY, QUARANTINE, TOPIC, CrashingFileSystem, World
 
 
 def opened(**options):
@@ -156,6 +157,54 @@ def test_unfinished_sets_are_kept_when_metadata_is_suspect():
         aside = [path for path in world.files.paths() if path.startswith(QUARANTINE)]
         assert bool(aside) == suspect
         assert len(names_on_disk(after)) == 3
+
+
+def damaged_set(world):
+    """Flush a set that older metadata does not know, damage one of its files; return both."""
+    store = world.store.clone()
+    files = world.flush(20, 40)
+    victim = world.tier.path(files[1])
+    world.files.write_bytes(victim, world.files.read_bytes(victim)[:-40] + b"x" * 40)
+    return store, {file.name for file in files}
+
+
+def names_aside(world):
+    """Return the names of the data files in quarantine."""
+    paths = [path for path in world.files.paths() if path.startswith(QUARANTINE)]
+    start = len(f"{QUARANTINE}/disk-{TOPIC:08x}-")
+    return {path[start:] for path in paths if path.endswith(".parquet")}
+
+
+def test_a_set_with_an_unreadable_file_is_never_removed():
+    """Older metadata meets a set of which one file is damaged: the others go aside, then it."""
+    world = opened(partition_by=BY_COUNTRY)
+    world.flush(0, 20)
+    store, names = damaged_set(world)
+    after = world.reopened(store=store)
+    after.check_history(0, 20)
+    assert len(names) == 3
+    assert len(names_aside(after)) == 2
+    again = after.reopened()
+    again.check_history(0, 20)
+    assert names_aside(again) == names
+
+
+def test_a_start_that_is_cut_off_while_putting_a_set_aside_removes_nothing():
+    """Wherever the power fails, the next two starts have put aside every file of the set."""
+    whole = opened(partition_by=BY_COUNTRY)
+    whole.flush(0, 20)
+    store, names = damaged_set(whole)
+    for crash_at in range(1, 60):
+        files = whole.files.kill_clone()
+        try:
+            whole.reopened(files=CrashingFileSystem(files, crash_at), store=store.clone())
+        except SimulatedCrash:
+            for seed in range(5):
+                after = whole.reopened(files=files.crash_clone(seed), store=store.clone())
+                assert names_aside(after.reopened()) == names
+        else:
+            break
+    assert 4 < crash_at < 59
 
 
 def test_a_dropped_topic_stays_dropped():
