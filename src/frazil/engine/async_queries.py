@@ -26,7 +26,7 @@ class AsyncTierCalls:
         *,
         as_of_offset: int | None = None,
         as_of_time: Any = None,
-        min_offset: int | None = None,
+        min_offset: Any = None,
         timeout_s: float | None = None,
     ) -> Result:
         """Run one read statement of SQL over all topics; see `Engine.query`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.moments import first_held
 from frazil.ingest.columns import column_id
 from frazil.ingest.partitioning import partition_spec_text
 from frazil.ingest.type_text import type_name
@@ -124,7 +125,7 @@ def _oldest_kept_by(lanes: Iterable[LaneRuntime]) -> list[dict[str, Any]]:
 def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
     state = runtime.state
     marks = {
-        "start": runtime.history.range(state.id).first,
+        "start": first_held(runtime),
         "floor": state.floor,
         "durable": state.durable,
         "head": state.next,
@@ -154,7 +155,7 @@ def _range(special: Any) -> dict[str, Any]:
 def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
     """Count what one topic holds."""
     state = runtime.state
-    start = runtime.history.range(state.id).first
+    start = first_held(runtime)
     ranges = special_ranges(runtime)
     missing = sum(max(0, special.end - max(special.first, start)) for special in ranges)
     stored = state.bytes_local

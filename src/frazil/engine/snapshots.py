@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from frazil.engine.runtime import microseconds
+from frazil.engine.moments import moment, wait_for
 from frazil.engine.whole_rows import whole_chunk
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
@@ -51,6 +50,7 @@ class FileView:
     time_first = property(lambda self: self.file.time_first)
     time_last = property(lambda self: self.file.time_last)
     deletes = property(lambda self: self.file.deletes)
+    partition_values = property(lambda self: self.file.partition_values)
 
     @property
     def columns(self) -> dict[str, Sequence[Any]]:
@@ -208,7 +208,7 @@ class EngineSources:
         *,
         as_of_offset: int | None = None,
         as_of_time: Any = None,
-        min_offset: int | None = None,
+        min_offset: Any = None,
     ) -> Mapping[TopicName, Sequence[TopicSnapshot]]:
         """Take snapshots of topics at one instant."""
         engine = self._engine
@@ -221,12 +221,13 @@ class EngineSources:
         for _request, runtime in asked:
             _tiers_of(runtime).ensure_loaded()
         if min_offset is not None:
-            self._wait_for(asked[0][1], min_offset, len(asked))
+            wait_s = engine.settings.query.wait_s
+            wait_for([runtime for _request, runtime in asked], min_offset, timeout_s=wait_s)
         ends = engine.visible_ends([runtime for _request, runtime in asked])
         taken: list[tuple[TopicName, EngineSnapshot]] = []
         try:
             for (request, runtime), end in zip(asked, ends, strict=True):
-                at = _as_of(runtime, end, as_of_offset, as_of_time)
+                at = moment(runtime, end, as_of_offset, as_of_time)
                 snapshot = EngineSnapshot(_tiers_of(runtime), at, state=request.state)
                 taken.append((request.topic, snapshot))
         except BaseException:
@@ -238,28 +239,13 @@ class EngineSources:
             result.setdefault(topic, []).append(snapshot)
         return result
 
-    def _wait_for(self, runtime: TopicRuntime, offset: int, count: int) -> None:
-        if count > 1:
-            raise InvalidRequest("min_offset is for a query of one topic without parts")
-        self._check_offset(offset, "min_offset")
-        if runtime.state.visible <= offset and not runtime.wait_visible(
-            offset, timeout_s=self._engine.settings.query.wait_s
-        ):
-            raise Unavailable(
-                "the topic has no such offset yet", topic=runtime.name, min_offset=offset
-            )
-
-    def _check_offset(self, offset: object, name: str) -> None:
-        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-            raise InvalidRequest("must be an offset from 0 on", name=name, got=offset)
-
     def lookup(
-        self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: int | None = None
+        self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: Any = None
     ) -> Sequence[Mapping[str, Any] | None]:
         """Return the newest row of each key."""
         runtimes = self._engine.parts_of("/" + "/".join(topic))
         if min_offset is not None:
-            self._wait_for(runtimes[0], min_offset, len(runtimes))
+            wait_for(runtimes, min_offset, timeout_s=self._engine.settings.query.wait_s)
         if runtimes[0].state.spec.part_of:
             return self._lookup_in_parts(runtimes, keys)
         return _lookup_of(runtimes[0]).get_rows(keys)
@@ -296,7 +282,7 @@ def _info(runtimes: Sequence[TopicRuntime]) -> TopicInfo:
     columns = runtime.codec.columns
     names = () if columns.keyed is None else tuple(columns.keyed.changes.shape.names)
     parts = len(runtimes) if runtime.state.spec.part_of else 0
-    return TopicInfo(columns.schema, names, parts)
+    return TopicInfo(columns.schema, names, parts, runtime.state.spec.partition_by)
 
 
 def _tiers_of(runtime: TopicRuntime) -> TopicTiers:
@@ -309,30 +295,3 @@ def _lookup_of(runtime: TopicRuntime) -> KeyLookup:
     lookup = _tiers_of(runtime).lookup
     assert lookup is not None
     return lookup
-
-
-def _as_of(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> int:
-    """Return the end of a snapshot that looks back."""
-    if offset is None and time is None:
-        return end
-    if offset is not None and time is not None:
-        raise InvalidRequest("give as_of_offset or as_of_time, not both")
-    tiers = _tiers_of(runtime)
-    if time is not None:
-        if not isinstance(time, dt.datetime):
-            raise InvalidRequest("as_of_time must be a datetime", got=type(time).__name__)
-        # A record appended at that very time counts.
-        found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(time) + 1)
-        return end if found is None else min(found, end)
-    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= end:
-        raise InvalidRequest(
-            "as_of_offset must be an offset up to the topic's end", as_of_offset=offset, end=end
-        )
-    committed = tiers.disk.committed(tiers.id)
-    if tiers.keyed is not None and offset < committed:
-        raise InvalidRequest(
-            "a keyed topic can be seen at committed boundaries only below what is committed",
-            as_of_offset=offset,
-            nearest=f"{tiers.disk.start(tiers.id)}, {committed}",
-        )
-    return offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +35,15 @@ class TierCalls(Registry):
         *,
         as_of_offset: int | None = None,
         as_of_time: Any = None,
-        min_offset: int | None = None,
+        min_offset: Any = None,
         timeout_s: float | None = None,
     ) -> Result:
         """Run one read statement of SQL over all topics; it sees everything that was acked.
 
         A topic is a view: `events` is `/default/events`, `"ns"."name"` is `/ns/name`, and
         `"events$log"` has every change. A query sees one snapshot of all tiers; `as_of_offset` and
-        `as_of_time` look back, `min_offset` waits for an ack's offset.
+        `as_of_time` look back; `min_offset` waits for an ack, a list of acks, an offset, or a
+        mapping of these by topic.
 
         Raises:
             InvalidRequest: if the statement is wrong or not allowed.
@@ -98,9 +100,10 @@ class TierCalls(Registry):
         except ImportError as error:
             raise InvalidRequest("SQL needs DuckDB, install frazil[query]", error=error) from error
         query = self.settings.query
+        self._clear_spilled()
         limits = PoolLimits(
             directories=[self.paths.disk],
-            temp_directory=f"{self.paths.run}/duckdb",
+            temp_directory=self._spill_path,
             threads=query.threads,
             memory_bytes=query.memory_bytes,
             concurrency_max=query.concurrency_max,
@@ -127,6 +130,17 @@ class TierCalls(Registry):
                 percent=round(pressure.percent, 1),
                 retry_after_ms=RETRY_AFTER_MS,
             )
+
+    @property
+    def _spill_path(self) -> str:
+        return f"{self.paths.run}/duckdb"
+
+    def _clear_spilled(self) -> None:
+        """Remove what queries of a process that was killed had spilled to disk."""
+        with contextlib.suppress(OSError):
+            for name in self.file_system.list_directory(self._spill_path):
+                with contextlib.suppress(OSError):
+                    self.file_system.unlink(f"{self._spill_path}/{name}")
 
     def _cancel_for_memory(self) -> None:
         if self._query_engine is not None:

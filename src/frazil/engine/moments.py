@@ -1,0 +1,165 @@
+"""When a snapshot is taken: after offsets that the caller has acks of, or at a moment of the past."""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from frazil.engine.runtime import microseconds
+from frazil.errors import InvalidRequest, NotFound, Unavailable
+from frazil.model import Ack, full_topic_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from frazil.engine.runtime import TopicRuntime
+
+__all__ = ["first_held", "moment", "wait_for"]
+
+
+# -- after an ack ----------------------------------------------------------------------------------
+
+
+def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float) -> None:
+    """Wait until topics have what a caller wants to see.
+
+    `wanted` is an offset, an ack or a list of acks of the one topic in `runtimes`, or a mapping of
+    these by the topics' names. A topic with parts needs acks, which say their part, or the names
+    of its parts.
+
+    Raises:
+        InvalidRequest: if it does not say of which topic and part an offset is.
+        Unavailable: if an offset does not come in time.
+    """
+    by_name = {runtime.name: runtime for runtime in runtimes}
+    for runtime, offset in _offsets(list(by_name.values()), wanted):
+        if runtime.state.visible <= offset and not runtime.wait_visible(
+            offset, timeout_s=timeout_s
+        ):
+            raise Unavailable(
+                "the topic has no such offset yet", topic=runtime.name, min_offset=offset
+            )
+
+
+def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any) -> Iterator[tuple[TopicRuntime, int]]:
+    if not isinstance(wanted, Mapping):
+        if len({_topic_name(runtime) for runtime in runtimes}) != 1:
+            raise InvalidRequest(
+                "min_offset must say of which topic it is: give {topic: offset}",
+                topics=", ".join(sorted({_topic_name(runtime) for runtime in runtimes})) or "none",
+            )
+        yield from _of_topic(runtimes, wanted)
+        return
+    for name, own in wanted.items():
+        full = full_topic_name(name)
+        found = [each for each in runtimes if full in {each.name, _topic_name(each)}]
+        if not found:
+            raise InvalidRequest("min_offset names a topic that the query does not", topic=full)
+        yield from _of_topic(found, own)
+
+
+def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any) -> Iterator[tuple[TopicRuntime, int]]:
+    if isinstance(wanted, (list, tuple)) and not isinstance(wanted, Ack):
+        for each in wanted:
+            yield from _of_topic(runtimes, each)
+        return
+    if isinstance(wanted, Ack):
+        found = [each for each in runtimes if _part(each) == wanted.part] or list(runtimes)
+        offset: Any = wanted.offset_last
+    else:
+        found, offset = list(runtimes), wanted
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise InvalidRequest("must be an offset from 0 on", name="min_offset", got=offset)
+    if len(found) != 1:
+        raise InvalidRequest(
+            "min_offset must say of which part it is: give the ack, or {part: offset}",
+            topic=_topic_name(found[0]),
+        )
+    yield found[0], offset
+
+
+def _part(runtime: TopicRuntime) -> int:
+    spec = runtime.state.spec
+    return spec.part_index if spec.part_of else -1
+
+
+def _topic_name(runtime: TopicRuntime) -> str:
+    """Return a topic's name, of a part that of the whole."""
+    name = runtime.name
+    return name.rpartition("-part-")[0] if runtime.state.spec.part_of else name
+
+
+# -- in the past -----------------------------------------------------------------------------------
+
+
+def moment(runtime: TopicRuntime, end: int, offset: Any, time: Any) -> int:
+    """Return the end of a snapshot: that of now, or one of the past.
+
+    Raises:
+        InvalidRequest: if the moment is wrong, or the state of then is not known any more because
+            it lies between two commits; the error names the nearest that can be seen.
+        NotFound: if the records of then are no longer held; the error names the first that are.
+    """
+    if offset is None and time is None:
+        return end
+    if offset is not None and time is not None:
+        raise InvalidRequest("give as_of_offset or as_of_time, not both")
+    start = first_held(runtime)
+    if time is not None:
+        at = _at_time(runtime, end, time)
+        # Nothing held is older: how far the topic was at that time is not known.
+        gone = start > 0 and at <= start
+        asked: dict[str, Any] = {"as_of_time": time}
+    else:
+        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= end:
+            raise InvalidRequest(
+                "as_of_offset must be an offset up to the topic's end", as_of_offset=offset, end=end
+            )
+        at, gone, asked = offset, offset < start, {"as_of_offset": offset}
+    if gone:
+        raise NotFound(
+            "the topic's records of then are no longer held",
+            topic=runtime.name,
+            **asked,
+            offset_first=start,
+        )
+    _check_boundary(runtime, at, start, asked)
+    return at
+
+
+def first_held(runtime: TopicRuntime) -> int:
+    """Return the first offset that a topic still holds: the log may have older ones for a while."""
+    first = runtime.history.range(runtime.state.id).first
+    return (
+        first if runtime.tiers is None else max(first, runtime.tiers.disk.start(runtime.state.id))
+    )
+
+
+def _at_time(runtime: TopicRuntime, end: int, time: Any) -> int:
+    if not isinstance(time, dt.datetime):
+        raise InvalidRequest("as_of_time must be a datetime", got=type(time).__name__)
+    # A record appended at that very time counts.
+    found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(time) + 1)
+    return end if found is None else min(found, end)
+
+
+def _check_boundary(runtime: TopicRuntime, at: int, start: int, asked: Mapping[str, Any]) -> None:
+    """Refuse a moment between two commits: of a key's changes in between only the last is left."""
+    tiers = runtime.tiers
+    if tiers is None or tiers.keyed is None:
+        return
+    committed = tiers.disk.committed(tiers.id)
+    if at >= committed:
+        return
+    ends = {span.end for span in tiers.disk.picture(tiers.id).spans if span.end <= committed}
+    known = sorted({start, committed, *ends})
+    if at in known:
+        return
+    above = bisect_right(known, at)
+    raise InvalidRequest(
+        "a keyed topic can be seen at committed boundaries only below what is committed",
+        **asked,
+        nearest=", ".join(map(str, known[max(above - 1, 0) : above + 1])),
+    )

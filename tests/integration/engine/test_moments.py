@@ -1,0 +1,121 @@
+"""The moment that a query sees: after an ack, or at an offset or a time of the past."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+
+import pytest
+
+from frazil.errors import InvalidRequest, NotFound, Unavailable
+from frazil.testing import SimulatedClock
+from tests.integration.engine.opening import open_small
+
+COUNT = "select count(*) from t"
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """An engine that waits a moment for offsets."""
+    with open_small(tmp_path) as engine:
+        yield engine
+
+
+def in_sets(engine, topic, count, tick=None):
+    """Append records, each in a flush set of its own."""
+    for number in range(count):
+        if tick is not None:
+            tick()
+        topic.append(id=number, v=number)
+        engine.flush(topic.name)
+
+
+@pytest.mark.parametrize("sql", ["select 1", "select * from t, u"])
+def test_a_number_must_be_of_one_topic(engine, sql):
+    """A minimal offset for a query of no topic, or of two, is refused with what to give."""
+    for name in ("t", "u"):
+        engine.create_topic(name, {"id": "long"}).append(id=1)
+    with pytest.raises(InvalidRequest, match="of which topic"):
+        engine.query(sql, min_offset=0)
+
+
+def test_a_join_waits_for_each_of_its_topics(engine):
+    """A mapping gives each topic of a join its own offset; other topics in it are refused."""
+    left = engine.create_topic("t", {"id": "long"})
+    right = engine.create_topic("u", {"id": "long"})
+    acks = {"t": left.append(id=1), "/default/u": right.append(id=1).offset}
+    sql = "select count(*) from t join u using (id)"
+    assert engine.query(sql, min_offset=acks).rows() == [(1,)]
+    threading.Timer(0.2, lambda: right.append_many([{"id": 1}, {"id": 1}])).start()
+    assert engine.query(sql, min_offset={"u": 2}).rows() == [(3,)]
+    with pytest.raises(InvalidRequest, match="does not"):
+        engine.query(COUNT, min_offset={"u": 0})
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_a_partitioned_topic_takes_its_acks(engine, key):
+    """Acks of parts, one or several, are waited for; a bare number does not say its part."""
+    topic = engine.create_topic("t", {"id": "long"}, primary_key=key, partitions=3)
+    acks = topic.append_many([{"id": number} for number in range(30)])
+    assert engine.query(COUNT, min_offset=acks).rows() == [(30,)]
+    assert engine.query(COUNT, min_offset=acks[0]).rows() == [(30,)]
+    assert engine.query(COUNT, min_offset={"t": acks}).rows() == [(30,)]
+    with pytest.raises(InvalidRequest, match="of which part"):
+        engine.query(COUNT, min_offset=0)
+
+
+def test_an_offset_that_does_not_come_is_an_error(tmp_path):
+    """A query gives up on an offset that nobody writes, with the part that lacks it."""
+    with open_small(tmp_path) as engine:
+        query = engine.settings.query.model_copy(update={"wait_s": 0.05})
+        engine.settings = engine.settings.model_copy(update={"query": query})
+        topic = engine.create_topic("t", {"id": "long"}, partitions=2)
+        ack = topic.append(id=1)
+        with pytest.raises(Unavailable) as caught:
+            engine.query(COUNT, min_offset={f"t-part-{ack.part}": 7})
+        assert caught.value.details["topic"] == f"/default/t-part-{ack.part}"
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_what_is_no_longer_held_cannot_be_seen(tmp_path, key):
+    """A moment before the first held record is an error that names that record's offset."""
+    clock = SimulatedClock(1)
+    with open_small(tmp_path, clock=clock) as engine:
+        topic = engine.create_topic("t", {"id": "long", "v": "long"}, primary_key=key)
+        times = []
+
+        def tick():
+            times.append(dt.datetime.fromtimestamp(clock.now_us() / 1e6, dt.UTC))
+            clock.advance(10)
+
+        in_sets(engine, topic, 6, tick)
+        engine.tiers.files.expire(topic.runtime.tiers, 3)
+        assert engine.query(COUNT, as_of_offset=5).rows() == [(2,)]
+        stats = engine.topic_stats("t")
+        assert (stats["start"], stats["message_count"]) == (3, 3)
+        for past in ({"as_of_offset": 2}, {"as_of_time": times[1]}):
+            with pytest.raises(NotFound) as caught:
+                engine.query(COUNT, **past)
+            assert caught.value.details["offset_first"] == 3
+
+
+def test_below_what_is_committed_only_boundaries_can_be_seen(tmp_path):
+    """A keyed topic is seen where sets end; other moments are refused, by offset and by time."""
+    clock = SimulatedClock(1)
+    with open_small(tmp_path, clock=clock) as engine:
+        topic = engine.create_topic("t", {"id": "long", "v": "long"}, primary_key="id")
+        times = []
+        for _turn in range(3):
+            for number in range(4):
+                clock.advance(10)
+                topic.append(id=number, v=number)
+                times.append(dt.datetime.fromtimestamp(clock.now_us() / 1e6, dt.UTC))
+            engine.flush()
+        engine.tiers.disk.set_committed(topic.runtime.state.id, 8)
+        for offset in (4, 8, 9):
+            assert engine.query(COUNT, as_of_offset=offset).rows() == [(4,)]
+        for past in ({"as_of_offset": 6}, {"as_of_time": times[5]}):
+            with pytest.raises(InvalidRequest) as caught:
+                engine.query(COUNT, **past)
+            assert caught.value.details["nearest"] == "4, 8"
+        assert engine.query(COUNT, as_of_time=times[3]).rows() == [(4,)]
