@@ -56,7 +56,16 @@ class DiskSpace:
         """Return the bytes of all files, those that only a pin keeps included."""
         tier = self._tier
         tier.pins.drain()
-        return sum(tier.picture(topic).size for topic in tier.topics) + tier.pins.retired_bytes
+        pictures = [tier.picture(topic) for topic in tier.topics]
+        if len(self._used) > sum(len(picture.files) for picture in pictures):
+            self._forget_gone(pictures)
+        return sum(picture.size for picture in pictures) + tier.pins.retired_bytes
+
+    def _forget_gone(self, pictures: Iterable[TopicFiles]) -> None:
+        """Forget the use of files that were merged, rebuilt or dropped with their topic."""
+        names = {(file.topic, file.name) for picture in pictures for file in picture.files}
+        # A use that is noted meanwhile may be lost: it only says who goes first.
+        self._used = {key: at for key, at in list(self._used.items()) if key in names}
 
     def held_bytes(self, topic: int, floor: int) -> int:
         """Return the bytes of a topic's files with offsets at or above `floor`."""

@@ -120,3 +120,30 @@ def test_marks_that_nothing_frees_do_not_stop_other_topics(tmp_path):
         assert found.sources["marks"] > found.budget_bytes
         assert found.zone == "green"
         assert other.append(k=1).offset == 0
+
+
+# -- what is left behind -------------------------------------------------------------------------
+
+
+def test_waiting_in_vain_leaves_nothing_behind(tmp_path):
+    """A wait for an offset that does not come takes its waiter out again; the others stay."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", {"k": "int64"})
+        waiters = topic.runtime.state.waiters
+        for _ in range(3):
+            assert not topic.runtime.wait_visible(0, timeout_s=0.01)
+        assert topic.runtime.state.waiters == waiters == []
+        topic.append(k=1)
+        assert topic.runtime.wait_visible(0, timeout_s=10)
+
+
+def test_what_a_killed_process_spilled_is_removed(tmp_path):
+    """Files of DuckDB that a process left behind are gone once SQL is used again."""
+    spilled = tmp_path / "run" / "duckdb"
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", {"k": "int64"})
+        topic.append(k=1)
+        spilled.mkdir(parents=True, exist_ok=True)
+        (spilled / "duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"left behind")
+        assert db.query("select count(*) from t").rows() == [(1,)]
+        assert not spilled.exists() or list(spilled.iterdir()) == []

@@ -222,6 +222,21 @@ def test_the_collector_never_removes_a_file(holder):
     assert world.files.paths() == []
 
 
+def test_the_use_of_files_that_are_gone_is_forgotten():
+    """After files were merged or dropped, nothing is remembered of them."""
+    world = opened(small_file_bytes=1 << 20)
+    old = world.tier.files(TOPIC)
+    world.tier.note_use(old)
+    assert world.tier.merge_once(TOPIC)
+    world.tier.note_use(world.tier.files(TOPIC))
+    world.tier.usage()
+    names = {(file.topic, file.name) for file in world.tier.files(TOPIC)}
+    assert set(world.tier.space._used) == names
+    world.tier.drop_topic(TOPIC)
+    world.tier.usage()
+    assert world.tier.space._used == {}
+
+
 def test_the_cache_of_bytes_keeps_what_is_used():
     """The cache stays below its limit and drops what was not used for longest."""
     cache = BytesCache(10)
