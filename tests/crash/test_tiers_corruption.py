@@ -1,0 +1,142 @@
+"""Flipped bits in the disk tier: pages, footers, maps of keys and marks are told or harmless."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from frazil.errors import FrazilError
+from tests.crash.engine_world import crashes_passed_over
+from tests.crash.tiers_scene import Scene
+
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+FLIPS = 4000 if EXHAUSTIVE else 36
+SHARDS = 16 if EXHAUSTIVE else 2
+SEED = int(os.environ.get("FRAZIL_TIERS_BASE", "20261116"))
+
+
+def prepared(*, freed):
+    """A scene at rest: everything in files, marks written, the log there or let go."""
+    scene = Scene(freed=freed)
+    if freed:
+        scene.engine.flush()
+        scene.free()
+    scene.check()
+    scene.close()
+    return scene
+
+
+def spots(scene, part):
+    """All bits of the files whose path has a part."""
+    return [
+        (path, position)
+        for path in scene.disk.paths()
+        if part in path
+        for position in range(8 * len(scene.disk.read_bytes(path)))
+    ]
+
+
+def damaged(base, spot, *, mode):
+    """The scene with one bit flipped, before it is opened or while it is open."""
+    path, position = spot
+    scene = base.twin()
+
+    def flip(data):
+        data[position >> 3] ^= 1 << (position & 7)
+
+    if mode == "open":
+        scene.open()
+        scene.check_keys(scene.models["/default/keyed"], [(1,)])
+        scene.disk.corrupt(path, flip)
+        return scene
+    scene.disk.corrupt(path, flip)
+    scene.open()
+    return scene
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("part", [".parquet", ".keys", "/marks/"])
+def test_a_flip_is_repaired_while_the_log_has_the_records(part, shard):
+    """As long as the log holds a file's range, damage of the file is not to be seen in answers."""
+    with crashes_passed_over():
+        base = prepared(freed=False)
+        chosen = Random(f"{SEED}/{part}").sample(spots(base, part), FLIPS)
+        for number, spot in enumerate(chosen[shard::SHARDS]):
+            scene = damaged(base, spot, mode="open" if number % 3 == 0 else "closed")
+            assert scene.check_damaged(whole=True) == 0, spot
+            scene.check()
+            scene.close()
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("part", [".parquet", ".keys", "/marks/"])
+def test_a_flip_is_told_when_the_log_has_let_go(part, shard):
+    """Without the log an answer is right or a `CorruptionError`, never wrong; nothing is hidden."""
+    refused = 0
+    with crashes_passed_over():
+        base = prepared(freed=True)
+        chosen = Random(f"{SEED}/{part}/freed").sample(spots(base, part), FLIPS)
+        for number, spot in enumerate(chosen[shard::SHARDS]):
+            scene = damaged(base, spot, mode="open" if number % 3 == 0 else "closed")
+            refused += scene.check_damaged(whole=False)
+            scene.close()
+    assert bool(refused) == (part == ".parquet")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("freed", [False, True], ids=["log", "files"])
+def test_a_missing_or_short_file_is_told_or_repaired(freed):
+    """A file that is gone or cut short is written again from the log, or refused."""
+    with crashes_passed_over():
+        base = prepared(freed=freed)
+        for path in base.files(".parquet"):
+            for size in (None, 0, 10):
+                scene = base.twin()
+                if size is None:
+                    scene.disk.unlink(path)
+                else:
+                    scene.disk.corrupt(
+                        path, lambda data, size=size: data.__delitem__(slice(size, None))
+                    )
+                scene.open()
+                refused = scene.check_damaged(whole=not freed)
+                assert bool(refused) == freed, (path, size)
+                scene.close()
+
+
+@pytest.mark.timeout(0)
+def test_the_scrub_finds_a_flip_that_nobody_reads():
+    """A flipped bit in a file that no one asks for is found, told and repaired by the scrub."""
+    with crashes_passed_over():
+        base = prepared(freed=False)
+        for spot in Random(SEED).sample(spots(base, ".parquet"), FLIPS // 3):
+            scene = damaged(base, spot, mode="closed")
+            disk = scene.engine.tiers.disk
+            scene.clock.advance(2 * scene.settings.disk.scrub_interval_s)
+            found = disk.scrub_once()
+            assert found == 1 or scene.engine.warnings, spot
+            names = {file.name for topic in disk.topics for file in disk.files(topic)}
+            assert spot[0].rsplit("/", 1)[1] not in names, spot
+            scene.check()
+            scene.close()
+
+
+@pytest.mark.timeout(0)
+def test_lost_metadata_is_found_again_in_the_files():
+    """Without a line of metadata, and with the log let go, the files tell all they hold."""
+    with crashes_passed_over():
+        base = prepared(freed=True)
+        for path in [path for path in base.disk.paths() if "meta.db" in path]:
+            base.disk.unlink(path)
+        scene = base.twin()
+        scene.open()
+        try:
+            scene.check()
+        except FrazilError as error:
+            pytest.fail(f"the files were not taken in: {error}")
+        assert len(scene.files(".parquet")) == len(base.files(".parquet"))
+        scene.close()
