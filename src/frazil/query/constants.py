@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as pt
 
-from frazil.query.casts import cast_value
+from frazil.query.casts import NOT_CAST, cast_value
 from frazil.query.functions import SCALARS, VOLATILE
 
 if TYPE_CHECKING:
@@ -146,14 +146,14 @@ def cast_of(node: Node) -> Cast | None:
 
 
 def value_of(constant: Constant, params: Mapping[str, Any], folded: Sequence[Any]) -> Any:
-    """Return the value of a constant; None also if it is not known."""
+    """Return the value of a constant; `NOT_CAST` if it is not known."""
     if isinstance(constant, Literal):
         return constant.value
     if isinstance(constant, Parameter):
         return params.get(constant.name)
     if isinstance(constant, Cast):
         return cast_value(value_of(constant.inner, params, folded), constant.type_id)
-    return folded[constant.number] if constant.number < len(folded) else None
+    return folded[constant.number] if constant.number < len(folded) else NOT_CAST
 
 
 def try_cast(node: Node, type_id: str) -> Node:

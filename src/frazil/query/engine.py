@@ -20,6 +20,7 @@ from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery
 from frazil.query.prepared import Prepared, found_rows, prepare
 from frazil.query.result import BATCH_ROWS, Result, Stream
 from frazil.query.sources import Request
+from frazil.query.watched import watched
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
@@ -103,7 +104,7 @@ class QueryEngine:
         try:
             if on_begin is not None:
                 on_begin(run.lease.id)
-            run.snapshots = self._sources.snapshot(plan.requests(), **at)
+            run.take(self._sources.snapshot(plan.requests(), **at))
             prepared = self._prepare(plan, values, run)
             return self._result(run, prepared, params)
         except BaseException:
@@ -138,7 +139,7 @@ class QueryEngine:
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
         try:
-            run.snapshots = self._sources.snapshot(plan.requests(), **at)
+            run.take(self._sources.snapshot(plan.requests(), **at))
             prepared = self._prepare(plan, values, run)
             text = self._guarded(run, lambda: _explain_text(run.lease, prepared, params))
             return explained_scan(plan, prepared, run.snapshots, text)
@@ -264,6 +265,10 @@ class _Run:
 
     def failure(self, error: Any) -> FrazilError:
         return query_failure(error, stopped=self.lease.stopped, files=self.files)
+
+    def take(self, snapshots: Snapshots) -> None:
+        """Have what the query reads; its files are touched only while its time lasts."""
+        self.snapshots = watched(snapshots, self.lease.check)
 
     def release(self) -> None:
         """Unpin what the query read and free its slot."""

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.query.arrow_scan import as_scanned, scanned_type
+from frazil.query.pruning import Known
 from frazil.query.views import TIME_TYPE, ViewColumn, column_id
 
 if TYPE_CHECKING:
@@ -156,20 +157,21 @@ class _ChunkBounds:
         self._chunk = chunk
         self._part = part
 
-    def of(self, column: ViewColumn) -> tuple[Any, Any, pa.DataType] | None:
+    def of(self, column: ViewColumn) -> Known | None:
         chunk = self._chunk
         if column.field is not None:
             return self._own(column.field)
         if column.name == "_offset":
-            return chunk.offset, chunk.offset + chunk.batch.num_rows - 1, column.type
+            last = chunk.offset + chunk.batch.num_rows - 1
+            return Known(chunk.offset, last, column.type, nulls=0)
         if column.name == "_time" and chunk.times:
             times = [us for _, us in chunk.times]
-            return min(times), max(times), column.type
+            return Known(min(times), max(times), column.type, nulls=0)
         if column.name == "_part":
-            return self._part, self._part, column.type
+            return Known(self._part, self._part, column.type)
         return None
 
-    def _own(self, field: pa.Field) -> tuple[Any, Any, pa.DataType] | None:
+    def _own(self, field: pa.Field) -> Known | None:
         schema = self._chunk.batch.schema
         if self._chunk.bounds is None:
             return None
@@ -177,4 +179,4 @@ class _ChunkBounds:
         if place < 0:
             return None
         found = self._chunk.bounds(schema.field(place).name)
-        return None if found is None else (*found, schema.field(place).type)
+        return None if found is None else Known(*found, schema.field(place).type)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from frazil.query.pruning import Condition
     from frazil.query.sources import TopicInfo
 
-__all__ = ["UNFIT", "key_conditions", "keys_of"]
+__all__ = ["MISS", "UNFIT", "Miss", "Unfit", "column_value", "key_conditions", "keys_of"]
 
 KEYS_MAX: Final = 10_000
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -28,12 +28,12 @@ class Unfit:
     """The index cannot answer: compare as DuckDB does."""
 
 
-class _Miss:
+class Miss:
     """No value of the column equals it."""
 
 
 UNFIT: Final = Unfit()
-_MISS: Final = _Miss()
+MISS: Final = Miss()
 
 
 def key_conditions(
@@ -60,10 +60,10 @@ def keys_of(
     for condition in conditions:
         values: list[Any] = []
         for value in condition.values(params, folded):
-            found = _value(value, condition.column.type)
+            found = column_value(value, condition.column.type)
             if isinstance(found, Unfit):
                 return UNFIT
-            if found is not _MISS:
+            if found is not MISS:
                 values.append(found)
         columns.append(list(dict.fromkeys(values)))
         count *= len(values)
@@ -72,9 +72,13 @@ def keys_of(
     return list(product(*columns))
 
 
-def _value(value: Any, data_type: pa.DataType) -> Any:
+def column_value(value: Any, data_type: pa.DataType) -> Any:
+    """Return the value of a column's type that equals a constant.
+
+    `MISS` if there is none, `UNFIT` if only DuckDB can tell.
+    """
     if value is None:
-        return _MISS
+        return MISS
     if type(value) is str and not (pt.is_string(data_type) or pt.is_large_string(data_type)):
         value = text_value(value, data_type)
     if pt.is_integer(data_type):
@@ -88,7 +92,7 @@ def _value(value: Any, data_type: pa.DataType) -> Any:
     if pt.is_fixed_size_binary(data_type):
         if type(value) is not bytes:
             return UNFIT
-        return value if len(value) == data_type.byte_width else _MISS
+        return value if len(value) == data_type.byte_width else MISS
     if pt.is_decimal(data_type):
         return _decimal(value, data_type)
     if pt.is_temporal(data_type):
@@ -99,14 +103,14 @@ def _value(value: Any, data_type: pa.DataType) -> Any:
 def _integer(value: Any, data_type: pa.DataType) -> Any:
     if type(value) is Decimal:
         if value != value.to_integral_value():
-            return _MISS
+            return MISS
         value = int(value)
     elif type(value) is not int:
         return UNFIT
     bits = data_type.bit_width
     signed = pt.is_signed_integer(data_type)
     low, high = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
-    return value if low <= value < high else _MISS
+    return value if low <= value < high else MISS
 
 
 def _decimal(value: Any, data_type: pa.DataType) -> Any:
@@ -116,7 +120,7 @@ def _decimal(value: Any, data_type: pa.DataType) -> Any:
         scalar = pa.scalar(Decimal(value), data_type)
     except pa.ArrowInvalid:
         # Too many digits, before or behind the point.
-        return _MISS
+        return MISS
     return scalar.as_py()
 
 
@@ -131,7 +135,7 @@ def _temporal(value: Any, data_type: pa.DataType) -> Any:
     if not isinstance(value, dt.datetime) or data_type.unit == "ns":
         return UNFIT
     if data_type.unit != "us" and value.microsecond % (1_000 if data_type.unit == "ms" else 10**6):
-        return _MISS
+        return MISS
     if value.tzinfo is None:
         return value.replace(tzinfo=dt.UTC) if data_type.tz is not None else value
     in_utc = value.astimezone(dt.UTC)

@@ -69,7 +69,7 @@ def prepare(
         if use.info is None:
             relations.append(" ".join(("SELECT * FROM", registry.add(catalog(use.catalog)))))
             continue
-        read = TableRead(use, limits_of(use.conditions, values, folded))
+        read = TableRead(use, limits_of(use.conditions, values, folded, use.info))
         reads.append(read)
         if use.described:
             relations.append(empty_relation(use.columns))

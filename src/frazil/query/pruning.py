@@ -24,13 +24,15 @@ from frazil.query.constants import (
     try_cast,
     value_of,
 )
+from frazil.query.partition_limits import EVERY_PARTITION, PartitionLimits, partition_limits
 
 if TYPE_CHECKING:
     from frazil.query.parse import Node
+    from frazil.query.sources import TopicInfo
     from frazil.query.tables import TableUse
     from frazil.query.views import ViewColumn
 
-__all__ = ["Condition", "Limits", "conditions_of", "limits_of"]
+__all__ = ["Condition", "Known", "Limits", "conditions_of", "limits_of"]
 
 _FLIPPED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _COMPARISONS: Final = {
@@ -40,6 +42,8 @@ _COMPARISONS: Final = {
     "COMPARE_GREATERTHAN": ">",
     "COMPARE_GREATERTHANOREQUALTO": ">=",
 }
+IS_NULL: Final = "is null"
+IS_NOT_NULL: Final = "is not null"
 _TEMPORAL_CASTS: Final = frozenset(
     {
         *("DATE", "TIME", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"),
@@ -59,15 +63,31 @@ _VISIBLE_JOINS: Final = frozenset({"FULL", "INNER", "LEFT", "OUTER", "RIGHT"})
 
 
 class Condition(NamedTuple):
-    """A column compared with constants: `=`, `<`, `<=`, `>`, `>=`, or `in` several."""
+    """A column compared with constants: `=`, `<`, `<=`, `>`, `>=`, or `in` several.
+
+    `is null` and `is not null` have no constants.
+    """
 
     column: ViewColumn
     operator: str
     constants: tuple[Constant, ...]
 
     def values(self, params: Mapping[str, Any], folded: Sequence[Any]) -> list[Any]:
-        """Return the values of the constants, None for those not known."""
+        """Return the values of the constants, `NOT_CAST` for those not known."""
         return [value_of(constant, params, folded) for constant in self.constants]
+
+
+class Known(NamedTuple):
+    """What is known of a column in a chunk or file: bounds in its type there, how many nulls.
+
+    None where it is not known.
+    """
+
+    least: Any
+    greatest: Any
+    data_type: pa.DataType
+    nulls: int | None = None
+    rows: int | None = None
 
 
 class Test(NamedTuple):
@@ -77,8 +97,15 @@ class Test(NamedTuple):
     values: tuple[Any, ...]
     is_float: bool
 
-    def may_match(self, least: Any, greatest: Any) -> bool:
-        """Tell whether a value between the two can fulfil the condition."""
+    def may_match(self, known: Known) -> bool:
+        """Tell whether a value as it is known can fulfil the condition."""
+        if self.operator == IS_NULL:
+            return known.nulls != 0
+        if known.nulls is not None and known.nulls == known.rows:
+            return False
+        if self.operator == IS_NOT_NULL:
+            return True
+        least, greatest = stored_range(known.least, known.greatest, known.data_type)
         try:
             return any(self._may_match_one(value, least, greatest) for value in self.values)
         except TypeError:
@@ -116,24 +143,29 @@ class Test(NamedTuple):
 
 
 class Limits:
-    """The tests of one table's columns, by column; `describe` is for `explain`."""
+    """The tests of one table's columns, by column; `describe` is for `explain`.
 
-    def __init__(self, tests: Sequence[tuple[ViewColumn, Test]]) -> None:
+    `partitions` are those in which rows can match, for files that have rows of one alone.
+    """
+
+    def __init__(
+        self,
+        tests: Sequence[tuple[ViewColumn, Test]],
+        partitions: PartitionLimits = EVERY_PARTITION,
+    ) -> None:
         self._tests = tests
+        self.partitions = partitions
         self.system = {column.name for column, _ in tests if column.field is None}
         self.own = [column for column, _ in tests if column.field is not None]
 
     def may_match(
         self,
-        bounds: Callable[[ViewColumn], tuple[Any, Any, pa.DataType] | None],
+        known_of: Callable[[ViewColumn], Known | None],
     ) -> bool:
-        """Tell whether rows within the bounds (least, greatest, their type) can match."""
+        """Tell whether rows of which so much is known can match."""
         for column, test in self._tests:
-            found = bounds(column)
-            if found is None:
-                continue
-            least, greatest, data_type = found
-            if not test.may_match(*stored_range(least, greatest, data_type)):
+            known = known_of(column)
+            if known is not None and not test.may_match(known):
                 return False
         return True
 
@@ -142,8 +174,8 @@ class Limits:
         shown = []
         for column, test in self._tests:
             values = ", ".join(_shown(value, column.type) for value in test.values)
-            shown.append(f"{column.name} {test.operator} {values}")
-        return shown
+            shown.append(f"{column.name} {test.operator} {values}".rstrip())
+        return shown + self.partitions.describe()
 
 
 def conditions_of(
@@ -171,17 +203,23 @@ def conditions_of(
 
 
 def limits_of(
-    conditions: Sequence[Condition], params: Mapping[str, Any], folded: Sequence[Any]
+    conditions: Sequence[Condition],
+    params: Mapping[str, Any],
+    folded: Sequence[Any],
+    info: TopicInfo,
 ) -> Limits:
     """Give the conditions their values; those that cannot exclude anything are left out."""
     tests = []
     for condition in conditions:
         data_type = condition.column.type
+        if condition.operator in {IS_NULL, IS_NOT_NULL}:
+            tests.append((condition.column, Test(condition.operator, (), is_float=False)))
+            continue
         values = [comparable(value, data_type) for value in condition.values(params, folded)]
         if values and all(value is not None for value in values):
             test = Test(condition.operator, tuple(values), pt.is_floating(data_type))
             tests.append((condition.column, test))
-    return Limits(tests)
+    return Limits(tests, partition_limits(info, conditions, params, folded))
 
 
 class _Reader:
@@ -200,8 +238,8 @@ class _Reader:
         self._visible = all(join["join_type"] in _VISIBLE_JOINS for join in joins)
         self._folds = folds
         assert use.select is not None
-        alone = use.select["from_table"] is use.node
-        self._hidden = frozenset(self._columns) if alone else None
+        self._alone = use.select["from_table"] is use.node
+        self._hidden = frozenset(self._columns) if self._alone else None
 
     def read(self, node: Node) -> list[Condition]:
         operator = _COMPARISONS.get(node["type"])
@@ -217,7 +255,18 @@ class _Reader:
             column = self._column(node["children"][0])
             if column is not None and len(node["children"]) > 1:
                 return self._condition(column, "in", node["children"][1:])
+        if node["type"] in {"OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"}:
+            return self._nulls(node)
         return []
+
+    def _nulls(self, node: Node) -> list[Condition]:
+        column = self._column(node["children"][0])
+        if column is None:
+            return []
+        if node["type"] == "OPERATOR_IS_NOT_NULL":
+            return [Condition(column, IS_NOT_NULL, ())]
+        # An outer join makes nulls of rows that it does not find: none of them may be left out.
+        return [Condition(column, IS_NULL, ())] if self._alone else []
 
     def _comparison(self, node: Node, operator: str) -> list[Condition]:
         column = self._column(node["left"])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from frazil.model import PartitionField
+
 __all__ = [
     "Bounds",
     "ChunkView",
@@ -38,11 +40,15 @@ Temporal values are storage integers in the unit of the column's type, as in a f
 
 
 class TopicInfo(NamedTuple):
-    """A topic as SQL describes it: `partitions` is 0 unless it has parts."""
+    """A topic as SQL describes it: `partitions` is 0 unless it has parts.
+
+    `partition_by` is the spec of the partitions that its files are divided by.
+    """
 
     schema: pa.Schema
     key_names: tuple[str, ...] = ()
     partitions: int = 0
+    partition_by: tuple[PartitionField, ...] = ()
 
 
 class Request(NamedTuple):
@@ -98,6 +104,10 @@ class SnapshotFile(Protocol):
     @property
     def columns(self) -> Mapping[str, Sequence[Any]]:
         """(least, greatest, number of nulls) of scalar columns, by the file's own names."""
+
+    @property
+    def partition_values(self) -> Sequence[Any]:
+        """The values of its partition by the spec's fields; empty if its rows are of several."""
 
     @property
     def deletes(self) -> int:

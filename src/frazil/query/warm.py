@@ -15,6 +15,7 @@ import pyarrow as pa
 from frazil.log.format import OP_DELETE, OP_NAMES
 from frazil.query.arrow_scan import as_scanned, float_sign, scanned, scanned_type
 from frazil.query.lockdown import quoted_text
+from frazil.query.pruning import Known
 from frazil.query.views import ViewColumn, column_id, quoted_name
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def kept_files(snapshots: Sequence[TopicSnapshot], limits: Limits) -> list[WarmF
         for file in snapshot.files
         if file.offset_first < snapshot.cut
         and file.rows
+        and limits.partitions.may_match(file, snapshot)
         and limits.may_match(_FileBounds(file, snapshot).of)
     ]
 
@@ -217,24 +219,26 @@ class _FileBounds:
         self._snapshot = snapshot
         self._columns: Mapping[str, Sequence[Any]] | None = None
 
-    def of(self, column: ViewColumn) -> tuple[Any, Any, pa.DataType] | None:
+    def of(self, column: ViewColumn) -> Known | None:
         file = self._file
         if column.field is None:
             if column.name == OFFSET:
-                return file.offset_first, file.offset_last, column.type
+                return Known(file.offset_first, file.offset_last, column.type, nulls=0)
             if column.name == "_time":
-                return file.time_first, file.time_last, column.type
+                return Known(file.time_first, file.time_last, column.type, nulls=0)
             if column.name == "_part":
                 part = self._snapshot.part
-                return part, part, column.type
+                return Known(part, part, column.type)
             return None
         schema = self._snapshot.file_schema(file)
         name = _source_name(column, schema)
         if name is None:
-            return None
+            # The column is younger than the file.
+            return Known(None, None, column.type, nulls=file.rows, rows=file.rows)
         if self._columns is None:
             self._columns = file.columns
         facts = self._columns.get(name)
         if facts is None:
             return None
-        return facts[0], facts[1], schema.field(name).type
+        least, greatest, nulls = facts
+        return Known(least, greatest, schema.field(name).type, nulls, file.rows)

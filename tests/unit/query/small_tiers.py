@@ -86,9 +86,10 @@ class Part:
         pq.write_table(table, path, row_group_size=2)
         columns = {}
         for field in schema:
-            bounds = bounds_of(batch.column(batch.schema.get_field_index(field.name)))
+            array = batch.column(batch.schema.get_field_index(field.name))
+            bounds = bounds_of(array)
             if bounds is not None:
-                columns[field.name] = (*bounds, 0)
+                columns[field.name] = (*bounds, array.null_count)
         times = [record[0] for record in records]
         self.files.append(
             SimpleNamespace(
@@ -102,6 +103,7 @@ class Part:
                 time_first=min(times),
                 time_last=max(times),
                 columns=columns,
+                partition_values=(),
                 deletes=sum(record[1] == OP_DELETE for record in records),
             )
         )

@@ -1,0 +1,87 @@
+"""Files that cannot have a row of the answer are not read: by partition, by bounds, by nulls."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from tests.integration.engine.opening import open_small
+
+
+@pytest.fixture
+def db(tmp_path):
+    with open_small(tmp_path) as engine:
+        yield engine
+
+
+def files_read(db, sql, params=None):
+    """Return how many files a query reads, after a look that none of its rows is lost."""
+    count = db.query(f"SELECT count(*) FROM ({sql})", params).rows()
+    everything = sql.replace("FROM t ", "FROM (SELECT * FROM t OFFSET 0) ")
+    assert count == db.query(f"SELECT count(*) FROM ({everything})", params).rows()
+    assert count != [(0,)]
+    return db.explain(sql, params)["tables"][0]["disk"]["files_read"]
+
+
+def filled(db, columns, rows, **options):
+    topic = db.create_topic("t", columns, **options)
+    topic.append_many(rows)
+    db.flush()
+    db.evict()
+    return len(db.tier_files("t"))
+
+
+def test_a_bucket_is_read_alone(db):
+    """Equality on a column in buckets reads the bucket of the constant."""
+    rows = [{"n": number} for number in range(1000)]
+    assert filled(db, {"n": pa.int64()}, rows, partition_by=["bucket[8](n)"]) == 8
+    for number in (0, 500, 999):
+        assert files_read(db, f"SELECT * FROM t WHERE n = {number}") == 1
+        assert files_read(db, "SELECT * FROM t WHERE n = ?", [number]) == 1
+    assert files_read(db, "SELECT * FROM t WHERE n IN (1, 2, 3, 4)") <= 4
+    assert files_read(db, "SELECT * FROM t WHERE n + 0 = 500") == 8
+    assert files_read(db, "SELECT * FROM t WHERE n = 500.0") == 1
+
+
+VALUES = [
+    (pa.int32(), [-5, 0, 7, 1 << 30]),
+    (pa.string(), ["", "a", "é", "zz" * 50]),
+    (pa.binary(), [b"", b"\x00", b"ab"]),
+    (pa.binary(2), [b"aa", b"bb"]),
+    (pa.date32(), [dt.date(1969, 1, 1), dt.date(2026, 1, 1)]),
+    (pa.timestamp("us", "UTC"), [dt.datetime(1969, 1, 1, tzinfo=dt.UTC), dt.datetime.now(dt.UTC)]),
+    (pa.decimal128(9, 2), [Decimal("-1.50"), Decimal("2.25")]),
+]
+
+
+@pytest.mark.parametrize("transform", ["bucket[4](c)", "c"])
+@pytest.mark.parametrize(("data_type", "values"), VALUES, ids=[str(each) for each, _ in VALUES])
+def test_partitions_of_constants_are_those_of_rows(db, data_type, values, transform):
+    """The partition of a constant is that of the rows that equal it, for each type."""
+    rows = [{"c": value} for value in [*values, None]]
+    files = filled(db, {"c": data_type}, rows, partition_by=[transform])
+    assert files > 1
+    for value in values:
+        assert files_read(db, "SELECT * FROM t WHERE c = ?", [value]) == 1
+
+
+def test_nulls_are_read_for_null_alone(db):
+    """A partition of nulls is left out by a comparison, all others by IS NULL."""
+    rows = [{"c": country, "v": 1} for country in ("DE", "FR", None)]
+    assert filled(db, {"c": pa.string(), "v": pa.int64()}, rows, partition_by=["c"]) == 3
+    assert files_read(db, "SELECT * FROM t WHERE c = 'DE'") == 1
+    assert files_read(db, "SELECT * FROM t WHERE c >= 'DE'") == 2
+    assert files_read(db, "SELECT * FROM t WHERE c IS NULL") == 1
+    assert files_read(db, "SELECT * FROM t WHERE c IS NOT NULL") == 2
+    assert files_read(db, "SELECT * FROM t WHERE v IS NOT NULL") == 3
+
+
+def test_outer_joins_keep_the_rows_that_are_not_null(db):
+    """IS NULL behind an outer join leaves out nothing: it asks for rows that were not found."""
+    rows = [{"c": country} for country in ("DE", None)]
+    filled(db, {"c": pa.string()}, rows, partition_by=["c"])
+    sql = "SELECT x FROM (VALUES ('DE'), ('FR')) AS l(x) LEFT JOIN t ON t.c = x WHERE t.c IS NULL"
+    assert db.query(sql).rows() == [("FR",)]
