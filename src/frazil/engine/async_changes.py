@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.engine.change_input import is_arrow, steps_of
+from frazil.engine.change_input import is_arrow, no_changes, steps_of
 from frazil.engine.reading import waker
 from frazil.engine.runtime import joined_ack
-from frazil.errors import FrazilError, InvalidRequest
+from frazil.errors import FrazilError
 from frazil.log import format as fmt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from frazil.engine.changing import Step
     from frazil.engine.runtime import Prepared
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from frazil.model import Ack
 
 T = TypeVar("T")
+
+FEED_CHANGES: Final = 256
+"""So many changes of a feed are read in one go."""
 
 
 class AsyncChangeCalls:
@@ -166,7 +170,7 @@ class AsyncChangeCalls:
         runtime = self._runtime
         pieces = list(steps_of(runtime, runtime.changes, data, op_column))
         if not pieces:
-            raise InvalidRequest("there are no changes to publish", topic=runtime.name)
+            raise no_changes(runtime.name)
         return pieces
 
     async def _change(
@@ -194,6 +198,19 @@ class AsyncChangeCalls:
     async def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
         """Return the rows with these keys, in their order, all of one moment."""
         return await asyncio.to_thread(self._topic.get_many, list(keys))
+
+    def changes(
+        self, from_offset: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Return the change feed up to the head as it is now; see `Topic.changes`."""
+        return fed(self._topic.changes(from_offset, limit=limit))
+
+
+async def fed(feed: Iterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    """Yield the changes of a feed that a worker thread reads, some at a time."""
+    while some := await asyncio.to_thread(lambda: list(islice(feed, FEED_CHANGES))):
+        for change in some:
+            yield change
 
 
 def taken(data: object) -> object:

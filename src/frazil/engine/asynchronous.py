@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from frazil.engine.async_changes import AsyncChangeCalls, taken
+from frazil.engine.async_changes import AsyncChangeCalls, fed, taken
 from frazil.engine.async_queries import AsyncTierCalls
 from frazil.engine.core import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
@@ -16,7 +16,7 @@ from frazil.log.codec import PLAIN
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -230,6 +230,12 @@ class AsyncPartitionedTopic:
     async def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
         """Return the rows with these keys, in their order; those of one part are of one moment."""
         return await asyncio.to_thread(self._topic.get_many, list(keys))
+
+    def changes(
+        self, from_offset: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Return the change feeds of the parts; see `PartitionedTopic.changes`."""
+        return fed(self._topic.changes(from_offset, limit=limit))
 
     def describe(self) -> dict[str, Any]:
         """Return everything that is known about the topic, ready for JSON."""

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.change_feed import ChangeFeed
-from frazil.engine.change_input import steps_of
+from frazil.engine.change_input import no_changes, steps_of
 from frazil.engine.changing import STEPS_MAX, TopicChanges
 from frazil.engine.runtime import joined_ack
 from frazil.errors import FrazilError, InvalidRequest
@@ -108,18 +108,20 @@ class ChangeCalls:
         """Publish changes in bulk, in order.
 
         `data` is Arrow (anything that `append_arrow` takes) with an operation column, or an
-        iterable of Debezium envelopes as dicts, JSON texts or bytes. All of it is checked before
-        the first change is written.
+        iterable of Debezium envelopes as dicts, JSON texts or bytes, each alone, as a pair with
+        its key, or as a dict with `key` and `value`. Tombstones are passed over. All of it is
+        checked before the first change is written.
 
         Raises:
-            InvalidRequest: with the number of the first change that is wrong.
+            InvalidRequest: with the number of the first change that is wrong; also if there is
+                nothing to write, as in a call with tombstones alone.
         """
         changes = self._changes()
         runtime = self._runtime
         sender = runtime.sender(ack, None, None, 0)
         pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
         if not pieces:
-            raise InvalidRequest("there are no changes to publish", topic=runtime.name)
+            raise no_changes(runtime.name)
         results: list[Ack | FrazilError] = []
         for piece in pieces:
             try:

@@ -39,6 +39,14 @@ def steps_of(
         yield from _debezium_steps(changes, data)
 
 
+def no_changes(topic: str) -> InvalidRequest:
+    """Return the error for a call without anything to write: there is no offset to ack."""
+    return InvalidRequest(
+        "there are no changes to publish; tombstones and messages beside the tables are passed over",
+        topic=topic,
+    )
+
+
 def is_arrow(data: object) -> bool:
     """Tell whether changes in bulk are Arrow data."""
     return isinstance(data, (pa.RecordBatch, pa.Table)) or any(
@@ -129,7 +137,7 @@ def debezium_changes(codec: ChangeCodec, data: object) -> Iterator[tuple[int, Ra
     Raises:
         InvalidRequest: with the number of the first event that is wrong.
     """
-    if isinstance(data, (str, bytes, bytearray, memoryview, Mapping)):
+    if data is None or isinstance(data, (str, bytes, bytearray, memoryview, Mapping)):
         data = [data]
     if not isinstance(data, Iterable):
         raise InvalidRequest(
@@ -140,10 +148,22 @@ def debezium_changes(codec: ChangeCodec, data: object) -> Iterator[tuple[int, Ra
     for number, each in enumerate(data):
         event: Any = each
         try:
-            # A pair is an event's key and value, as a Kafka record has them.
-            key, value = event if isinstance(event, tuple) and len(event) == 2 else (None, event)
+            key, value = _key_and_value(event)
             raws = reader.read(value, key=key)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
         for raw in raws:
             yield number, raw
+
+
+def _key_and_value(event: Any) -> tuple[Any, Any]:
+    """Return the key, None if it has none, and the value of an event, as a Kafka record has them.
+
+    It is a pair, a dict with `key` and `value`, or the value alone; no value is a tombstone.
+    """
+    if isinstance(event, tuple) and len(event) == 2:
+        key, value = event
+        return key, value
+    if isinstance(event, Mapping) and "value" in event and not {"op", "payload"} & set(event):
+        return event.get("key"), event["value"]
+    return None, event

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.catalog import PUBLISH_OPTIONS
-from frazil.engine.change_input import batch_steps, change_batches, debezium_changes, is_arrow
+from frazil.engine.change_input import (
+    batch_steps,
+    change_batches,
+    debezium_changes,
+    is_arrow,
+    no_changes,
+)
 from frazil.engine.changing import STEPS_MAX, check_stays
 from frazil.engine.part_acks import answer, part_acks
 from frazil.errors import Conflict, FrazilError, InvalidRequest
@@ -113,7 +119,7 @@ class PartChangeCalls:
         else:
             pieces = self._debezium_pieces(data)
         if not pieces:
-            raise InvalidRequest("there are no changes to publish", topic=self._spec.name)
+            raise no_changes(self._spec.name)
         return self._publish_pieces(dict(sorted(pieces.items())), ack)
 
     def _arrow_pieces(self, data: object, op_column: str) -> dict[int, list[Piece]]:
@@ -210,6 +216,20 @@ class PartChangeCalls:
             for number, row in zip(numbers, self.parts[part].get_many(own), strict=True):
                 found[number] = row
         return found
+
+    def changes(
+        self, from_offset: int = 0, *, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Return the change feeds of the parts, one after the other; see `Topic.changes`.
+
+        Each change has its `part`. `from_offset` is that of every part, `limit` that of the call.
+        """
+        for number, part in enumerate(self.parts):
+            if limit is not None and limit <= 0:
+                return
+            for change in part.changes(from_offset, limit=limit):
+                yield {"part": number, **change}
+                limit = None if limit is None else limit - 1
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:

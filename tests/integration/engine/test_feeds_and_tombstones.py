@@ -1,0 +1,99 @@
+"""Change feeds of parts and under asyncio, and Debezium's events with keys and without values."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from frazil.engine.asynchronous import AsyncEngine
+from frazil.errors import InvalidRequest
+from tests.integration.engine.opening import open_small
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """An engine."""
+    with open_small(tmp_path) as engine:
+        yield engine
+
+
+def keyed(engine, partitions=0):
+    return engine.create_topic(
+        "t", {"id": "long", "v": "long"}, primary_key="id", partitions=partitions
+    )
+
+
+def test_a_partitioned_topic_tells_the_changes_of_all_its_parts(engine):
+    """Each change comes with its part; the limit counts over all parts."""
+    topic = keyed(engine, partitions=3)
+    for value in range(2):
+        for number in range(12):
+            topic.upsert(id=number, v=value)
+    told = list(topic.changes())
+    assert sorted(each["key"]["id"] for each in told) == sorted([*range(12), *range(12)])
+    for each in told:
+        assert each["part"] == topic.part_of_key(each["key"]["id"])
+        assert (each["before"] is None) == (each["after"]["v"] == 0)
+    assert [each["part"] for each in told] == sorted(each["part"] for each in told)
+    assert len(list(topic.changes(limit=7))) == 7
+    assert list(topic.changes(limit=0)) == []
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_feeds_are_there_under_asyncio(engine, partitions):
+    """An async topic tells the same changes as the topic itself."""
+    topic = keyed(engine, partitions)
+    topic.append_many([{"id": number, "v": number} for number in range(600)])
+
+    async def told(**options):
+        handle = AsyncEngine(engine).topic("t")
+        return [change async for change in handle.changes(**options)]
+
+    assert asyncio.run(told()) == list(topic.changes())
+    assert asyncio.run(told(from_offset=100, limit=30)) == list(topic.changes(100, limit=30))
+
+
+CREATE = {"op": "c", "after": {"id": 1, "v": 1}}
+DELETE = {"op": "d", "before": None, "after": None}
+
+
+@pytest.mark.parametrize(
+    "tombstone",
+    [
+        None,
+        b"",
+        ({"id": 1}, None),
+        {"key": {"id": 1}, "value": None},
+        {"payload": None, "schema": {}},
+    ],
+)
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_tombstone_is_passed_over(engine, tombstone, partitions):
+    """Events without a value write nothing; a call of nothing else says that it wrote nothing."""
+    topic = keyed(engine, partitions)
+    topic.append_changes([CREATE, tombstone])
+    assert topic.get(1) == {"id": 1, "v": 1}
+    assert engine.stats()["message_count"] == 1
+    with pytest.raises(InvalidRequest, match="tombstones"):
+        topic.append_changes([tombstone])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ({"id": 1}, DELETE),
+        (json.dumps({"id": 1}).encode(), json.dumps(DELETE).encode()),
+        {"key": {"id": 1}, "value": DELETE},
+        {"key": json.dumps({"id": 1}), "value": json.dumps(DELETE)},
+    ],
+)
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_delete_without_the_row_uses_the_key_of_its_event(engine, event, partitions):
+    """The row of the event's key goes, also where `before` is null."""
+    topic = keyed(engine, partitions)
+    topic.append_changes([CREATE, {"op": "c", "after": {"id": 2, "v": 2}}])
+    topic.append_changes([event])
+    assert topic.get(1) is None
+    assert topic.get(2) == {"id": 2, "v": 2}
