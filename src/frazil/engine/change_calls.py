@@ -9,7 +9,7 @@ from frazil.engine.change_feed import ChangeFeed
 from frazil.engine.change_input import no_changes, steps_of
 from frazil.engine.changing import STEPS_MAX, TopicChanges
 from frazil.engine.runtime import joined_ack
-from frazil.errors import FrazilError, InvalidRequest
+from frazil.errors import FrazilError, InvalidRequest, NotFound
 from frazil.log import format as fmt
 from frazil.log.committer import Pending
 
@@ -204,9 +204,21 @@ class ChangeCalls:
         Each change is a dict with `offset`, `time`, `op`, `key`, `before` and `after`: the row
         before and after it, None where there is none, or where it is no longer known.
         """
+        self._check_there()
         return iter(ChangeFeed(self._runtime, from_offset=from_offset, limit=limit))
 
+    def _check_there(self) -> None:
+        """Refuse to answer from a closed engine, or about a topic that was deleted."""
+        runtime = self._runtime
+        journal = runtime.lane.journal
+        if journal.closed:
+            raise journal.closed_error()
+        refused = None if runtime.refusal is None else runtime.refusal()
+        if isinstance(refused, NotFound):
+            raise refused
+
     def _lookup(self) -> KeyLookup:
+        self._check_there()
         tiers = self._runtime.tiers
         if tiers is None:
             raise InvalidRequest("look-ups need the memory tier, set memory.enabled")
