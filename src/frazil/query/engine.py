@@ -16,7 +16,7 @@ from frazil.query.explain import explained_point, explained_scan
 from frazil.query.failures import query_failure
 from frazil.query.keys import Unfit, keys_of
 from frazil.query.plan_store import PlanStore
-from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery
+from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeout
 from frazil.query.prepared import Prepared, found_rows, prepare
 from frazil.query.result import BATCH_ROWS, Result, Stream
 from frazil.query.sources import Request
@@ -86,6 +86,7 @@ class QueryEngine:
             Overloaded: if too many queries run, or it needs too much memory.
             Unavailable: if it took too long or was cancelled.
         """
+        check_timeout(timeout_s)
         is_now = as_of_offset is None and as_of_time is None
         if is_now and not params and (templated := self._plans.templated(sql)) is not None:
             found = self._look_up(*templated, min_offset)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from frazil.clock import SystemClock
+from frazil.engine.core import Engine
 from frazil.engine.snapshots import EngineSnapshot
-from frazil.errors import Closed
-from tests.integration.engine.opening import open_small
+from frazil.errors import Closed, Unavailable
+from frazil.fs import RealFileSystem
+from tests.integration.engine.opening import open_small, small_settings
 
 
 def in_child(work):
@@ -147,3 +151,44 @@ def test_what_a_killed_process_spilled_is_removed(tmp_path):
         (spilled / "duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"left behind")
         assert db.query("select count(*) from t").rows() == [(1,)]
         assert not spilled.exists() or list(spilled.iterdir()) == []
+
+
+# -- time ----------------------------------------------------------------------------------------
+
+
+class SlowFileSystem(RealFileSystem):
+    """A disk on which it takes a while to open a data file for reading."""
+
+    def __init__(self):
+        self.opened = 0
+        self.seconds = 0.0
+
+    def open(self, path, mode):
+        """Wait, then open."""
+        if path.endswith(".parquet") and mode == "read":
+            self.opened += 1
+            time.sleep(self.seconds)
+        return super().open(path, mode)
+
+
+def test_the_time_of_a_query_ends_between_files(tmp_path):
+    """A query that verifies many files after a restart ends at its deadline, not behind them."""
+    slow = SlowFileSystem()
+
+    def opened():
+        settings = small_settings(tmp_path)
+        return Engine(settings, file_system=slow, clock=SystemClock(), threads=False)
+
+    count = 20
+    with opened() as db:
+        topic = db.create_topic("t", {"k": "int64"})
+        for number in range(count):
+            topic.append(k=number)
+            db.flush()
+    with opened() as db:
+        slow.opened, slow.seconds = 0, 0.2
+        with pytest.raises(Unavailable, match="too long"):
+            db.query("select sum(k) from t", timeout_s=0.3)
+        assert 0 < slow.opened < count // 2
+        slow.seconds = 0.0
+        assert db.query("select sum(k) from t").rows() == [(sum(range(count)),)]
