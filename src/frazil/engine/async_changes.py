@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.engine.change_input import is_arrow, no_changes, steps_of
+from frazil.engine.change_input import check_keys, is_arrow, no_changes, steps_of
 from frazil.engine.reading import waker
 from frazil.engine.runtime import joined_ack
 from frazil.errors import FrazilError
@@ -171,6 +171,7 @@ class AsyncChangeCalls:
         pieces = list(steps_of(runtime, runtime.changes, data, op_column))
         if not pieces:
             raise no_changes(runtime.name)
+        check_keys(runtime, pieces)
         return pieces
 
     async def _change(

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.change_feed import ChangeFeed
-from frazil.engine.change_input import no_changes, steps_of
+from frazil.engine.change_input import check_keys, no_changes, steps_of
 from frazil.engine.changing import STEPS_MAX, TopicChanges
 from frazil.engine.runtime import joined_ack
 from frazil.errors import FrazilError, InvalidRequest, NotFound
@@ -115,6 +115,9 @@ class ChangeCalls:
         Raises:
             InvalidRequest: with the number of the first change that is wrong; also if there is
                 nothing to write, as in a call with tombstones alone.
+            Conflict, NotFound: if the topic's `unknown_key` is `error` and a key exists, or does
+                not, against what a change says; nothing is written then, unless another change
+                came in between.
         """
         changes = self._changes()
         runtime = self._runtime
@@ -122,6 +125,7 @@ class ChangeCalls:
         pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
         if not pieces:
             raise no_changes(runtime.name)
+        check_keys(runtime, pieces)
         results: list[Ack | FrazilError] = []
         for piece in pieces:
             try:

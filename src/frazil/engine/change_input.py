@@ -9,20 +9,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.engine.changing import STEPS_MAX
-from frazil.errors import InvalidRequest
+from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.ingest.changes import Change
 from frazil.ingest.debezium import DebeziumReader
 from frazil.log import format as fmt
 from frazil.log.group import FRAME_RECORDS_MAX
 from frazil.log.present import positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from frazil.engine.changing import Step, TopicChanges
     from frazil.engine.runtime import Prepared, TopicRuntime
     from frazil.ingest.changes import ChangeCodec
     from frazil.ingest.debezium import RawChange
     from frazil.ingest.frames import KeyedColumns
+    from frazil.tiers.keys import Key
 
 
 def steps_of(
@@ -37,6 +39,37 @@ def steps_of(
         yield from _arrow_steps(runtime, changes, data, op_column)
     else:
         yield from _debezium_steps(changes, data)
+
+
+def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -> None:
+    """Refuse a bulk of several writes before the first one, where a later one would be refused.
+
+    One write is checked as it is made. Another change of a key that comes in between can still end
+    a bulk half way.
+
+    Raises:
+        Conflict: if it inserts a key that exists and the topic's policy is `error`.
+        NotFound: if it changes a key that does not.
+    """
+    lookup = None if runtime.tiers is None else runtime.tiers.lookup
+    if lookup is None or len(pieces) < 2 or runtime.state.spec.unknown_key != "error":
+        return
+    lookup.refresh()
+    there: dict[Key, bool] = {}
+    number = -1
+    for piece in pieces:
+        for step in piece:
+            if not isinstance(step, Change):
+                continue
+            number += 1
+            known = there.get(step.key)
+            exists = lookup.has(step.key) if known is None else known
+            facts = {"topic": runtime.name, "key": step.key, "change": number}
+            if exists and step.op == fmt.OP_INSERT:
+                raise Conflict("a row has this key already, use upsert", **facts)
+            if not exists and step.op in {fmt.OP_UPDATE, fmt.OP_DELETE}:
+                raise NotFound("no row has this key", **facts)
+            there[step.key] = step.op != fmt.OP_DELETE
 
 
 def no_changes(topic: str) -> InvalidRequest:

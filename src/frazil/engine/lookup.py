@@ -141,6 +141,11 @@ class KeyLookup:
                 images.append(Image(found.values, None, codec, found.batch))
         return images
 
+    def has(self, key: Key) -> bool:
+        """Tell whether a row has a key, as far as was refreshed."""
+        found = self._keyed.newest(key)
+        return found is not None and found.op != OP_DELETE
+
     def refresh(self) -> int:
         """See everything that is visible now; return the offset behind it."""
         tiers = self._tiers

@@ -8,6 +8,7 @@ from frazil.engine.catalog import PUBLISH_OPTIONS
 from frazil.engine.change_input import (
     batch_steps,
     change_batches,
+    check_keys,
     debezium_changes,
     is_arrow,
     no_changes,
@@ -120,6 +121,9 @@ class PartChangeCalls:
             pieces = self._debezium_pieces(data)
         if not pieces:
             raise no_changes(self._spec.name)
+        if sum(map(len, pieces.values())) > 1:
+            for part, own in pieces.items():
+                check_keys(self.parts[part].runtime, [*own, []])
         return self._publish_pieces(dict(sorted(pieces.items())), ack)
 
     def _arrow_pieces(self, data: object, op_column: str) -> dict[int, list[Piece]]:
