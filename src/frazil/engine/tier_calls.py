@@ -187,11 +187,12 @@ class TierCalls(Registry):
         return moved
 
     def tier_files(self, name: str) -> list[dict[str, Any]]:
-        """Describe the files of a topic."""
+        """Describe the files of a topic: `purpose` is what most of a file's bytes are kept for."""
         tiers = self._tiers()
         found: list[dict[str, Any]] = []
         for runtime in self.parts_of(name):
             committed = tiers.disk.committed(runtime.state.id)
+            purposes_of = tiers.disk.space.purposes_of
             found += [
                 {
                     "topic": runtime.name,
@@ -203,9 +204,11 @@ class TierCalls(Registry):
                     "partition": file.partition,
                     "schema": file.schema,
                     "deletes": file.deletes,
-                    "purpose": "cache" if file.set_end <= committed else "staging",
+                    "purpose": max(purposes, key=lambda each: purposes[each]),
+                    "purposes": purposes,
                 }
                 for file in tiers.disk.files(runtime.state.id)
+                for purposes in (purposes_of(file, committed=file.set_end <= committed),)
             ]
         return found
 

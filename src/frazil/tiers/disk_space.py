@@ -107,21 +107,24 @@ class DiskSpace:
         as deltas; the rest is staging, or waits for merging where the file is small.
         """
         totals = {"query_cache": 0, "staging": 0, "deltas": 0, "compaction": 0}
-        small = self._tier.settings.small_file_bytes
         for topic in self._tier.topics:
             picture = self._tier.picture(topic)
             for span in picture.spans:
                 committed = span.end <= picture.marks.committed
                 for file in span.files:
-                    size = file.size
-                    if committed:
-                        totals["query_cache"] += size
-                        continue
-                    deltas = size * file.deltas // file.rows if file.rows else 0
-                    totals["deltas"] += deltas
-                    kind = "compaction" if file.bytes < small else "staging"
-                    totals[kind] += size - deltas
+                    for purpose, size in self.purposes_of(file, committed=committed).items():
+                        totals[purpose] += size
         return totals
+
+    def purposes_of(self, file: DiskFile, *, committed: bool) -> dict[str, int]:
+        """Return the bytes of one file by purpose, by the rule of `purposes`."""
+        size = file.size
+        if committed:
+            return {"query_cache": size}
+        deltas = size * file.deltas // file.rows if file.rows else 0
+        small = file.bytes < self._tier.settings.small_file_bytes
+        rest = {"compaction" if small else "staging": size - deltas}
+        return {**rest, "deltas": deltas} if deltas else rest
 
     def evict(self, floors: Mapping[int, int]) -> int:
         """Give up sets until the tier is below its cap, or nothing more may go.
