@@ -13,7 +13,8 @@ from frazil.cli.read import parse_start
 from frazil.cli.session import session_of
 from frazil.cli.sql_output import SqlFormat, check_format
 from frazil.cli.sql_run import Look, run_statement
-from frazil.cli.sql_text import split_statements
+from frazil.cli.sql_text import parse_meta, split_statements
+from frazil.cli.sql_topics import print_meta
 from frazil.clock import SystemClock
 from frazil.errors import InvalidRequest
 from frazil.units import parse_duration_s
@@ -27,7 +28,10 @@ __all__ = ["parse_params", "sql"]
 def sql(
     context: typer.Context,
     command: Annotated[
-        str | None, typer.Option("--command", "-c", help="Run this and end; `;` separates several.")
+        str | None,
+        typer.Option(
+            "--command", "-c", help="Run this and end; `;` separates several. \\d lists topics."
+        ),
     ] = None,
     file_format: Annotated[
         SqlFormat | None,
@@ -65,6 +69,11 @@ def sql(
             run_shell(engine, look, chosen)
         return
     text = sys.stdin.read() if command is None else command
+    meta = parse_meta(text)
+    if meta is not None:
+        with session.engine() as engine:
+            print_meta(engine, meta, chosen)
+        return
     found = split_statements(text)
     statements = [*found.statements, *filter(None, [found.rest])]
     if not statements:

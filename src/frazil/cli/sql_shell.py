@@ -16,10 +16,11 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from frazil.cli.failures import report
-from frazil.cli.output import note, print_table, size_text
+from frazil.cli.output import note
 from frazil.cli.sql_output import SqlFormat, check_format
 from frazil.cli.sql_run import Look, run_statement
 from frazil.cli.sql_text import Meta, is_finished, parse_meta, split_statements
+from frazil.cli.sql_topics import SYSTEM_COLUMNS, print_meta
 from frazil.cli.sql_words import table_name, words_for
 from frazil.engine import Engine
 from frazil.errors import FrazilError
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
 
-__all__ = ["Shell", "TopicCompleter", "history_path", "run_shell", "topic_of"]
+__all__ = ["Shell", "TopicCompleter", "history_path", "run_shell"]
 
 PROMPT: Final = "frazil> "
 PROMPT_MORE: Final = "   ...> "
-SYSTEM_COLUMNS: Final = ("_offset", "_time")
 HELP: Final = """\
 a statement ends with ;  and may have several lines
 \\d            list topics            \\d TOPIC      describe one
@@ -150,10 +150,8 @@ class Shell:
     def _meta(self, meta: Meta) -> bool:
         if meta.name in {"q", "quit"}:
             return False
-        if meta.name == "d" and meta.argument:
-            self._describe(topic_of(meta.argument))
-        elif meta.name == "d":
-            self._list()
+        if meta.name == "d":
+            print_meta(self.engine, meta, "table")
         elif meta.name == "timing":
             self.is_timing = not self.is_timing
             note(f"timing is {'on' if self.is_timing else 'off'}")
@@ -164,38 +162,3 @@ class Shell:
         else:
             typer.echo(HELP if meta.name in {"h", "?"} else f"no command \\{meta.name}\n{HELP}")
         return True
-
-    def _list(self) -> None:
-        stats = self.engine.stats()["per_topic"]
-        rows = []
-        for name in self.engine.topics():
-            found = self.engine.describe(name)
-            parts = [stats[part["name"]] for part in found.get("parts", ())] or [stats[name]]
-            rows.append(
-                (
-                    table_name(name),
-                    found["kind"],
-                    ", ".join(found["primary_key"]),
-                    f"{sum(part['message_count'] for part in parts):,}",
-                    size_text(sum(part["tiers"]["memory_bytes"] for part in parts)),
-                )
-            )
-        print_table(("topic", "kind", "key", "records", "in memory"), rows)
-
-    def _describe(self, name: str) -> None:
-        found = self.engine.describe(name)
-        key = found["primary_key"]
-        rows = [
-            (each["name"], each["type"], each["nullable"], each["name"] in key)
-            for each in found["columns"]
-        ]
-        rows += [("_offset", "long", False, False), ("_time", "timestamptz", False, False)]
-        print_table(("column", "type", "nullable", "key"), rows, title=found["name"])
-
-
-def topic_of(text: str) -> str:
-    """Return the topic that a name in SQL or a full name means."""
-    if text.startswith("/"):
-        return text
-    parts = [part.strip().strip('"') for part in text.split(".")]
-    return parts[0] if len(parts) == 1 else "/" + "/".join(parts)

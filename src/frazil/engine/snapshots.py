@@ -117,12 +117,16 @@ class EngineSnapshot:
         """Read columns of a file through the seam."""
         disk = self._tiers.disk
         self._check(file.file)
-        parquet, source = open_parquet(disk.file_system, disk.path(file.file))
+        path = disk.path(file.file)
         try:
-            return parquet.read(columns=list(columns))
-        finally:
-            parquet.close()
-            source.release()
+            parquet, source = open_parquet(disk.file_system, path)
+            try:
+                return parquet.read(columns=list(columns))
+            finally:
+                parquet.close()
+                source.release()
+        except OSError as error:
+            raise Unavailable("file cannot be read, try again", path=path, error=error) from error
 
     def file_schema(self, file: FileView, /) -> pa.Schema:
         """Return the topic's columns in the version that a file was written under."""
@@ -191,7 +195,7 @@ class EngineSources:
         return self._engine.topics_version
 
     def topics(self) -> dict[TopicName, TopicInfo]:
-        """Return all topics, without the parts of partitioned ones."""
+        """Return all topics; the parts of partitioned ones can be named and are not listed."""
         engine = self._engine
         found: dict[TopicName, TopicInfo] = {}
         for name in engine.names():
@@ -199,7 +203,10 @@ class EngineSources:
                 runtimes = engine.parts_of(name)
             except NotFound:
                 continue
-            found[_split(name)] = _info(runtimes)
+            found[_split(name)] = info = _info(runtimes)
+            if info.partitions:
+                for runtime in runtimes:
+                    found[_split(runtime.name)] = _info([runtime])._replace(listed=False)
         return found
 
     def snapshot(

@@ -38,7 +38,8 @@ _Rows = list[dict[str, object]]
 def catalog_table(name: str, topics: Topics) -> pa.Table:
     """Return one of the tables of the catalog for the present topics."""
     schema, rows = _TABLES[name]
-    return pa.Table.from_pylist(rows(topics), schema=schema)
+    listed = {topic: info for topic, info in topics.items() if info.listed}
+    return pa.Table.from_pylist(rows(listed), schema=schema)
 
 
 def _views(topics: Topics) -> Iterator[tuple[str, str, tuple[ViewColumn, ...]]]:

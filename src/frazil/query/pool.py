@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
+from frazil.errors import Closed, FrazilError, InvalidRequest, Overloaded, Unavailable
 from frazil.query.lockdown import connect_locked
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
 
-__all__ = ["Lease", "Pool", "PoolLimits", "RunningQuery"]
+__all__ = ["Lease", "Pool", "PoolLimits", "RunningQuery", "check_timeout"]
 
 _AGAIN_S: Final = 0.05
 """An interrupt that comes just before DuckDB begins is forgotten: it is repeated."""
 
 
+TIMEOUT_S_MAX: Final = 1e6
 _IDLE_S: Final = 60.0
 _CLOSE_S: Final = 10.0
 """Closing waits so long for queries that do not end when they are interrupted."""
@@ -51,6 +52,23 @@ class RunningQuery(NamedTuple):
     id: int
     sql: str
     seconds: float
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Check that a time limit is one; None is the one of the settings.
+
+    Raises:
+        InvalidRequest: unless it is a number of seconds above 0.
+    """
+    if timeout_s is None:
+        return
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s <= TIMEOUT_S_MAX:  # type: ignore[operator]
+        raise InvalidRequest(
+            "timeout_s must be a number of seconds above 0",
+            got=timeout_s,
+            seconds_max=TIMEOUT_S_MAX,
+        )
 
 
 class Lease:
@@ -115,14 +133,20 @@ class Pool:
         """Wait for a slot and return a lease that is interrupted after its time.
 
         Raises:
+            InvalidRequest: if `timeout_s` is no time.
             Overloaded: if there is no slot within `wait_s`.
             Closed: if the pool is closed.
         """
         limits = self._limits
+        check_timeout(timeout_s)
         if not self._slots.acquire(timeout=limits.wait_s):
+            with self._lock:
+                unread = sum(lease.on_stop is not None for lease, _ in self._running.values())
             raise Overloaded(
-                "too many queries run at once, run it again later or raise query.concurrency_max",
+                "too many queries run at once, run it again later or raise query.concurrency_max; "
+                "a result beyond query.result_bytes_ahead counts until it is read or closed",
                 concurrency_max=limits.concurrency_max,
+                results_unread=unread,
                 retry_after_ms=int(limits.wait_s * 1_000) or 100,
             )
         try:

@@ -186,7 +186,8 @@ class Result:
     def close(self) -> None:
         """Free what the result holds; it cannot be read any more."""
         self._closed = True
-        self._batches.clear()
+        # Whoever still iterates over them keeps the list.
+        self._batches = []
         if self._forget is not None:
             self._forget()
         if self._stream is not None:

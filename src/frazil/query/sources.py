@@ -42,13 +42,15 @@ Temporal values are storage integers in the unit of the column's type, as in a f
 class TopicInfo(NamedTuple):
     """A topic as SQL describes it: `partitions` is 0 unless it has parts.
 
-    `partition_by` is the spec of the partitions that its files are divided by.
+    `partition_by` is the spec of the partitions that its files are divided by. One that is not
+    `listed` can be named, but the catalog does not show it.
     """
 
     schema: pa.Schema
     key_names: tuple[str, ...] = ()
     partitions: int = 0
     partition_by: tuple[PartitionField, ...] = ()
+    listed: bool = True
 
 
 class Request(NamedTuple):
@@ -161,7 +163,7 @@ class Sources(Protocol):
         """A number that changes whenever `topics` does."""
 
     def topics(self) -> Mapping[TopicName, TopicInfo]:
-        """Return the topics that SQL can name, without the parts of partitioned ones."""
+        """Return the topics that SQL can name; parts of partitioned ones are not listed."""
 
     def snapshot(
         self,

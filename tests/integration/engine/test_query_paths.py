@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from frazil.errors import Overloaded
+from frazil.errors import InvalidRequest, Overloaded
 from tests.integration.engine.opening import open_small
 
 COLUMNS = {
@@ -157,3 +157,25 @@ def test_explain_tells_where_a_key_lies(db, sql):
     assert found["disk_rows"] == 1
     assert found["files"] == [file["file"]]
     assert found["file_bytes"] > 0
+
+
+def test_a_part_is_a_view_that_is_not_listed(db, parts):
+    """Each part can be asked for its own rows; the catalog names the partitioned topic alone."""
+    counts = [db.query(f'SELECT count(*) FROM "p-part-{n}"').rows()[0][0] for n in range(4)]
+    assert sum(counts) == 20
+    assert counts == [part.stats()["message_count"] for part in parts.parts]
+    home = parts.part_of_key(3)
+    for number in range(4):
+        found = db.query(f'SELECT v FROM "p-part-{number}" WHERE id = 3').rows()
+        assert found == ([(30,)] if number == home else [])
+    assert db.query("SHOW TABLES").rows() == [("p",)]
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 0, float("nan"), float("inf"), "5", True])
+def test_a_time_limit_is_a_number_above_zero(db, timeout_s):
+    """A limit that is no time is refused, whichever way the statement would be answered."""
+    db.create_topic("t", {"id": pa.int64()}, primary_key="id").upsert(id=1)
+    for sql in ("SELECT count(*) FROM t", "SELECT id FROM t WHERE id = 1"):
+        with pytest.raises(InvalidRequest, match="timeout_s"):
+            db.query(sql, timeout_s=timeout_s)
+    assert db.query("SELECT count(*) FROM t", timeout_s=5).rows() == [(1,)]
