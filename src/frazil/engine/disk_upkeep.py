@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.errors import FrazilError, Overloaded
+from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
 from frazil.telemetry import event
+from frazil.tiers.zones import RED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +77,9 @@ class DiskUpkeep:
 
     def expire(self, topic: TopicTiers, below: int) -> None:
         """Let everything below an offset go, from all tiers."""
+        if topic.keyed is not None:
+            # Before the files go: else a look-up would name a row that nobody has any more.
+            topic.keyed.floor = max(topic.keyed.floor, below)
         self._disk.expire(topic.id, below)
         topic.memory.evict(min(below, topic.flushed))
         if topic.keyed is not None:
@@ -143,8 +147,24 @@ class DiskUpkeep:
                 topic.memory.evict(min(start, topic.flushed))
             runtime = topic.runtime
             if full and runtime.refusal is None:
-                runtime.refusal = _CapStop(self._disk, bytes_max)
+                wait_s = self._engine.settings.memory.wait_s if self._engine.threaded else 0.0
+                runtime.refusal = _CapStop(self._disk, bytes_max, wait_s)
             elif not full and isinstance(runtime.refusal, _CapStop):
+                runtime.refusal = None
+
+    def check_writable(self) -> None:
+        """Refuse publishes when memory is full and no file can be written until a new start."""
+        failure: Closed | None = None
+        try:
+            self._disk.directory.check()
+        except Closed as error:
+            failure = error
+        stuck = failure is not None and self._tiers.pressure.level == RED
+        for topic in self._tiers.topics:
+            runtime = topic.runtime
+            if failure is not None and stuck and runtime.refusal is None:
+                runtime.refusal = _WriteStop(failure)
+            elif not stuck and isinstance(runtime.refusal, _WriteStop):
                 runtime.refusal = None
 
     def _evict(self) -> None:
@@ -200,12 +220,27 @@ def _runs(spans: Sequence[Span], age_us: int, bytes_max: int) -> list[list[Span]
     return runs
 
 
+class _WriteStop:
+    """The refusal of publishes that memory has no room for, because no file can be written."""
+
+    def __init__(self, cause: Closed) -> None:
+        self._cause = cause
+
+    def __call__(self) -> FrazilError:
+        return Unavailable(
+            "memory is full and the disk tier takes no more files, open the engine again",
+            cause=self._cause,
+        )
+
+
 class _CapStop:
     """The refusal of publishes while the disk tier is full of what is nowhere else."""
 
-    def __init__(self, disk: DiskTier, bytes_max: int) -> None:
+    def __init__(self, disk: DiskTier, bytes_max: int, wait_s: float) -> None:
         self._disk = disk
         self._bytes_max = bytes_max
+        self.wait_s = wait_s
+        """So long publishes wait, in case that room is made."""
 
     def __call__(self) -> FrazilError:
         return Overloaded(

@@ -77,9 +77,12 @@ class Tiers:
             quarantine=engine.paths.quarantine,
         )
         self.marks_directory = engine.paths.marks
+        self.quarantine = engine.paths.quarantine
         self.disk.convert = self._convert
         self.disk.on_damage = self._rebuild
         self.disk.damage.must_wait = self._must_wait
+        self.suspect = False
+        """The metadata may have lost what it knew of files."""
         self.files = DiskUpkeep(engine, self)
         # Without threads time passes as the simulation says, and memory is what it counts.
         simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "wait": _no_wait}
@@ -114,6 +117,7 @@ class Tiers:
         Raises:
             Unavailable: if their directories cannot be made or read.
         """
+        self.suspect = suspect
         try:
             return self.disk.open(suspect=suspect)
         except OSError as error:
@@ -137,6 +141,8 @@ class Tiers:
         found = self._topics.pop(topic_id, None)
         if found is not None:
             found.state.memory = None
+            for task in [each for each in list(self.errors) if each.endswith(f" {found.name}")]:
+                self.errors.pop(task, None)
         self.queue.pop(topic_id, None)
 
     def topic(self, topic_id: int) -> TopicTiers:
@@ -168,7 +174,7 @@ class Tiers:
             if thread.is_alive():
                 thread.join()
         for topic in self.topics:
-            self._guard("marks", partial(keep_marks, topic))
+            self._guard("marks", partial(keep_marks, topic), topic)
         self.disk.close()
 
     # -- the budget ------------------------------------------------------------------------------
@@ -207,13 +213,20 @@ class Tiers:
             if not self._stopping:
                 self._guard("move", self.move_once)
 
-    def _guard(self, task: str, function: Callable[[], object]) -> None:
+    def _guard(
+        self, task: str, function: Callable[[], object], topic: TopicTiers | None = None
+    ) -> None:
+        """Do something for one topic, or for all; a fault is kept in `errors` and ends no other."""
+        if topic is not None:
+            task = f"{task} {topic.name}"
         try:
             function()
-        except (Closed, NotFound):
-            # The engine is closing, or a topic was deleted meanwhile.
-            self.errors.pop(task, None)
         except Exception as error:  # noqa: BLE001 - the thread's top: a bug must not end all moves
+            gone = topic is not None and self._topics.get(topic.id) is not topic
+            if isinstance(error, Closed | NotFound) and (self._stopping or gone):
+                # The engine is closing, or the topic was deleted meanwhile.
+                self.errors.pop(task, None)
+                return
             text = f"{type(error).__name__}: {error}"
             if self.errors.get(task) != text:
                 warn("tiers_failed", task=task, error=text)
@@ -240,7 +253,7 @@ class Tiers:
             self.pressure.refresh()
         for topic in self.topics:
             if topic.loaded:
-                topic.settle(SETTLE_ROWS)
+                self._guard("fold", partial(topic.settle, SETTLE_ROWS), topic)
                 if len(topic.memory.tail) > BACKLOG_ENTRIES:
                     self._wake_fold.set()
             if self._stopping:
@@ -260,21 +273,22 @@ class Tiers:
         for topic in self.topics:
             if self._stopping:
                 return
-            self._guard(f"rebuild {topic.name}", topic.repair)
-            self._guard(f"load {topic.name}", topic.ensure_loaded)
-            self._guard(f"flush {topic.name}", partial(self.judge, topic))
+            self._guard("rebuild", topic.repair, topic)
+            self._guard("load", topic.ensure_loaded, topic)
+            self._guard("flush", partial(self.judge, topic), topic)
         self._guard("evict", self.evict)
         self._guard("release", self.release)
         if self._is_due("commit", 1.0):
             self._guard("commit", self.judge_commits)
         if self._is_due("disk", 1.0):
             self._guard("cap", self.files.check_cap)
+            self._guard("writable", self.files.check_writable)
             self._guard("retention", self.files.retain)
             self._guard("deleted", self.files.drop_deleted)
             for topic in self.topics:
                 if self._stopping:
                     return
-                self._guard(f"merge {topic.name}", partial(self.files.merge, topic))
+                self._guard("merge", partial(self.files.merge, topic), topic)
         if self._is_due("scrub", min(self.settings.disk.scrub_interval_s / 10, 60.0)):
             self._guard("scrub", self.disk.scrub_once)
 
@@ -306,10 +320,14 @@ class Tiers:
         """Let go of flushed records in memory: old ones, and all of them when it is short."""
         eager = self.pressure.level > 0
         before_us = self.clock.now_us() - int(self.settings.memory.retention_s * 1e6)
-        freed = 0
+        freed: list[int] = []
+
+        def evict(topic: TopicTiers) -> None:
+            freed.append(topic.evict(before_us=None if eager else before_us))
+
         for topic in self.topics:
-            freed += topic.evict(before_us=None if eager else before_us)
-        if freed:
+            self._guard("evict", partial(evict, topic), topic)
+        if any(freed):
             self.pressure.refresh()
 
     def note_flushed(self, topic: TopicTiers, end: int) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from frazil.engine.lookup import KeyLookup
 from frazil.engine.marks import load_marks
 from frazil.engine.whole_rows import whole_chunk
-from frazil.errors import CorruptionError, NotFound, Unavailable
+from frazil.errors import Closed, Conflict, CorruptionError, NotFound, Unavailable
 from frazil.ingest.change_frames import change_schema, plan_change_read
 from frazil.ingest.evolution import plan_read
 from frazil.log.state import RANGE_GAP, RANGE_LOST, SpecialRange
@@ -31,11 +31,16 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tiering import Tiers
     from frazil.tiers.chunk import Chunk
+    from frazil.tiers.disk_catalog import Span
     from frazil.tiers.disk_file import DiskFile
 
 T = TypeVar("T")
 
 LOAD_BYTES: Final = 8 << 20
+LOAD_SHARE: Final = 8
+"""While the log is loaded, memory has about this part of the budget, and files get the rest."""
+REBUILDS_MAX: Final = 3
+"""So often a set is begun again because the topic's columns changed while it was written."""
 SLICE_ROWS: Final = 2048
 SLICE_PAUSE_S: Final = 0.0002
 SET_BYTES_MAX: Final = 512 << 20
@@ -66,8 +71,7 @@ class TopicTiers:
         self._holes: list[SpecialRange] = []
         """Ranges that neither the log nor a file has, though nobody declared them."""
         if flushed and self.memory.start > flushed:
-            reason = "freed by the log's own retention while the tiers were off"
-            self._holes.append(SpecialRange(flushed, self.memory.start, RANGE_GAP, reason))
+            self._holes.append(self._hole(flushed, self.memory.start))
         self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
         self._moving = threading.RLock()
         """Held while records are loaded, flushed or written again; taken before memory's lock."""
@@ -159,6 +163,17 @@ class TopicTiers:
             found = self._partitioners[version] = Partitioner(schema, self.state.spec.partition_by)
         return found
 
+    def _hole(self, first: int, end: int) -> SpecialRange:
+        """Return what to tell of offsets that the log has freed and no file has.
+
+        They are a gap only if nothing says that there were files of them.
+        """
+        names = self.disk.damage.left_over(self.id, self._tiers.quarantine)
+        if self._tiers.suspect or any(name.first < end and name.end > first for name in names):
+            return SpecialRange(first, end, RANGE_LOST, "their files are lost or cannot be read")
+        reason = "freed by the log's own retention while the tiers were off"
+        return SpecialRange(first, end, RANGE_GAP, reason)
+
     # -- loading after a start -------------------------------------------------------------------
 
     def ensure_loaded(self) -> None:
@@ -173,12 +188,29 @@ class TopicTiers:
                 self._marked = True
             while not self.loaded:
                 self._load_some()
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """Flush and let go what was loaded so far, if it is more than memory should have of it."""
+        budget = self._tiers.settings.memory.budget_bytes
+        if self.memory.bytes <= budget // LOAD_SHARE:
+            return
+        try:
+            while self.flushed < self._load_at and self._flush_set(self._load_at):
+                pass
+        except (Closed, Unavailable):
+            if self.broken() or self.memory.bytes > budget:
+                raise
+            # There is room for the rest, and what was loaded can be read though no file takes it.
+            return
+        self.memory.evict(self.flushed)
 
     def _load_some(self) -> None:
         """Load the next piece of the log."""
         if self._load_at >= self._load_end:
             self.loaded = True
             return
+        version = self.state.codec.version
         try:
             piece = self.runtime.lane.source.read(
                 self.id, offset=self._load_at, bytes_max=LOAD_BYTES
@@ -197,7 +229,10 @@ class TopicTiers:
         # with what was there before.
         end = self._load_end
         batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
-        self.memory.load(batches, start=self.memory.start)
+        if version != self.state.codec.version:
+            # Nobody can tell which of the two versions these batches have: read them again.
+            return
+        self.memory.load(batches, start=self.memory.start, version=version)
         if piece.offset_next <= self._load_at:
             # Nothing is left but offsets that were declared as a gap.
             self._load_at = self._load_end
@@ -237,9 +272,12 @@ class TopicTiers:
     def _flush_set(self, target: int) -> bool:
         # A topic that was never flushed begins where its log does.
         first = self.flushed or self.memory.start
-        self._settle_ahead(target)
+        if first >= target:
+            # Everything was let go before any of it was flushed.
+            return False
+        folded = self._settle_ahead(target)
         with self.memory.lock:
-            if self.keyed is not None:
+            if self.keyed is not None and folded:
                 self.keyed.fold(target)
             chunks = [
                 whole_chunk(chunk, self.keyed)
@@ -247,7 +285,9 @@ class TopicTiers:
                 if chunk.end > first
             ]
             end, chosen = _cut(chunks, first, target)
-            deltas = None if self.keyed is None else self.keyed.deltas_between(first, end)
+            deltas = None
+            if self.keyed is not None and folded:
+                deltas = self.keyed.deltas_between(first, end)
         # Taken after the chunks: none of them is of a newer version than these columns.
         columns = self.runtime.codec.columns
         files = flush_set(
@@ -272,17 +312,28 @@ class TopicTiers:
         self._tiers.note_flushed(self, end)
         return True
 
-    def _settle_ahead(self, target: int) -> None:
-        """Fold and decode a slice at a time: who waits for the topic's lock gets it in between."""
+    def _settle_ahead(self, target: int) -> bool:
+        """Fold and decode a slice at a time: who waits for the topic's lock gets it in between.
+
+        Returns:
+            False if a file that cannot be rebuilt keeps the changes from being folded. They are
+            flushed all the same, without a word on which of them supersede rows in files.
+        """
         memory, keyed = self.memory, self.keyed
+        folded = True
         while True:
             before = memory.settled, -1 if keyed is None else keyed.folded_to
-            if keyed is not None:
-                keyed.fold(target, budget_rows=SLICE_ROWS)
+            try:
+                if keyed is not None and folded:
+                    keyed.fold(target, budget_rows=SLICE_ROWS)
+            except CorruptionError:
+                if not self.broken():
+                    raise
+                folded = False
             memory.settle(target, budget_rows=SLICE_ROWS)
             now = memory.settled, -1 if keyed is None else keyed.folded_to
             if now == before:
-                return
+                return folded
             if now[0] < target or (keyed is not None and now[1] < target):
                 # Else the lock is taken again before any other thread has woken up.
                 self._between_slices.wait(SLICE_PAUSE_S)
@@ -396,33 +447,45 @@ class TopicTiers:
         held = self.runtime.lane.source.range(self.id)
         if span is None or span.first < held.first or span.end > held.end:
             return False
-        columns = self.runtime.codec.columns
         with self._moving:
-            flush_set(
-                self.disk,
-                topic=self.id,
-                schema=self._file_schema(columns),
-                version=columns.version,
-                keyed=self.keyed_topic,
-                shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
-                partitioner=self.partitioner(columns.version, columns.schema),
-                first=span.first,
-                end=span.end,
-                batches=self._logged_rows(span.first, span.end, columns),
-                gaps=self._gaps(span.first, span.end),
-                deltas=None,
-                replaces=span.files,
-            )
-        return True
+            for _ in range(REBUILDS_MAX):
+                columns = self.runtime.codec.columns
+                try:
+                    self._write_again(span, columns)
+                except Conflict:
+                    if columns.version == self.state.codec.version:
+                        raise
+                else:
+                    return True
+        return False
+
+    def _write_again(self, span: Span, columns: Any) -> None:
+        flush_set(
+            self.disk,
+            topic=self.id,
+            schema=self._file_schema(columns),
+            version=columns.version,
+            keyed=self.keyed_topic,
+            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
+            partitioner=self.partitioner(columns.version, columns.schema),
+            first=span.first,
+            end=span.end,
+            batches=self._logged_rows(span.first, span.end, columns),
+            gaps=self._gaps(span.first, span.end),
+            deltas=None,
+            replaces=span.files,
+        )
 
     def _logged_rows(self, first: int, end: int, columns: Any) -> Iterator[pa.RecordBatch]:
         offset = first
         while offset < end:
             piece = self.runtime.lane.source.read(self.id, offset=offset, bytes_max=LOAD_BYTES)
-            for batch in piece.batches:
-                keep = batch.slice(0, end - batch.offset) if batch.offset < end else None
-                if keep is not None and keep.count:
-                    yield self.file_rows(chunk_of_history(keep, version=columns.version), columns)
+            batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
+            if self.state.codec.version != columns.version:
+                raise Conflict("columns changed while a file was written again", topic=self.name)
+            for batch in batches:
+                if batch.count:
+                    yield self.file_rows(chunk_of_history(batch, version=columns.version), columns)
             if piece.offset_next <= offset:
                 return
             offset = piece.offset_next
@@ -450,11 +513,14 @@ class TopicTiers:
     def settle(self, rows_max: int) -> None:
         """Decode, join and fold some of what was written; for the background."""
         memory = self.memory
-        if self.keyed is not None:
-            self.keyed.fold(self.state.visible, budget_rows=rows_max)
-        if memory.tail:
-            memory.settle(self.state.visible, budget_rows=rows_max)
-            memory.merge_small()
+        try:
+            if self.keyed is not None:
+                self.keyed.fold(self.state.visible, budget_rows=rows_max)
+        finally:
+            # Though a damaged file may keep changes from being folded.
+            if memory.tail:
+                memory.settle(self.state.visible, budget_rows=rows_max)
+                memory.merge_small()
 
     def note_fired(self, reasons: Sequence[str]) -> None:
         """Count the signals that made this topic move."""

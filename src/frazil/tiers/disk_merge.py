@@ -29,14 +29,16 @@ def merge_once(tier: DiskTier, topic: int, *, keep: Collection[str] = ()) -> boo
     """Join one run of small sets, if there is one that is worth it; tell whether there was.
 
     The new files are synced and registered in the old ones' place in one transaction; whoever
-    reads the old ones keeps them until done. A damaged file is reported and ends the attempt.
+    reads the old ones keeps them until done. A damaged file is reported and ends the attempt; sets
+    with files that are known as damaged are left out.
     """
     picture = tier.picture(topic)
+    broken = {name for number, name in tier.damage.damaged() if number == topic}
     run = choose_run(
         picture,
         file_bytes=tier.settings.file_bytes,
         small_bytes=tier.settings.small_file_bytes,
-        keep=keep,
+        keep=broken.union(keep),
     )
     if not run:
         return False

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Unavailable
 from frazil.telemetry import warn
+from frazil.tiers.disk_file import parse_name
 from frazil.tiers.parquet_file import file_crc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from frazil.tiers.disk import DiskTier
-    from frazil.tiers.disk_file import DiskFile
+    from frazil.tiers.disk_file import DiskFile, SetName
 
 __all__ = ["DiskVerifier"]
 
@@ -63,6 +64,23 @@ class DiskVerifier:
         with self._lock:
             self._damaged[topic, name] = reason
             self._seen.pop((topic, name), None)
+
+    def left_over(self, topic: int, quarantine: str) -> list[SetName]:
+        """Return the names of a topic's files that are not registered: put aside, or unreadable."""
+        tier = self._tier
+        names = [
+            name
+            for name in tier.directory.scan(topic).files
+            if name not in tier.picture(topic).by_name
+        ]
+        if tier.file_system.stat(quarantine) is not None:
+            prefix = f"disk-{topic:08x}-"
+            names += [
+                name.removeprefix(prefix)
+                for name in tier.file_system.list_directory(quarantine)
+                if name.startswith(prefix)
+            ]
+        return [found for name in names if (found := parse_name(name)) is not None]
 
     def verify(self, file: DiskFile) -> str:
         """Return what is wrong with a file, empty if nothing.
@@ -154,6 +172,9 @@ class DiskVerifier:
         for _, file in sorted(due, key=lambda each: (each[0], each[1].name)):
             if spent > SCRUB_BYTES:
                 break
+            if self._replaced(file):
+                # With another file of its set, perhaps by this very round.
+                continue
             spent += file.bytes
             fault = self._verify(file, again=True)
             self._checked_us[file.topic, file.name] = now_us

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from frazil.errors import InvalidRequest
+from frazil.tiers.disk_file import ids_of, user_schema
 from frazil.tiers.disk_rows import offsets_of
 from frazil.tiers.disk_write import SetWriter, unavailable
 from frazil.tiers.keys import ID_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -56,7 +57,8 @@ def flush_set(
     `disk`) are the tier's own where they are None.
 
     Raises:
-        InvalidRequest: rows are missing, twice or out of order. Nothing happened.
+        InvalidRequest: rows are missing, twice, out of order or of other columns. Nothing
+            happened.
         Conflict: the range is not the next one. Nothing happened.
         Unavailable: the disk failed; nothing is registered. With `outcome="unknown"` the metadata
             store failed; the next start tells what happened.
@@ -81,7 +83,7 @@ def flush_set(
     )
     try:
         with writer:
-            rows = _write(writer, partitioner, batches, first, end)
+            rows = _write(writer, partitioner, _checked_columns(batches, schema), first, end)
             _check_whole(rows, gaps, first, end)
             return writer.commit(replaces)
     except OSError as error:
@@ -102,6 +104,22 @@ def _write(
             rows += batch.num_rows
             writer.add(partitioner.split(batch))
     return rows
+
+
+def _checked_columns(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Refuse batches of other columns: by place alone their values would get to the wrong ones."""
+    ids, names = ids_of(schema), schema.names
+    for batch in batches:
+        columns = user_schema(batch.schema)
+        # Columns without ids are the same where their names are.
+        pairs = zip(ids_of(columns), ids, strict=False)
+        if columns.names != names or any(a != b for a, b in pairs if min(a, b) >= 0):
+            raise InvalidRequest(
+                "rows are of other columns than the file", columns=columns.names, wanted=names
+            )
+        yield batch
 
 
 def _check_whole(rows: int, gaps: Sequence[SpecialRange], first: int, end: int) -> None:

@@ -183,13 +183,16 @@ class TopicMemory:
 
     # -- tail to chunks ----------------------------------------------------------------------------
 
-    def load(self, batches: Iterable[Batch], *, start: int | None = None) -> None:
+    def load(
+        self, batches: Iterable[Batch], *, start: int | None = None, version: int | None = None
+    ) -> None:
         """Take records that were read back after a restart: in order, before all of the tail.
 
-        `start` is the first offset that is held from now on, where a gap comes first.
+        `start` is the first offset that is held from now on, where a gap comes first. `version` is
+        that of the columns the batches have, the current one where it is None.
         """
         with self.lock:
-            version = self.state.codec.version
+            version = self.state.codec.version if version is None else version
             chunks = list(self._held.chunks)
             first, rows = len(chunks), 0
             for batch in batches:

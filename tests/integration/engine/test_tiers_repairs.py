@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import posixpath
 
 import pytest
 
+from frazil.engine import topic_tiers
+from frazil.errors import CorruptionError, InvalidRequest, Unavailable
 from frazil.testing import SimulatedCrash
+from frazil.tiers.flush import flush_set
 from tests.crash.engine_world import crashes_passed_over
-from tests.integration.engine.opening import column_of, rotate
-from tests.integration.engine.tier_world import KEEP_S, World
+from tests.integration.engine.opening import (
+    LOG_ALONE,
+    column_of,
+    open_small,
+    rotate,
+    small_settings,
+)
+from tests.integration.engine.tier_world import KEEP_S, World, noise
 
 
 @pytest.fixture
@@ -174,3 +185,304 @@ def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
     assert topic.get(3) == {"k": 3, "v": 1}
     assert db.query("SELECT count(*), sum(v) FROM keyed").rows() == [(50, 50)]
     assert db.tiers.disk.damage.damaged() == {}
+
+
+def test_one_topics_lost_file_keeps_no_other_from_moving(opened):
+    """With a file that nobody can rebuild, its topic is still flushed, and others do all."""
+    world = opened(memory={"retention_s": 1.0, "flush_offsets": 10})
+    keyed_topic(world)
+    other = world.db.create_topic("other", {"n": "long"})
+    world.db.close()
+    db = world.open()
+    topic, other = db.topic("keyed"), db.topic("other")
+    tiers = topic.runtime.tiers
+    tiers.ensure_loaded()
+    [path] = file_paths(world, topic)
+    spoil(world, path)
+    # As when the log has let the range go.
+    tiers.rebuild = lambda _file: False
+    for n in range(50):
+        topic.upsert(k=n, v=1)
+        other.append(n=n)
+    for _ in range(3):
+        world.round(5)
+    assert tiers.flushed == 100
+    assert other.runtime.tiers.flushed == other.runtime.tiers.memory.start == 50
+    assert set(db.tiers.errors) == {"fold /default/keyed", "evict /default/keyed"}
+    assert db.query("SELECT count(*) FROM other").rows() == [(50,)]
+    with pytest.raises(CorruptionError):
+        topic.get(1000)
+
+
+def test_a_damaged_file_is_left_out_of_merges(opened):
+    """Sets around a damaged one are joined, and nobody reads the damaged one for it."""
+    world = opened()
+    topic = world.db.create_topic("plain", {"n": "long"})
+    for n in range(12):
+        topic.append(n=n)
+        world.db.flush()
+    disk, number = world.db.tiers.disk, topic.runtime.state.id
+    topic.runtime.tiers.rebuild = lambda _file: False
+    broken = disk.files(number)[3]
+    spoil(world, disk.path(broken))
+    disk.damaged(broken, "said by a test")
+    while disk.merge_once(number):
+        pass
+    assert [(file.set_first, file.set_end) for file in disk.files(number)][-2:] == [(3, 4), (4, 12)]
+
+
+# -- columns that change ---------------------------------------------------------------------
+
+
+def alter_after_a_read(world, topic, monkeypatch):
+    """Drop a column and add another right behind the next read of the log."""
+    source = topic.runtime.lane.source
+    read, left = source.read, [True]
+
+    def altering(*arguments, **options):
+        piece = read(*arguments, **options)
+        if left:
+            left.clear()
+            world.db.alter_topic("plain", add={"c": "long"}, drop=["a"])
+        return piece
+
+    monkeypatch.setattr(source, "read", altering)
+
+
+def test_columns_that_change_while_memory_is_loaded_get_no_others_values(opened, monkeypatch):
+    """A column that was just added is null in old records, whatever was dropped for it."""
+    world = opened()
+    topic = world.db.create_topic("plain", {"k": "long", "a": "long"})
+    for n in range(10):
+        topic.append(k=n, a=n)
+    world.db.close()
+    db = world.open()
+    topic = db.topic("plain")
+    alter_after_a_read(world, topic, monkeypatch)
+    topic.runtime.tiers.ensure_loaded()
+    [chunk] = topic.runtime.tiers.memory.chunks
+    assert (chunk.version, chunk.batch.schema.names) == (2, ["k", "c"])
+    db.flush()
+    db.evict()
+    assert db.query("SELECT k, c FROM plain").rows() == [(n, None) for n in range(10)]
+
+
+def test_columns_that_change_while_a_file_is_rebuilt_get_no_others_values(opened, monkeypatch):
+    """A set that is written again is of one version of the columns, the newest."""
+    world = opened()
+    topic = world.db.create_topic("plain", {"k": "long", "a": "long"})
+    for n in range(10):
+        topic.append(k=n, a=n)
+    world.db.flush()
+    world.db.evict()
+    disk, number = world.db.tiers.disk, topic.runtime.state.id
+    [file] = disk.files(number)
+    spoil(world, disk.path(file))
+    alter_after_a_read(world, topic, monkeypatch)
+    assert disk.damaged(file, "said by a test")
+    assert [each.schema for each in disk.files(number)] == [2]
+    assert world.db.query("SELECT k, c FROM plain").rows() == [(n, None) for n in range(10)]
+
+
+def test_a_flush_refuses_rows_of_other_columns(opened):
+    """Columns are told apart by their ids and names, not by their places."""
+    world = opened()
+    topic = world.db.create_topic("plain", {"k": "long", "a": "long"})
+    topic.append(k=1, a=2)
+    tiers = topic.runtime.tiers
+    columns = topic.runtime.codec.columns
+    [chunk] = tiers.memory.snapshot(1)
+    batch = tiers.file_rows(chunk, columns)
+
+    def flush(rows):
+        return flush_set(
+            tiers.disk,
+            topic=tiers.id,
+            schema=columns.schema,
+            version=columns.version,
+            keyed=False,
+            shape=None,
+            partitioner=tiers.partitioner(columns.version, columns.schema),
+            first=0,
+            end=1,
+            batches=[rows],
+        )
+
+    swapped = batch.select(["_offset", "_time", "a", "k"])
+    for wrong in (swapped, swapped.rename_columns(batch.schema.names)):
+        with pytest.raises(InvalidRequest, match="other columns"):
+            flush(wrong)
+    assert [file.rows for file in flush(batch)] == [1]
+
+
+# -- a disk that fails ---------------------------------------------------------------------------
+
+
+def test_files_that_can_no_longer_be_written_are_told_of(opened, monkeypatch):
+    """After a failed sync of a directory health is degraded, and full memory names that cause."""
+    world = opened(memory={"budget_bytes": 1 << 20, "flush_offsets": 5})
+    topic = world.db.create_topic("plain", {"n": "long", "data": "binary"})
+    sync, left = world.disk.sync_directory, [True]
+
+    def failing(path):
+        if left and "/disk/" in path:
+            left.clear()
+            raise OSError(errno.EIO, "said by a test")
+        sync(path)
+
+    monkeypatch.setattr(world.disk, "sync_directory", failing)
+    for n in range(10):
+        topic.append(n=n, data=b"")
+    for _ in range(3):
+        world.round(2)
+    assert not left
+    assert "could not be synced" in world.db.tiers.errors["flush /default/plain"]
+    assert world.db.stats()["health"] == "degraded"
+    topic.append(n=10, data=noise(1, 900_000))
+    world.round(2)
+    with pytest.raises(Unavailable, match="open the engine again") as caught:
+        topic.append(n=11, data=b"")
+    assert "said by a test" in str(caught.value)
+    world.db.close()
+    topic = world.open().topic("plain")
+    assert column_of(topic, "n") == list(range(11))
+
+
+# -- what neither log nor files have -------------------------------------------------------------
+
+
+def freed_world(opened):
+    """Return a world whose log has freed two sets of a topic, and a newer record."""
+    world = opened()
+    topic = world.db.create_topic("plain", {"n": "long"})
+    for part in range(2):
+        for n in range(10):
+            topic.append(n=10 * part + n)
+        world.db.flush()
+    world.move()
+    topic.append(n=20)
+    return world, topic
+
+
+@pytest.mark.parametrize("metadata", ["kept", "lost"])
+def test_records_whose_file_was_put_aside_are_lost_and_no_gap(opened, metadata):
+    """What files had and the log has freed is told as lost, never as a declared gap."""
+    world, topic = freed_world(opened)
+    paths = file_paths(world, topic)
+    meta = world.db.paths.metadata
+    world.db.close()
+    size = world.disk.stat(paths[1]).size
+    file = world.disk.open(paths[1], "write")
+    file.truncate(size // 2)
+    file.close()
+    directory, name = posixpath.split(meta)
+    for each in world.disk.list_directory(directory):
+        if each.startswith(name) and metadata == "lost":
+            world.disk.unlink(posixpath.join(directory, each))
+    db = world.open()
+    topic = db.topic("plain")
+    db.flush()
+    reading = topic.read(start=0)
+    with pytest.raises(CorruptionError) as caught:
+        list(reading)
+    assert caught.value.details["offset_next"] == 20
+    assert column_of(topic, "n", start=20) == [20]
+    assert reading.gaps == []
+
+
+def test_what_retention_took_while_the_tiers_were_off_is_a_gap(tmp_path):
+    """The log's own freeing is told as a gap as long as nothing says that files are missing."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("plain", {"n": "long"})
+        topic.append(n=0)
+        db.flush()
+    with open_small(tmp_path, memory=LOG_ALONE, retention_age_s=0.0, retention_bytes=0) as db:
+        topic = db.topic("plain")
+        for n in range(1, 10):
+            topic.append(n=n)
+        rotate(db)
+        db.upkeep.free()
+        topic.append(n=10)
+    with open_small(tmp_path) as db:
+        topic = db.topic("plain")
+        assert [(each.kind, each.first, each.end) for each in topic.runtime.tiers._holes] == [
+            ("gap", 1, 10)
+        ]
+        assert column_of(topic, "n") == [0, 10]
+
+
+# -- loading ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [(), "n"])
+def test_a_long_log_is_loaded_in_portions(opened, monkeypatch, key):
+    """When the tiers come back, memory never has more than a part of its budget of the log."""
+    world = opened(memory=LOG_ALONE)
+    columns = {"n": "long", "data": "binary"}
+    topic = world.db.create_topic("plain", columns, primary_key=key)
+    for n in range(60):
+        topic.append(n=n % 50, data=noise(n, 50_000))
+    world.db.close()
+    world._settings = small_settings("/data", memory={"budget_bytes": 4 << 20})
+    monkeypatch.setattr(topic_tiers, "LOAD_BYTES", 200_000)
+    db = world.open()
+    topic = db.topic("plain")
+    memory = topic.runtime.tiers.memory
+    sizes = []
+    load = memory.load
+
+    def loading(*arguments, **options):
+        load(*arguments, **options)
+        sizes.append(memory.bytes)
+
+    monkeypatch.setattr(memory, "load", loading)
+    topic.runtime.tiers.ensure_loaded()
+    assert len(sizes) > 5
+    assert max(sizes) < 1 << 20
+    assert topic.runtime.tiers.flushed > 30
+    assert column_of(topic, "data") == [noise(n, 50_000) for n in range(60)]
+    expected = [(50 if key else 60,)]
+    assert db.query("SELECT count(*) FROM plain").rows() == expected
+
+
+def test_a_topic_whose_records_are_all_gone_is_flushed_without_a_word(tmp_path):
+    """Nothing is left to flush, and nothing ever was flushed: that is no fault."""
+    with open_small(tmp_path, memory=LOG_ALONE, retention_age_s=0.0, retention_bytes=0) as db:
+        topic = db.create_topic("plain", {"n": "long"})
+        for n in range(10):
+            topic.append(n=n)
+        rotate(db)
+        db.upkeep.free()
+    with open_small(tmp_path) as db:
+        topic = db.topic("plain")
+        assert topic.runtime.state.start == 10
+        assert db.flush() == {"/default/plain": 0}
+        topic.append(n=10)
+        assert db.flush() == {"/default/plain": 11}
+        assert column_of(topic, "n") == [10]
+
+
+# -- expiry --------------------------------------------------------------------------------------
+
+
+def test_a_key_is_looked_up_while_its_file_expires(opened, monkeypatch):
+    """From the moment that a file goes, a key whose row it had is absent, and no fault."""
+    world = opened()
+    topic = world.db.create_topic("keyed", {"k": "long", "v": "long"}, primary_key="k")
+    for k in range(2):
+        topic.upsert(k=k, v=k)
+        world.db.flush()
+    world.db.evict()
+    assert topic.get(0) == {"k": 0, "v": 0}
+    disk, seen = world.db.tiers.disk, []
+    expire = disk.expire
+
+    def expiring(*arguments):
+        freed = expire(*arguments)
+        seen.append(topic.get_many([0, 1]))
+        return freed
+
+    monkeypatch.setattr(disk, "expire", expiring)
+    world.db.tiers.files.expire(topic.runtime.tiers, 1)
+    assert seen == [[None, {"k": 1, "v": 1}]]
+    assert topic.get_many([0, 1]) == seen[0]
