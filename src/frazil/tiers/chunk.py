@@ -139,10 +139,16 @@ class Chunk:
         return int(self.time_us[np.searchsorted(ends, row, "right")])
 
     def cached(self, name: object, make: Callable[[], Any]) -> Any:
-        """Return what `make` gave when it was first asked for under this name."""
+        """Return what `make` gave when it was first asked for under this name.
+
+        An array that has memory of its own counts from then on.
+        """
         found = self._cache.get(name)
         if found is None:
-            found = self._cache[name] = make()
+            made = make()
+            found = self._cache.setdefault(name, made)
+            if found is made and isinstance(made, np.ndarray) and made.flags.owndata:
+                self.nbytes += made.nbytes
         return found
 
     def image(self, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
@@ -173,7 +179,7 @@ class Chunk:
         if present.null_count == self.count:
             return None
         found: Flags = self.cached(
-            "partial", lambda: present.is_valid().to_numpy(zero_copy_only=False)
+            "partial", lambda: np.array(present.is_valid().to_numpy(zero_copy_only=False))
         )
         return found
 

@@ -66,9 +66,13 @@ class DeadMarks:
     Most marks lie packed in pages, eight bytes each. New ones wait beside them, and come into the
     pages when they are a share of all: so a mark is copied a few times in its life, and sorted
     once. Arrays that it gives are never written to again.
+
+    Args:
+        beside: returns the bytes of marks that will come here, and are kept elsewhere till then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, beside: Callable[[], int] | None = None) -> None:
+        self._beside = beside
         self._pages: dict[int, MarksPage] = {}
         self._packed = 0
         self._recent = (NO_OFFSETS, NO_OFFSETS)
@@ -82,10 +86,11 @@ class DeadMarks:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes it takes."""
+        """Return the bytes it takes, with what is kept beside it."""
+        beside = 0 if self._beside is None else self._beside()
         pages = sum(page.nbytes for page in list(self._pages.values()))
         new = sum(offsets.nbytes for offsets, _ in (self._recent, *self._new))
-        return pages + 2 * new + 100 * len(self.idle)
+        return pages + 2 * new + 100 * len(self.idle) + beside
 
     def add(self, offsets: Offsets, by: Offsets) -> None:
         """Add marks; one that is there already changes nothing."""

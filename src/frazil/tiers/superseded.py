@@ -32,9 +32,14 @@ class Superseded:
 
     def __init__(self, memory: TopicMemory) -> None:
         self._memory = memory
-        self.files = DeadMarks()
+        self.files = DeadMarks(beside=self._waiting_bytes)
         self._waiting: list[tuple[Offsets, Offsets]] = []
         self._waiting_bases: list[tuple[Offsets, Offsets]] = []
+
+    def _waiting_bytes(self) -> int:
+        """Return the bytes of what waits for its rows; any thread may ask."""
+        waiting = (*self._waiting, *self._waiting_bases)
+        return sum(offsets.nbytes + values.nbytes for offsets, values in waiting)
 
     def stand(self, offsets: Offsets, bases: Offsets) -> None:
         """Say which rows partial changes, which are in memory, stand on."""

@@ -156,3 +156,21 @@ def test_what_was_read_back_counts_explicit_changes_only():
     assert again.changes == 2
     assert (again.offset, again.end, again.time_first) == (3, 6, 9)
     assert np.array_equal(again.ops, chunk.ops)
+
+
+def test_what_is_computed_once_counts_once():
+    """Arrays made on demand count, however often they are asked for; views of the batch do not."""
+    count = 1000
+    present = [b"\x01" if row % 2 else None for row in range(count)]
+    chunk = keyed(list(range(count)), present=present)
+    before = chunk.nbytes
+    assert len(chunk.ops) == count
+    assert chunk.nbytes == before
+    for _ in range(2):
+        assert int(chunk.partial.sum()) == count // 2
+        assert chunk.nbytes == before + count
+    runs = [(1, 5 + row % 2) for row in range(count)]
+    timed = plain(list(range(count)), times=runs)
+    before = timed.nbytes
+    assert timed.time_at(3) == 6
+    assert timed.nbytes == before + 8 * count

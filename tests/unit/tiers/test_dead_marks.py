@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from frazil.tiers import dead_marks
 from frazil.tiers.dead_marks import DeadMarks
 from frazil.tiers.marks_page import PAGE_BITS
+from frazil.tiers.superseded import Superseded
+from tests.unit.tiers.memory_topic import TableTopic
 
 PAGE = 1 << PAGE_BITS
 PLACES = (0, 7, PAGE - 3, PAGE, 3 * PAGE + 5, 1 << 40)
@@ -74,6 +76,23 @@ def test_arrays_that_were_given_do_not_change():
     assert len(marks.below(cut=100_000, end=200_000)) == 100_000
     marks.forget(50_000)
     assert np.array_equal(before, copy)
+
+
+def test_marks_that_wait_for_their_rows_count():
+    """Marks and bases of rows that are not decoded yet take memory, and say so until they are."""
+    topic = TableTopic()
+    topic.rows([{"id": str(number), "a": 1, "b": "x"} for number in range(100)])
+    superseded = Superseded(topic.memory)
+    topic.memory.on_settled = superseded.settled
+    rows = np.arange(20)
+    superseded.mark(rows, rows + 50)
+    assert superseded.files.nbytes == 20 * 16
+    superseded.stand(rows + 40, rows)
+    assert superseded.files.nbytes == 40 * 16
+    topic.memory.settle(100)
+    superseded.settled()
+    assert superseded.files.nbytes == 0
+    assert topic.memory.chunk_at(3).dead[3] == 53
 
 
 @pytest.mark.parametrize("order", ["ascending", "random"])
