@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from frazil.engine.change_input import check_keys, is_arrow, no_changes, steps_of
 from frazil.engine.reading import waker
 from frazil.engine.runtime import joined_ack
+from frazil.engine.stops import pass_stop_async
 from frazil.errors import FrazilError
 from frazil.log import format as fmt
 
@@ -56,7 +57,7 @@ class AsyncChangeCalls:
         """
         runtime = self._runtime
         if runtime.refusal is not None:
-            raise runtime.refusal()
+            await pass_stop_async(runtime)
         if runtime.pressure.level:
             await runtime.pressure.admit_async()
 

@@ -10,6 +10,7 @@ from frazil.engine.async_queries import AsyncTierCalls
 from frazil.engine.core import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.reading import AsyncReader, Start
+from frazil.engine.stops import pass_stop_async
 from frazil.errors import NotFound
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN
@@ -63,7 +64,7 @@ class AsyncTopic(AsyncChangeCalls):
         """
         runtime = self._runtime
         if runtime.refusal is not None:
-            raise runtime.refusal()
+            await pass_stop_async(runtime)
         if runtime.pressure.level:
             await runtime.pressure.admit_async()
         sender = None

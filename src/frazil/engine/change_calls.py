@@ -9,6 +9,7 @@ from frazil.engine.change_feed import ChangeFeed
 from frazil.engine.change_input import check_keys, no_changes, steps_of
 from frazil.engine.changing import STEPS_MAX, TopicChanges
 from frazil.engine.runtime import joined_ack
+from frazil.engine.stops import pass_stop
 from frazil.errors import FrazilError, InvalidRequest, NotFound
 from frazil.log import format as fmt
 from frazil.log.committer import Pending
@@ -183,7 +184,7 @@ class ChangeCalls:
     def _pass_door(self) -> None:
         runtime = self._runtime
         if runtime.refusal is not None:
-            raise runtime.refusal()
+            pass_stop(runtime)
         if runtime.pressure.level:
             runtime.pressure.admit()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.catalog import PUBLISH_OPTIONS
 from frazil.engine.part_acks import answer, part_acks
 from frazil.engine.part_changes import PartChangeCalls
+from frazil.engine.stops import pass_stop
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.messages import Message
 from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
@@ -150,7 +151,7 @@ class PartitionedTopic(PartChangeCalls):
         for part, prepared in sends:
             runtime = self.parts[part].runtime
             if runtime.refusal is not None:
-                raise runtime.refusal()
+                pass_stop(runtime)
             if runtime.pressure.level:
                 runtime.pressure.admit()
             pendings = [Pending() for _each in prepared]

@@ -323,6 +323,11 @@ class Registry:
             raise Closed("the engine is closed")
 
     @property
+    def threaded(self) -> bool:
+        """Tell whether threads do the upkeep; without them nothing changes while a caller waits."""
+        return self._threads
+
+    @property
     def control_lock(self) -> threading.RLock:
         """Return the lock under which topics, holds and segments are changed."""
         return self._control

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.change_calls import ChangeCalls
 from frazil.engine.reading import Reader, Start
 from frazil.engine.runtime import joined_ack
+from frazil.engine.stops import pass_stop
 from frazil.errors import FrazilError
 from frazil.log.codec import PLAIN
 from frazil.log.committer import Pending
@@ -109,7 +110,7 @@ class Topic(ChangeCalls):
         """Publish one record without waiting; `result()` of what it returns gives the ack."""
         runtime = self._runtime
         if runtime.refusal is not None:
-            raise runtime.refusal()
+            pass_stop(runtime)
         if runtime.pressure.level:
             runtime.pressure.admit()
         sender = None
@@ -189,7 +190,7 @@ class Topic(ChangeCalls):
     ) -> Ack:
         runtime = self._runtime
         if runtime.refusal is not None:
-            raise runtime.refusal()
+            pass_stop(runtime)
         if runtime.pressure.level:
             runtime.pressure.admit()
         sender = runtime.sender(ack, producer, sequence, epoch)
