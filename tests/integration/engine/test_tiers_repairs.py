@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import posixpath
+import threading
 
 import pytest
 
@@ -168,6 +169,25 @@ def test_scrubbing_asks_again_for_what_is_damaged_already(opened):
 # -- damage met under locks --------------------------------------------------------------------
 
 
+def watch_rebuilds(tiers):
+    """Note at each rebuild whether another thread could have the lock of the topic's memory."""
+    free, rebuild = [], tiers.rebuild
+
+    def attempt():
+        free.append(tiers.memory.lock.acquire(timeout=1))
+        if free[-1]:
+            tiers.memory.lock.release()
+
+    def watched(file):
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        return rebuild(file)
+
+    tiers.rebuild = watched
+    return free
+
+
 def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
     """The fold of a flush finds a base row's file damaged; it is rebuilt and the flush goes on."""
     world = opened()
@@ -179,9 +199,11 @@ def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
     assert not topic.runtime.tiers.keyed.complete
     [path] = file_paths(world, topic)
     spoil(world, path)
+    free = watch_rebuilds(topic.runtime.tiers)
     for k in range(50):
         topic.upsert(k=k, v=1)
     assert db.flush() == {"/default/keyed": 100}
+    assert free == [True]
     assert topic.get(3) == {"k": 3, "v": 1}
     assert db.query("SELECT count(*), sum(v) FROM keyed").rows() == [(50, 50)]
     assert db.tiers.disk.damage.damaged() == {}
