@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from frazil.engine.changing import STEPS_MAX
 from frazil.errors import Conflict, InvalidRequest, NotFound
@@ -126,8 +127,7 @@ def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
     codec = keyed.changes
     names = codec.schema.names
     steps: list[Step] = []
-    rows = batch.to_pylist()
-    for row in rows:
+    for row in _python_rows(batch):
         op, present = row["_op"], row["_present"]
         key = {name: row[name] for name in codec.shape.names}
         if op == fmt.OP_UPDATE:
@@ -142,6 +142,26 @@ def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
         else:
             steps.append(codec.prepare(op, key, {name: row[name] for name in names}))
     return steps
+
+
+def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dicts of values that are exact, with pandas and without."""
+    arrays: list[pa.Array] = []
+    try:
+        for column in batch.columns:
+            kind = column.type
+            is_fine = pt.is_timestamp(kind) and kind.unit == "ns"
+            arrays.append(column.cast(pa.timestamp("us", kind.tz)) if is_fine else column)
+        rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(
+            arrays, names=batch.schema.names
+        ).to_pylist()
+    except ValueError as error:
+        raise InvalidRequest(
+            "changes that need the state of their key cannot have values finer than a microsecond, "
+            "publish whole rows as upserts",
+            cause=error,
+        ) from error
+    return rows
 
 
 def _debezium_steps(changes: TopicChanges, data: object) -> Iterator[list[Step]]:

@@ -164,8 +164,9 @@ class KeyLookup:
         found = self._keyed.newest(key, before)
         if found is None or found.op == OP_DELETE:
             return None
-        image = self._keyed.image_at(found.offset)
-        plain = image is not None and image.version == codec.version and not codec.exact
+        # Values that may be finer than Python's are read from Arrow.
+        image = None if codec.exact else self._keyed.image_at(found.offset)
+        plain = image is not None and image.version == codec.version
         if image is not None and plain and image.values is not None:
             return StoredRow(found.offset, image.time_us, image.values)
         return self._read(found.offset, codec)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import pyarrow as pa
 
 from frazil.errors import NotFound
+from frazil.log.python_rows import python_rows
 from frazil.model import OffsetRange
 
 if TYPE_CHECKING:
@@ -87,9 +88,11 @@ class Batch:
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
     def records(self) -> list[dict[str, object]]:
-        """Return the records as dicts, `_offset` and `_time` included."""
-        rows: list[dict[str, object]] = self.to_arrow().to_pylist()
-        return rows
+        """Return the records as dicts, `_offset` and `_time` included.
+
+        Without pandas, values finer than a microsecond are cut; `to_arrow` has them in full.
+        """
+        return python_rows(self.to_arrow())
 
 
 def _slice_times(
