@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 COUNTS_KEY: Final = "frazil.counts"
+STREAM_BUFFER_BYTES: Final = 1 << 20
 SAMPLE_ROWS: Final = 4096
 SAMPLE_ROWS_MIN: Final = 256
 _SCHEMA_KEY: Final = b"ARROW:schema"
@@ -118,6 +119,7 @@ class RowsWriter:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._sink: SeamSink | None = None
+        self._stream: pa.BufferedOutputStream | None = None
         self._writer: pq.ParquetWriter | None = None
         self._collected: list[pq.FileMetaData] = []
         self._deletes = 0
@@ -133,7 +135,7 @@ class RowsWriter:
     @property
     def bytes_written(self) -> int:
         """Return the size of the file so far."""
-        return 0 if self._sink is None else self._sink.size
+        return 0 if self._stream is None else int(self._stream.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows whose columns are those of the schema, in its order."""
@@ -165,6 +167,8 @@ class RowsWriter:
         text = msgspec.json.encode(counts).decode()
         writer.add_key_value_metadata({**metadata, COUNTS_KEY: text})
         writer.close()
+        assert self._stream is not None
+        self._stream.flush()
         crc = sink.finish()
         footer = self._collected[0]
         return _facts(footer, self.schema, counts, size=sink.size, crc=sink.crc, footer_crc=crc)
@@ -209,8 +213,11 @@ class RowsWriter:
         if self._writer is None or self._sink is None:
             repeating = _repeating(self.schema, sample)
             self._sink = SeamSink(self._file_system, self.path, throttle=self._throttle)
+            # A Parquet file is many small writes, and each would be a call into Python.
+            plain = pa.PythonFile(self._sink, mode="w")
+            self._stream = pa.BufferedOutputStream(plain, STREAM_BUFFER_BYTES)
             self._writer = pq.ParquetWriter(
-                self._sink,
+                self._stream,
                 self.schema,
                 metadata_collector=self._collected,
                 **_options(self.schema, self._key_names, self._settings, repeating),
