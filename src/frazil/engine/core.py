@@ -133,11 +133,8 @@ class Engine(TierCalls):
                 self._check_same(request)
                 return self.topic(request.name)
             if request.name in self.unusable:
-                raise Conflict(
-                    "topic exists already, though this opening could not use it",
-                    topic=request.name,
-                    cause=self.unusable[request.name],
-                )
+                why = self.unusable[request.name]
+                raise Conflict("topic exists, but cannot be used", topic=request.name, cause=why)
             count = len(self._topics) + len(self._parents) + 1 + request.partitions
             if count > self.settings.topics.topics_max:
                 raise Overloaded(
@@ -174,9 +171,7 @@ class Engine(TierCalls):
                 options=self._options,
                 primary_key=primary_key,
             )
-        except FrazilError:
-            raise
-        except Exception as error:
+        except (TypeError, ValueError, pa.ArrowException) as error:
             raise InvalidRequest("columns cannot be used", topic=name, cause=error) from error
 
     def _next_id(self, request: TopicRequest) -> int:
@@ -198,7 +193,7 @@ class Engine(TierCalls):
         except FrazilError:
             self._unmake(specs)
             raise
-        except Exception as error:  # what was written is taken back, whatever it was
+        except Exception as error:
             self._unmake(specs)
             raise Unavailable(
                 "the topic could not be created and is not there, try again",
@@ -284,9 +279,8 @@ class Engine(TierCalls):
             return Topic(self, runtime)
         parent = self._parents.get(full)
         if parent is None and full in self.unusable:
-            raise Unavailable(
-                "the topic could not be opened", topic=full, cause=self.unusable[full]
-            )
+            why = self.unusable[full]
+            raise Unavailable("the topic could not be opened", topic=full, cause=why)
         if parent is None:
             raise NotFound("no such topic, create it first", topic=full)
         return PartitionedTopic(self, parent, [Topic(self, part) for part in self._runtimes(full)])

@@ -13,6 +13,8 @@ from tests.integration.engine.opening import open_small
 def test_a_file_is_described_by_the_purpose_that_its_bytes_count_for(tmp_path, small, kind):
     """The bytes by purpose of all files are those that the engine's stats tell."""
     with open_small(tmp_path, disk={"small_file_bytes": small}) as engine:
+        # Nobody joins the files meanwhile.
+        engine.tiers.stop()
         topic = engine.create_topic("t", {"id": "long", "v": "long"}, primary_key="id")
         for turn in range(3):
             topic.append_many([{"id": turn // 2 * 100 + number, "v": 1} for number in range(50)])

@@ -81,6 +81,8 @@ def test_what_is_no_longer_held_cannot_be_seen(tmp_path, key):
     """A moment before the first held record is an error that names that record's offset."""
     clock = SimulatedClock(1)
     with open_small(tmp_path, clock=clock) as engine:
+        # Nobody joins the sets meanwhile.
+        engine.tiers.stop()
         topic = engine.create_topic("t", {"id": "long", "v": "long"}, primary_key=key)
         times = []
 
@@ -103,6 +105,8 @@ def test_below_what_is_committed_only_boundaries_can_be_seen(tmp_path):
     """A keyed topic is seen where sets end; other moments are refused, by offset and by time."""
     clock = SimulatedClock(1)
     with open_small(tmp_path, clock=clock) as engine:
+        # Nobody joins the sets meanwhile.
+        engine.tiers.stop()
         topic = engine.create_topic("t", {"id": "long", "v": "long"}, primary_key="id")
         times = []
         for _turn in range(3):
