@@ -115,8 +115,11 @@ class Scene(TierWorld):
     def _check_sql(self, model):
         first = self.files_start(model) if model.expires else 0
         rows = sorted(self.engine.query(f"SELECT * FROM {model.short}").rows())
+        for at, time, *_ in rows:
+            # A time that nobody has read yet is whatever it is.
+            model.times.setdefault(at, time)
         wanted = [
-            (at, model.times[at], *row.values())
+            (at, model.times.get(at), *row.values())
             for at, row in sorted(model.rows_at(model.exposed).items())
             if at >= first
         ]
