@@ -14,7 +14,7 @@ from frazil.clock import SystemClock
 from frazil.config import Settings
 from frazil.fs import RealFileSystem
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control
+from frazil.log.codec import PLAIN, Control, Untracked
 from frazil.log.journal import Journal
 from frazil.model import TopicSpec
 
@@ -22,7 +22,7 @@ FRAMES_MIN = 500_000
 LARGE_BYTES = 64 << 10
 
 
-class SoloPlain:
+class SoloPlain(Untracked):
     """Payload-only records, each in a frame of its own even where a group has many."""
 
     solo = True

@@ -40,8 +40,11 @@ SEAM_EXCEPTIONS = {
 
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
+    "engine/core.py": "what a failed creation wrote is taken back, whatever went wrong",
+    "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "engine/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",
+    "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",
     "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",
 }
 """Paths under src/frazil that may catch everything without raising it again, and why."""

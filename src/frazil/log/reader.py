@@ -310,7 +310,8 @@ class _Found(NamedTuple):
             head = fmt.read_head(data, at)
             fault = fmt.frame_fault(memoryview(data), at, head)
             if not fault and (
-                head.topic != self.state.id
+                head.kind > fmt.KIND_ROWS
+                or head.topic != self.state.id
                 or head.offset != places.offsets[number]
                 or head.salt != segment.salt
                 or head.generation != segment.generation
