@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from frazil.log.format import OP_DELETE, OP_NAMES
 from frazil.query.arrow_scan import as_scanned, float_sign, scanned, scanned_type
+from frazil.query.dead_rows import without_dead
 from frazil.query.lockdown import quoted_text
 from frazil.query.pruning import Known
 from frazil.query.views import ViewColumn, column_id, quoted_name
@@ -128,8 +129,10 @@ def group_sql(
         source = _scan_sql(table, register, rules=rules)
     clauses = ["SELECT", shown, "FROM", source, "AS f"]
     if dead is not None:
-        marks = register(pa.table({OFFSET: pa.array(dead, pa.int64())}))
-        clauses.append(f"ANTI JOIN {marks} AS d ON f.{OFFSET} = d.{OFFSET}")
+        low, high = _range(group)
+        join, alive = without_dead(dead, first=low, last=high, register=register)
+        clauses.append(join)
+        conditions += alive
     if conditions:
         clauses += ["WHERE", " AND ".join(conditions)]
     return " ".join(clauses)
@@ -205,10 +208,15 @@ def _count_dead(dead: npt.NDArray[np.int64], file: SnapshotFile) -> int:
 def _dead_in(group: FileGroup, dead_of: dict[int, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """Return the dead offsets within the range of the group's files."""
     dead = dead_of[id(group.files[0].snapshot)]
-    low = min(warm.file.offset_first for warm in group.files)
-    high = max(warm.file.offset_last for warm in group.files)
+    low, high = _range(group)
     first, end = np.searchsorted(dead, [low, high + 1])
     return dead[first:end]
+
+
+def _range(group: FileGroup) -> tuple[int, int]:
+    """Return the first and the last offset of a group's files."""
+    low = min(warm.file.offset_first for warm in group.files)
+    return low, max(warm.file.offset_last for warm in group.files)
 
 
 class _FileBounds:
