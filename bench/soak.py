@@ -2,6 +2,7 @@
 
 Producers of all kinds, readers, tails, holds, rotation, retention, and a restart now and then. At
 the end every producer's records are accounted for, and memory and descriptors must not have grown.
+Then a minute of more load than flushes can take (`bench/overload.py`), in a process of its own.
 Prints one line for the record of runs and returns 1 if anything was wrong.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import gc
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -266,18 +268,29 @@ def soak(directory: str, minutes: float, ledger: Ledger) -> dict[str, float]:
     }
 
 
+def overload(seconds: float, directory: str, ledger: Ledger) -> None:
+    """Run the overload where memory is its own; what it prints is the record of it."""
+    script = os.path.join(ROOT, "bench", "overload.py")
+    command = [sys.executable, script, "--seconds", str(seconds), "--directory", directory]
+    if subprocess.run(command, check=False).returncode:
+        ledger.problem("overload: see its problems above")
+
+
 def main() -> int:
     sys.path[0] = ROOT
     from bench import harness
 
     parser = argparse.ArgumentParser(description="Load of all kinds with checks.")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--overload-seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=os.path.join(ROOT, "data-bench"))
     arguments = parser.parse_args()
     ledger = Ledger(arguments.seed)
     with harness.scratch(arguments.directory) as directory:
         facts = soak(directory, arguments.minutes, ledger)
+    if arguments.overload_seconds:
+        overload(arguments.overload_seconds, arguments.directory, ledger)
     for text in ledger.problems:
         print(f"problem: {text}")
     figures = ", ".join(f"{name} {harness.figure(value)}" for name, value in facts.items())

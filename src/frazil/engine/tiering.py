@@ -277,6 +277,7 @@ class Tiers:
             self._guard("load", topic.ensure_loaded, topic)
             self._guard("flush", partial(self.judge, topic), topic)
         self._guard("evict", self.evict)
+        self._guard("relieve", self.relieve)
         self._guard("release", self.release)
         if self._is_due("commit", 1.0):
             self._guard("commit", self.judge_commits)
@@ -329,6 +330,29 @@ class Tiers:
             self._guard("evict", partial(evict, topic), topic)
         if any(freed):
             self.pressure.refresh()
+
+    def relieve(self) -> None:
+        """Flush the largest topics outside green until memory has room for green again.
+
+        Eviction can only let go of what files have: without this, what is left of a burst would
+        hold publishers back until it is old enough to be flushed.
+        """
+        memory = self.settings.memory
+        target = (memory.yellow_ratio - memory.hysteresis_ratio) * memory.budget_bytes
+        sizes = {topic: topic.memory.bytes for topic in self.topics} if self.pressure.level else {}
+        for topic in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            if self._stopping or self._memory_bytes() + self._index_bytes() < target:
+                return
+            if topic.state.durable > topic.flushed:
+                self._guard("flush", partial(self._flush_for_memory, topic), topic)
+
+    def _flush_for_memory(self, topic: TopicTiers) -> None:
+        self.fired["memory"] += 1
+        topic.note_fired(("memory",))
+        event("signal_fired", topic=topic.name, reasons="memory")
+        topic.flush(reason="memory")
+        topic.evict(before_us=None)
+        self.pressure.refresh()
 
     def note_flushed(self, topic: TopicTiers, end: int) -> None:
         """Remember that the log may let a topic's records go after a while."""
