@@ -58,6 +58,9 @@ def connect_locked(
         f"SET GLOBAL memory_limit = '{memory_bytes}B'",
         "SET GLOBAL TimeZone = 'UTC'",
         "SET GLOBAL parquet_metadata_cache = true",
+        # A join hands what it knows of its keys to the scans of the other side, at times as a
+        # Bloom filter, which the scan of an Arrow table refuses.
+        "SET GLOBAL disabled_optimizers = 'join_filter_pushdown'",
         f"SET GLOBAL allowed_directories = [{places}]",
     ]
     if threads:
