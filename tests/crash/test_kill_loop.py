@@ -102,8 +102,12 @@ def test_the_checker_misses_what_is_not_there(tmp_path, wrong):
 @pytest.mark.integration
 def test_the_checker_sees_a_segment_that_went_missing(tmp_path):
     """A journal whose largest segment was taken away is not accepted."""
-    final, _checks = kill_loop(tmp_path, lanes=False, kills=8, seed=2)
-    assert "error" not in final
+    for seed in range(2, 20):
+        # On a busy machine the first kills may come before the first ack.
+        final, _checks = kill_loop(tmp_path, lanes=False, kills=8, seed=seed)
+        assert "error" not in final
+        if final["acked"]:
+            break
     segments = [path for path in (tmp_path / "data" / "journal").iterdir() if path.is_file()]
     max(segments, key=lambda path: path.stat().st_size).unlink()
     with contextlib.closing(Peer("tests.crash.kill_checker", str(tmp_path))) as checker:
