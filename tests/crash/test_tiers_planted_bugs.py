@@ -12,6 +12,7 @@ from tests.crash.tiers_plants import PLANTS
 from tests.property.tiers_steps import failure
 
 SEEDS_MAX = 60
+STEPS = 36
 
 
 @pytest.mark.timeout(0)
@@ -24,7 +25,7 @@ def test_a_planted_bug_of_the_tiers_is_found(plant, first, monkeypatch):
             found = hunt(range(first, first + SEEDS_MAX))
         assert found is not None
         print(f"found by seed {found}")
-        life, error = failure(found)
+        life, error = failure(found, steps=STEPS)
     assert error is None
     assert life.queries
 
@@ -32,6 +33,6 @@ def test_a_planted_bug_of_the_tiers_is_found(plant, first, monkeypatch):
 def hunt(seeds):
     """Return the first seed whose life fails, None if none does."""
     for seed in seeds:
-        if failure(seed)[1] is not None:
+        if failure(seed, steps=STEPS)[1] is not None:
             return seed
     return None

@@ -18,18 +18,20 @@ RARELY = 0.15
 """Every check takes records into chunks and folds them: these lives are mostly left alone."""
 
 
-def run_lives(seeds, *, checks):
+def run_lives(seeds, *, checks, rewinds=False):
     """Run lives; fail with the command that repeats the first one that breaks a promise."""
-    print(f"seeds {seeds.start}..{seeds.stop - 1} checks={checks}")
+    print(f"seeds {seeds.start}..{seeds.stop - 1} checks={checks} rewinds={rewinds}")
     crashes = queries = 0
     with crashes_passed_over():
         for seed in seeds:
-            life = Life(seed, checks=checks)
+            life = Life(seed, checks=checks, rewinds=rewinds)
             try:
                 life.run()
             except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - whatever it is, the seed is told
                 text = f"{type(error).__name__}: {error}\nstep {life.step_now}"
-                pytest.fail(f"{text}\nreplay: {command(seed, checks)}", pytrace=False)
+                pytest.fail(
+                    f"{text}\nreplay: {command(seed, checks, rewinds=rewinds)}", pytrace=False
+                )
             crashes += life.crashes
             queries += life.queries
     return crashes, queries
@@ -46,7 +48,7 @@ def test_every_answer_is_the_models(chunk):
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("chunk", range(CHUNKS // 5))
+@pytest.mark.parametrize("chunk", range(CHUNKS // 10))
 def test_answers_after_many_steps_are_the_models(chunk):
     """What nobody looked at for a while is right as well."""
     count = RUNS // CHUNKS
@@ -54,6 +56,17 @@ def test_answers_after_many_steps_are_the_models(chunk):
     crashes, queries = run_lives(seeds, checks=RARELY)
     assert crashes >= len(seeds) // 2
     assert queries >= len(seeds)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("chunk", range(CHUNKS // 10))
+def test_answers_with_old_metadata_are_the_models(chunk):
+    """What the metadata forgot at a crash is found again in the log and in the files."""
+    count = RUNS // CHUNKS
+    first = BASE + 2 * RUNS + count * chunk
+    crashes, queries = run_lives(range(first, first + count), checks=1.0, rewinds=True)
+    assert crashes >= count
+    assert queries >= count
 
 
 def test_a_failing_life_shrinks_to_the_steps_it_needs(monkeypatch):

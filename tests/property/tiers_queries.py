@@ -57,13 +57,12 @@ def _as_of(world, model, random):
 
 
 def _as_of_time(world, model, random):
-    if not model.times:
+    # Of times before the first record that is held nothing is known.
+    times = {at: time for at, time in model.times.items() if at >= model.first}
+    if not times:
         return
-    time = random.choice(list(model.times.values()))
-    # Below the first record that is left, nothing tells offsets by time.
-    if time < model.times.get(model.first, time):
-        return
-    end = min((at for at, each in model.times.items() if each > time), default=model.exposed)
+    time = random.choice(list(times.values()))
+    end = min((at for at, each in times.items() if each > time), default=model.exposed)
     sql = f"SELECT * FROM {_table(model)} ORDER BY _offset"
     _same(_rows(world, sql, as_of_time=time), _wanted(model, end), f"{sql} as of {time}")
 

@@ -1,4 +1,4 @@
-"""Repeat one life of the tiers: `--seed N [--checks SHARE] [--shrink]`; tells what happened."""
+"""Repeat one life of the tiers: `--seed N [--checks SHARE] [--rewinds] [--shrink]`; tells what happened."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tests.crash.engine_world import crashes_passed_over
 from tests.property.tiers_steps import failure, shrink
 
 
-def command(seed, checks):
+def command(seed, checks, *, rewinds=False):
     """The command line that repeats a life."""
-    python = "PYTHONPATH=src .venv/bin/python"
-    return f"{python} -m tests.property.tiers_replay --seed {seed} --checks {checks} --shrink"
+    more = " --rewinds" * rewinds
+    module = "PYTHONPATH=src .venv/bin/python -m tests.property.tiers_replay"
+    return f"{module} --seed {seed} --checks {checks}{more} --shrink"
 
 
 def main():
@@ -21,10 +22,12 @@ def main():
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--checks", type=float, default=1.0)
     parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--rewinds", action="store_true")
     arguments = parser.parse_args()
+    options = {"checks": arguments.checks, "rewinds": arguments.rewinds}
     with crashes_passed_over():
-        skip = shrink(arguments.seed, checks=arguments.checks)[0] if arguments.shrink else ()
-        life, error = failure(arguments.seed, checks=arguments.checks, skip=skip)
+        skip = shrink(arguments.seed, **options)[0] if arguments.shrink else ()
+        life, error = failure(arguments.seed, skip=skip, **options)
     print(*life.world.history, sep="\n")
     if error is None:
         print("no promise was broken")
