@@ -123,21 +123,6 @@ def marks_not_computed(monkeypatch):
     monkeypatch.setattr(KeyedState, "rebuild_disk_dead", rebuild)
 
 
-def flushed_before_durable(monkeypatch):
-    """Records go to files before the log has synced them."""
-    honest = TopicTiers.flush
-
-    def flush(self, end=None, *, reason="asked"):
-        durable = self.state.durable
-        self.state.durable = self.state.visible
-        try:
-            return honest(self, end, reason=reason)
-        finally:
-            self.state.durable = max(durable, self.state.durable if durable else 0)
-
-    monkeypatch.setattr(TopicTiers, "flush", flush)
-
-
 def loaded_beyond_the_start(monkeypatch):
     """After a restart records are loaded that the journal has handed over already."""
     honest = TopicTiers.__init__
@@ -184,7 +169,6 @@ PLANTS = {
     miss_means_absent: 4,
     index_stale_after_eviction: 0,
     marks_not_computed: 0,
-    flushed_before_durable: 28,
     loaded_beyond_the_start: 0,
     base_ignored: 0,
     rows_of_other_columns: 0,
