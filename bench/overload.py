@@ -115,14 +115,19 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        # The end counts, too: the thread may have slept through it.
+        self._look()
 
     def _run(self) -> None:
         while not self._stop.wait(0.02):
-            facts = self._pressure.snapshot()
-            if not self.zones or self.zones[-1] != facts.zone:
-                self.zones.append(facts.zone)
-            self.rss_max = max(self.rss_max, facts.rss_bytes)
-            self.accounted_max = max(self.accounted_max, facts.accounted_bytes)
+            self._look()
+
+    def _look(self) -> None:
+        facts = self._pressure.snapshot()
+        if not self.zones or self.zones[-1] != facts.zone:
+            self.zones.append(facts.zone)
+        self.rss_max = max(self.rss_max, facts.rss_bytes)
+        self.accounted_max = max(self.accounted_max, facts.accounted_bytes)
 
 
 def wait_for_green(engine) -> float:
