@@ -8,6 +8,7 @@ NAME ?= log
 SECONDS ?= 60
 SEEDS ?= 100000
 KILLS ?= 500
+LIVES ?= 5000
 JOBS ?= 2
 
 VENV := .venv
@@ -37,9 +38,9 @@ check: environment-dev static ## Format, lint, types, layers, unit + contract + 
 bench: environment-dev ## Run the benchmark NAME=log
 	@$(PY) bench/$(NAME).py
 
-crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n, exhaustive damage
-	@FRAZIL_CRASH_SEEDS=$(SEEDS) FRAZIL_CRASH_KILLS=$(KILLS) FRAZIL_EXHAUSTIVE=1 \
-		$(PYTEST) tests/crash tests/unit/metadata/test_sqlite_store.py -m "crash_long or not crash_long" --timeout 0 -n $(JOBS) --dist worksteal
+crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n LIVES=n, exhaustive damage
+	@FRAZIL_CRASH_SEEDS=$(SEEDS) FRAZIL_CRASH_KILLS=$(KILLS) FRAZIL_TIERS_RUNS=$(LIVES) FRAZIL_EXHAUSTIVE=1 \
+		$(PYTEST) tests/crash tests/property/test_tiers_model.py tests/unit/metadata/test_sqlite_store.py -m "crash_long or not crash_long" --timeout 0 -n $(JOBS) --dist worksteal
 
 fuzz: environment-dev ## Fuzz every decoder for SECONDS=n
 	@$(PY) -m tests.fuzz.run --seconds $(SECONDS)
