@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
+from frazil.engine.sequencer import Sequencer
 from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
 from frazil.telemetry import event
 from frazil.tiers.zones import RED
@@ -84,6 +85,10 @@ class DiskUpkeep:
         topic.memory.evict(min(below, topic.flushed))
         if topic.keyed is not None:
             topic.keyed.expire(below)
+        queue = topic.runtime.queue
+        if isinstance(queue, Sequencer):
+            # What it remembers as written may be gone: no change must build on that.
+            queue.forget_written()
 
     # -- merging ---------------------------------------------------------------------------------
 

@@ -199,9 +199,8 @@ class Sequencer:
     def _forget(self) -> None:
         """Forget the changes that are written: from now on they are found below."""
         self._forgotten += 1
-        self._newest = {
-            key: change for key, change in self._newest.items() if _standing(change) is not None
-        }
+        self._newest = _unwritten(self._newest)
+        self._bulks = tuple([_Bulk(bulk.fate, _unwritten(bulk.before)) for bulk in self._bulks])
         self._newest_bytes = sum(len(change.packed) for change in self._newest.values())
         # Under a long queue the next look is worth its while only when it has grown again.
         self._newest_max = max(NEWEST_MAX, 2 * len(self._newest))
@@ -276,6 +275,11 @@ def _standing(change: Change | None) -> Change | None:
     """Return the change of a key that only this queue knows of, if there is one."""
     change = _not_failed(change)
     return None if change is None or change.done else change
+
+
+def _unwritten(newest: dict[Key, Change]) -> dict[Key, Change]:
+    """Return those of the newest changes that only this queue knows of."""
+    return {key: change for key, change in newest.items() if _standing(change) is not None}
 
 
 def _needed(bulks: Sequence[_Bulk]) -> list[_Bulk]:

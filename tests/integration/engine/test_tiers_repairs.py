@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from frazil.engine import topic_tiers
-from frazil.errors import CorruptionError, InvalidRequest, Unavailable
+from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.testing import SimulatedCrash
 from frazil.tiers.flush import flush_set
 from tests.crash.engine_world import crashes_passed_over
@@ -508,3 +508,23 @@ def test_a_key_is_looked_up_while_its_file_expires(opened, monkeypatch):
     world.db.tiers.files.expire(topic.runtime.tiers, 1)
     assert seen == [[None, {"k": 1, "v": 1}]]
     assert topic.get_many([0, 1]) == seen[0]
+
+
+@pytest.mark.parametrize("policy", ["ignore", "insert", "error"])
+def test_an_expired_row_is_no_base_for_an_update(opened, policy):
+    """An update of a row that expired is an update of an unknown key, as the policy has it."""
+    world = opened()
+    columns = {"k": "long", "a": "long", "b": "long"}
+    topic = world.db.create_topic("keyed", columns, primary_key="k", unknown_key=policy)
+    for k in range(2):
+        topic.upsert(k=k, a=k, b=k)
+        world.db.flush()
+    world.db.tiers.files.expire(topic.runtime.tiers, 1)
+    if policy == "error":
+        with pytest.raises(NotFound):
+            topic.update(0, {"a": 7})
+    else:
+        topic.update(0, {"a": 7})
+    topic.update(1, {"a": 7})
+    kept = {"k": 0, "a": 7, "b": None} if policy == "insert" else None
+    assert topic.get_many([0, 1]) == [kept, {"k": 1, "a": 7, "b": 1}]
