@@ -1,0 +1,209 @@
+"""Plans: which staged files go into a table with one commit. Pure: no Spark, no files, no clock.
+
+A plan names whole flush sets of one schema version and the range of offsets `[lo, hi)` they cover.
+It is persisted before it runs and never made anew on a retry; where the table stands in the middle
+of the range, rows are filtered, not files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from frazil.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "WHOLE",
+    "PartRange",
+    "PartSets",
+    "Plan",
+    "StagedFile",
+    "StagedSet",
+    "TableName",
+    "decode_plan",
+    "encode_plan",
+    "plan_parts",
+]
+
+WHOLE: Final = -1
+"""The part of a topic that has no parts."""
+
+
+class TableName(NamedTuple):
+    """A table in the catalog: one namespace and a name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+    @property
+    def rejects(self) -> TableName:
+        """Return the side table of records that could not be converted."""
+        return TableName(self.namespace, f"{self.name}__rejects")
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """A Parquet file of the disk tier; `bytes` are those of the file itself."""
+
+    path: str
+    rows: int
+    bytes: int
+    offset_first: int
+    offset_last: int
+
+
+class PartRange(msgspec.Struct, frozen=True):
+    """What a plan takes of one topic, or of one part of a partitioned one: all of `[lo, hi)`.
+
+    `gaps` are the offsets `[first, end)` within the range that have no record.
+    """
+
+    part: int
+    topic: int
+    lo: int
+    hi: int
+    files: tuple[StagedFile, ...]
+    gaps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Return how many records the range has."""
+        return self.hi - self.lo - sum(end - first for first, end in self.gaps)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit into one table.
+
+    `topic` is the topic's name, `topic_id` the identity made at its creation, `schema` the Arrow
+    schema of its columns at `schema_version` as base64, `kind` message or table.
+    """
+
+    id: str
+    topic: str
+    topic_id: str
+    table: TableName
+    kind: str
+    schema_version: int
+    schema: str
+    parts: tuple[PartRange, ...]
+    created_us: int
+
+    @property
+    def rows(self) -> int:
+        """Return how many records it moves."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of its files."""
+        return sum(file.bytes for part in self.parts for file in part.files)
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the paths of its files."""
+        return [file.path for part in self.parts for file in part.files]
+
+
+class StagedSet(NamedTuple):
+    """One flush set of the disk tier: the unit that plans are made of."""
+
+    first: int
+    end: int
+    schema_version: int
+    files: tuple[StagedFile, ...]
+    gaps: tuple[tuple[int, int], ...] = ()
+
+
+class PartSets(NamedTuple):
+    """The sets of one topic or part, in order, and where its table stands."""
+
+    part: int
+    topic: int
+    committed: int
+    sets: tuple[StagedSet, ...]
+
+
+def plan_parts(
+    parts: Iterable[PartSets], *, bytes_max: int, files_max: int
+) -> tuple[int, tuple[PartRange, ...]]:
+    """Choose what the next plan takes: whole sets of one schema version, oldest first.
+
+    Of all parts those with the lowest schema version go first, so that a plan never spans a change
+    of columns. At least one set is taken, however large; more of them up to the limits.
+
+    Returns:
+        The schema version and the ranges; no ranges if there is nothing to move.
+
+    Raises:
+        InvalidRequest: if the sets of a part do not follow one another from its committed offset.
+    """
+    waiting = [(each, _open_sets(each)) for each in parts]
+    waiting = [(each, sets) for each, sets in waiting if sets]
+    if not waiting:
+        return 0, ()
+    version = min(sets[0].schema_version for _each, sets in waiting)
+    ranges: list[PartRange] = []
+    size = count = 0
+    for each, sets in waiting:
+        taken: list[StagedSet] = []
+        for staged in sets:
+            own = sum(file.bytes for file in staged.files)
+            full = size + own > bytes_max or count + len(staged.files) > files_max
+            if staged.schema_version != version or (full and count):
+                break
+            taken.append(staged)
+            size += own
+            count += len(staged.files)
+        if taken:
+            ranges.append(_range(each, taken))
+    return version, tuple(ranges)
+
+
+def _open_sets(part: PartSets) -> Sequence[StagedSet]:
+    """Return the sets that are not wholly committed; they must follow one another."""
+    sets = [staged for staged in part.sets if staged.end > part.committed]
+    following = part.committed
+    for number, staged in enumerate(sets):
+        if staged.first > following or (number and staged.first != following):
+            raise InvalidRequest(
+                "staged sets do not follow one another",
+                topic=part.topic,
+                expected=following,
+                found=staged.first,
+            )
+        following = staged.end
+    return sets
+
+
+def _range(part: PartSets, taken: Sequence[StagedSet]) -> PartRange:
+    lo, hi = max(part.committed, taken[0].first), taken[-1].end
+    gaps = tuple(
+        (max(first, lo), end) for staged in taken for first, end in staged.gaps if end > lo
+    )
+    files = tuple(
+        file for staged in taken for file in staged.files if file.rows and file.offset_last >= lo
+    )
+    return PartRange(part.part, part.topic, lo, hi, files, gaps)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Return a plan as it is persisted and sent."""
+    return msgspec.json.encode(plan)
+
+
+def decode_plan(data: bytes) -> Plan:
+    """Return a persisted plan.
+
+    Raises:
+        InvalidRequest: if it is none.
+    """
+    try:
+        return msgspec.json.decode(data, type=Plan)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest("plan cannot be read", reason=error) from error

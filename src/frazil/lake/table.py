@@ -1,0 +1,122 @@
+"""The five calls that the commit protocol makes on a table, and what they answer.
+
+`commit` drives them, `spark_table` makes them on real Spark and Iceberg, the tests' fake makes
+them fail in every way. Nothing else touches a table's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from frazil.lake.plan import TableName
+
+__all__ = [
+    "OFFSET_END",
+    "PROTOCOL_VERSION",
+    "ROWS_DROPPED",
+    "ROWS_IN",
+    "ROWS_OUT",
+    "ROWS_REJECTED",
+    "SCHEMA_VERSION",
+    "TOPIC_ID",
+    "Ends",
+    "LakeTable",
+    "Rows",
+    "View",
+    "end_key",
+    "ends_of",
+]
+
+TOPIC_ID: Final = "frazil.topic-id"
+OFFSET_END: Final = "frazil.offset-end"
+ROWS_IN: Final = "frazil.rows-in"
+ROWS_OUT: Final = "frazil.rows-out"
+ROWS_REJECTED: Final = "frazil.rows-rejected"
+ROWS_DROPPED: Final = "frazil.rows-dropped"
+PROTOCOL: Final = "frazil.protocol-version"
+PROTOCOL_VERSION: Final = "1"
+SCHEMA_VERSION: Final = "frazil.schema-version"
+
+Ends: TypeAlias = dict[int, int]
+"""The offset behind the last committed one, by part; the part of a whole topic is -1."""
+Rows: TypeAlias = object
+"""Rows to write: a DataFrame for Spark; only who made it and who writes it look inside."""
+
+
+def end_key(part: int) -> str:
+    """Return the key of a part's watermark in summaries and properties."""
+    return OFFSET_END if part < 0 else f"{OFFSET_END}.{part}"
+
+
+def ends_of(properties: Mapping[str, str]) -> Ends:
+    """Return the watermarks that a summary or a table's properties have."""
+    ends: Ends = {}
+    for key, value in properties.items():
+        if key == OFFSET_END:
+            ends[-1] = int(value)
+        elif key.startswith(f"{OFFSET_END}."):
+            ends[int(key.removeprefix(f"{OFFSET_END}."))] = int(value)
+    return ends
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What one load of a table's metadata tells. All of it is of one moment.
+
+    `summary_ends` are from the newest summary along the ancestors of `main` that has any, None if
+    none is left; then `bound_ends` are the highest `_offset` in the live files plus one, by part
+    (from the files' metadata, by scan where a file has no bound; empty for a table without rows).
+    """
+
+    sid: int | None
+    """The current snapshot of `main`; None for a table without one."""
+    topic_id: str | None
+    schema_version: int | None
+    summary_ends: Ends | None
+    property_ends: Ends
+    bound_ends: Ends = {}
+    commits_since_property: int = 0
+    """Snapshots along `main` since the one at which the property's watermark was true."""
+    snapshots: int = 0
+    metadata_bytes: int = 0
+
+
+class LakeTable(Protocol):
+    """A catalog's tables, as the protocol uses them.
+
+    Every call may raise `NotFound` (no such table), `Conflict` (somebody else committed: nothing
+    of ours did), `CommitUnknown` (it may have happened, or may still happen) or `Unavailable`
+    (catalog or storage cannot be reached; for a write it may have happened all the same).
+    """
+
+    def load(self, table: TableName) -> View:
+        """Read the table's current metadata once."""
+
+    def cas_append(
+        self, table: TableName, rows: Rows, *, sid: int | None, summary: Mapping[str, str]
+    ) -> int:
+        """Append rows if no data was added since snapshot `sid`; return the new snapshot's id.
+
+        `sid` None means a table without a snapshot. `rows` may be empty: the snapshot is made all
+        the same and carries `summary`.
+        """
+
+    def branch_merge(
+        self,
+        table: TableName,
+        rows: Rows,
+        *,
+        sid: int | None,
+        branch: str,
+        summary: Mapping[str, str],
+    ) -> int:
+        """Merge changes into a new branch cut at `sid`; return the branch's snapshot."""
+
+    def fast_forward(self, table: TableName, branch: str) -> int:
+        """Move `main` to a branch's head if it is an ancestor of it; drop the branch."""
+
+    def set_property(self, table: TableName, properties: Mapping[str, str]) -> None:
+        """Set properties of the table."""
