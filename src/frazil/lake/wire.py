@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, tag_field="type", tag="answer", omit_defaults=True)
     v: int = VERSION
 
 
-_decoder: Final = msgspec.json.Decoder(Request | Answer)
+_decoder: Final[msgspec.json.Decoder[Request | Answer]] = msgspec.json.Decoder(Request | Answer)
 
 
 def encode(message: Request | Answer) -> bytes:
