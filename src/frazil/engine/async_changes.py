@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.engine.change_input import check_keys, is_arrow, no_changes, steps_of
+from frazil.engine.change_input import bulk_ack, check_bulk, is_arrow, numbered, steps_of
 from frazil.engine.reading import waker
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop_async
@@ -149,39 +149,50 @@ class AsyncChangeCalls:
         return await self._change(step, ack, producer, sequence, producer_epoch)
 
     async def append_changes(
-        self, data: object, *, op_column: str = "_op", ack: str | None = None
+        self,
+        data: object,
+        *,
+        op_column: str = "_op",
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
     ) -> Ack:
         """Publish changes in bulk, in order; see `Topic.append_changes`."""
-        runtime = self._runtime
-        sender = runtime.sender(ack, None, None, 0)
-        pieces = await asyncio.to_thread(self._pieces, taken(data), op_column)
+        sender = self._runtime.sender(ack, producer, sequence, producer_epoch)
+        pieces = await asyncio.to_thread(self._pieces, taken(data), op_column, sender)
         results: list[Ack | FrazilError] = []
-        for piece in pieces:
+        for piece, own in numbered(pieces, sender):
             try:
                 if isinstance(piece, list):
-                    results.append(await self._send(piece, sender))
+                    results += await self._send(piece, own)
                 else:
-                    results.append(await self._append_prepared([piece], sender))
+                    results.append(await self._append_prepared([piece], own))
             except FrazilError as error:
                 results.append(error)
+            if any(isinstance(result, FrazilError) for result in results):
                 break
-        return joined_ack(results)
+        return bulk_ack(results)
 
-    def _pieces(self, data: object, op_column: str) -> list[list[Step] | Prepared]:
+    def _pieces(
+        self, data: object, op_column: str, sender: Sender | None
+    ) -> list[list[Step] | Prepared]:
         runtime = self._runtime
         pieces = list(steps_of(runtime, runtime.changes, data, op_column))
-        if not pieces:
-            raise no_changes(runtime.name)
-        check_keys(runtime, pieces)
+        check_bulk(runtime, pieces, sender)
         return pieces
 
     async def _change(
         self, step: Step, ack: str | None, producer: str | None, sequence: int | None, epoch: int
     ) -> Ack:
         self._runtime.changes.check_part(step)
-        return await self._send([step], self._runtime.sender(ack, producer, sequence, epoch))
+        sender = self._runtime.sender(ack, producer, sequence, epoch)
+        return joined_ack(await self._send([step], sender))
 
-    async def _send(self, steps: Sequence[Step], sender: Sender | None) -> Ack:
+    async def _send(
+        self, steps: Sequence[Step], sender: Sender | None
+    ) -> Sequence[Ack | FrazilError]:
+        """Publish steps; return what each of their frames was answered."""
         await self.pass_door()
         changes = self._runtime.changes
         if any(changes.needs_state(step) for step in steps):
@@ -189,7 +200,7 @@ class AsyncChangeCalls:
         futures: list[asyncio.Future[Ack]] = await self._when_room(
             lambda: changes.try_submit(steps, sender, self._loop.create_future)
         )
-        return await _joined(futures)
+        return await _answers(futures)
 
     # -- look-ups --------------------------------------------------------------------------------
 
@@ -224,11 +235,19 @@ def taken(data: object) -> object:
 
 async def _joined(futures: Sequence[asyncio.Future[Ack]]) -> Ack:
     """Wait for the frames of one call; return the ack that covers them."""
+    return joined_ack(await _answers(futures))
+
+
+async def _answers(futures: Sequence[asyncio.Future[Ack]]) -> list[Ack | FrazilError]:
+    """Wait for frames; return what each was answered."""
     if len(futures) == 1:
-        return await futures[0]
+        try:
+            return [await futures[0]]
+        except FrazilError as error:
+            return [error]
     results: list[Ack | FrazilError] = []
     for result in await asyncio.gather(*futures, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, FrazilError):
             raise result
         results.append(result)
-    return joined_ack(results)
+    return results

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.change_feed import ChangeFeed
-from frazil.engine.change_input import check_keys, no_changes, steps_of
+from frazil.engine.change_input import bulk_ack, check_bulk, numbered, steps_of
 from frazil.engine.changing import STEPS_MAX, TopicChanges
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop
@@ -104,7 +104,14 @@ class ChangeCalls:
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
     def append_changes(
-        self, data: object, *, op_column: str = "_op", ack: str | None = None
+        self,
+        data: object,
+        *,
+        op_column: str = "_op",
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
     ) -> Ack:
         """Publish changes in bulk, in order.
 
@@ -113,28 +120,33 @@ class ChangeCalls:
         its key, or as a dict with `key` and `value`. Tombstones are passed over. All of it is
         checked before the first change is written.
 
+        With `producer=` and `sequence=` a repeat writes nothing and gets the first ack; the next
+        call's sequence is this one's plus its changes (tombstones do not count, a change of a key
+        counts twice). Of a call that was written in part a repeat writes the rest.
+
         Raises:
             InvalidRequest: with the number of the first change that is wrong; also if there is
-                nothing to write, as in a call with tombstones alone.
+                nothing to write, as in a call with tombstones alone, or if the call is too large
+                for a producer.
             Conflict, NotFound: if the topic's `unknown_key` is `error` and a key exists, or does
                 not, against what a change says; nothing is written then, unless another change
-                came in between.
+                came in between: then `offsets_written` tells what is.
+            Conflict: if the producer's sequence has a gap, or a newer epoch fenced it.
         """
         changes = self._changes()
         runtime = self._runtime
-        sender = runtime.sender(ack, None, None, 0)
+        sender = runtime.sender(ack, producer, sequence, producer_epoch)
         pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
-        if not pieces:
-            raise no_changes(runtime.name)
-        check_keys(runtime, pieces)
+        check_bulk(runtime, pieces, sender)
         results: list[Ack | FrazilError] = []
-        for piece in pieces:
+        for piece, own in numbered(pieces, sender):
             try:
-                results.append(joined_ack([_answer(each) for each in self.begin(piece, sender)]))
+                results += [_answer(each) for each in self.begin(piece, own)]
             except FrazilError as error:
                 results.append(error)
+            if any(isinstance(result, FrazilError) for result in results):
                 break
-        return joined_ack(results)
+        return bulk_ack(results)
 
     def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> list[Pending]:
         """Queue a piece of a bulk, waiting for room; return what its frames wait with."""
@@ -161,11 +173,11 @@ class ChangeCalls:
         for step in steps:
             self._runtime.changes.check_part(step)
         self._pass_door()
-        return self.submit_steps(steps, sender)
+        return joined_ack(self.submit_steps(steps, sender))
 
-    def submit_steps(self, steps: Sequence[Step], sender: Sender | None) -> Ack:
-        """Resolve and queue steps that were let in, waiting for room, then wait for their acks."""
-        return joined_ack([_answer(pending) for pending in self._queued(steps, sender)])
+    def submit_steps(self, steps: Sequence[Step], sender: Sender | None) -> list[Ack | FrazilError]:
+        """Resolve and queue steps that were let in, waiting for room; return their frames' answers."""
+        return [_answer(pending) for pending in self._queued(steps, sender)]
 
     def _queued(self, steps: Sequence[Step], sender: Sender | None) -> list[Pending]:
         assert len(steps) <= STEPS_MAX

@@ -10,12 +10,16 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.engine.changing import STEPS_MAX
-from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.engine.resent import sent_before
+from frazil.engine.runtime import RANGES_TOLD_MAX, SEQUENCE_MAX, joined_ack
+from frazil.engine.sequencer import Sequencer
+from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
 from frazil.ingest.changes import Change
 from frazil.ingest.debezium import DebeziumReader
 from frazil.log import format as fmt
 from frazil.log.group import FRAME_RECORDS_MAX
 from frazil.log.present import positions_of
+from frazil.model import Ack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from frazil.ingest.changes import ChangeCodec
     from frazil.ingest.debezium import RawChange
     from frazil.ingest.frames import KeyedColumns
+    from frazil.log.codec import Sender
     from frazil.tiers.keys import Key
 
 
@@ -40,6 +45,117 @@ def steps_of(
         yield from _arrow_steps(runtime, changes, data, op_column)
     else:
         yield from _debezium_steps(changes, data)
+
+
+def check_bulk(
+    runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared], sender: Sender | None
+) -> None:
+    """Refuse a bulk before its first write, where a later one would be refused.
+
+    What an idempotent producer has sent before is passed over: its changes are there.
+
+    Raises:
+        InvalidRequest: if there is nothing to write, or too much for a producer to send again.
+        Conflict, NotFound: as `check_keys` says.
+    """
+    if not pieces:
+        raise no_changes(runtime.name)
+    if sender is None or sender.producer is None:
+        check_keys(runtime, pieces)
+        return
+    _check_producer(runtime, pieces, sender)
+    queue, records = runtime.queue, sum(map(_records, pieces))
+    while True:
+        if isinstance(queue, Sequencer):
+            queue.wait_sent(sender)
+        sent = sum(sent_before(runtime.state, sender, records=records))
+        try:
+            check_keys(runtime, _behind(pieces, sent))
+        except (Conflict, NotFound) as error:
+            if sent == sum(sent_before(runtime.state, sender, records=records)):
+                refusal = runtime.changes.refusal(sender, records=_records(pieces[0]))
+                raise refusal or error from None
+        else:
+            return
+
+
+def _check_producer(
+    runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared], sender: Sender
+) -> None:
+    """Refuse a bulk of more frames than are remembered of a producer."""
+    frames_max = runtime.settings.producers.window_batches
+    # Rows with values that Python has no form for are frames of their own.
+    fine = runtime.changes.columns.changes.exact
+    frames = sum(len(each) if fine and isinstance(each, list) else 1 for each in pieces)
+    # Of one piece the frames are counted when they are made, before any of them is written.
+    if len(pieces) > 1 and frames > frames_max:
+        raise InvalidRequest(
+            "the call is too large for an idempotent producer; split it into calls of fewer "
+            "changes, each with its own sequence",
+            frames=frames,
+            frames_max=frames_max,
+            frame_changes_max=1 if fine else STEPS_MAX,
+        )
+    records = sum(map(_records, pieces))
+    if sender.sequence + records - 1 > SEQUENCE_MAX:
+        raise InvalidRequest(
+            "the sequence of the last record is too large",
+            sequence=sender.sequence,
+            records=records,
+        )
+
+
+def _records(piece: list[Step] | Prepared) -> int:
+    return len(piece) if isinstance(piece, list) else piece[2]
+
+
+def _behind(pieces: Sequence[list[Step] | Prepared], records: int) -> list[list[Step] | Prepared]:
+    """Return the pieces behind so many records, the first of them perhaps in part."""
+    left: list[list[Step] | Prepared] = []
+    for piece in pieces:
+        passed = min(records, _records(piece))
+        records -= passed
+        if isinstance(piece, list):
+            left.append(piece[passed:])
+        elif not passed:
+            left.append(piece)
+    return left
+
+
+def numbered(
+    pieces: Sequence[list[Step] | Prepared], sender: Sender | None
+) -> Iterator[tuple[list[Step] | Prepared, Sender | None]]:
+    """Yield each piece with its sender: an idempotent producer's sequence runs through them."""
+    for piece in pieces:
+        yield piece, sender
+        if sender is not None and sender.producer is not None:
+            sender = sender._replace(sequence=sender.sequence + _records(piece))
+
+
+def bulk_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+    """Return the ack of a bulk from those of its frames.
+
+    Raises:
+        Conflict, NotFound: if a frame was refused so, with the offsets of those before it: sent
+            again as it is, it would be refused again.
+        Unavailable: if storage failed half way, with `outcome="unknown"`.
+    """
+    check_refused(results)
+    return joined_ack(results)
+
+
+def check_refused(results: Sequence[Ack | FrazilError]) -> None:
+    """Raise the refusal of a change, if nothing worse happened and others were written."""
+    errors = [result for result in results if isinstance(result, FrazilError)]
+    acks = [result for result in results if isinstance(result, Ack)]
+    if not errors or not acks or not all(isinstance(e, (Conflict, NotFound)) for e in errors):
+        return
+    error = errors[0]
+    told = ", ".join([f"{ack.offset}-{ack.offset_last}" for ack in acks[:RANGES_TOLD_MAX]])
+    details = {**error.details, "offsets_written": told, "frames_written": len(acks)}
+    raise type(error)(f"{error.message}; other changes of the call were written", **details) from (
+        error
+    )
 
 
 def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -> None:

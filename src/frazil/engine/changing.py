@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from frazil.engine.resent import SentMeanwhile, refusal_of, sent_before
 from frazil.engine.sequencer import Image, Sequencer
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.ingest.changes import Change, ChangeCodec, completed, merged
@@ -187,6 +188,68 @@ class TopicChanges:
             NotFound: if a key does not exist and the topic's policy is `error`.
             Conflict: if an inserted key exists and the policy is `error`.
         """
+        while True:
+            counts = self._repeated(steps, sender)
+            try:
+                if not counts:
+                    return self._try_fresh(steps, sender, new_waiter)
+                return self._try_repeat(steps, counts, sender, new_waiter)
+            except SentMeanwhile:
+                continue
+
+    def _repeated(self, steps: Sequence[Step], sender: Sender | None) -> list[int]:
+        """Return the records of each batch that steps repeat and that must not be resolved again.
+
+        Raises:
+            Conflict: if other changes were sent under their sequence.
+        """
+        if sender is None or not isinstance(self._runtime.queue, Sequencer):
+            return []
+        if not any(self.needs_state(step) for step in steps):
+            # The journal sees that it is a repeat.
+            return []
+        records = len(_flat(steps))
+        counts = sent_before(self._runtime.state, sender, records=records)
+        # A move may have been a delete alone, and rows that are frames of their own may be there
+        # without those behind them.
+        in_part = self.columns.changes.exact or any(isinstance(step, Move) for step in steps)
+        if counts and sum(counts) != records and not in_part:
+            refusal = refusal_of(self._runtime.state, sender, records=records)
+            if refusal is not None:
+                raise refusal
+        return counts
+
+    def _try_repeat(
+        self,
+        steps: Sequence[Step],
+        counts: Sequence[int],
+        sender: Sender | None,
+        new_waiter: Callable[[], Any],
+    ) -> list[Any] | None:
+        """Ask for the answers that steps got before; what was not written is resolved now."""
+        queue = self._runtime.queue
+        assert isinstance(queue, Sequencer)
+        assert sender is not None
+        # What the keys are by now must not matter: the first call's answer is the answer.
+        changes = _flat(steps)
+        prepared: list[Prepared] = []
+        at = 0
+        for count in counts:
+            prepared += self._prepared(changes[at : at + count])
+            at += count
+        waiters = [new_waiter() for _each in prepared]
+        if not queue.submit_repeat(self._runtime.entries(prepared, waiters, sender)):
+            return None
+        if at >= len(steps):
+            return waiters
+        rest = self.try_submit(
+            steps[at:], sender._replace(sequence=sender.sequence + at), new_waiter
+        )
+        return None if rest is None else waiters + rest
+
+    def _try_fresh(
+        self, steps: Sequence[Step], sender: Sender | None, new_waiter: Callable[[], Any]
+    ) -> list[Any] | None:
         queue = self._runtime.queue
         waiters: list[Any] = []
 
@@ -197,34 +260,34 @@ class TopicChanges:
             return self._runtime.entries(prepared, waiters, sender)
 
         needing = [step for step in steps if self.needs_state(step)]
-        repeated = self._sent_before(sender) if needing else 0
-        if repeated and isinstance(queue, Sequencer):
-            # What the keys are by now must not matter: the first call's answer is the answer.
-            taken = queue.submit_repeat(entries_of(_flat(steps)[:repeated]))
-        elif not needing:
+        if not needing:
             taken = queue.submit_all(entries_of([s for s in steps if isinstance(s, Change)]))
         elif not isinstance(queue, Sequencer):
             taken = queue.submit_all(entries_of(self._unresolved(steps)))
         else:
             keys = list(dict.fromkeys(self._keys(needing)))
-            taken = queue.resolve(
-                keys,
-                self.columns.changes,
-                lambda images: entries_of(
-                    self._resolved(steps, dict(zip(keys, images, strict=True)))
-                ),
-            )
+            try:
+                taken = queue.resolve(
+                    keys,
+                    self.columns.changes,
+                    lambda images: entries_of(
+                        self._resolved(steps, dict(zip(keys, images, strict=True)))
+                    ),
+                    sender=sender,
+                    is_sent=lambda: bool(self._repeated(steps, sender)),
+                )
+            except (Conflict, NotFound) as error:
+                raise self.refusal(sender, records=len(_flat(steps))) or error from None
         return waiters if taken else None
 
-    def _sent_before(self, sender: Sender | None) -> int:
-        """Return how many records the batch has that a call repeats; 0 if it repeats none."""
+    def refusal(self, sender: Sender | None, *, records: int) -> Conflict | None:
+        """Return what is wrong with a producer's call before it matters what its changes say."""
+        queue = self._runtime.queue
         if sender is None or sender.producer is None:
-            return 0
-        producer = self._runtime.state.producers.get(sender.producer)
-        if producer is None or producer.epoch != sender.epoch:
-            return 0
-        sent = [each for each in list(producer.window) if each.sequence == sender.sequence]
-        return sent[0].records if sent else 0
+            return None
+        if isinstance(queue, Sequencer) and not queue.idle(sender.producer):
+            return None
+        return refusal_of(self._runtime.state, sender, records=records)
 
     def _keys(self, steps: Sequence[Step]) -> list[Key]:
         strict = self._runtime.state.spec.unknown_key == "error"

@@ -9,6 +9,7 @@ from frazil.engine.change_input import (
     batch_steps,
     change_batches,
     check_keys,
+    check_refused,
     debezium_changes,
     is_arrow,
     no_changes,
@@ -113,6 +114,7 @@ class PartChangeCalls:
 
         Raises:
             InvalidRequest: with the number of the first change that is wrong.
+            Conflict, NotFound: as for `Topic.append_changes`.
             Unavailable: storage failed, or only some parts were written; the details name them.
         """
         if is_arrow(data):
@@ -199,6 +201,8 @@ class PartChangeCalls:
                     answers[part].append(error)
             for part, pendings in waiting:
                 answers[part] += [answer(pending) for pending in pendings]
+        found = [each for own in answers.values() for each in own]
+        check_refused(found)
         return part_acks(list(pieces), list(answers.values()))
 
     # -- look-ups --------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ A partial update is resolved against the newest image of its key, including chan
 on their way to the log. Whoever publishes to a keyed topic does so through this queue: under one
 short lock the change becomes the newest of its key and enters the journal's queue, so that the
 order of resolving is the order of offsets. If the change that another one was resolved against is
-not written, the journal refuses the other one, too.
+not written, the journal refuses the other one, too. An idempotent producer's change is resolved
+once: a repeat waits until the first one is written, or is not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
+from frazil.engine.resent import SentMeanwhile
+from frazil.errors import Conflict, NotFound
 from frazil.log import format as fmt
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from frazil.errors import FrazilError
     from frazil.ingest.changes import Change, ChangeCodec
-    from frazil.log.codec import Entry
+    from frazil.log.codec import Entry, Sender
     from frazil.tiers.keys import Key
 
 NEWEST_MAX: Final = 4096
@@ -68,6 +71,14 @@ class _Bulk(NamedTuple):
     before: dict[Key, Change]
 
 
+class _Sending(NamedTuple):
+    """A batch of an idempotent producer on its way."""
+
+    epoch: int
+    sequence: int
+    fate: Fate
+
+
 class Sequencer:
     """Stands before the journal's queue of one keyed topic, with the queue's own interface."""
 
@@ -80,6 +91,8 @@ class Sequencer:
         self._newest_bytes = 0
         self._newest_max = NEWEST_MAX
         self._bulks: tuple[_Bulk, ...] = ()
+        self._sending: dict[str, list[_Sending]] = {}
+        """By the producers' names; some of it may have arrived."""
         self._forgotten = 0
         """Counts how often something that a look below would not see left `_newest`."""
         self.journal = queue.journal
@@ -152,6 +165,10 @@ class Sequencer:
         finally:
             if not taken:
                 self._restore(before, newest, bulks)
+        for _topic, codec, data, count, _size, _waiter, sender in entries if taken else ():
+            if sender is not None and sender.producer is not None and codec is not None:
+                last = data[-1] if count and not codec.solo else data
+                self._note_sending(sender, cast("Fate", codec) if codec.solo else last)
         return taken
 
     def _register(self, entries: Sequence[Entry]) -> list[tuple[Key, Change | None]]:
@@ -205,6 +222,43 @@ class Sequencer:
         # Under a long queue the next look is worth its while only when it has grown again.
         self._newest_max = max(NEWEST_MAX, 2 * len(self._newest))
 
+    # -- idempotent producers --------------------------------------------------------------------
+
+    def _note_sending(self, sender: Sender, fate: Fate) -> None:
+        if len(self._sending) > NEWEST_MAX:
+            self._sending = {name: left for name in self._sending if (left := self._on_way(name))}
+        assert sender.producer is not None
+        fresh = _Sending(sender.epoch, sender.sequence, fate)
+        self._sending[sender.producer] = [*self._on_way(sender.producer), fresh]
+
+    def _on_way(self, producer: str) -> list[_Sending]:
+        """Return what a producer has sent and the journal has not settled."""
+        sent = self._sending.get(producer, ())
+        return [each for each in sent if not (each.fate.done or each.fate.failed)]
+
+    def idle(self, producer: str) -> bool:
+        """Tell whether nothing of a producer is on its way."""
+        with self._lock:
+            return not self._on_way(producer)
+
+    def wait_sent(self, sender: Sender | None) -> None:
+        """Wait until the journal has settled all from a producer's sequence on."""
+        while sender is not None and sender.producer is not None:
+            with self._lock:
+                fate = self._repeated(sender)
+            if fate is None:
+                return
+            self._wait_for(fate)
+
+    def _repeated(self, sender: Sender | None) -> Fate | None:
+        """Return what is on its way that a call repeats, or that comes behind it."""
+        if sender is None or sender.producer is None:
+            return None
+        for each in self._on_way(sender.producer):
+            if each.epoch == sender.epoch and each.sequence >= sender.sequence:
+                return each.fate
+        return None
+
     # -- what a change builds on -----------------------------------------------------------------
 
     def resolve(
@@ -212,13 +266,22 @@ class Sequencer:
         keys: Sequence[Key],
         codec: ChangeCodec,
         build: Callable[[Sequence[Image]], Sequence[Entry]],
+        *,
+        sender: Sender | None = None,
+        is_sent: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Look the keys up, build entries from their images, and submit them as one step.
 
         Returns False if the queue has no room. `build` may raise; it runs again when another change
-        of one of the keys came in between.
+        of one of the keys came in between. `is_sent` says whether a producer's call is written.
+
+        Raises:
+            SentMeanwhile: if it is, now that everything before it has arrived.
         """
         while True:
+            self.wait_sent(sender)
+            if is_sent():
+                raise SentMeanwhile
             with self._lock:
                 token = self._forgotten
                 found = [self._find(key) for key in keys]
@@ -230,8 +293,18 @@ class Sequencer:
             below = [key for key, change in zip(keys, seen, strict=True) if change is None]
             rows = iter(self._look_below(below, codec) if below else ())
             images = [next(rows) if change is None else _image(change) for change in seen]
-            entries = build(images)
+            try:
+                entries = build(images)
+            except (Conflict, NotFound):
+                with self._lock:
+                    raced = self._repeated(sender) is not None or is_sent()
+                if raced:
+                    # What refused it may be what the same call has written before.
+                    continue
+                raise
             with self._lock:
+                if self._repeated(sender) is not None or is_sent():
+                    continue
                 now = [self._find(key)[0] for key in keys]
                 if self._forgotten == token and _same(now, seen):
                     return self._submit(entries)
