@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.errors import Closed, InvalidRequest
+from frazil.log.python_rows import python_rows
 
 __all__ = ["BATCH_ROWS", "Result", "Stream"]
 
@@ -164,7 +165,7 @@ class Result:
         return pa.Table.from_batches(self._batches, schema=self.schema)
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Return all rows as tuples of Python values."""
+        """Return all rows as tuples of Python values, each as a topic's `read` gives it."""
         self._check_open()
         return self._to_rows(self.arrow()) if self._rows is None else list(self._rows)
 
@@ -241,10 +242,21 @@ class Result:
         return _arrow_of(columns, self._types, self.schema)
 
     def _to_rows(self, table: pa.Table) -> list[tuple[Any, ...]]:
-        columns = [column.to_pylist() for column in table.columns]
+        columns = [_values(column) for column in table.columns]
         for index in self._integers:
             columns[index] = [_integer(value) for value in columns[index]]
         return list(zip(*columns, strict=True))
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column as Python values; without pandas, nanoseconds are cut to microseconds."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except ValueError:
+        # Column by column: two of them may have one name.
+        rows = python_rows(pa.Table.from_arrays([column], names=["column"]))
+        values = [row["column"] for row in rows]
+    return values
 
 
 def _integer(value: Decimal | None) -> int | None:

@@ -13,7 +13,7 @@ from tests.integration.engine.opening import open_small
 
 NS = pa.timestamp("ns", "UTC")
 
-WITHOUT_PANDAS = """
+HIDE_PANDAS = """
 import importlib.abc, sys
 
 class Hidden(importlib.abc.MetaPathFinder):
@@ -25,7 +25,9 @@ sys.meta_path.insert(0, Hidden())
 import pyarrow as pa
 import frazil
 from frazil.log.python_rows import python_rows
+"""
 
+WITHOUT_PANDAS = """
 NS = pa.timestamp("ns", "UTC")
 with frazil.open(sys.argv[1]) as engine:
     topic = engine.create_topic("t", pa.schema([("id", pa.int64()), ("at", NS)]), primary_key="id")
@@ -47,12 +49,43 @@ assert row["a"][0].microsecond == row["b"]["x"].microsecond == row["c"].microsec
 print("done")
 """
 
+QUERY = """
+LOCAL = pa.timestamp("ns")
+columns = pa.schema([("id", pa.int64()), ("ts", LOCAL)])
+with frazil.open(sys.argv[1]) as engine:
+    topic = engine.create_topic("t", columns, primary_key="id")
+    topic.append_arrow(pa.table({"id": [1, 2], "ts": pa.array([1001, 2000], LOCAL)}))
+    for _turn in range(2):
+        records = [record for batch in topic.read() for record in batch.records()]
+        for sql in ("select ts, id, ts from t order by id", "select ts, id, ts from t where id = 1"):
+            result = engine.query(sql)
+            assert result.rows()[0] == (records[0]["ts"], 1, records[0]["ts"]), result.rows()
+            assert next(iter(engine.query(sql))) == result.rows()[0]
+        whole = engine.query("select ts from t order by id").arrow()
+        assert whole.column(0).cast("int64").to_pylist() == [1001, 2000]
+        engine.flush()
+        engine.evict()
+print("done")
+"""
+
+
+def without_pandas(script, path):
+    """Run a script in which pandas cannot be imported; return what it printed, and its errors."""
+    command = [sys.executable, "-c", HIDE_PANDAS + script, str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return run.stdout, run.stderr
+
 
 def test_rows_are_readable_though_a_value_has_no_python_form(tmp_path):
     """Look-ups, the feed and records have the value cut to microseconds; Arrow has all of it."""
-    command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert run.stdout == "done\n", run.stderr
+    printed, errors = without_pandas(WITHOUT_PANDAS, tmp_path)
+    assert printed == "done\n", errors
+
+
+def test_rows_of_a_query_have_the_form_that_reads_have(tmp_path):
+    """A query's `rows()` cut what has no Python form as topic reads do; Arrow has all of it."""
+    printed, errors = without_pandas(QUERY, tmp_path)
+    assert printed == "done\n", errors
 
 
 def test_an_update_by_such_a_key_is_refused_and_touches_no_other_row(tmp_path):
