@@ -12,14 +12,17 @@ import copy
 import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from pydantic import ValidationError as TreeError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from frazil.config_sections import (
     DiskSettings,
+    LakeSettings,
+    LakeWriterSettings,
     LogSettings,
     MemorySettings,
     MetadataSettings,
@@ -29,6 +32,7 @@ from frazil.config_sections import (
     SettingInfo,
     TelemetrySettings,
     TopicSettings,
+    parse_mapping,
     setting,
     setting_info,
 )
@@ -46,6 +50,8 @@ from frazil.units import DURATION_PATTERN, SIZE_PATTERN
 
 __all__ = [
     "DiskSettings",
+    "LakeSettings",
+    "LakeWriterSettings",
     "LogSettings",
     "MemorySettings",
     "MetadataSettings",
@@ -84,6 +90,7 @@ class Settings(BaseSettings):
     metadata: MetadataSettings = Field(default=MetadataSettings(), description="Metadata.")
     memory: MemorySettings = Field(default=MemorySettings(), description="The memory tier.")
     disk: DiskSettings = Field(default=DiskSettings(), description="The disk tier.")
+    lake: LakeSettings = Field(default=LakeSettings(), description="Iceberg tables.")
     query: QuerySettings = Field(default=QuerySettings(), description="SQL.")
     telemetry: TelemetrySettings = Field(
         default=TelemetrySettings(), description="Events and metrics."
@@ -124,11 +131,7 @@ class Settings(BaseSettings):
 
     def values(self) -> dict[str, object]:
         """Return every setting by its dotted path, in the order of `describe`."""
-        found: dict[str, object] = {}
-        for info in describe():
-            section, _, name = info.path.rpartition(".")
-            found[info.path] = getattr(getattr(self, section) if section else self, name)
-        return found
+        return {info.path: attrgetter(info.path)(self) for info in describe()}
 
 
 def load_settings(
@@ -183,13 +186,13 @@ def _either(number: dict[str, Any], pattern: str) -> dict[str, Any]:
 def _settled(entries: Iterable[Entry]) -> Settings:
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for entry in entries:
-        if entry.value is None and entry.path[0] in _SECTIONS and len(entry.path) == 1:
+    for given in entries:
+        if given.value is None and _is_section(given):
             continue  # An empty section of a YAML file.
-        if entry.key not in _BY_PATH or len(entry.path) != entry.key.count(".") + 1:
-            raise _unknown(entry)
-        node = tree if len(entry.path) == 1 else tree.setdefault(entry.path[0], {})
-        node[entry.path[-1]] = entry.value
+        known = given.key in _BY_PATH and len(given.path) == given.key.count(".") + 1
+        entry = given if known else _within_mapping(given, tree)
+        *sections, name = entry.path
+        _node(tree, sections)[name] = entry.value
         origins[entry.key] = entry.origin
     try:
         settings = Settings(**tree)
@@ -200,8 +203,33 @@ def _settled(entries: Iterable[Entry]) -> Settings:
     return settings.with_origins(origins)
 
 
+def _node(tree: dict[str, Any], sections: Iterable[str]) -> dict[str, Any]:
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    return tree
+
+
+def _is_section(entry: Entry) -> bool:
+    return entry.key in _SECTIONS and len(entry.path) == entry.key.count(".") + 1
+
+
+def _within_mapping(entry: Entry, tree: dict[str, Any]) -> Entry:
+    """Return the whole mapping with one name set: `lake.spark.conf.spark.ui.enabled=true`.
+
+    Raises:
+        InvalidRequest: if the entry names no setting at all.
+    """
+    for info in _INFOS:
+        name = entry.key.removeprefix(f"{info.path}.")
+        if info.kind == "mapping" and name != entry.key and name and entry.origin == "flag":
+            path = tuple(info.path.split("."))
+            before = parse_mapping(_node(tree, path[:-1]).get(path[-1], {}))
+            return Entry(path, {**before, name: entry.value}, entry.origin)
+    raise _unknown(entry)
+
+
 def _unknown(entry: Entry) -> InvalidRequest:
-    if entry.path[0] in _SECTIONS and len(entry.path) == 1:
+    if _is_section(entry):
         nearest = ", ".join(path for path in _BY_PATH if path.startswith(f"{entry.key}."))
         message = "a section takes no value, set one of its keys"
     else:
@@ -349,6 +377,12 @@ _RULES: Final = (
         lambda s: s.disk.file_bytes > s.disk.bytes_max,
     ),
     _Rule(
+        "the warehouse must have a name without zero bytes",
+        "lake.warehouse",
+        "lake.warehouse",
+        lambda s: "\0" in s.lake.warehouse,
+    ),
+    _Rule(
         "the directory must have a name without zero bytes",
         "data_dir",
         "data_dir",
@@ -373,19 +407,17 @@ def _shown(values: Mapping[str, object], path: str) -> str:
     return _BY_PATH[path].shown(values[path])
 
 
-def _infos() -> Iterator[SettingInfo]:
-    for name, field in Settings.model_fields.items():
-        if name not in _SECTIONS:
-            yield setting_info(name, field)
-            continue
-        for key, part in _SECTIONS[name].model_fields.items():
-            yield setting_info(f"{name}.{key}", part)
+def _infos(model: type[BaseModel], above: str = "") -> Iterator[SettingInfo]:
+    for name, field in model.model_fields.items():
+        path = f"{above}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            _SECTIONS[path] = field.annotation
+            yield from _infos(field.annotation, f"{path}.")
+        else:
+            yield setting_info(path, field)
 
 
-_SECTIONS: Final[dict[str, type[Section]]] = {
-    name: field.annotation
-    for name, field in Settings.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-}
-_INFOS: Final = tuple(_infos())
+_SECTIONS: Final[dict[str, type[Section]]] = {}
+"""The sections by their dotted paths."""
+_INFOS: Final = tuple(_infos(Settings))
 _BY_PATH: Final = {info.path: info for info in _INFOS}

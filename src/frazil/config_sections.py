@@ -6,8 +6,9 @@ read by the same readers as values of a YAML file, and nothing else is converted
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DiskSettings",
+    "LakeCatalogSettings",
+    "LakeSettings",
+    "LakeSparkSettings",
+    "LakeWorkerSettings",
+    "LakeWriterSettings",
     "LogSettings",
     "MemorySettings",
     "MetadataSettings",
@@ -30,6 +36,7 @@ __all__ = [
     "SettingInfo",
     "TelemetrySettings",
     "TopicSettings",
+    "parse_mapping",
     "setting",
     "setting_info",
 ]
@@ -46,7 +53,9 @@ MESSAGE_BYTES_CAP: Final = 16 * MIB
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 
-Kind = Literal["size", "duration", "count", "ratio", "switch", "choice", "text"]
+MAPPING_KEYS_MAX: Final = 1000
+
+Kind = Literal["size", "duration", "count", "ratio", "switch", "choice", "text", "mapping"]
 
 
 def _read_with(parse: Callable[[object], object]) -> BeforeValidator:
@@ -89,11 +98,36 @@ def _parse_switch(value: object) -> bool:
     raise InvalidRequest("must be true or false")
 
 
+def parse_mapping(value: object) -> dict[str, str]:
+    """Read names with values: a mapping, or the JSON text of one. Values are texts at the end.
+
+    Raises:
+        InvalidRequest: if it is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise InvalidRequest('must be a mapping, in one text as {"name": "value"}') from error
+    if not isinstance(value, Mapping) or len(value) > MAPPING_KEYS_MAX:
+        raise InvalidRequest(f"must be a mapping with at most {MAPPING_KEYS_MAX} names")
+    return {_mapping_text(name): _mapping_text(each) for name, each in value.items()}
+
+
+def _mapping_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() <= 128):
+        return str(value)
+    raise InvalidRequest("names and values of a mapping must be texts, numbers or switches")
+
+
 Bytes = Annotated[int, _read_with(parse_bytes)]
 Seconds = Annotated[float, _read_with(parse_duration_s)]
 Count = Annotated[int, _read_with(_parse_count)]
 Ratio = Annotated[float, _read_with(_parse_ratio)]
 Switch = Annotated[bool, _read_with(_parse_switch)]
+Texts = Annotated[dict[str, str], _read_with(parse_mapping)]
 
 
 def setting(
@@ -365,9 +399,6 @@ class DiskSettings(Section):
     commit_partition_bytes: Bytes = setting(
         128 * MIB, "A commit is due when a partition has so much staged.", low=1, high=TIB
     )
-    commit_age_s: Seconds = setting(
-        MINUTE, "A commit is due when the last one is longer ago.", low=0.01, high=DAY
-    )
     commit_small_files: Count = setting(
         10, "A commit is due above so many small files.", low=1, high=1_000_000
     )
@@ -375,6 +406,78 @@ class DiskSettings(Section):
         10_000, "A commit is due above so many deletes.", low=1, high=1 << 40
     )
     commit_bytes: Bytes = setting(10**9, "A commit is due above so much staged.", low=1, high=TIB)
+
+
+class LakeCatalogSettings(Section):
+    """The catalog that says where the tables are."""
+
+    kind: Literal["embedded"] = setting(
+        "embedded", "Which catalog: embedded is Frazil's own beside the data."
+    )
+    port: Count = setting(
+        8181, "The embedded catalog listens here, or on the next free port.", low=0, high=65535
+    )
+
+
+class LakeWriterSettings(Section):
+    """How records become files of a table."""
+
+    batch_size: Count = setting(
+        10_000, "So many rows are handed over in one Arrow batch.", low=1, high=1_000_000
+    )
+    flush_interval: Seconds = setting(
+        MINUTE, "A commit is due when the last one is longer ago.", low=0.1, high=DAY
+    )
+    max_memory_bytes: Bytes = setting(
+        256 * MIB, "The writers of one commit hold at most this much.", low=MIB, high=TIB
+    )
+    target_file_bytes: Bytes = setting(
+        128 * MIB, "Files of a table are made about so large.", low=MIB, high=64 * GIB
+    )
+
+
+class LakeSparkSettings(Section):
+    """Spark, which writes the tables."""
+
+    conf: Texts = setting({}, "Settings of Spark by their own names; they go over all others.")
+    jars_dir: str = setting("", "Where the jars are; empty is the user's cache directory.")
+
+
+class LakeWorkerSettings(Section):
+    """The process that runs Spark."""
+
+    heap_bytes: Bytes = setting(
+        GIB, "The worker's Java heap has at most this size.", low=256 * MIB, high=TIB
+    )
+    start_timeout_s: Seconds = setting(
+        180.0, "A worker that is not ready after this time is replaced.", low=1, high=HOUR
+    )
+    ping_timeout_s: Seconds = setting(
+        10.0, "A worker that answers nothing for so long is replaced.", low=0.1, high=HOUR
+    )
+    stop_timeout_s: Seconds = setting(
+        30.0, "A running commit gets so long when the worker is stopped.", low=0, high=HOUR
+    )
+
+
+class LakeSettings(Section):
+    """Iceberg: which topics become tables, where, and how often."""
+
+    default: Switch = setting(False, "A topic becomes a table unless it says otherwise.")
+    warehouse: str = setting("", "Where tables lie; empty is warehouse in the data directory.")
+    ack_timeout_s: Seconds = setting(
+        MINUTE, "A publish that wants to be committed waits so long.", low=0.001, high=DAY
+    )
+    catalog: LakeCatalogSettings = Field(
+        default=LakeCatalogSettings(), description="The catalog of the tables."
+    )
+    writer: LakeWriterSettings = Field(
+        default=LakeWriterSettings(), description="How records become files of a table."
+    )
+    spark: LakeSparkSettings = Field(default=LakeSparkSettings(), description="Spark.")
+    worker: LakeWorkerSettings = Field(
+        default=LakeWorkerSettings(), description="The process that runs Spark."
+    )
 
 
 class QuerySettings(Section):
@@ -426,6 +529,8 @@ class SettingInfo(NamedTuple):
             return format_duration(value)
         if self.kind == "switch":
             return str(value).lower()
+        if self.kind == "mapping" and isinstance(value, dict):
+            return json.dumps(value, default=str)
         return str(value)
 
     def limits(self) -> str:
@@ -462,4 +567,5 @@ _KINDS: Final[dict[BeforeValidator, Kind]] = {
     get_args(Count)[1]: "count",
     get_args(Ratio)[1]: "ratio",
     get_args(Switch)[1]: "switch",
+    get_args(Texts)[1]: "mapping",
 }

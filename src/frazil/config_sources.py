@@ -27,6 +27,8 @@ __all__ = [
 FILE_BYTES_MAX: Final = 1 << 20
 ENVIRONMENT_PREFIX: Final = "FRAZIL_"
 NESTED_DELIMITER: Final = "__"
+LEVELS_MAX: Final = 3
+"""A setting has a name of at most so many words: `lake.writer.batch_size`."""
 
 ENVIRONMENT_ALLOWED: Final = ("FRAZIL_CONFIG", "FRAZIL_EXHAUSTIVE")
 """Variables that are no settings: the path of the YAML file, and a switch of the test suites."""
@@ -158,11 +160,23 @@ def _walk(
         seen.add(key)
         if not isinstance(value_node, yaml.MappingNode):
             yield Entry(path, _scalar(loader, value_node, origin), origin)
-        elif above:
-            # Two levels are all there is; going on would follow an alias that holds itself.
-            yield Entry(path, {}, origin)
+        elif len(path) == LEVELS_MAX:
+            # Going on would follow an alias that holds itself.
+            yield Entry(path, _mapping(loader, value_node, file), origin)
         else:
             yield from _walk(loader, value_node, path, file)
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> dict[object, object]:
+    """Return the names and single values of a setting that is a mapping."""
+    found: dict[object, object] = {}
+    for key_node, value_node in node.value:
+        origin = _mark(key_node, file=file)
+        key = _scalar(loader, key_node, origin)
+        if key in found:
+            raise InvalidRequest("name is given twice", key=key, set_at=origin)
+        found[key] = _scalar(loader, value_node, origin)
+    return found
 
 
 def _scalar(loader: yaml.SafeLoader, node: yaml.Node, origin: str) -> object:

@@ -61,6 +61,11 @@ def test_the_defaults_are_what_the_design_says():
     assert settings.memory.flush_offsets == 100_000
     assert settings.disk.bytes_max == 100_000_000_000
     assert settings.disk.commit_bytes == 1_000_000_000
+    assert not settings.lake.default
+    assert settings.lake.writer.flush_interval == 60
+    assert settings.lake.writer.target_file_bytes == 128 << 20
+    assert settings.lake.spark.conf == {}
+    assert settings.lake.worker.heap_bytes == 1 << 30
     assert settings.query.threads == 0
     assert set(settings.origins.values()) == {"default"}
 
@@ -111,7 +116,7 @@ def test_every_setting_has_a_variable_a_flag_and_a_sentence(info):
 def test_every_number_has_limits_that_hold(info):
     """One beyond the largest value of a number is refused, naming the key and the limits."""
     if info.maximum is None:
-        assert info.kind in {"choice", "switch", "text"}
+        assert info.kind in {"choice", "switch", "text", "mapping"}
         return
     beyond = info.maximum + 1 if info.kind != "ratio" else info.maximum * 2
     with pytest.raises(InvalidRequest) as caught:
@@ -234,6 +239,38 @@ def test_contradictions_are_refused_with_both_keys(changes, key, against):
     assert "flag" in str(caught.value.details["set_at"])
 
 
+def test_a_mapping_comes_from_a_file_a_variable_and_flags(yaml_file):
+    """A mapping is one in YAML, JSON in the environment, and JSON or name by name as flags."""
+    file = yaml_file("lake:\n  spark:\n    conf:\n      spark.ui.enabled: true\n      a.b: 7\n")
+    assert load(file=file).lake.spark.conf == {"spark.ui.enabled": "true", "a.b": "7"}
+    environment = {"FRAZIL_LAKE__SPARK__CONF": '{"spark.driver.memory": "2g"}'}
+    settings = load(file=file, environment=environment)
+    assert settings.lake.spark.conf == {"spark.driver.memory": "2g"}
+    assert settings.origins["lake.spark.conf"] == "environment FRAZIL_LAKE__SPARK__CONF"
+    flags = parse_assignments(["lake.spark.conf.spark.x=1", "lake.spark.conf.spark.y=a=b"])
+    settings = load_settings(file=file, environment={}, overrides=flags)
+    assert settings.lake.spark.conf == {
+        "spark.ui.enabled": "true",
+        "a.b": "7",
+        "spark.x": "1",
+        "spark.y": "a=b",
+    }
+    assert settings.origins["lake.spark.conf"] == "flag"
+    flag = {"lake.spark.conf.a": 1}
+    both = load_settings(environment=environment, overrides=flag).lake.spark.conf
+    assert both == {"spark.driver.memory": "2g", "a": "1"}
+    with pytest.raises(InvalidRequest, match="unknown setting"):
+        load(environment={"FRAZIL_LAKE__SPARK__CONF__A": "1"})
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "5", None, {"a": None}, {"a": [1]}, {5: 1j}])
+def test_what_is_no_mapping_is_refused(value):
+    """Lists, broken JSON and values that are no single ones are refused with the key."""
+    with pytest.raises(InvalidRequest) as caught:
+        load_settings(environment={}, overrides={"lake.spark.conf": value})
+    assert caught.value.details["key"] == "lake.spark.conf"
+
+
 def test_a_segment_that_just_holds_the_largest_write_is_allowed():
     """The boundary itself is no contradiction."""
     settings = load(log__segment_bytes_max="11MiB", log__write_bytes_max="10MiB")
@@ -288,7 +325,12 @@ def test_settings_survive_pickling():
         ("- log\n", "not a mapping"),
         ("log: [1]\n", "must be one value"),
         ("log: 5\n", "section"),
-        ("log:\n  sync:\n    mode: none\n", "refused"),
+        ("log:\n  sync:\n    mode: none\n", "unknown setting"),
+        ("lake:\n  writer: 5\n", "section"),
+        ("lake:\n  writer:\n    batch_size: {a: 1}\n", "refused"),
+        ("lake:\n  spark:\n    conf: [1]\n", "must be one value"),
+        ("lake:\n  spark:\n    conf: {a: {b: 1}}\n", "must be one value"),
+        ("lake:\n  spark:\n    conf: {a: 1, a: 2}\n", "given twice"),
         ("log.sync: none\n", "unknown setting"),
         ("5: x\n", "not a text"),
         ("log: {sync: none\n", "not valid YAML"),
@@ -296,7 +338,7 @@ def test_settings_survive_pickling():
         ("data_dir: 2026-13-45\n", "not plain YAML"),
         ("data_dir: !!int x\n", "not plain YAML"),
         ("a: 1\n---\nb: 2\n", "not valid YAML"),
-        ("log: &a\n  sync: *a\n", "refused|not valid YAML"),
+        ("log: &a\n  sync: *a\n", "must be one value|not valid YAML"),
         ("log:\n  <<: {sync: none}\n", "refused|unknown"),
         (b"\xff\xfe\x00", "not UTF-8"),
         ("[" * 5000, "too deeply|not valid YAML"),
@@ -373,10 +415,10 @@ def test_the_schema_knows_every_setting_and_its_units():
     assert json.loads(json.dumps(schema)) == schema
     assert schema["additionalProperties"] is False
     for info in describe():
-        section, _, name = info.path.rpartition(".")
+        *sections, name = info.path.split(".")
         node = schema
-        if section:
-            reference = schema["properties"][section]
+        for section in sections:
+            reference = node["properties"][section]
             target = reference.get("$ref") or reference["allOf"][0]["$ref"]
             node = schema["$defs"][target.rpartition("/")[2]]
             assert node["additionalProperties"] is False

@@ -297,6 +297,11 @@ class Tiers:
         """Return a topic's limits of the signals from memory to disk."""
         return MemoryLimits.of(self.settings.memory, topic.state.spec.signals)
 
+    def disk_limits(self, topic: TopicTiers) -> DiskLimits:
+        """Return a topic's limits of the signals from disk to the lake."""
+        writer = self.settings.lake.writer
+        return DiskLimits.of(self.settings.disk, topic.state.spec.signals, writer=writer)
+
     def judge(self, topic: TopicTiers) -> None:
         """Flush a topic if a signal fires."""
         if topic.state.durable <= max(topic.flushed, topic.memory.start if topic.flushed else 0):
@@ -400,7 +405,7 @@ class Tiers:
                 deletes_pending=staged.deletes,
                 staged_bytes=staged.bytes,
             )
-            fired = disk_signals(facts, DiskLimits.of(self.settings.disk, topic.state.spec.signals))
+            fired = disk_signals(facts, self.disk_limits(topic))
             if fired:
                 known = self.queue.get(topic.id)
                 self.queue[topic.id] = CommitDue(

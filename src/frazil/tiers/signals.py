@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from pydantic import ValidationError
 
-from frazil.config import DiskSettings, MemorySettings, describe
+from frazil.config import DiskSettings, LakeWriterSettings, MemorySettings, describe
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ __all__ = [
     "disk_signals",
     "memory_signals",
 ]
+
+
+_INTERVAL: Final = "flush_interval"
+"""The limit that is a setting of the lake's writer."""
 
 
 class Fired(NamedTuple):
@@ -84,15 +88,22 @@ class DiskLimits(NamedTuple):
     """The limits of a topic for disk to lake, named like the settings."""
 
     commit_partition_bytes: int
-    commit_age_s: float
+    flush_interval: float
     commit_small_files: int
     commit_deletes: int
     commit_bytes: int
 
     @classmethod
-    def of(cls, settings: DiskSettings, own: Mapping[str, float] | None = None) -> Self:
+    def of(
+        cls,
+        settings: DiskSettings,
+        own: Mapping[str, float] | None = None,
+        *,
+        writer: LakeWriterSettings,
+    ) -> Self:
         """Return the settings' limits with the topic's own over them; other names do not count."""
-        return cls(**{name: _limit(settings, own, name) for name in cls._fields})
+        named = {name: writer if name == _INTERVAL else settings for name in cls._fields}
+        return cls(**{name: _limit(section, own, name) for name, section in named.items()})
 
 
 def memory_signals(facts: MemoryFacts, limits: MemoryLimits) -> tuple[Fired, ...]:
@@ -116,7 +127,7 @@ def disk_signals(facts: DiskFacts, limits: DiskLimits) -> tuple[Fired, ...]:
     size = facts.partition_bytes_max
     return (
         *_reached("partition", size, limits.commit_partition_bytes),
-        *_above("age", facts.since_commit_s, limits.commit_age_s),
+        *_above("age", facts.since_commit_s, limits.flush_interval),
         *_above("small_files", facts.small_files, limits.commit_small_files),
         *_above("deletes", facts.deletes_pending, limits.commit_deletes),
         *_above("bytes", facts.staged_bytes, limits.commit_bytes),
@@ -141,12 +152,17 @@ def checked_limits(given: Mapping[str, object]) -> dict[str, float]:
     for name, value in given.items():
         if name not in LIMIT_NAMES:
             raise _unknown(name)
-        settings = MemorySettings if name in MemoryLimits._fields else DiskSettings
         try:
-            found[name] = getattr(settings.model_validate({name: value}), name)
+            found[name] = getattr(_section(name).model_validate({name: value}), name)
         except ValidationError as error:
             raise _refused(name, value, error) from error
     return found
+
+
+def _section(name: str) -> type[MemorySettings | DiskSettings | LakeWriterSettings]:
+    if name == _INTERVAL:
+        return LakeWriterSettings
+    return MemorySettings if name in MemoryLimits._fields else DiskSettings
 
 
 def _unknown(name: object) -> InvalidRequest:
@@ -168,7 +184,9 @@ def _refused(name: str, value: object, error: ValidationError) -> InvalidRequest
 
 
 def _limit(
-    settings: MemorySettings | DiskSettings, own: Mapping[str, float] | None, name: str
+    settings: MemorySettings | DiskSettings | LakeWriterSettings,
+    own: Mapping[str, float] | None,
+    name: str,
 ) -> Any:
     default: float = getattr(settings, name)
     # A number of the setting's own kind: 10 small files, not 10.0.

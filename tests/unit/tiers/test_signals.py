@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.config import DiskSettings, MemorySettings, describe
+from frazil.config import DiskSettings, LakeWriterSettings, MemorySettings, describe
 from frazil.errors import InvalidRequest
 from frazil.tiers.signals import (
     LIMIT_NAMES,
@@ -30,7 +30,8 @@ MIB = 1 << 20
 QUIET = MemoryFacts(0.1, MIB, 1.0, 10, 0)
 STAGED = DiskFacts(MIB, 1.0, 1, 0, MIB)
 MEMORY = MemoryLimits.of(MemorySettings())
-DISK = DiskLimits.of(DiskSettings())
+WRITER = LakeWriterSettings()
+DISK = DiskLimits.of(DiskSettings(), writer=WRITER)
 
 MEMORY_MARKS = [
     ("memory", "usage_ratio", 0.8, 0.8000001),
@@ -89,7 +90,7 @@ def test_a_topics_own_limits_are_used_instead():
     """A limit of the topic replaces the setting's, the others stay; names of the other tier too."""
     own = {"flush_offsets": 5.0, "commit_small_files": 2.0}
     memory = MemoryLimits.of(MemorySettings(), own)
-    disk = DiskLimits.of(DiskSettings(), own)
+    disk = DiskLimits.of(DiskSettings(), own, writer=WRITER)
     assert memory == MEMORY._replace(flush_offsets=5)
     assert disk == DISK._replace(commit_small_files=2)
     assert memory_signals(QUIET, memory) == (Fired("offsets", 10, 5),)
@@ -101,10 +102,13 @@ def test_limits_follow_the_settings():
     """Every limit is a setting of its tier, and a changed setting changes the limit."""
     paths = {info.path for info in describe()}
     assert {f"memory.{name}" for name in MemoryLimits._fields} <= paths
-    assert {f"disk.{name}" for name in DiskLimits._fields} <= paths
+    disk = {f"disk.{name}" for name in DiskLimits._fields} - {"disk.flush_interval"}
+    assert disk | {"lake.writer.flush_interval"} <= paths
     assert set(LIMIT_NAMES) == {*MemoryLimits._fields, *DiskLimits._fields}
     assert MemoryLimits.of(MemorySettings(flush_age_s=2.0)).flush_age_s == 2.0
-    assert DiskLimits.of(DiskSettings(commit_bytes=7)).commit_bytes == 7
+    assert DiskLimits.of(DiskSettings(commit_bytes=7), writer=WRITER).commit_bytes == 7
+    often = LakeWriterSettings(flush_interval=5.0)
+    assert DiskLimits.of(DiskSettings(), writer=often).flush_interval == 5.0
 
 
 def test_a_topics_limits_take_the_units_of_the_settings():
