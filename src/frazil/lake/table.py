@@ -66,9 +66,11 @@ def ends_of(properties: Mapping[str, str]) -> Ends:
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What one load of a table's metadata tells. All of it is of one moment.
 
-    `summary_ends` are from the newest summary along the ancestors of `main` that has any, None if
-    none is left; then `bound_ends` are the highest `_offset` in the live files plus one, by part
-    (from the files' metadata, by scan where a file has no bound; empty for a table without rows).
+    `summary_ends` are, by part, the highest in the summaries along the ancestors of `main`, None if
+    none is left that has any. (The newest is not enough: a snapshot without rows is no conflict for
+    a zombie's, so that the newest may stand below an older one.) Then `bound_ends` are the highest
+    `_offset` in the live files plus one, by part (from the files' metadata, by scan where a file
+    has no bound; empty for a table without rows).
     """
 
     sid: int | None

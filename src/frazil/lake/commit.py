@@ -1,0 +1,478 @@
+"""The commit protocol: moves one plan into its table, at most once, whatever fails.
+
+Look, verdict, rejects, main, property: `docs/internals/lake.md` has each step and what a crash
+there leaves. There is no state here: a run that died is repeated from its first step, by this
+process or another, at the same time or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from frazil.errors import CommitUnknown, Conflict, FrazilError, NotFound, Unavailable
+from frazil.lake.plan import Plan
+from frazil.lake.table import (
+    PROTOCOL,
+    PROTOCOL_VERSION,
+    ROWS_DROPPED,
+    ROWS_IN,
+    ROWS_OUT,
+    ROWS_REJECTED,
+    TOPIC_ID,
+    Ends,
+    Rows,
+    end_key,
+)
+from frazil.lake.watermark import Choice, Decision, Known, decide, watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from frazil.lake.plan import TableName
+    from frazil.lake.table import LakeTable, View
+
+__all__ = [
+    "PROPERTY_COMMITS_MAX",
+    "STEPS",
+    "CommitRequest",
+    "CommitResult",
+    "Stages",
+    "Verdict",
+    "commit",
+]
+
+PROPERTY_COMMITS_MAX: Final = 100
+"""The table's property is never older than this many commits."""
+REJECTS_WINDOW: Final = 10_000
+REJECTS_MIN: Final = 100
+REJECTS_SHARE_MAX: Final = 0.01
+PAUSE_SECONDS: Final = 0.1
+
+STEPS: Final = (
+    "looked",
+    "staged",
+    "property_lowered",
+    "rejects_looked",
+    "rejects_committing",
+    "rejects_committed",
+    "committing",
+    "committed",
+    "property_setting",
+    "property_set",
+)
+"""The steps that `progress` is told, in their order; not every commit has all of them."""
+
+
+class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine asks for. `durable` has every part of the topic, not only the plan's.
+
+    `held` is the first offset still held locally; `rejects_recent` the records and the rejects
+    among the last 10,000, as the last result gave them. `choice` and `rejects_allowed` are what
+    an operator decided; they are given until a commit succeeds.
+    """
+
+    plan: Plan
+    remembered: Ends
+    durable: Ends
+    held: Ends
+    rejects_recent: tuple[int, int] = (0, 0)
+    choice: Choice = ""
+    rejects_allowed: bool = False
+
+
+class CommitResult(msgspec.Struct, kw_only=True):
+    """What became of a plan. `ends` is where the table stands, whatever the state.
+
+    `committed` and `already`: the plan is in the table. `replan`: the table stands below it; make
+    another from `ends`. `stopped`: somebody has to decide, `reason` is a machine word and `message`
+    a sentence. `contended`: others commit all the time; try again in a minute.
+    """
+
+    state: Literal["committed", "already", "replan", "stopped", "contended"]
+    reason: str = ""
+    message: str = ""
+    ends: Ends = {}
+    sid: int | None = None
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_rejected: int = 0
+    rows_dropped: int = 0
+    files: int = 0
+    bytes: int = 0
+    refreshed: bool = False
+    """The table's property has been set."""
+    rejects_recent: tuple[int, int] = (0, 0)
+
+
+class Verdict(NamedTuple):
+    """What becomes of the records of a plan from given offsets on: a pure function of them."""
+
+    rows: Rows
+    rejects: Rows
+    rows_in: int
+    rows_out: int
+    rows_rejected: int
+    rows_dropped: int
+
+
+class Stages(Protocol):
+    """The pipeline before the commit. It writes nothing that anybody reads."""
+
+    def verdict(self, plan: Plan, from_offsets: Ends) -> Verdict:
+        """Judge a plan's records; of a part that `from_offsets` has not, none."""
+
+    def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
+        """Return the rejects of a verdict at or above the side table's own watermark."""
+
+
+def _unheard(step: str) -> None:
+    """Take no notice of progress."""
+    del step
+
+
+def commit(
+    tables: LakeTable,
+    stages: Stages,
+    request: CommitRequest,
+    *,
+    pause: Callable[[float], None],
+    attempts: int = 5,
+    progress: Callable[[str], None] = _unheard,
+) -> CommitResult:
+    """Move a plan into its table. May be called again and again, and by several at once.
+
+    `pause` waits that many seconds; `progress` is told each of `STEPS` when it was reached.
+
+    Raises:
+        Unavailable: if catalog or storage could not be reached, or outcomes stayed unknown.
+        FrazilError: what the stages or a write said, if trying again would not help.
+    """
+    run = _Run(tables, stages, request, pause=pause, attempts=attempts, progress=progress)
+    while True:
+        result = run.turn()
+        if result is not None:
+            return result
+
+
+class _Run:
+    """One call of `commit`: counts its failures, and remembers what its looks have shown."""
+
+    def __init__(
+        self,
+        tables: LakeTable,
+        stages: Stages,
+        request: CommitRequest,
+        *,
+        pause: Callable[[float], None],
+        attempts: int,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._tables = tables
+        self._stages = stages
+        self._request = request
+        self._plan = request.plan
+        self._pause = pause
+        self._attempts = attempts
+        self._progress = progress
+        self._seen: Ends = {}
+        self._conflicts = 0
+        self._unknowns = 0
+        self._error: FrazilError | None = None
+        self._tried: Verdict | None = None
+        self._judged: tuple[Ends, Verdict] | None = None
+
+    def turn(self) -> CommitResult | None:
+        """Look and go as far as possible; None if something failed and has to be looked at."""
+        view = self._load(self._plan.table)
+        if view is None:
+            return None
+        if isinstance(view, CommitResult):
+            return view
+        decision = self._decide(view)
+        self._progress("looked")
+        if decision.case != "move":
+            return self._ended(view, decision)
+        gave_up = self._gave_up(view, decision)
+        if gave_up is not None:
+            return gave_up
+        if view.schema_version is not None and view.schema_version < self._plan.schema_version:
+            return self._stopped(
+                "schema_behind",
+                f"table has not got the topic's columns yet (table={self._plan.table} "
+                f"schema_version={view.schema_version} plan={self._plan.schema_version})",
+                decision.marks,
+            )
+        verdict = self._verdict(decision)
+        self._progress("staged")
+        refused = self._refused(decision, verdict)
+        if refused is not None:
+            return refused
+        if not self._property_lowered(view, decision):
+            return None
+        if verdict.rows_rejected:
+            side = self._commit_rejects(decision, verdict)
+            if side is not True:
+                return side
+        return self._commit_main(view, decision, verdict)
+
+    # -- looking --
+
+    def _load(self, table: TableName) -> View | CommitResult | None:
+        try:
+            return self._tables.load(table)
+        except NotFound:
+            return self._stopped(
+                "table_missing",
+                f"table is gone (table={table}); create it again, then choose with "
+                "`frazil lake resume --replay` or `--accept`",
+                {},
+            )
+        except (CommitUnknown, Unavailable) as error:
+            self._failed(error)
+            if self._unknowns >= self._attempts:
+                raise
+            return None
+
+    def _decide(self, view: View) -> Decision:
+        """Compare; what an earlier look of this run has shown counts as remembered."""
+        request = self._request
+        remembered = {} if request.choice == "replay" else dict(request.remembered)
+        for part, end in self._seen.items():
+            remembered[part] = max(end, remembered.get(part, 0))
+        choice: Choice = "" if request.choice == "replay" else request.choice
+        known = Known(self._plan.topic_id, remembered, request.durable, request.held, choice=choice)
+        decision = decide(self._plan.table, view, known, self._plan.parts)
+        if decision.case != "stop":
+            self._seen = dict(decision.marks)
+        return decision
+
+    def _ended(self, view: View, decision: Decision) -> CommitResult:
+        if decision.case == "stop":
+            return self._stopped(decision.reason, decision.message, decision.marks)
+        if decision.case == "replan":
+            return CommitResult(
+                state="replan",
+                reason=decision.reason,
+                message=decision.message,
+                ends=decision.marks,
+                sid=view.sid,
+                rejects_recent=self._request.rejects_recent,
+            )
+        if self._tried is not None:
+            return self._committed(view.sid, decision.marks, self._tried, refreshed=False)
+        return CommitResult(
+            state="already",
+            ends=decision.marks,
+            sid=view.sid,
+            rejects_recent=self._request.rejects_recent,
+        )
+
+    # -- failing --
+
+    def _failed(self, error: FrazilError) -> None:
+        """Count a failure of a write and wait. What it left is not touched: it may be live."""
+        self._error = error
+        if isinstance(error, Conflict):
+            self._conflicts += 1
+        elif isinstance(error, (CommitUnknown, Unavailable)):
+            self._unknowns += 1
+        else:
+            return
+        failures = self._conflicts + self._unknowns
+        if self._conflicts < self._attempts and self._unknowns < self._attempts:
+            self._pause(PAUSE_SECONDS * 2.0 ** (failures - 1))
+
+    def _gave_up(self, view: View, decision: Decision) -> CommitResult | None:
+        """Tell what failed too often, after a look that has shown that it is not in the table."""
+        error = self._error
+        if error is None:
+            return None
+        if self._unknowns >= self._attempts:
+            raise Unavailable(
+                "commits into the table had no known outcome; the next attempt looks again",
+                table=self._plan.table,
+                tries=self._unknowns,
+                outcome="unknown",
+                reason=error,
+            ) from error
+        if self._conflicts >= self._attempts:
+            return CommitResult(
+                state="contended",
+                reason="contended",
+                message=(
+                    f"others committed to the table each time (table={self._plan.table} "
+                    f"tries={self._conflicts} last={error})"
+                ),
+                ends=decision.marks,
+                sid=view.sid,
+                rejects_recent=self._request.rejects_recent,
+            )
+        if not isinstance(error, (Conflict, CommitUnknown, Unavailable)):
+            raise error
+        return None
+
+    def _stopped(self, reason: str, message: str, ends: Ends) -> CommitResult:
+        return CommitResult(
+            state="stopped",
+            reason=reason,
+            message=message,
+            ends=ends,
+            rejects_recent=self._request.rejects_recent,
+        )
+
+    # -- judging --
+
+    def _verdict(self, decision: Decision) -> Verdict:
+        if self._judged is None or self._judged[0] != decision.starts:
+            self._judged = decision.starts, self._stages.verdict(self._plan, decision.starts)
+        return self._judged[1]
+
+    def _refused(self, decision: Decision, verdict: Verdict) -> CommitResult | None:
+        """Check a verdict before anything of it is committed."""
+        if verdict.rows_in != decision.rows:
+            return self._stopped(
+                "staged_incomplete",
+                f"staged files do not have the records of the plan (table={self._plan.table} "
+                f"found={verdict.rows_in} expected={decision.rows}); run `frazil doctor`",
+                decision.marks,
+            )
+        if verdict.rows_in != verdict.rows_out + verdict.rows_rejected + verdict.rows_dropped:
+            return self._stopped(
+                "verdict_unbalanced",
+                f"stages lost or added records (table={self._plan.table} in={verdict.rows_in} "
+                f"out={verdict.rows_out} rejected={verdict.rows_rejected} "
+                f"dropped={verdict.rows_dropped})",
+                decision.marks,
+            )
+        records, rejects = self._recent(verdict)
+        too_many = rejects >= REJECTS_MIN and rejects > REJECTS_SHARE_MAX * records
+        if too_many and not self._request.rejects_allowed:
+            return self._stopped(
+                "too_many_rejects",
+                f"too many records cannot be converted (table={self._plan.table} "
+                f"rejects={rejects} records={records}); `frazil lake resume --rejects` goes on",
+                decision.marks,
+            )
+        return None
+
+    def _recent(self, verdict: Verdict) -> tuple[int, int]:
+        """Return records and rejects among the last 10,000, this verdict's included."""
+        records, rejects = self._request.rejects_recent
+        room = max(0, REJECTS_WINDOW - verdict.rows_in)
+        if records > room:
+            records, rejects = room, rejects * room // records
+        return records + verdict.rows_in, rejects + verdict.rows_rejected
+
+    # -- committing --
+
+    def _property_lowered(self, view: View, decision: Decision) -> bool:
+        """Take back a property that is above the table: it was set before a rollback.
+
+        Were it left, and the summaries expired by others, rows would be skipped.
+        """
+        marks = decision.marks
+        if all(end <= marks.get(part, 0) for part, end in view.property_ends.items()):
+            return True
+        if not self._set_property(
+            self._plan.table, {**dict.fromkeys(view.property_ends, 0), **marks}
+        ):
+            return False
+        self._progress("property_lowered")
+        return True
+
+    def _commit_rejects(
+        self, decision: Decision, verdict: Verdict
+    ) -> CommitResult | Literal[True] | None:
+        """Commit rejects before main: the side table may be ahead of main, never behind."""
+        table = self._plan.table.rejects
+        view = self._load(table)
+        if view is None or isinstance(view, CommitResult):
+            return view
+        known = Known(self._plan.topic_id, {}, self._request.durable, {})
+        stop = decide(table, view, known)
+        if stop.case == "stop":
+            return self._stopped(stop.reason, stop.message, decision.marks)
+        self._progress("rejects_looked")
+        marks, _conclusive = watermarks(view, {})
+        targets = {each.part: each.hi for each in self._plan.parts}
+        starts = {
+            part: max(start, marks.get(part, 0))
+            for part, start in decision.starts.items()
+            if marks.get(part, 0) < targets[part]
+        }
+        if not starts:
+            return True
+        ends = {**marks, **{part: targets[part] for part in starts}}
+        rows = self._stages.rejects_from(verdict, starts)
+        self._progress("rejects_committing")
+        if self._append(table, rows, view.sid, self._summary(ends, verdict)) is None:
+            return None
+        self._progress("rejects_committed")
+        if view.commits_since_property + 1 >= PROPERTY_COMMITS_MAX:
+            self._set_property(table, ends)
+        return True
+
+    def _commit_main(self, view: View, decision: Decision, verdict: Verdict) -> CommitResult | None:
+        """Append, fenced by the snapshot of the look that gave the watermark."""
+        ends = dict(decision.marks)
+        for each in self._plan.parts:
+            ends[each.part] = max(each.hi, ends.get(each.part, 0))
+        self._tried = verdict
+        self._progress("committing")
+        sid = self._append(self._plan.table, verdict.rows, view.sid, self._summary(ends, verdict))
+        if sid is None:
+            return None
+        self._progress("committed")
+        refreshed = False
+        if view.commits_since_property + 1 >= PROPERTY_COMMITS_MAX:
+            self._progress("property_setting")
+            refreshed = self._set_property(self._plan.table, ends)
+            self._progress("property_set")
+        return self._committed(sid, ends, verdict, refreshed=refreshed)
+
+    def _append(
+        self, table: TableName, rows: Rows, sid: int | None, summary: Mapping[str, str]
+    ) -> int | None:
+        try:
+            return self._tables.cas_append(table, rows, sid=sid, summary=summary)
+        except FrazilError as error:
+            self._failed(error)
+            return None
+
+    def _set_property(self, table: TableName, ends: Ends) -> bool:
+        try:
+            self._tables.set_property(table, {end_key(p): str(end) for p, end in ends.items()})
+        except FrazilError as error:
+            self._failed(error)
+            return False
+        return True
+
+    def _summary(self, ends: Ends, verdict: Verdict) -> dict[str, str]:
+        return {
+            TOPIC_ID: self._plan.topic_id,
+            PROTOCOL: PROTOCOL_VERSION,
+            ROWS_IN: str(verdict.rows_in),
+            ROWS_OUT: str(verdict.rows_out),
+            ROWS_REJECTED: str(verdict.rows_rejected),
+            ROWS_DROPPED: str(verdict.rows_dropped),
+        } | {end_key(part): str(end) for part, end in sorted(ends.items())}
+
+    def _committed(
+        self, sid: int | None, ends: Ends, verdict: Verdict, *, refreshed: bool
+    ) -> CommitResult:
+        return CommitResult(
+            state="committed",
+            ends=ends,
+            sid=sid,
+            rows_in=verdict.rows_in,
+            rows_out=verdict.rows_out,
+            rows_rejected=verdict.rows_rejected,
+            rows_dropped=verdict.rows_dropped,
+            files=len(self._plan.paths),
+            bytes=self._plan.bytes,
+            refreshed=refreshed,
+            rejects_recent=self._recent(verdict),
+        )

@@ -1,0 +1,219 @@
+"""Where a table stands, and what that means for a plan: the pure part of the commit protocol.
+
+`docs/internals/lake.md` has the table of cases. A part that is done or stands in the middle of its
+range is handled by itself; a reason to stop in any part stops the whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from frazil.lake.table import Ends
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from frazil.lake.plan import PartRange, TableName
+    from frazil.lake.table import View
+
+__all__ = [
+    "AHEAD_OF_LOG",
+    "FOREIGN_TABLE",
+    "MISSING_RANGE",
+    "ROLLED_BACK",
+    "Choice",
+    "Decision",
+    "Known",
+    "decide",
+    "rows_between",
+    "watermarks",
+]
+
+FOREIGN_TABLE: Final = "foreign_table"
+AHEAD_OF_LOG: Final = "ahead_of_log"
+ROLLED_BACK: Final = "rolled_back"
+MISSING_RANGE: Final = "missing_range"
+
+Choice: TypeAlias = Literal["", "replay", "accept"]
+"""What the operator chose for a table that was rolled back: move its rows again, or go on without.
+
+`accept` also goes on behind a range that is held nowhere any more.
+"""
+
+
+class Known(NamedTuple):
+    """What this side knows, by part; every part of the topic is in `durable`.
+
+    `remembered` is the highest watermark ever seen in the table, `durable` the log's, `held` the
+    first offset that is still held locally.
+    """
+
+    topic_id: str
+    remembered: Ends
+    durable: Ends
+    held: Ends
+    choice: Choice = ""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do: `move` the rows from `starts` on, or nothing.
+
+    `done`: all of it is in the table. `replan`: the table stands below the plan's first offset
+    and all from there on is held, so another plan has to be made from `marks`. `stop`: nothing may
+    be written or released until somebody has decided.
+    """
+
+    case: Literal["move", "done", "replan", "stop"]
+    reason: str = ""
+    message: str = ""
+    marks: Ends
+    """Where the table stands, by part; all parts it knows."""
+    starts: Ends = {}
+    """Where to begin, for the parts of the plan that are not done."""
+    rows: int = 0
+    """How many records the plan has from `starts` on."""
+
+
+def watermarks(view: View, remembered: Ends) -> tuple[Ends, bool]:
+    """Return where a table stands, by part, and whether the table alone says so.
+
+    A summary tells it exactly; so does a table without any snapshot, as expiry never takes the
+    current one. If only foreign snapshots are left, what is left is the highest of three lower
+    bounds, of which none alone is enough: the property may be old, rows at the end may have been
+    rejected, the memory may have been lost.
+    """
+    if view.summary_ends is not None:
+        return dict(view.summary_ends), True
+    if view.sid is None:
+        return dict(view.property_ends), True
+    sources = (view.property_ends, view.bound_ends, remembered)
+    parts = {part for ends in sources for part in ends}
+    return {part: max(ends.get(part, 0) for ends in sources) for part in sorted(parts)}, False
+
+
+def rows_between(ranges: Iterable[PartRange], starts: Ends) -> int:
+    """Return how many records ranges have from given offsets on; a part not given has none."""
+    total = 0
+    for each in ranges:
+        if each.part in starts:
+            start = starts[each.part]
+            gaps = sum(max(0, end - max(first, start)) for first, end in each.gaps)
+            total += each.hi - start - gaps
+    return total
+
+
+def decide(
+    table: TableName, view: View, known: Known, ranges: tuple[PartRange, ...] = ()
+) -> Decision:
+    """Compare what a table says with what is known, for a plan's ranges or for none at all.
+
+    Without ranges the answer is `stop`, or `done` with the marks: the look that a binding takes.
+    """
+    if view.topic_id != known.topic_id:
+        return _foreign(table, view, known)
+    marks, conclusive = watermarks(view, known.remembered)
+    parts = sorted({*marks, *known.durable, *known.remembered, *(each.part for each in ranges)})
+    for part in parts:
+        if marks.get(part, 0) > known.durable.get(part, 0):
+            return _ahead(table, part, marks, known)
+    if conclusive and known.choice != "replay":
+        behind = {part: end for part, end in known.remembered.items() if marks.get(part, 0) < end}
+        if behind and known.choice != "accept":
+            return _rolled_back(table, marks, behind)
+        marks |= behind
+    gaps = {each.part: each.gaps for each in ranges}
+    for part in parts:
+        missing = _first_missing(marks.get(part, 0), known.held.get(part, 0), gaps.get(part, ()))
+        if missing is None:
+            continue
+        if known.choice != "accept":
+            return _missing(table, part, missing, marks)
+        marks[part] = missing[1]
+    return _placed(marks, ranges)
+
+
+def _placed(marks: Ends, ranges: tuple[PartRange, ...]) -> Decision:
+    starts: Ends = {}
+    for each in ranges:
+        mark = marks.get(each.part, 0)
+        if mark < each.lo:
+            return Decision(
+                case="replan",
+                reason="replan",
+                message=(
+                    f"the table stands below the plan (part={each.part} table={mark} "
+                    f"plan={each.lo}); plan again from there"
+                ),
+                marks=marks,
+            )
+        if mark < each.hi:
+            starts[each.part] = mark
+    if not starts:
+        return Decision(case="done", marks=marks)
+    return Decision(case="move", marks=marks, starts=starts, rows=rows_between(ranges, starts))
+
+
+def _first_missing(start: int, end: int, gaps: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return the range from the first offset in `[start, end)` that no gap explains."""
+    for first, behind in _ordered(gaps):
+        if first <= start < behind:
+            start = behind
+    return (start, end) if start < end else None
+
+
+def _ordered(gaps: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    yield from sorted(gaps)
+
+
+def _foreign(table: TableName, view: View, known: Known) -> Decision:
+    found = "none" if view.topic_id is None else view.topic_id
+    return Decision(
+        case="stop",
+        reason=FOREIGN_TABLE,
+        message=(
+            f"table belongs to another topic (table={table} topic_id={found} "
+            f"ours={known.topic_id}); `frazil lake adopt` takes it over"
+        ),
+        marks={},
+    )
+
+
+def _ahead(table: TableName, part: int, marks: Ends, known: Known) -> Decision:
+    return Decision(
+        case="stop",
+        reason=AHEAD_OF_LOG,
+        message=(
+            f"table has records that the log never had (table={table} part={part} "
+            f"table_end={marks[part]} durable={known.durable.get(part, 0)}); the data directory is "
+            "older than the table or new; `frazil lake adopt` goes on behind the table's end"
+        ),
+        marks=marks,
+    )
+
+
+def _rolled_back(table: TableName, marks: Ends, behind: Ends) -> Decision:
+    part, end = next(iter(sorted(behind.items())))
+    return Decision(
+        case="stop",
+        reason=ROLLED_BACK,
+        message=(
+            f"table was rolled back (table={table} part={part} table_end={marks.get(part, 0)} "
+            f"seen={end}); `frazil lake resume --replay` moves the rows again, "
+            "`--accept` goes on without them"
+        ),
+        marks=marks,
+    )
+
+
+def _missing(table: TableName, part: int, missing: tuple[int, int], marks: Ends) -> Decision:
+    return Decision(
+        case="stop",
+        reason=MISSING_RANGE,
+        message=(
+            f"offsets from {missing[0]} to {missing[1] - 1} are neither in the table nor held "
+            f"here (table={table} part={part}); `frazil lake resume --accept` goes on without them"
+        ),
+        marks=marks,
+    )
