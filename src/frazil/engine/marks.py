@@ -22,17 +22,20 @@ from frazil.tiers.dead_marks import KeyRows
 from frazil.tiers.keys import KeyShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import numpy.typing as npt
 
     from frazil.engine.topic_tiers import TopicTiers
+    from frazil.fs import FileSystem
     from frazil.tiers.disk_file import DiskFile
 
     Offsets = npt.NDArray[np.int64]
 
 MAGIC: Final = b"FRZMARK1"
 BYTES_MAX: Final = 1 << 32
+NAME_DIGITS: Final = 8
+HEXDIGITS: Final = frozenset("0123456789abcdef")
 
 
 class _Marks(msgspec.Struct, array_like=True):
@@ -161,6 +164,24 @@ def keep_marks(topic: TopicTiers) -> None:
         files.rename(f"{path}.tmp", path)
     except OSError as error:
         warn("marks_not_kept", path=path, error=error)
+
+
+def remove_marks(files: FileSystem, directory: str, *, keep: Collection[int]) -> bool:
+    """Remove the marks of all topics but some; False if that failed and is to be tried again.
+
+    Nothing is synced: what comes back after a crash is removed at the next start.
+    """
+    try:
+        if files.stat(directory) is None:
+            return True
+        for name in files.list_directory(directory):
+            topic = name.removesuffix(".tmp")
+            if len(topic) == NAME_DIGITS and set(topic) <= HEXDIGITS and int(topic, 16) not in keep:
+                files.unlink(f"{directory}/{name}")
+    except OSError as error:
+        warn("marks_not_removed", path=directory, error=error)
+        return False
+    return True
 
 
 def _all_marks(topic: TopicTiers, flushed: int) -> tuple[Offsets, Offsets]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.engine import disk_upkeep
 from frazil.errors import NotFound, Overloaded
 from tests.integration.engine.opening import column_of, payloads_of, rotate
 from tests.integration.engine.tier_world import KEEP_S, World, noise
@@ -441,6 +442,37 @@ def test_files_of_a_deleted_topic_go_after_the_grace(opened):
     paths = [path for path in world.disk.paths() if f"/disk/{topic.runtime.state.id:08x}/" in path]
     assert paths == []
     assert len(payloads_of(other)) == 3
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_marks_of_a_deleted_topic_go_with_its_files(opened, monkeypatch, cut_off):
+    """What a clean end has kept of a topic goes when its files go, or at the next start."""
+    world = opened(topics={"delete_grace_s": 7200.0})
+    kept = {}
+    for name in ("gone", "other"):
+        topic = world.db.create_topic(name, {"id": "long", "n": "long"}, primary_key="id")
+        kept[name] = f"/data/marks/{topic.runtime.state.id:08x}"
+        for n in range(2):
+            topic.upsert(id=1, n=n)
+            world.db.flush()
+    world.db.close()
+    world.open()
+    assert {path for path in world.disk.paths() if "/marks/" in path} == set(kept.values())
+    world.db.delete_topic("gone")
+    if cut_off:
+        # The process ends before the marks are gone, with another one that was half written.
+        with monkeypatch.context() as patched:
+            patched.setattr(disk_upkeep, "remove_marks", lambda *_arguments, **_keep: False)
+            world.round(7300)
+        assert kept["gone"] in world.disk.paths()
+        world.disk.open(f"{kept['gone']}.tmp", "create").close()
+        world.db.close()
+        world.open()
+        world.round(1)
+    else:
+        world.round(7300)
+    assert {path for path in world.disk.paths() if "/marks/" in path} == {kept["other"]}
+    assert world.db.topic("other").get(1) == {"id": 1, "n": 1}
 
 
 def test_a_topic_of_the_same_name_has_nothing_of_the_deleted_one(opened):
