@@ -1,0 +1,219 @@
+"""A way to the catalog: where it is, how it is asked, and what its failures mean.
+
+PyIceberg does the asking. Added are a time limit on every call, the metadata as it came over the
+wire (its model takes 50 ms for a table of 500 snapshots), and Frazil's errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import pydantic
+import requests
+from pyiceberg import exceptions as theirs
+from pyiceberg.catalog.rest import Endpoints, RestCatalog
+from requests.adapters import HTTPAdapter
+
+from frazil.errors import (
+    CommitUnknown,
+    Conflict,
+    FrazilError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyiceberg.catalog import Catalog
+
+    from frazil.lake.plan import TableName
+
+__all__ = ["CatalogAddress", "Loaded", "calls", "connect", "load"]
+
+TIMEOUT_SECONDS: Final = 30.0
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class CatalogAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a catalog is. `properties` go to PyIceberg as they are; a token is never printed."""
+
+    kind: str = "rest"
+    uri: str
+    token: str = ""
+    warehouse: str = ""
+    properties: dict[str, str] = {}
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+    def __repr__(self) -> str:
+        return f"CatalogAddress(kind={self.kind!r}, uri={self.uri!r})"
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A table's metadata as JSON, all of one moment, and the settings of its files' storage."""
+
+    metadata: bytes
+    config: dict[str, str] = {}
+
+
+class _Response(msgspec.Struct, frozen=True):
+    metadata: msgspec.Raw
+    config: dict[str, str] = {}
+
+
+class _LimitedAdapter(HTTPAdapter):
+    """Gives every request a time limit: without one a catalog that hangs stops its caller."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        super().__init__()
+
+    def send(self, *args: Any, **options: Any) -> requests.Response:
+        if options.get("timeout") is None:
+            options["timeout"] = self._timeout_seconds
+        return super().send(*args, **options)
+
+
+class RestTables(RestCatalog):
+    """PyIceberg's REST catalog, with a time limit and the raw metadata."""
+
+    def __init__(self, address: CatalogAddress) -> None:
+        self._timeout_seconds = address.timeout_seconds
+        properties = {"uri": address.uri, **address.properties}
+        if address.token:
+            properties["token"] = address.token
+        if address.warehouse:
+            properties["warehouse"] = address.warehouse
+        super().__init__("frazil", **properties)
+
+    def _create_session(self) -> requests.Session:
+        session = super()._create_session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _LimitedAdapter(self._timeout_seconds))
+        if urlsplit(self.uri).hostname in _LOOPBACK:
+            # The machine's proxy cannot reach what listens on this machine alone.
+            session.trust_env = False
+        return session
+
+    def load_raw(self, table: TableName) -> Loaded:
+        """Return a table's metadata as the catalog sent it."""
+        path = self._split_identifier_for_path(tuple(table))
+        response = self._session.get(self.url(Endpoints.load_table, prefixed=True, **path))
+        if response.status_code == 404:
+            raise theirs.NoSuchTableError(str(table))
+        if response.status_code != 200:
+            # PyIceberg's own call turns the answer into the error that it is.
+            self.load_table(tuple(table))
+            raise theirs.ServerError(f"status {response.status_code}")
+        found = msgspec.json.decode(response.content, type=_Response)
+        return Loaded(bytes(found.metadata), found.config)
+
+
+def connect(address: CatalogAddress) -> Catalog:
+    """Return a catalog that has answered once.
+
+    Raises:
+        InvalidRequest: the address or the token is wrong; the message names the setting.
+        Unavailable: nothing answers there.
+    """
+    if address.kind != "rest":
+        raise InvalidRequest(
+            "catalog kind is not known, set lake.catalog.kind to rest", kind=address.kind
+        )
+    parts = urlsplit(address.uri)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InvalidRequest(
+            "catalog address is no http address, correct lake.catalog.uri", uri=address.uri
+        )
+    with calls("connect", uri=address.uri):
+        return RestTables(address)
+
+
+def load(catalog: Catalog, table: TableName) -> Loaded:
+    """Read a table's metadata once.
+
+    Raises:
+        NotFound: there is no such table.
+        Unavailable: the catalog cannot be reached.
+    """
+    with calls("load table", table=table):
+        if isinstance(catalog, RestTables):
+            return catalog.load_raw(table)
+        found = catalog.load_table(tuple(table))
+        return Loaded(found.metadata.model_dump_json().encode(), dict(found.config))
+
+
+@contextlib.contextmanager
+def calls(action: str, *, writes: bool = False, **facts: object) -> Iterator[None]:
+    """Turn what a catalog or its storage raises into Frazil's errors.
+
+    With `writes` a connection that broke leaves the outcome open: `CommitUnknown`.
+    """
+    try:
+        yield
+    except (
+        requests.RequestException,
+        theirs.RESTError,
+        OSError,
+        *_REFUSALS,
+        *_UNREADABLE,
+    ) as error:
+        raise _meaning(error, writes=writes)(action=action, reason=error, **facts) from error
+
+
+_REFUSALS: Final = (
+    theirs.NoSuchTableError,
+    theirs.NoSuchNamespaceError,
+    theirs.CommitFailedException,
+)
+_UNREADABLE: Final = (pydantic.ValidationError, msgspec.MsgspecError)
+_BUSY: Final = (
+    theirs.ServerError,
+    theirs.ServiceUnavailableError,
+    theirs.TooManyRequestsError,
+    requests.RequestException,
+)
+
+
+def _meaning(error: Exception, *, writes: bool) -> Callable[..., FrazilError]:
+    """Return the error that a failure is to the caller; the first that fits."""
+    unknown = writes and not isinstance(error, requests.ConnectTimeout)
+    meanings: tuple[tuple[tuple[type[Exception], ...], type[FrazilError], str], ...] = (
+        (
+            (theirs.NoSuchTableError, theirs.NoSuchNamespaceError),
+            NotFound,
+            "table or namespace does not exist",
+        ),
+        (
+            (theirs.UnauthorizedError, theirs.ForbiddenError, theirs.OAuthError),
+            InvalidRequest,
+            "catalog refuses the token, correct lake.catalog.token",
+        ),
+        ((theirs.CommitFailedException,), Conflict, "somebody else changed the table first"),
+        (
+            (theirs.CommitStateUnknownException, *(_BUSY if unknown else ())),
+            CommitUnknown,
+            "catalog gave no answer, it may have happened: look before anything else",
+        ),
+        (
+            _BUSY,
+            Unavailable,
+            "catalog cannot be reached, check lake.catalog.uri and that it runs",
+        ),
+        (
+            (theirs.RESTError, *_UNREADABLE),
+            InvalidRequest,
+            "answer is not that of an Iceberg catalog to this request, check lake.catalog.uri",
+        ),
+    )
+    for classes, meaning, message in meanings:
+        if isinstance(error, classes):
+            return functools.partial(meaning, message)
+    return functools.partial(
+        Unavailable, "storage of the table failed, check lake.warehouse and its rights"
+    )

@@ -1,0 +1,240 @@
+"""The look: what a table's metadata says of how far it has come. One load, all of one moment.
+
+The newest summary along the ancestors of `main` that has a watermark tells it. Where none is left,
+because somebody else expired the snapshots, the highest `_offset` of the live files does: from
+their bounds, and by reading the column where a file has none or has rows of several parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import load_file_io
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile, ManifestContent, read_manifest_list
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.types import IntegerType, LongType
+
+from frazil.errors import Conflict, CorruptionError
+from frazil.lake.connection import calls, load
+from frazil.lake.plan import WHOLE
+from frazil.lake.table import OFFSET_END, SCHEMA_VERSION, TOPIC_ID, Ends, View, ends_of
+from frazil.lake.types import OFFSET, PART
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
+    from pyiceberg.types import PrimitiveType
+
+    from frazil.lake.connection import Loaded
+    from frazil.lake.plan import TableName
+
+__all__ = ["look", "view_of"]
+
+MAIN: Final = "main"
+
+
+class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
+    snapshot_id: int
+    parent_snapshot_id: int | None = None
+    manifest_list: str = ""
+    summary: dict[str, str] = {}
+
+
+class _Reference(msgspec.Struct, frozen=True, rename="kebab", gc=False):
+    snapshot_id: int
+
+
+class _Field(msgspec.Struct, frozen=True, gc=False):
+    id: int
+    name: str
+
+
+class _Schema(msgspec.Struct, frozen=True, rename="kebab"):
+    fields: list[_Field]
+    schema_id: int = 0
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
+    """The part of a table's metadata that the look needs."""
+
+    location: str
+    schemas: list[_Schema] = []
+    current_schema_id: int = 0
+    current_snapshot_id: int | None = None
+    properties: dict[str, str] = {}
+    snapshots: list[_Snapshot] = []
+    refs: dict[str, _Reference] = {}
+
+
+_decoder: Final = msgspec.json.Decoder(_Metadata)
+
+
+def look(catalog: Catalog, table: TableName) -> View:
+    """Return how far a table has come.
+
+    Raises:
+        NotFound: there is no such table.
+        Unavailable: catalog or storage cannot be reached.
+        CorruptionError: the metadata cannot be read, or a mark of ours in it is no number.
+    """
+    return view_of(catalog, table, load(catalog, table))
+
+
+def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
+    """Return what metadata says that was loaded before; files are read only if no mark is left."""
+    try:
+        metadata = _decoder.decode(loaded.metadata)
+        property_ends = ends_of(metadata.properties)
+        version = metadata.properties.get(SCHEMA_VERSION)
+        schema_version = None if version is None else int(version)
+        line = list(_ancestors(metadata))
+        summary_ends = _newest_ends(line)
+        since = _since(line, property_ends)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptionError(
+            "metadata of the table cannot be read", table=table, reason=error
+        ) from error
+    bounds: Ends = {}
+    if summary_ends is None and line:
+        with calls("read the table's files", table=table):
+            bounds = _bound_ends(catalog, table, loaded, metadata, line[0])
+    return View(
+        sid=line[0].snapshot_id if line else None,
+        topic_id=metadata.properties.get(TOPIC_ID),
+        schema_version=schema_version,
+        summary_ends=summary_ends,
+        property_ends=property_ends,
+        bound_ends=bounds,
+        commits_since_property=since,
+        snapshots=len(metadata.snapshots),
+        metadata_bytes=len(loaded.metadata),
+    )
+
+
+def _ancestors(metadata: _Metadata) -> Iterator[_Snapshot]:
+    """Give the snapshots of `main`, newest first, as far as they still exist."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    main = metadata.refs.get(MAIN)
+    following = metadata.current_snapshot_id if main is None else main.snapshot_id
+    seen = 0
+    while following is not None and seen <= len(by_id):
+        snapshot = by_id.get(following)
+        if snapshot is None:
+            return
+        yield snapshot
+        following = snapshot.parent_snapshot_id
+        seen += 1
+
+
+def _newest_ends(line: list[_Snapshot]) -> Ends | None:
+    """Return the newest watermark of each part; that of a whole topic is in one summary."""
+    found: Ends = {}
+    for snapshot in line:
+        if not any(key.startswith(OFFSET_END) for key in snapshot.summary):
+            continue
+        found = ends_of(snapshot.summary) | found
+        if WHOLE in found:
+            break
+    return found or None
+
+
+def _since(line: list[_Snapshot], property_ends: Ends) -> int:
+    """Count the snapshots since the one whose watermarks the table's property has reached."""
+    for count, snapshot in enumerate(line):
+        ends = ends_of(snapshot.summary)
+        if ends and all(property_ends.get(part, -1) >= end for part, end in ends.items()):
+            return count
+    return len(line)
+
+
+class _Columns(msgspec.Struct, frozen=True):
+    """The field ids of the columns that tell a row's place; `part` is None without parts."""
+
+    offset: int
+    part: int | None
+
+
+def _bound_ends(
+    catalog: Catalog, table: TableName, loaded: Loaded, metadata: _Metadata, head: _Snapshot
+) -> Ends:
+    """Return the highest `_offset` of the live files plus one, by part."""
+    schema = next(s for s in metadata.schemas if s.schema_id == metadata.current_schema_id)
+    ids = {field.name: field.id for field in schema.fields}
+    if OFFSET not in ids:
+        raise Conflict(
+            "table has lost its column of offsets, restore it or bind the topic to another table",
+            table=table,
+            column=OFFSET,
+        )
+    columns = _Columns(ids[OFFSET], ids.get(PART))
+    io = load_file_io({**catalog.properties, **loaded.config}, metadata.location)
+    ends: Ends = {}
+    unclear: list[tuple[int, range, DataFile]] = []
+    for file in _live_files(io, head):
+        high, parts = _bounds(file, columns)
+        if high is not None and len(parts) == 1:
+            ends[parts[0]] = max(ends.get(parts[0], 0), high + 1)
+        elif file.record_count:
+            unclear.append((high if high is not None else 2**63, parts, file))
+    # The highest first: what it tells spares the others.
+    unclear.sort(key=lambda each: each[0], reverse=True)
+    for high, parts, file in unclear:
+        known = min((ends.get(part, 0) for part in parts), default=0)
+        if high >= known:
+            _merge(ends, _scanned(io, loaded, file, columns))
+    return ends
+
+
+def _live_files(io: FileIO, head: _Snapshot) -> Iterator[DataFile]:
+    for manifest in read_manifest_list(io.new_input(head.manifest_list)):
+        if manifest.content == ManifestContent.DATA:
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+                yield entry.data_file
+
+
+def _bounds(file: DataFile, columns: _Columns) -> tuple[int | None, range]:
+    """Return a file's highest offset, if its metadata says so, and the parts it may have."""
+    high = _bound(file.upper_bounds, columns.offset, LongType())
+    if columns.part is None:
+        return high, range(WHOLE, WHOLE + 1)
+    low_part = _bound(file.lower_bounds, columns.part, IntegerType())
+    high_part = _bound(file.upper_bounds, columns.part, IntegerType())
+    if low_part is None or high_part is None:
+        return high, range(0)
+    return high, range(low_part, high_part + 1)
+
+
+def _bound(bounds: Mapping[int, bytes] | None, field: int, kind: PrimitiveType) -> int | None:
+    data = (bounds or {}).get(field)
+    return None if data is None else int(from_bytes(kind, data))
+
+
+def _scanned(io: FileIO, loaded: Loaded, file: DataFile, columns: _Columns) -> Ends:
+    """Read the places of a file's rows, those deleted since then included."""
+    metadata = TableMetadataUtil.parse_raw(loaded.metadata.decode())
+    names = [OFFSET] if columns.part is None else [OFFSET, PART]
+    scan = ArrowScan(metadata, io, metadata.schema().select(*names), AlwaysTrue())
+    rows = scan.to_table([FileScanTask(file)])
+    if columns.part is None:
+        highest = pc.max(rows.column(OFFSET)).as_py()
+        return {} if highest is None else {WHOLE: highest + 1}
+    found: dict[str, list[Any]] = (
+        pa.TableGroupBy(rows, PART).aggregate([(OFFSET, "max")]).to_pydict()
+    )
+    pairs = itertools.zip_longest(found[PART], found[f"{OFFSET}_max"])
+    return {part: high + 1 for part, high in pairs if high is not None}
+
+
+def _merge(ends: Ends, found: Ends) -> None:
+    for part, end in found.items():
+        ends[part] = max(ends.get(part, 0), end)

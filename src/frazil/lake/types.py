@@ -1,0 +1,335 @@
+"""Arrow types as Iceberg types: what the two and Spark all have, exactly; the rest is refused.
+
+`docs/types.md` is the table, each line of it tried with Spark, PyIceberg and DuckDB. A topic's
+columns are checked without any of them: one can be refused where the lake is not installed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from frazil.errors import InvalidRequest
+from frazil.lake.names import fold_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType
+
+    from frazil.model import PartitionField
+
+__all__ = [
+    "OFFSET",
+    "PART",
+    "TIME",
+    "check_lake_schema",
+    "iceberg_schema",
+    "iceberg_type",
+    "partition_names",
+    "rejects_schema",
+    "topic_column_id",
+]
+
+OFFSET: Final = "_offset"
+TIME: Final = "_time"
+PART: Final = "_part"
+RESERVED_NAMES: Final = frozenset(
+    {
+        "_commit_snapshot_id",
+        "_deleted",
+        "_file",
+        "_last_updated_sequence_number",
+        "_metadata",
+        "_offset",
+        "_op",
+        "_part",
+        "_partition",
+        "_pos",
+        "_present",
+        "_row_id",
+        "_spec_id",
+        "_time",
+    }
+)
+"""Columns that Frazil adds, and those that Iceberg and Spark show beside a table's own."""
+RESERVED_PREFIX: Final = "_change_"
+_ID_KEY: Final = b"frazil.id"
+
+_SCALARS: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "int",
+    pa.int16(): "int",
+    pa.int32(): "int",
+    pa.uint8(): "int",
+    pa.uint16(): "int",
+    pa.uint32(): "long",
+    pa.int64(): "long",
+    pa.uint64(): "decimal(20, 0)",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.binary(): "binary",
+    pa.large_binary(): "binary",
+    pa.date32(): "date",
+}
+_INSTEAD: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
+    (pt.is_timestamp, "timestamp or timestamptz, which count microseconds"),
+    (pt.is_time, "long with the microseconds of the day, or string"),
+    (pt.is_float16, "float"),
+    (pt.is_date64, "date"),
+    (pt.is_duration, "long with a unit in the name"),
+    (pt.is_interval, "long with a unit in the name"),
+    (pt.is_decimal, "decimal with 1 to 38 digits and 0 <= scale <= precision"),
+    (pt.is_dictionary, "the type of the dictionary's values"),
+    (pt.is_union, "a struct with one nullable field for each kind"),
+    (pt.is_null, "the type that the values will have"),
+    (pt.is_fixed_size_list, "list"),
+    (pt.is_large_list, "list"),
+    (pt.is_string_view, "string"),
+    (pt.is_binary_view, "bytes"),
+)
+_PARTITION_SUFFIX: Final = {
+    "bucket": "_bucket",
+    "day": "_day",
+    "hour": "_hour",
+    "identity": "",
+    "month": "_month",
+    "truncate": "_trunc",
+    "year": "_year",
+}
+
+
+def iceberg_type(data_type: pa.DataType) -> IcebergType:
+    """Return the Iceberg type that holds every value of an Arrow type; ids inside count from 1.
+
+    Raises:
+        InvalidRequest: if there is none that Spark has too; the details say what to use.
+    """
+    from pyiceberg.types import NestedField
+
+    described = _type_json(data_type, itertools.count(1), path="")
+    field = {"id": 0, "name": "column", "required": False, "type": described}
+    return NestedField.model_validate(field).field_type
+
+
+def iceberg_schema(schema: pa.Schema, *, partitioned: bool) -> Schema:
+    """Return the columns of a topic's table: the system's first, then the topic's by name."""
+    return _schema_of([*_system_fields(partitioned=partitioned), *schema])
+
+
+def rejects_schema(*, partitioned: bool) -> Schema:
+    """Return the columns of the side table of records that could not be converted.
+
+    `original` is the whole record in the form that `encoding` names, so that it can be published
+    again; `field` is the column that failed, where it is one.
+    """
+    return _schema_of(
+        [
+            *_system_fields(partitioned=partitioned),
+            pa.field("stage", pa.string(), nullable=False),
+            pa.field("reason", pa.string(), nullable=False),
+            pa.field("field", pa.string()),
+            pa.field("schema_version", pa.int32(), nullable=False),
+            pa.field("encoding", pa.string(), nullable=False),
+            pa.field("original", pa.binary(), nullable=False),
+        ]
+    )
+
+
+def check_lake_schema(schema: pa.Schema, partition_by: Sequence[PartitionField] = ()) -> None:
+    """Refuse columns, types or partitions that a table of Spark and Iceberg cannot have.
+
+    Raises:
+        InvalidRequest: naming the column and what to use instead.
+    """
+    for field in schema:
+        lowered = field.name.lower()
+        if lowered in RESERVED_NAMES or lowered.startswith(RESERVED_PREFIX):
+            raise InvalidRequest(
+                "column name is reserved in a topic with a lake, choose another", column=field.name
+            )
+        _type_json(field.type, itertools.count(1), path=field.name)
+    _check_names(list(schema), path="")
+    _check_paths(schema)
+    _check_partitions(schema, partition_by)
+
+
+def partition_names(schema: pa.Schema, partition_by: Sequence[PartitionField]) -> list[str]:
+    """Return the name of each partition field as Iceberg's writers call it: `ts_day`.
+
+    Raises:
+        InvalidRequest: if a column of the spec does not exist, or Iceberg lacks the transform.
+    """
+    columns = {topic_column_id(field): field.name for field in schema}
+    names: list[str] = []
+    for field in partition_by:
+        name = columns.get(field.column_id)
+        if name is None:
+            raise InvalidRequest(
+                "partition column does not exist, let partition_by name one that does",
+                column_id=field.column_id,
+                columns=",".join(schema.names),
+            )
+        suffix = _PARTITION_SUFFIX.get(field.transform.partition("[")[0])
+        if suffix is None:
+            raise InvalidRequest(
+                "partition transform is not known to Iceberg",
+                column=name,
+                transform=field.transform,
+                transforms=",".join(_PARTITION_SUFFIX),
+            )
+        names.append(name + suffix)
+    return names
+
+
+def topic_column_id(field: pa.Field) -> int:
+    """Return the id of a topic's column, which it keeps over renames; -1 if it has none."""
+    return int((field.metadata or {}).get(_ID_KEY, b"-1"))
+
+
+def _system_fields(*, partitioned: bool) -> list[pa.Field]:
+    fields = [
+        pa.field(OFFSET, pa.int64(), nullable=False),
+        pa.field(TIME, pa.timestamp("us", "UTC"), nullable=False),
+    ]
+    return [*fields, pa.field(PART, pa.int32(), nullable=False)] if partitioned else fields
+
+
+def _schema_of(fields: Sequence[pa.Field]) -> Schema:
+    from pyiceberg.schema import Schema, assign_fresh_schema_ids
+
+    ids = itertools.count(1)
+    described = [_field_json(field, ids, path=field.name) for field in fields]
+    # Numbered as every catalog numbers a new table's columns, so that the ids are the table's.
+    return assign_fresh_schema_ids(Schema.model_validate({"type": "struct", "fields": described}))
+
+
+def _field_json(field: pa.Field, ids: Iterator[int], *, path: str) -> dict[str, Any]:
+    return {
+        "id": next(ids),
+        "name": field.name,
+        "required": not field.nullable,
+        "type": _type_json(field.type, ids, path=path),
+    }
+
+
+def _type_json(data_type: pa.DataType, ids: Iterator[int], *, path: str) -> str | dict[str, Any]:
+    """Return a type as Iceberg's metadata has it."""
+    if pt.is_struct(data_type) and data_type.num_fields:
+        fields = list(data_type)
+        _check_names(fields, path=f"{path}.")
+        return {
+            "type": "struct",
+            "fields": [_field_json(field, ids, path=f"{path}.{field.name}") for field in fields],
+        }
+    if pt.is_list(data_type):
+        return {
+            "type": "list",
+            "element-id": next(ids),
+            "element": _type_json(data_type.value_type, ids, path=f"{path}.element"),
+            "element-required": not data_type.value_field.nullable,
+        }
+    if pt.is_map(data_type):
+        return {
+            "type": "map",
+            "key-id": next(ids),
+            "key": _type_json(data_type.key_type, ids, path=f"{path}.key"),
+            "value-id": next(ids),
+            "value": _type_json(data_type.item_type, ids, path=f"{path}.value"),
+            "value-required": not data_type.item_field.nullable,
+        }
+    text = _scalar_text(data_type)
+    if text is None:
+        raise InvalidRequest(
+            "column type is not supported in a topic with a lake",
+            column=path,
+            type=data_type,
+            instead=_instead_of(data_type),
+        )
+    return text
+
+
+def _scalar_text(data_type: pa.DataType) -> str | None:
+    if pt.is_timestamp(data_type) and data_type.unit != "ns":
+        return "timestamp" if data_type.tz is None else "timestamptz"
+    if pt.is_decimal128(data_type) and 0 <= data_type.scale <= data_type.precision:
+        return f"decimal({data_type.precision}, {data_type.scale})"
+    if pt.is_fixed_size_binary(data_type) and data_type.byte_width > 0:
+        return f"fixed[{data_type.byte_width}]"
+    return _SCALARS.get(data_type)
+
+
+def _instead_of(data_type: pa.DataType) -> str:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return f"its storage type, {data_type.storage_type}"
+    return next((text for test, text in _INSTEAD if test(data_type)), "another type")
+
+
+def _check_names(fields: Sequence[pa.Field], *, path: str) -> None:
+    """Refuse fields side by side whose names Spark or the files' writer would take for one."""
+    seen: dict[str, str] = {}
+    for field in fields:
+        for form in {fold_name(field.name), fold_name(_stored_name(field.name))}:
+            other = seen.setdefault(form, field.name)
+            if other != field.name:
+                raise InvalidRequest(
+                    "two columns have names that Spark cannot tell apart, rename one",
+                    column=f"{path}{field.name}",
+                    other=f"{path}{other}",
+                )
+
+
+def _stored_name(name: str) -> str:
+    """Return the name that Iceberg gives a column in its Parquet files."""
+    first = f"_{name[0]}" if name[0].isdigit() else _stored_character(name[0])
+    return first + "".join(_stored_character(character) for character in name[1:])
+
+
+def _stored_character(character: str) -> str:
+    if character == "_" or character.isalnum():
+        return character
+    return f"_x{ord(character):X}"
+
+
+def _check_paths(schema: pa.Schema) -> None:
+    """Refuse a column `a.b` beside a field `b` of a struct `a`: Iceberg's names are such paths."""
+    seen: set[str] = set()
+    for field in schema:
+        for path in _paths(field, field.name):
+            if path in seen:
+                raise InvalidRequest(
+                    "two columns have one path, rename the one with a dot in its name", column=path
+                )
+            seen.add(path)
+
+
+def _paths(field: pa.Field, path: str) -> Iterator[str]:
+    yield path
+    data_type = field.type
+    if pt.is_list(data_type):
+        yield from _paths(data_type.value_field, f"{path}.element")
+    elif pt.is_map(data_type):
+        yield from _paths(data_type.key_field, f"{path}.key")
+        yield from _paths(data_type.item_field, f"{path}.value")
+    elif pt.is_struct(data_type):
+        for child in data_type:
+            yield from _paths(child, f"{path}.{child.name}")
+
+
+def _check_partitions(schema: pa.Schema, partition_by: Sequence[PartitionField]) -> None:
+    names = partition_names(schema, partition_by)
+    for field, name in zip(partition_by, names, strict=True):
+        if field.transform != "identity" and schema.get_field_index(name) >= 0:
+            raise InvalidRequest(
+                "column has the name that a partition of the table gets, rename it",
+                column=name,
+                transform=field.transform,
+            )
+        if names.count(name) > 1:
+            raise InvalidRequest("two partitions of the table get one name", name=name)
