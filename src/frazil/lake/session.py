@@ -1,0 +1,298 @@
+"""The one place that builds a Spark session, with settings for a small driver.
+
+`session_conf` is pure: what Spark is told, where every key of `lake.spark.conf` wins.
+`build_session` starts the JVM with it. Library code takes a session as an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from frazil.errors import InvalidRequest, Unavailable
+from frazil.fs import FileSystem, RealFileSystem
+from frazil.lake.jars import pins
+from frazil.lake.launch import (
+    INSTALL,
+    properties_text,
+    put_file,
+    spark_environment,
+    spark_home,
+    spark_version,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from frazil.lake.java import Java
+
+__all__ = [
+    "CATALOG_NAME",
+    "HEAP_BYTES",
+    "CatalogAddress",
+    "build_session",
+    "check_versions",
+    "log_properties",
+    "session_conf",
+]
+
+CATALOG_NAME: Final = "frazil"
+HEAP_BYTES: Final = 1 << 30
+CORES: Final = 2
+CONNECT_MS: Final = 10_000
+ANSWER_MS: Final = 60_000
+LOG_BYTES_MAX: Final = 10_000_000
+_MIB: Final = 1 << 20
+_RUNTIME: Final = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_(\d+\.\d+)-([\w.]+)\.jar$")
+
+
+@attrs.frozen
+class CatalogAddress:
+    """Where the catalog is and how it is spoken to; `properties` are Iceberg's own."""
+
+    uri: str
+    token: str = attrs.field(default="", repr=False)
+    kind: str = "rest"
+    warehouse: str = ""
+    properties: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+
+
+def session_conf(
+    *,
+    jars: Sequence[str],
+    catalog: CatalogAddress,
+    run_dir: str,
+    conf: Mapping[str, str] | None = None,
+    heap_bytes: int = HEAP_BYTES,
+    cores: int = CORES,
+) -> dict[str, str]:
+    """Return the settings of the lake's session.
+
+    Args:
+        jars: paths of the jars, from `ensure_jars`.
+        catalog: the catalog that Spark knows as `frazil`.
+        run_dir: a directory of this session alone, for scratch files and the log's settings.
+        conf: `lake.spark.conf`; each of its keys wins over ours.
+        heap_bytes: the most that Java's heap may take.
+        cores: how many tasks run at once.
+    """
+    given = dict(conf or {})
+    scratch = os.path.join(run_dir, "scratch")
+    ours = {
+        "spark.master": f"local[{cores}]",
+        "spark.app.name": "frazil-lake",
+        "spark.driver.memory": f"{max(heap_bytes // _MIB, 1)}m",
+        # Ours are the default options, so that extraJavaOptions of the user come on top of them.
+        "spark.driver.defaultJavaOptions": _java_options(run_dir, scratch),
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": scratch,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.scheduler.mode": "FAIR",
+        "spark.default.parallelism": str(cores),
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": f"file:{scratch}/tables",
+        "spark.sql.extensions": (
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        ),
+        **_catalog_conf(catalog),
+    }
+    paths = ",".join(jars)
+    if given.get("spark.master", "local").startswith("local"):
+        # On the class path: `spark.jars` would be copied to the scratch directory at each start.
+        ours["spark.driver.extraClassPath"] = os.pathsep.join(jars)
+    else:
+        ours["spark.jars"] = paths
+    return {**ours, **given}
+
+
+def _java_options(run_dir: str, scratch: str) -> str:
+    """Return options for a small heap that ends the process when it is full.
+
+    A driver without memory answers nothing and never recovers; a dead one is started again.
+    """
+    settings = _quoted(f"-Dlog4j2.configurationFile=file:{run_dir}/log4j2.properties")
+    options = (
+        "-XX:+UseSerialGC",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-XX:-UsePerfData",
+        "-Duser.timezone=UTC",
+        _quoted(f"-Djava.io.tmpdir={scratch}"),
+        settings,
+    )
+    return " ".join(options)
+
+
+def _quoted(option: str) -> str:
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _catalog_conf(catalog: CatalogAddress) -> dict[str, str]:
+    prefix = f"spark.sql.catalog.{CATALOG_NAME}"
+    values = {
+        "type": catalog.kind,
+        "uri": catalog.uri,
+        # A cached table would hide a commit of somebody else from the look before ours.
+        "cache-enabled": "false",
+    }
+    if catalog.kind == "rest":
+        values |= {
+            "rest-metrics-reporting-enabled": "false",
+            "rest.client.connection-timeout-ms": str(CONNECT_MS),
+            "rest.client.socket-timeout-ms": str(ANSWER_MS),
+        }
+    if catalog.token:
+        # The token is fixed; there is nobody who could give another one for it.
+        values |= {"token": catalog.token, "token-refresh-enabled": "false"}
+    if catalog.warehouse:
+        values["warehouse"] = catalog.warehouse
+    values |= catalog.properties
+    return {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        **{f"{prefix}.{key}": value for key, value in values.items()},
+    }
+
+
+def log_properties(log_path: str, level: str = "warn") -> str:
+    """Return Spark's logging settings: one file that is rotated, nothing on the terminal."""
+    values = {
+        "status": "error",
+        "rootLogger.level": level,
+        "rootLogger.appenderRef.file.ref": "file",
+        "appender.file.type": "RollingFile",
+        "appender.file.name": "file",
+        "appender.file.fileName": log_path,
+        "appender.file.filePattern": f"{log_path}.%i",
+        "appender.file.layout.type": "PatternLayout",
+        "appender.file.layout.pattern": "%d{yyyy-MM-dd'T'HH:mm:ss.SSS'Z'}{UTC} %p %c{1}: %m%n%ex",
+        "appender.file.policies.type": "Policies",
+        "appender.file.policies.size.type": "SizeBasedTriggeringPolicy",
+        "appender.file.policies.size.size": str(LOG_BYTES_MAX),
+        "appender.file.strategy.type": "DefaultRolloverStrategy",
+        "appender.file.strategy.max": "3",
+    }
+    return properties_text(values)
+
+
+def check_versions(conf: Mapping[str, str]) -> None:
+    """Check that PySpark and the Iceberg runtime are made for each other.
+
+    Raises:
+        Unavailable: if they are not, with what to install.
+    """
+    installed, wanted = spark_version(), pins()
+    if ".".join(installed.split(".")[:2]) != wanted.spark:
+        raise Unavailable(
+            f"the installed PySpark does not fit, run {INSTALL}",
+            pyspark=installed,
+            needed=f"{wanted.spark}.*",
+        )
+    listed = f"{conf.get('spark.jars', '')},{conf.get('spark.driver.extraClassPath', '')}"
+    for path in re.split(r"[,:]", listed):
+        found = _RUNTIME.search(path)
+        if found and found.group(1) != wanted.spark:
+            raise InvalidRequest(
+                "the Iceberg runtime jar is made for another Spark: take the pinned one, or change"
+                " spark.jars in lake.spark.conf",
+                path=path,
+                made_for=found.group(1),
+                pyspark=installed,
+            )
+
+
+def build_session(
+    conf: Mapping[str, str],
+    *,
+    java: Java,
+    run_dir: str,
+    log_path: str,
+    file_system: FileSystem | None = None,
+) -> SparkSession:
+    """Start Spark's JVM and return its session. One process has one.
+
+    Takes 5 to 20 s. The JVM ends with this process. `run_dir` may be removed once it has.
+
+    Args:
+        conf: from `session_conf`.
+        java: the Java that runs it.
+        run_dir: the same directory that `conf` was made for.
+        log_path: the file that takes Spark's own log and everything the JVM prints.
+        file_system: where `run_dir` is.
+
+    Raises:
+        Unavailable: if versions do not fit or Spark does not start; the log has the rest.
+    """
+    check_versions(conf)
+    files = file_system or RealFileSystem()
+    try:
+        files.make_directory(os.path.join(run_dir, "scratch"))
+        files.make_directory(os.path.dirname(log_path))
+        properties = os.path.join(run_dir, "spark.properties")
+        put_file(properties, properties_text(conf), files)
+        put_file(os.path.join(run_dir, "log4j2.properties"), log_properties(log_path), files)
+    except OSError as error:
+        raise Unavailable(
+            "spark's run directory cannot be written", path=run_dir, error=error
+        ) from error
+    return _start(java, properties, log_path)
+
+
+def _start(java: Java, properties: str, log_path: str) -> SparkSession:
+    from pyspark.core.context import SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    launch: Callable[..., Any] = launch_gateway  # PySpark gives it no types.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    output = os.open(log_path, flags, 0o600)
+    try:
+        with _variables(java, properties):
+            gateway = launch(popen_kwargs={"stdout": output, "stderr": output})
+            return SparkSession(SparkContext(gateway=gateway))
+    except (PySparkException, OSError) as error:
+        raise Unavailable(
+            "spark does not start, run frazil lake doctor",
+            log=log_path,
+            java=java.version,
+            error=type(error).__name__,
+        ) from error
+    finally:
+        os.close(output)
+
+
+@contextlib.contextmanager
+def _variables(java: Java, properties: str) -> Iterator[None]:
+    """Set what PySpark takes from the environment while it starts the JVM."""
+    before = dict(os.environ)
+    quoted = properties.replace("\\", "\\\\").replace('"', '\\"')
+    wanted = {
+        **spark_environment(java, before),
+        "PYSPARK_SUBMIT_ARGS": f'--properties-file "{quoted}" pyspark-shell',
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    assert wanted["SPARK_HOME"] == spark_home()
+    _replace_environment(wanted)
+    try:
+        yield
+    finally:
+        _replace_environment(before)
+
+
+def _replace_environment(wanted: Mapping[str, str]) -> None:
+    for key in set(os.environ) - set(wanted):
+        del os.environ[key]
+    os.environ.update(wanted)
