@@ -13,12 +13,12 @@ import hashlib
 import os
 import pkgutil
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import FileSystem, RealFileSystem, write_fully
-from frazil.lake.launch import put_file
+from frazil.lake.launch import put_file, read_text
 
 if TYPE_CHECKING:
     from frazil.lake.java import Java
@@ -33,6 +33,7 @@ __all__ = [
     "ensure_jars",
     "inspect_jars",
     "jars_of",
+    "kinds_for",
     "missing_jars",
     "pins",
 ]
@@ -114,6 +115,22 @@ def jars_of(kinds: Iterable[str]) -> list[Jar]:
             raise InvalidRequest("there is no set of jars of this kind", kind=kind, known=known)
         names.update(dict.fromkeys(pinned.sets[kind]))
     return [pinned.jars[name] for name in names]
+
+
+def kinds_for(catalog: str, warehouse: str) -> tuple[str, str]:
+    """Return the kinds of a catalog (`lake.catalog.kind`) and a warehouse (`lake.warehouse`).
+
+    Raises:
+        InvalidRequest: if no jars are pinned for such a warehouse.
+    """
+    scheme = warehouse.partition("://")[0] if "://" in warehouse else "file"
+    kinds = {"file": "local", "s3": "s3", "s3a": "s3", "s3n": "s3"}
+    if scheme not in kinds:
+        raise InvalidRequest(
+            "warehouse is of an unknown kind, set lake.warehouse to a directory or s3://...",
+            warehouse=warehouse,
+        )
+    return "rest" if catalog == "embedded" else catalog, kinds[scheme]
 
 
 def inspect_jars(
@@ -225,7 +242,7 @@ def _state(jar: Jar, cache_dir: str, files: FileSystem) -> JarState:
     if info is None:
         return JarState(jar, path, "missing")
     seen = f"{jar.sha256} {info.size} {info.modified_ns}\n"
-    if info.size == jar.bytes and _text(f"{path}.seen", files) == seen:
+    if info.size == jar.bytes and read_text(f"{path}.seen", files) == seen:
         return JarState(jar, path, "ok", jar.sha256)
     found = _sha256(path, files)
     if found != jar.sha256:
@@ -299,19 +316,3 @@ def _sha256(path: str, files: FileSystem) -> str:
     finally:
         file.close()
     return digest.hexdigest()
-
-
-def _text(path: str, files: FileSystem) -> str:
-    try:
-        file = files.open(path, "read")
-    except OSError:
-        return ""
-    try:
-        return file.read_at(0, 4096).decode(errors="replace")
-    finally:
-        file.close()
-
-
-def total_bytes(jars: Sequence[Jar]) -> int:
-    """Return how much room jars take."""
-    return sum(jar.bytes for jar in jars)

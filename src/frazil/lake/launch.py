@@ -24,12 +24,14 @@ __all__ = [
     "cache_directory",
     "properties_text",
     "put_file",
+    "read_text",
     "spark_environment",
     "spark_home",
     "spark_version",
 ]
 
 INSTALL: Final = 'pip install "frazil[lake]"'
+_TEXT_BYTES_MAX: Final = 1 << 16
 _FOREIGN: Final = ("SPARK_CONF_DIR", "SPARK_ENV_LOADED", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE")
 """Variables that would bring the settings of another Spark, or another kind of session."""
 
@@ -105,3 +107,17 @@ def put_file(path: str, text: str, file_system: FileSystem) -> None:
     finally:
         file.close()
     file_system.rename(draft, path)
+
+
+def read_text(path: str, file_system: FileSystem) -> str:
+    """Return the text of a small file; empty if it cannot be read."""
+    try:
+        file = file_system.open(path, "read")
+    except OSError:
+        return ""
+    try:
+        return file.read_at(0, _TEXT_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        file.close()

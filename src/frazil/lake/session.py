@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
-
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.fs import FileSystem, RealFileSystem
 from frazil.lake.jars import pins
@@ -30,12 +28,12 @@ from frazil.lake.launch import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from frazil.lake.connection import CatalogAddress
     from frazil.lake.java import Java
 
 __all__ = [
     "CATALOG_NAME",
     "HEAP_BYTES",
-    "CatalogAddress",
     "build_session",
     "check_versions",
     "log_properties",
@@ -50,17 +48,6 @@ ANSWER_MS: Final = 60_000
 LOG_BYTES_MAX: Final = 10_000_000
 _MIB: Final = 1 << 20
 _RUNTIME: Final = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_(\d+\.\d+)-([\w.]+)\.jar$")
-
-
-@attrs.frozen
-class CatalogAddress:
-    """Where the catalog is and how it is spoken to; `properties` are Iceberg's own."""
-
-    uri: str
-    token: str = attrs.field(default="", repr=False)
-    kind: str = "rest"
-    warehouse: str = ""
-    properties: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
 def session_conf(
@@ -107,12 +94,11 @@ def session_conf(
         ),
         **_catalog_conf(catalog),
     }
-    paths = ",".join(jars)
     if given.get("spark.master", "local").startswith("local"):
         # On the class path: `spark.jars` would be copied to the scratch directory at each start.
         ours["spark.driver.extraClassPath"] = os.pathsep.join(jars)
     else:
-        ours["spark.jars"] = paths
+        ours["spark.jars"] = ",".join(jars)
     return {**ours, **given}
 
 
@@ -121,14 +107,13 @@ def _java_options(run_dir: str, scratch: str) -> str:
 
     A driver without memory answers nothing and never recovers; a dead one is started again.
     """
-    settings = _quoted(f"-Dlog4j2.configurationFile=file:{run_dir}/log4j2.properties")
     options = (
         "-XX:+UseSerialGC",
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:-UsePerfData",
         "-Duser.timezone=UTC",
         _quoted(f"-Djava.io.tmpdir={scratch}"),
-        settings,
+        _quoted(f"-Dlog4j2.configurationFile=file:{run_dir}/log4j2.properties"),
     )
     return " ".join(options)
 
@@ -157,7 +142,8 @@ def _catalog_conf(catalog: CatalogAddress) -> dict[str, str]:
         values |= {"token": catalog.token, "token-refresh-enabled": "false"}
     if catalog.warehouse:
         values["warehouse"] = catalog.warehouse
-    values |= catalog.properties
+    # What is meant for PyIceberg alone begins so.
+    values |= {key: value for key, value in catalog.properties.items() if key[:3] != "py-"}
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         **{f"{prefix}.{key}": value for key, value in values.items()},
