@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,6 +14,8 @@ from frazil.engine.sequencer import Image
 from frazil.errors import InvalidRequest
 from frazil.log.format import OP_DELETE
 from frazil.log.python_rows import python_rows
+from frazil.query.watched import check_watch
+from frazil.tiers.fold import STEP_ROWS
 from frazil.tiers.key_search import Found
 from frazil.tiers.keys import column_id
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 KEYS_MAX: Final = 100_000
 """One call looks at most so many keys up."""
+STEP_PAUSE_S: Final = 0.0002
 
 
 class StoredRow(NamedTuple):
@@ -43,6 +47,7 @@ class KeyLookup:
 
     def __init__(self, tiers: TopicTiers) -> None:
         self._tiers = tiers
+        self._between_steps = threading.Event()
 
     @property
     def _keyed(self) -> KeyedState:
@@ -152,8 +157,25 @@ class KeyLookup:
         tiers.ensure_loaded()
         end = tiers.state.visible
         if self._keyed.folded_to < end:
-            tiers.repairing(partial(self._keyed.fold, end))
+            self.fold_to(end)
         return end
+
+    def fold_to(self, end: int) -> None:
+        """Fold all below an offset, step by step; the caller has no lock of the topic's.
+
+        A query that must stop is left between two steps: who needs the rest goes on from there.
+        """
+        self._tiers.repairing(partial(self._fold_steps, end))
+
+    def _fold_steps(self, end: int) -> None:
+        keyed = self._keyed
+        check_watch()
+        keyed.fold(end, budget_rows=STEP_ROWS)
+        while keyed.folded_to < end:
+            # Else the lock is taken again before any other thread has woken up.
+            self._between_steps.wait(STEP_PAUSE_S)
+            check_watch()
+            keyed.fold(end, budget_rows=STEP_ROWS)
 
     # -- rows ------------------------------------------------------------------------------------
 

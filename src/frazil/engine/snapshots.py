@@ -17,6 +17,8 @@ from frazil.fs import RealFileSystem
 from frazil.ingest.routing import part_of_values
 from frazil.model import full_topic_name
 from frazil.query.sources import ChunkView, TopicInfo
+from frazil.query.watched import check_watch
+from frazil.tiers.fold import STEP_ROWS
 from frazil.tiers.parquet_file import open_parquet
 
 if TYPE_CHECKING:
@@ -66,15 +68,13 @@ class EngineSnapshot:
         self._tiers = tiers
         self.part = tiers.state.spec.part_index if tiers.state.spec.part_of else None
         self.end = end
-        keyed = tiers.keyed if state else None
-        memory = tiers.memory
-        with memory.lock:
-            if keyed is not None:
-                keyed.fold(end)
-            held = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
-            chunks = [whole_chunk(chunk, keyed) for chunk in held]
-            self.cut = min(memory.start, end)
-            self._dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, self.cut)
+        self._keyed = tiers.keyed if state else None
+        if self._keyed is not None and self._keyed.folded_to < end:
+            # Before the lock: others need it meanwhile, and a damaged file can be written again.
+            assert tiers.lookup is not None
+            tiers.lookup.fold_to(end)
+        self._settle()
+        chunks, self.cut, self._dead = tiers.repairing(self._take)
         self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]
         disk = tiers.disk
         with disk.changing():
@@ -82,6 +82,30 @@ class EngineSnapshot:
             files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
             self._pin = disk.pin_files(files)
         self.files: Sequence[FileView] = [FileView(file) for file in files]
+
+    def _settle(self) -> None:
+        """Decode what is to be seen, step by step, while the query may go on."""
+        memory, before = self._tiers.memory, -1
+        while before < memory.settled < self.end:
+            check_watch()
+            before = memory.settled
+            memory.settle(self.end, budget_rows=STEP_ROWS)
+
+    def _take(self) -> tuple[list[Chunk], int, np.ndarray[Any, Any]]:
+        """Return what memory has, where it begins, and which rows in files are superseded.
+
+        All of it is of one instant, and was folded and decoded before.
+        """
+        tiers, keyed, end = self._tiers, self._keyed, self.end
+        memory = tiers.memory
+        with memory.lock:
+            if keyed is not None:
+                keyed.fold(end)
+            held = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
+            chunks = [whole_chunk(chunk, keyed) for chunk in held]
+            cut = min(memory.start, end)
+            dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, cut)
+        return chunks, cut, dead
 
     def file_path(self, file: FileView, /) -> str | None:
         """Return where a file lies, after a look that it is what was written."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from frazil.errors import Unavailable
 from frazil.query.catalog import catalog_table
 from frazil.query.constants import scalar_value
 from frazil.query.explain import explained_point, explained_scan
@@ -20,7 +21,7 @@ from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeo
 from frazil.query.prepared import Prepared, found_rows, prepare
 from frazil.query.result import BATCH_ROWS, Result, Stream
 from frazil.query.sources import Request
-from frazil.query.watched import watched
+from frazil.query.watched import watched, watching
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
@@ -56,6 +57,7 @@ class QueryEngine:
         self._sources = sources
         self._clock = clock
         self._bytes_ahead = result_bytes_ahead
+        self._timeout_s = limits.timeout_s
         self._admit = admit
         # By the query's id. Finalizers take entries out: only calls that need no lock.
         self._ahead: dict[int, int] = {}
@@ -89,13 +91,13 @@ class QueryEngine:
         check_timeout(timeout_s)
         is_now = as_of_offset is None and as_of_time is None
         if is_now and not params and (templated := self._plans.templated(sql)) is not None:
-            found = self._look_up(*templated, min_offset)
+            found = self._look_up(*templated, min_offset, timeout_s)
             if found is not None:
                 return found
         plan = self._plans.plan(sql)
         values = plan.bind(params)
         if plan.point is not None:
-            found = self._look_up(plan, values, min_offset) if is_now else None
+            found = self._look_up(plan, values, min_offset, timeout_s) if is_now else None
             if found is not None:
                 return found
             plan = self._plans.plan(sql, point=False)
@@ -105,7 +107,7 @@ class QueryEngine:
         try:
             if on_begin is not None:
                 on_begin(run.lease.id)
-            run.take(self._sources.snapshot(plan.requests(), **at))
+            self._take(run, plan, at)
             prepared = self._prepare(plan, values, run)
             return self._result(run, prepared, params)
         except BaseException:
@@ -135,12 +137,12 @@ class QueryEngine:
             keys = keys_of(plan.point.key, values, ())
             is_now = as_of_offset is None and as_of_time is None
             if is_now and not isinstance(keys, Unfit) and plan.point.rows_max(values) is not None:
-                return self._explained_point(plan.point, keys, min_offset)
+                return self._explained_point(plan.point, keys, min_offset, timeout_s)
             plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
         try:
-            run.take(self._sources.snapshot(plan.requests(), **at))
+            self._take(run, plan, at)
             prepared = self._prepare(plan, values, run)
             text = self._guarded(run, lambda: _explain_text(run.lease, prepared, params))
             return explained_scan(plan, prepared, run.snapshots, text)
@@ -168,8 +170,16 @@ class QueryEngine:
         self._pool.close()
         self._plans.close()
 
+    def _take(self, run: _Run, plan: Plan, at: Mapping[str, Any]) -> None:
+        with watching(run.lease.check):
+            run.take(self._sources.snapshot(plan.requests(), **at))
+
     def _look_up(
-        self, plan: Plan, values: Mapping[str, Any], min_offset: int | None
+        self,
+        plan: Plan,
+        values: Mapping[str, Any],
+        min_offset: int | None,
+        timeout_s: float | None,
     ) -> Result | None:
         """Answer from the index; None if the values must be compared as DuckDB does."""
         point = plan.point
@@ -178,18 +188,39 @@ class QueryEngine:
         rows_max = point.rows_max(values)
         if isinstance(keys, Unfit) or rows_max is None:
             return None
-        found = self._sources.lookup(point.topic, keys, min_offset=min_offset) if keys else ()
+        with watching(self._until(timeout_s)):
+            found = self._sources.lookup(point.topic, keys, min_offset=min_offset) if keys else ()
         names = [column.name for _, column in point.shown]
         types = [column.type for _, column in point.shown]
         rows = [tuple([row[name] for name in names]) for row in found if row is not None]
         return Result.of_rows(plan.schema, types, rows[:rows_max])
 
+    def _until(self, timeout_s: float | None) -> Callable[[], None]:
+        """Return what raises when the time of a look-up is over, which has no lease."""
+        begun = self._clock.monotonic()
+        seconds = self._timeout_s if timeout_s is None else timeout_s
+
+        def check() -> None:
+            spent = self._clock.monotonic() - begun
+            if spent > seconds:
+                raise Unavailable(
+                    "query took too long, read less or raise query.timeout_s",
+                    seconds=round(spent, 3),
+                )
+
+        return check
+
     def _explained_point(
-        self, point: PointPlan, keys: Sequence[tuple[Any, ...]], min_offset: int | None
+        self,
+        point: PointPlan,
+        keys: Sequence[tuple[Any, ...]],
+        min_offset: int | None,
+        timeout_s: float | None,
     ) -> dict[str, Any]:
-        (snapshots,) = self._sources.snapshot(
-            [Request(point.topic)], min_offset=min_offset
-        ).values()
+        with watching(self._until(timeout_s)):
+            (snapshots,) = self._sources.snapshot(
+                [Request(point.topic)], min_offset=min_offset
+            ).values()
         try:
             return explained_point(point, keys, found_rows(keys, snapshots))
         finally:

@@ -1,16 +1,18 @@
-"""Snapshots whose files are only touched while their query may still run.
+"""Work for a query that goes on only while the query may still run.
 
-DuckDB is interrupted when a query's time is over, but the files are looked at before it is asked:
-after a restart each of them is read as a whole to verify it. So the query's right is asked for
-before each file.
+DuckDB is interrupted when a query's time is over, but much may have to be done before it is asked:
+changes are folded, and after a restart each file is read as a whole to verify it. So the query's
+right is asked for between two pieces of that work.
 """
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -18,7 +20,32 @@ if TYPE_CHECKING:
 
     from frazil.query.sources import ChunkView, SnapshotFile, TopicName, TopicSnapshot
 
-__all__ = ["WatchedSnapshot", "watched"]
+__all__ = ["WatchedSnapshot", "check_watch", "watched", "watching"]
+
+
+class _Watch(threading.local):
+    """What this thread asks before it goes on."""
+
+    check: Callable[[], None] | None = None
+
+
+_watch = _Watch()
+
+
+@contextmanager
+def watching(check: Callable[[], None]) -> Iterator[None]:
+    """Work for a query: `check` raises once it must stop."""
+    before, _watch.check = _watch.check, check
+    try:
+        yield
+    finally:
+        _watch.check = before
+
+
+def check_watch() -> None:
+    """Raise if this thread works for a query that must stop; whoever calls can be left here."""
+    if _watch.check is not None:
+        _watch.check()
 
 
 def watched(

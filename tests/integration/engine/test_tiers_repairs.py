@@ -209,6 +209,23 @@ def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
     assert db.tiers.disk.damage.damaged() == {}
 
 
+def test_a_query_that_meets_a_damaged_file_is_answered_at_once(opened):
+    """The fold of a query finds a base row's file damaged: it is rebuilt and the query goes on."""
+    world = opened()
+    keyed_topic(world)
+    world.db.close()
+    db = world.open()
+    topic = db.topic("keyed")
+    topic.runtime.tiers.ensure_loaded()
+    [path] = file_paths(world, topic)
+    spoil(world, path)
+    free = watch_rebuilds(topic.runtime.tiers)
+    for k in range(50):
+        topic.upsert(k=k, v=1)
+    assert db.query("SELECT count(*), sum(v) FROM keyed").rows() == [(50, 50)]
+    assert free == [True]
+
+
 def test_one_topics_lost_file_keeps_no_other_from_moving(opened):
     """With a file that nobody can rebuild, its topic is still flushed, and others do all."""
     world = opened(memory={"retention_s": 1.0, "flush_offsets": 10})
