@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-TARGETS = {"run": ".[query]", "dev": ".[dev]"}
+TARGETS = {"run": ".[query,lake]", "dev": ".[dev,lake]"}
 
 
 def main() -> int:
