@@ -1,0 +1,263 @@
+"""The five calls on real tables: looks by PyIceberg, writes by Spark and Iceberg.
+
+A write is fenced by the snapshot of the look before it: `overwrite` with a filter that is never
+true deletes nothing, is recorded as an append, and fails if any data was added since that snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from frazil.errors import CommitUnknown, InvalidRequest
+from frazil.lake.connection import calls, load
+from frazil.lake.java_errors import java_calls
+from frazil.lake.look import look
+from frazil.lake.stages.columns import OFFSET, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+    from pyspark.sql import SparkSession
+    from pyspark.sql import types as T  # noqa: N812 - as F
+
+    from frazil.lake.plan import TableName
+    from frazil.lake.table import Rows, View
+
+__all__ = ["SnapshotFacts", "SparkTables"]
+
+MAIN: Final = "main"
+OP: Final = "_op"
+OP_DELETE: Final = 4
+SUMMARY_CONF: Final = "spark.sql.iceberg.snapshot-property."
+_EMPTY_BRANCH: Final = "ALTER TABLE {table} CREATE BRANCH {branch}"
+
+
+class SnapshotFacts(msgspec.Struct, frozen=True):
+    """What a commit put into a table."""
+
+    sid: int
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+
+
+class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
+    snapshot_id: int
+    parent_snapshot_id: int | None = None
+    summary: dict[str, str] = {}
+
+
+class _Reference(msgspec.Struct, frozen=True, rename="kebab", gc=False):
+    snapshot_id: int
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
+    current_snapshot_id: int | None = None
+    snapshots: list[_Snapshot] = []
+    refs: dict[str, _Reference] = {}
+
+
+_decoder: Final = msgspec.json.Decoder(_Metadata)
+
+
+class SparkTables:
+    """The tables of one catalog; see `frazil.lake.table.LakeTable`. Any thread may call.
+
+    Args:
+        spark: the session.
+        catalog: PyIceberg's catalog, for looks and properties.
+        name: what Spark calls the same catalog.
+    """
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, *, name: str) -> None:
+        self._spark = spark
+        self._catalog = catalog
+        self._name = name
+        self._facts: dict[int, SnapshotFacts] = {}
+
+    def facts(self, sid: int | None) -> SnapshotFacts | None:
+        """Return what a commit of this object put into its table, once."""
+        return None if sid is None else self._facts.pop(sid, None)
+
+    def columns(self, table: TableName) -> T.StructType:
+        """Return the columns of a table as Spark has them."""
+        with java_calls("read the table's columns", table):
+            return self._spark.table(self._identifier(table)).schema
+
+    def load(self, table: TableName) -> View:
+        return look(self._catalog, table)
+
+    def cas_append(
+        self, table: TableName, rows: Rows, *, sid: int | None, summary: Mapping[str, str]
+    ) -> int:
+        frame = _frame(rows)
+        with java_calls("append", table, writes=True):
+            writer = frame.writeTo(self._identifier(table))
+            writer = writer.option("isolation-level", "serializable")
+            if sid is not None:
+                writer = writer.option("validate-from-snapshot-id", str(sid))
+            # The stages decide how many files there are; a shuffle would only cost.
+            writer = writer.option("distribution-mode", "none")
+            for key, value in summary.items():
+                writer = writer.option(f"snapshot-property.{key}", value)
+            writer.overwrite(F.lit(False))
+        return self._made(table, MAIN, sid, summary)
+
+    def branch_merge(
+        self,
+        table: TableName,
+        rows: Rows,
+        *,
+        sid: int | None,
+        branch: str,
+        summary: Mapping[str, str],
+    ) -> int:
+        frame = _frame(rows)
+        keys = self._key_columns(table)
+        self._cut_branch(table, branch, sid)
+        # Only a session's settings reach the summary of a merge: they get one of their own.
+        session = self._spark.newSession()
+        for key, value in summary.items():
+            session.conf.set(SUMMARY_CONF + key, value)
+        with java_calls("merge", table, writes=True):
+            source = DataFrame(frame._jdf, session).alias("s")  # noqa: SLF001 - same JVM, other settings
+            _merge(source, f"{self._identifier(table)}.{quoted(f'branch_{branch}')}", keys)
+        return self._made(table, branch, sid, summary)
+
+    def fast_forward(self, table: TableName, branch: str) -> int:
+        with java_calls("fast forward", table, writes=True):
+            self._call(
+                "fast_forward",
+                "table => :table, branch => 'main', to => :branch",
+                table,
+                branch=branch,
+            )
+        sid = self._head(table, MAIN)
+        if sid is None:
+            raise CommitUnknown("table has no snapshot after a merge", table=table, branch=branch)
+        with calls("drop branch", table=table):
+            found = self._catalog.load_table(tuple(table))
+            found.manage_snapshots().remove_branch(branch).commit()
+        return sid
+
+    def set_property(self, table: TableName, properties: Mapping[str, str]) -> None:
+        with calls("set property", writes=True, table=table):
+            found = self._catalog.load_table(tuple(table))
+            with found.transaction() as transaction:
+                transaction.set_properties(dict(properties))
+
+    def expire(self, table: TableName, snapshots: Sequence[int]) -> None:
+        """Expire these snapshots and no others, with the files that only they had."""
+        with java_calls("expire snapshots", table, writes=True):
+            # Without a time of its own the procedure would expire by age as well.
+            self._call(
+                "expire_snapshots",
+                "table => :table, snapshot_ids => :ids, older_than => TIMESTAMP '1970-01-01'",
+                table,
+                ids=F.array(*(F.lit(sid).cast("bigint") for sid in snapshots)),
+            )
+
+    # -- with Spark --
+
+    def _identifier(self, table: TableName) -> str:
+        return ".".join(quoted(part) for part in (self._name, table.namespace, table.name))
+
+    def _call(self, procedure: str, arguments: str, table: TableName, **values: Any) -> None:
+        name = f"{quoted(table.namespace)}.{quoted(table.name)}"
+        text = f"CALL {quoted(self._name)}.system.{procedure}({arguments})"
+        self._spark.sql(text, args={"table": name, **values})
+
+    def _key_columns(self, table: TableName) -> list[str]:
+        with calls("read the table's key", table=table):
+            schema = self._catalog.load_table(tuple(table)).schema()
+        keys = sorted(schema.identifier_field_names())
+        if not keys:
+            raise InvalidRequest("table has no key, changes cannot be merged", table=table)
+        return keys
+
+    def _cut_branch(self, table: TableName, branch: str, sid: int | None) -> None:
+        if sid is None:
+            with java_calls("create branch", table, writes=True):
+                names = {"table": self._identifier(table), "branch": quoted(branch)}
+                self._spark.sql(_EMPTY_BRANCH.format(**names))
+            return
+        with calls("create branch", writes=True, table=table):
+            found = self._catalog.load_table(tuple(table))
+            found.manage_snapshots().create_branch(sid, branch).commit()
+
+    # -- with the catalog --
+
+    def _metadata(self, table: TableName) -> _Metadata:
+        return _decoder.decode(load(self._catalog, table).metadata)
+
+    def _head(self, table: TableName, branch: str) -> int | None:
+        found = self._metadata(table).refs.get(branch)
+        return None if found is None else found.snapshot_id
+
+    def _made(
+        self, table: TableName, branch: str, sid: int | None, summary: Mapping[str, str]
+    ) -> int:
+        """Find the snapshot that a write has just made: others may have committed since then."""
+        for snapshot in _line(self._metadata(table), branch, sid):
+            if summary.items() <= snapshot.summary.items():
+                self._facts[snapshot.snapshot_id] = _facts_of(snapshot)
+                return snapshot.snapshot_id
+        raise CommitUnknown(
+            "snapshot of the commit is not there any more, look before anything else", table=table
+        )
+
+
+def _frame(rows: Rows) -> DataFrame:
+    if not isinstance(rows, DataFrame):
+        raise InvalidRequest("rows are no DataFrame", got=type(rows).__name__)
+    return rows
+
+
+def _merge(source: DataFrame, target: str, keys: Sequence[str]) -> None:
+    """Fold the newest change of each key into a table; what it already has stays."""
+    same = F.lit(True)
+    for key in keys:
+        same &= F.col(f"s.{quoted(key)}") == F.col(f"{target}.{quoted(key)}")
+    newer = F.col(f"s.{OFFSET}") > F.coalesce(F.col(f"{target}.{OFFSET}"), F.lit(-1))
+    deletes = F.col(f"s.{OP}") == F.lit(OP_DELETE)
+    values = {quoted(name): F.col(f"s.{quoted(name)}") for name in source.columns if name != OP}
+    (
+        source.mergeInto(target, same)
+        .whenMatched(newer & deletes)
+        .delete()
+        .whenMatched(newer)
+        .update(values)
+        .whenNotMatched(~deletes)
+        .insert(values)
+        .merge()
+    )
+
+
+def _line(metadata: _Metadata, branch: str, until: int | None) -> Iterator[_Snapshot]:
+    """Give the snapshots of a branch, newest first, down to one that was there before."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    found = metadata.refs.get(branch)
+    following = metadata.current_snapshot_id if found is None else found.snapshot_id
+    while following is not None and following != until:
+        snapshot = by_id.pop(following, None)
+        if snapshot is None:
+            return
+        yield snapshot
+        following = snapshot.parent_snapshot_id
+
+
+def _facts_of(snapshot: _Snapshot) -> SnapshotFacts:
+    def number(key: str) -> int:
+        return int(snapshot.summary.get(key, "0"))
+
+    return SnapshotFacts(
+        sid=snapshot.snapshot_id,
+        files=number("added-data-files"),
+        bytes=number("added-files-size"),
+        rows=number("added-records"),
+    )

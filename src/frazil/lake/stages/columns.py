@@ -1,0 +1,147 @@
+"""Columns for Spark: the types in which staged files are read, and names that need no care.
+
+Files are read in the types of the table, so that nothing has to be converted on the way: Spark
+widens small integers and reads unsigned ones as what holds them. Two kinds of values it cannot
+read if one of them does not fit, and then the whole file fails: timestamps in milliseconds beyond
+what microseconds reach, decimals with more digits than declared. Where the footers do not rule
+them out, `raw` types are read instead, checked, and converted.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql import types as T  # noqa: N812 - as F
+
+from frazil.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import Column
+
+__all__ = [
+    "OFFSET",
+    "PART",
+    "REJECT",
+    "TIME",
+    "by_name",
+    "decode_schema",
+    "is_doubtful",
+    "leaves",
+    "quoted",
+    "spark_type",
+    "staged_schema",
+]
+
+OFFSET: Final = "_offset"
+TIME: Final = "_time"
+PART: Final = "_part"
+REJECT: Final = "_change_reject"
+"""The column with a record's verdict; the prefix is reserved, no topic has such a column."""
+DECIMAL_DIGITS_MAX: Final = 38
+
+_SCALARS: Final[dict[pa.DataType, T.DataType]] = {
+    pa.bool_(): T.BooleanType(),
+    pa.int8(): T.IntegerType(),
+    pa.int16(): T.IntegerType(),
+    pa.int32(): T.IntegerType(),
+    pa.int64(): T.LongType(),
+    pa.uint8(): T.IntegerType(),
+    pa.uint16(): T.IntegerType(),
+    pa.uint32(): T.LongType(),
+    pa.uint64(): T.DecimalType(20, 0),
+    pa.float32(): T.FloatType(),
+    pa.float64(): T.DoubleType(),
+    pa.string(): T.StringType(),
+    pa.large_string(): T.StringType(),
+    pa.binary(): T.BinaryType(),
+    pa.large_binary(): T.BinaryType(),
+    pa.date32(): T.DateType(),
+}
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """Return the columns that a plan carries as base64.
+
+    Raises:
+        InvalidRequest: if it is no schema.
+    """
+    try:
+        return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(text, validate=True)))
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise InvalidRequest("plan has no columns that can be read", reason=error) from error
+
+
+def quoted(name: str) -> str:
+    """Return a name as one part of a Spark identifier, whatever signs it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def by_name(name: str) -> Column:
+    """Return the column of that very name."""
+    return F.col(quoted(name))
+
+
+def is_doubtful(data_type: pa.DataType) -> bool:
+    """Tell whether a scalar may hold values that the table's type, or Spark's reader, cannot."""
+    if pt.is_timestamp(data_type):
+        return data_type.unit in {"s", "ms"}
+    return bool(pt.is_decimal(data_type))
+
+
+def spark_type(data_type: pa.DataType, *, raw: bool = False) -> T.DataType:
+    """Return the Spark type for an Arrow type: the table's, or the one that holds anything.
+
+    Raises:
+        InvalidRequest: for a type that no table has.
+    """
+    if pt.is_struct(data_type):
+        return T.StructType(
+            [T.StructField(field.name, spark_type(field.type, raw=raw)) for field in data_type]
+        )
+    if pt.is_map(data_type):
+        key, value = data_type.key_type, data_type.item_type
+        return T.MapType(spark_type(key, raw=raw), spark_type(value, raw=raw))
+    if pt.is_list(data_type):
+        return T.ArrayType(spark_type(data_type.value_type, raw=raw))
+    if pt.is_timestamp(data_type):
+        if raw and is_doubtful(data_type):
+            # Parquet has no seconds: they are staged as milliseconds too.
+            return T.LongType()
+        return T.TimestampNTZType() if data_type.tz is None else T.TimestampType()
+    if pt.is_decimal(data_type):
+        digits = DECIMAL_DIGITS_MAX if raw else data_type.precision
+        return T.DecimalType(digits, data_type.scale)
+    if pt.is_fixed_size_binary(data_type):
+        return T.BinaryType()
+    found = _SCALARS.get(data_type)
+    if found is None:
+        raise InvalidRequest("column type has no place in a table", type=data_type)
+    return found
+
+
+def staged_schema(schema: pa.Schema, *, raw: bool = False) -> T.StructType:
+    """Return the columns of a staged file: the system's, then the topic's."""
+    fields = [T.StructField(OFFSET, T.LongType()), T.StructField(TIME, T.TimestampType())]
+    fields += [T.StructField(field.name, spark_type(field.type, raw=raw)) for field in schema]
+    return T.StructType(fields)
+
+
+def leaves(field: pa.Field) -> Iterator[pa.Field]:
+    """Give the scalars of a column in the order in which Parquet has them."""
+    data_type = field.type
+    if pt.is_struct(data_type):
+        for child in data_type:
+            yield from leaves(child)
+    elif pt.is_map(data_type):
+        yield from leaves(data_type.key_field)
+        yield from leaves(data_type.item_field)
+    elif pt.is_list(data_type):
+        yield from leaves(data_type.value_field)
+    else:
+        yield field

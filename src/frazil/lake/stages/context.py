@@ -1,0 +1,86 @@
+"""What the stages of one plan know: all of it fixed before the first of them runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from attrs import frozen
+from pyspark.sql import types as T  # noqa: N812 - the name that everybody knows it by
+
+from frazil.lake.plan import WHOLE, PartRange, Plan, StagedFile
+from frazil.lake.table import Ends
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Context", "Source"]
+
+
+@frozen
+class Source:
+    """What is read of one part: files, and the rows `[start, end)` of them.
+
+    `cut` tells whether a file has rows outside of that range.
+    """
+
+    part: int
+    start: int
+    end: int
+    files: tuple[StagedFile, ...]
+
+    @property
+    def cut(self) -> bool:
+        """Tell whether rows have to be filtered."""
+        return any(
+            file.offset_first < self.start or file.offset_last >= self.end for file in self.files
+        )
+
+
+@frozen
+class Context:
+    """One plan from given offsets on.
+
+    `schema` has the topic's columns at the plan's schema version, `table` those of the table.
+    `raw` tells that the footers leave doubt whether all values fit. `ratio` is how many bytes a
+    byte of staged files becomes in the table.
+    """
+
+    plan: Plan
+    schema: pa.Schema
+    table: T.StructType
+    from_offsets: Ends
+    raw: bool = False
+    ratio: float = 1.0
+    target_file_bytes: int = 128 << 20
+
+    @property
+    def partitioned(self) -> bool:
+        """Tell whether the topic has parts."""
+        return any(each.part != WHOLE for each in self.plan.parts)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Return what is to be read; of a part that has no start, nothing."""
+        return tuple(sources_of(self.plan, self.from_offsets))
+
+    @property
+    def staged_bytes(self) -> int:
+        """Return the bytes of the files that are read."""
+        return sum(file.bytes for source in self.sources for file in source.files)
+
+
+def sources_of(plan: Plan, from_offsets: Ends) -> Iterator[Source]:
+    """Give what is read of each part that has anything left."""
+    for each in plan.parts:
+        source = _source(each, from_offsets)
+        if source is not None and source.files:
+            yield source
+
+
+def _source(each: PartRange, from_offsets: Ends) -> Source | None:
+    start = from_offsets.get(each.part)
+    if start is None or start >= each.hi:
+        return None
+    files = tuple(file for file in each.files if file.rows and file.offset_last >= start)
+    return Source(each.part, start, each.hi, files)

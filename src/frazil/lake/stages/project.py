@@ -1,0 +1,114 @@
+"""The fourth stage: the table's columns, by name and in its order; nothing is converted by luck."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql import types as T  # noqa: N812 - as F
+
+from frazil.errors import InvalidRequest
+from frazil.lake.stages.columns import (
+    OFFSET,
+    PART,
+    TIME,
+    by_name,
+    is_doubtful,
+    leaves,
+    spark_type,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from frazil.lake.stages.context import Context
+
+__all__ = ["check_columns", "project"]
+
+
+def project(frame: DataFrame, context: Context) -> DataFrame:
+    """Return rows as the table has them; columns that others added to it are null.
+
+    Raises:
+        InvalidRequest: if the table has not got the topic's columns; see `check_columns`.
+    """
+    check_columns(context)
+    return frame.select(*(_column(field, context) for field in context.table))
+
+
+def check_columns(context: Context) -> None:
+    """Compare the table's columns with the topic's.
+
+    Raises:
+        InvalidRequest: if one was dropped, renamed or retyped, or one was added that needs a value.
+    """
+    wanted = _wanted(context)
+    found = {field.name: field for field in context.table}
+    for name, data_type in wanted.items():
+        field = found.get(name)
+        if field is None:
+            raise InvalidRequest(
+                "table lacks a column of the topic: somebody dropped or renamed it, undo that",
+                table=context.plan.table,
+                column=name,
+                columns=",".join(found),
+            )
+        if field.dataType.simpleString() != data_type.simpleString():
+            raise InvalidRequest(
+                "column of the table has another type than the topic's: undo that",
+                table=context.plan.table,
+                column=name,
+                type=field.dataType.simpleString(),
+                wanted=data_type.simpleString(),
+            )
+    for name, field in found.items():
+        if name not in wanted and not field.nullable:
+            raise InvalidRequest(
+                "table has a required column that the topic has not got: make it optional",
+                table=context.plan.table,
+                column=name,
+            )
+
+
+def _wanted(context: Context) -> dict[str, T.DataType]:
+    wanted: dict[str, T.DataType] = {OFFSET: T.LongType(), TIME: T.TimestampType()}
+    if context.partitioned:
+        wanted[PART] = T.IntegerType()
+    return wanted | {field.name: spark_type(field.type) for field in context.schema}
+
+
+def _column(field: T.StructField, context: Context) -> Column:
+    index = context.schema.get_field_index(field.name)
+    if index < 0 and field.name not in {OFFSET, TIME, PART}:
+        return F.lit(None).cast(field.dataType).alias(field.name)
+    column = by_name(field.name)
+    if context.raw and index >= 0:
+        source = context.schema.field(index)
+        if any(is_doubtful(leaf.type) for leaf in leaves(source)):
+            column = _exact(column, source.type)
+    return column.alias(field.name)
+
+
+def _exact(column: Column, data_type: pa.DataType) -> Column:
+    """Return a value that was read raw and found to fit, in the type of the table."""
+    if pt.is_struct(data_type):
+        fields = [
+            _exact(column.getField(child.name), child.type).alias(child.name) for child in data_type
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if pt.is_map(data_type):
+        if not is_doubtful(data_type.key_type):
+            return F.transform_values(column, lambda _key, each: _exact(each, data_type.item_type))
+        keys = F.transform(F.map_keys(column), lambda each: _exact(each, data_type.key_type))
+        values = F.transform(F.map_values(column), lambda each: _exact(each, data_type.item_type))
+        return F.map_from_arrays(keys, values)
+    if pt.is_list(data_type):
+        return F.transform(column, lambda each: _exact(each, data_type.value_type))
+    if pt.is_timestamp(data_type) and is_doubtful(data_type):
+        instant = F.timestamp_millis(column)
+        return instant if data_type.tz is not None else instant.cast(T.TimestampNTZType())
+    if pt.is_decimal(data_type):
+        return column.cast(T.DecimalType(data_type.precision, data_type.scale))
+    return column

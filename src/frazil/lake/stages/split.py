@@ -1,0 +1,74 @@
+"""The third stage: records that fit go on, the others leave with everything they had."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql import types as T  # noqa: N812 - as F
+
+from frazil.lake.originals import ENCODING
+from frazil.lake.stages.columns import OFFSET, PART, REJECT, TIME, by_name, is_doubtful
+from frazil.lake.stages.validate import STAGE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from frazil.lake.stages.context import Context
+
+__all__ = ["keep_accepted", "keep_rejected"]
+
+
+def keep_accepted(frame: DataFrame, context: Context) -> DataFrame:
+    """Return the records that the table can hold."""
+    if not context.raw:
+        return frame
+    return frame.where(by_name(REJECT).isNull()).drop(REJECT)
+
+
+def keep_rejected(frame: DataFrame, context: Context) -> DataFrame:
+    """Return the others as rows of the side table: where, why, and the whole record."""
+    reject = by_name(REJECT)
+    system = [OFFSET, TIME, *([PART] if context.partitioned else [])]
+    return frame.where(reject.isNotNull()).select(
+        *map(by_name, system),
+        F.lit(STAGE).alias("stage"),
+        reject.getField("reason").alias("reason"),
+        reject.getField("field").alias("field"),
+        F.lit(context.plan.schema_version).cast(T.IntegerType()).alias("schema_version"),
+        F.lit(ENCODING).alias("encoding"),
+        _original(context.schema).alias("original"),
+    )
+
+
+def _original(schema: pa.Schema) -> Column:
+    """Return the bytes of a record that was read raw, as `frazil.lake.originals` describes."""
+    columns = [_told(by_name(field.name), field.type).alias(field.name) for field in schema]
+    return F.to_json(F.struct(*columns)).cast(T.BinaryType())
+
+
+def _told(column: Column, data_type: pa.DataType) -> Column:
+    if pt.is_struct(data_type):
+        fields = [
+            _told(column.getField(child.name), child.type).alias(child.name) for child in data_type
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if pt.is_map(data_type):
+        return F.transform(
+            F.map_entries(column),
+            lambda entry: F.struct(
+                _told(entry.getField("key"), data_type.key_type).alias("key"),
+                _told(entry.getField("value"), data_type.item_type).alias("value"),
+            ),
+        )
+    if pt.is_list(data_type):
+        return F.transform(column, lambda each: _told(each, data_type.value_type))
+    if pt.is_timestamp(data_type) and not is_doubtful(data_type):
+        return F.unix_micros(column.cast(T.TimestampType()))
+    if pt.is_date(data_type):
+        return F.unix_date(column)
+    if pt.is_decimal(data_type) or pt.is_uint64(data_type):
+        return column.cast(T.StringType())
+    return column
