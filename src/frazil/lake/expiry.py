@@ -36,14 +36,16 @@ def expirable(
     referenced: Collection[int] = (),
     metadata_bytes: int,
     snapshots_max: int = SNAPSHOTS_MAX,
+    snapshots_min: int = SNAPSHOTS_MIN,
     metadata_bytes_max: int = METADATA_BYTES_MAX,
 ) -> list[int]:
     """Return the snapshots to expire, oldest first; none while both limits hold.
 
     Once a limit is reached half of it stays, so that expiry is rare. These stay whatever the
-    limits: the newest 20 of `main`, the heads of branches and tags (`referenced`), the newest with
-    a watermark, and for each part the newest that has its highest: without them a table could
-    tell its watermark by its property alone.
+    limits: the newest `snapshots_min` of `main`, the heads of branches and tags (`referenced`), the
+    newest with a watermark, for each part the newest that has its highest, and all of `main` above
+    those: a snapshot is found from its children alone. Without them a table could tell its
+    watermark by its property alone.
 
     The table's property must be set to its watermark before these are expired.
     """
@@ -52,9 +54,9 @@ def expirable(
         return []
     share = metadata_bytes / max(count, 1)
     room = int(metadata_bytes_max / 2 / max(share, 1.0))
-    keep = max(SNAPSHOTS_MIN, min(snapshots_max // 2, room))
+    keep = max(snapshots_min, min(snapshots_max // 2, room))
     line = _line(snapshots, current)
-    kept = {each.sid for each in line[:keep]} | set(referenced) | _marked(line)
+    kept = {each.sid for each in line[: max(keep, _marked(line))]} | set(referenced)
     return [each.sid for each in snapshots if each.sid not in kept]
 
 
@@ -70,11 +72,19 @@ def _line(snapshots: Iterable[SnapshotFact], current: int | None) -> list[Snapsh
     return line
 
 
-def _marked(line: Iterable[SnapshotFact]) -> set[int]:
-    marked = [each for each in line if each.ends]
-    best: dict[int, tuple[int, int]] = {}
-    for each in reversed(marked):
+def _marked(line: Sequence[SnapshotFact]) -> int:
+    """Return how many of the newest snapshots are needed to tell the watermark of every part."""
+    best: Ends = {}
+    for each in line:
         for part, end in (each.ends or {}).items():
-            if end >= best.get(part, (-1, 0))[0]:
-                best[part] = end, each.sid
-    return {sid for _end, sid in best.values()} | {each.sid for each in marked[:1]}
+            best[part] = max(end, best.get(part, 0))
+    needed = 0
+    open_parts = set(best)
+    for number, each in enumerate(line, start=1):
+        if each.ends and not needed:
+            needed = number
+        found = {part for part in open_parts if (each.ends or {}).get(part) == best[part]}
+        if found:
+            open_parts -= found
+            needed = number
+    return needed
