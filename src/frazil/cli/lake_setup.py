@@ -1,0 +1,126 @@
+"""`frazil lake setup` and `frazil lake doctor`: make this machine ready, and say what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from frazil.cli.output import console, note, print_json, print_table, size_text
+from frazil.cli.session import session_of
+from frazil.errors import CODES, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from frazil.lake.doctor import Check
+    from frazil.lake.jars import Jar
+
+__all__ = ["lake_app"]
+
+lake_app = typer.Typer(help="Iceberg tables: set-up, state, commits.", no_args_is_help=True)
+
+START_SECONDS: Final = 10
+BYTES_PER_SECOND: Final = 5_000_000
+"""A slow line; what is said before is an upper estimate."""
+
+
+@lake_app.callback()
+def lake() -> None:
+    """Iceberg tables: set-up, state, commits."""
+
+
+@lake_app.command()
+def setup(
+    context: typer.Context,
+    jars: Annotated[
+        str | None,
+        typer.Option("--jars", help="Take the jars from this directory, without a network."),
+    ] = None,
+) -> None:
+    """Fetch and check what Spark needs, so that the first table does not wait for it.
+
+    Says first how much that is. Mirrors and proxies are set in lake.spark.conf. A second call has
+    nothing to do.
+    """
+    from frazil.lake.jars import jars_of, kinds_for, missing_jars
+    from frazil.lake.setup import jars_directory, prepare, take_jars
+
+    session = session_of(context)
+    settings = session.settings()
+    kinds = kinds_for(settings.lake.catalog.kind, settings.lake.warehouse)
+    directory = jars_directory(settings, os.environ)
+    java = None
+    if jars is not None:
+        wanted = jars_of(kinds)
+        _announce(wanted, directory, f"copying from {jars}")
+        with _bar(wanted) as progress:
+            paths = take_jars(settings, os.path.abspath(jars), progress=progress)
+    else:
+        wanted = missing_jars(kinds, directory)
+        if wanted:
+            seconds = START_SECONDS + sum(jar.bytes for jar in wanted) // BYTES_PER_SECOND
+            _announce(wanted, directory, f"fetching, about {seconds} s or less")
+        with _bar(wanted) as progress:
+            java, paths = prepare(settings, progress=progress)
+    for each in java.notes if java is not None else ():
+        note(f"note: {each}")
+    shown = None if java is None else {"version": java.version, "home": java.home}
+    runs = "" if java is None else f"Java {java.version} from {java.source}; "
+    session.show(
+        {"java": shown, "jars": paths, "taken": len(wanted)},
+        f"{runs}{_count(paths)} in {directory}, checked; frazil lake doctor looks at the rest",
+    )
+
+
+def _announce(jars: list[Jar], directory: str, what: str) -> None:
+    size = size_text(sum(jar.bytes for jar in jars))
+    note(f"{what}: {_count(jars)}, {size}, into {directory}")
+
+
+def _count(jars: Sequence[object]) -> str:
+    return "1 jar" if len(jars) == 1 else f"{len(jars)} jars"
+
+
+@contextlib.contextmanager
+def _bar(wanted: list[Jar]) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal how far it is; yield what has to be told."""
+    errors = console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=errors,
+        transient=True,
+        disable=not (wanted and errors.is_terminal),
+    ) as bar:
+        task = bar.add_task("jars", total=sum(jar.bytes for jar in wanted))
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@lake_app.command()
+def doctor(context: typer.Context) -> None:
+    """Check Java, versions, jars, catalog, warehouse, disk and memory; say what to do.
+
+    The exit code is 5 if something is missing.
+    """
+    from frazil.lake.doctor import examine
+
+    session = session_of(context)
+    checks = examine(session.settings())
+    bad = [check for check in checks if not check.ok]
+    if session.as_json:
+        print_json({"ok": not bad, "checks": [check._asdict() for check in checks]})
+    else:
+        print_table(("", "what", "found", "what to do"), [_row(check) for check in checks])
+        typer.echo(f"{len(bad)} of {len(checks)} need attention" if bad else "all is well")
+    if bad:
+        raise typer.Exit(CODES[Unavailable].exit)
+
+
+def _row(check: Check) -> tuple[str, str, str, str]:
+    return ("ok" if check.ok else "FAIL", check.name, check.found, check.fix)

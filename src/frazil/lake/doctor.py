@@ -1,0 +1,296 @@
+"""Look at everything the lake needs on this machine, and say for each failure what to do.
+
+Nothing is fetched, started or changed; a probe file in the warehouse is removed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import attrs
+import msgspec
+
+from frazil.clock import Clock, SystemClock
+from frazil.config import Settings
+from frazil.errors import FrazilError
+from frazil.fs import FileSystem, RealFileSystem, write_fully
+from frazil.lake.jars import inspect_jars, kinds_for, pins
+from frazil.lake.java import find_java
+from frazil.lake.launch import INSTALL, cache_directory, read_text, spark_version
+from frazil.lake.setup import jars_directory
+
+if TYPE_CHECKING:
+    from frazil.lake.connection import CatalogAddress
+
+__all__ = ["Check", "examine", "running_catalog"]
+
+JVM_BYTES: Final = 400 << 20
+"""What a JVM takes beside its heap: code, classes, threads, buffers."""
+_PACKAGES: Final = ("pyspark", "pyiceberg", "starlette", "uvicorn", "duckdb")
+_SETUP: Final = "run frazil lake setup, or frazil lake setup --jars DIR without a network"
+
+
+class Check(NamedTuple):
+    """One thing that was looked at: what was found, and what to do if it is not right."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+class _Address(msgspec.Struct, frozen=True):
+    """What the embedded catalog writes about itself while it runs."""
+
+    uri: str
+    token: str = ""
+
+
+@attrs.frozen
+class _Examination:
+    """The arguments of one look at the machine."""
+
+    settings: Settings
+    environment: Mapping[str, str]
+    files: FileSystem
+    clock: Clock
+    bundled_java: str | None
+
+    @property
+    def data_dir(self) -> str:
+        return os.path.abspath(self.settings.data_dir)
+
+    @property
+    def warehouse(self) -> str:
+        return self.settings.lake.warehouse or os.path.join(self.data_dir, "warehouse")
+
+
+def examine(
+    settings: Settings,
+    *,
+    environment: Mapping[str, str] | None = None,
+    file_system: FileSystem | None = None,
+    clock: Clock | None = None,
+    bundled_java: str | None = None,
+) -> list[Check]:
+    """Return one check after another; none of them keeps the others from being made.
+
+    Args:
+        settings: what the lake would run with.
+        environment: the process's own without it.
+        file_system: where data, cache and local warehouse are.
+        clock: gives the probe file its name.
+        bundled_java: see `find_java`.
+    """
+    examination = _Examination(
+        settings,
+        os.environ if environment is None else environment,
+        file_system or RealFileSystem(),
+        clock or SystemClock(),
+        bundled_java,
+    )
+    found: list[Check] = []
+    for name, look in _LOOKS:
+        try:
+            found += look(examination)
+        except FrazilError as error:
+            found.append(Check(name, ok=False, found=error.message, fix=_facts(error)))
+        except OSError as error:
+            found.append(Check(name, ok=False, found=str(error), fix="correct the path's rights"))
+    return found
+
+
+def _facts(error: FrazilError) -> str:
+    return " ".join(f"{key}={value}" for key, value in error.details.items())
+
+
+def _java(examination: _Examination) -> Iterator[Check]:
+    java = find_java(
+        examination.environment,
+        cache_dir=cache_directory(examination.environment),
+        file_system=examination.files,
+        bundled_home=examination.bundled_java,
+    )
+    notes = "".join(f"; {note}" for note in java.notes)
+    yield Check("java", ok=True, found=f"{java.version} from {java.source}, {java.home}{notes}")
+
+
+def _packages(_examination: _Examination) -> Iterator[Check]:
+    for name in _PACKAGES:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(name, ok=False, found="not installed", fix=f"run {INSTALL}")
+        else:
+            yield Check(name, ok=True, found=version)
+
+
+def _versions(_examination: _Examination) -> Iterator[Check]:
+    wanted, installed = pins(), spark_version()
+    fits = ".".join(installed.split(".")[:2]) == wanted.spark
+    text = f"PySpark {installed}, Iceberg {wanted.iceberg} for Spark {wanted.spark}"
+    yield Check("versions", ok=fits, found=text, fix="" if fits else f"run {INSTALL}")
+
+
+def _jars(examination: _Examination) -> Iterator[Check]:
+    lake = examination.settings.lake
+    directory = jars_directory(examination.settings, examination.environment)
+    kinds = kinds_for(lake.catalog.kind, lake.warehouse)
+    for each in inspect_jars(kinds, directory, file_system=examination.files):
+        name = f"jar {each.jar.artifact}"
+        if each.state == "ok":
+            yield Check(name, ok=True, found=f"{each.path}, {each.jar.bytes:,} bytes, sha-256 fits")
+        elif each.state == "missing":
+            yield Check(name, ok=False, found=f"not in {directory}", fix=_SETUP)
+        else:
+            found = f"{each.path} has sha-256 {each.found[:16]}…, not {each.jar.sha256[:16]}…"
+            yield Check(name, ok=False, found=found, fix=f"remove this file, then {_SETUP}")
+
+
+def running_catalog(data_dir: str, file_system: FileSystem) -> CatalogAddress | None:
+    """Return where the embedded catalog of a data directory listens; None if it does not run."""
+    text = read_text(os.path.join(data_dir, "run", "catalog.json"), file_system)
+    if not text:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=_Address)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    from frazil.lake.connection import CatalogAddress
+
+    return CatalogAddress(uri=found.uri, token=found.token, timeout_seconds=10.0)
+
+
+def _catalog(examination: _Examination) -> Iterator[Check]:
+    address = running_catalog(examination.data_dir, examination.files)
+    if address is None:
+        text = "embedded, not running now: it starts with the engine"
+        yield Check("catalog", ok=True, found=text)
+        return
+    from frazil.lake.connection import connect
+
+    try:
+        names = connect(address).list_namespaces()
+    except FrazilError as error:
+        yield Check(
+            "catalog",
+            ok=False,
+            found=f"{address.uri}: {error.message}",
+            fix="start the engine again; if it stays so, look into logs/lake.log in the data"
+            " directory, or choose another lake.catalog.port",
+        )
+    else:
+        yield Check("catalog", ok=True, found=f"{address.uri} answers, {len(names)} namespaces")
+
+
+def _warehouse(examination: _Examination) -> Iterator[Check]:
+    place = examination.warehouse
+    token = examination.clock.random_bytes(8).hex()
+    probe = token.encode() * 512
+    try:
+        if "://" in place and not place.startswith("file://"):
+            read = _probe_remote(f"{place.rstrip('/')}/frazil-probe-{token}", probe)
+        else:
+            path = os.path.abspath(place.removeprefix("file://"))
+            # One that is not there yet is made by the first table; the one above it is tried.
+            place = _existing(path, examination.files)
+            read = _probe_local(place, token, probe, examination.files)
+    except (OSError, ValueError, ImportError) as error:
+        yield Check(
+            "warehouse",
+            ok=False,
+            found=f"{place} cannot be written and read: {error}",
+            fix="correct its rights, or set lake.warehouse to another place",
+        )
+        return
+    fits = read == probe
+    text = f"{place} was written and read" if fits else f"{place} gave back other bytes"
+    fix = "" if fits else "set lake.warehouse to another place: this storage loses data"
+    yield Check("warehouse", ok=fits, found=text, fix=fix)
+
+
+def _probe_local(directory: str, token: str, probe: bytes, files: FileSystem) -> bytes:
+    path = os.path.join(directory, f".frazil-probe-{token}")
+    file = files.open(path, "create")
+    try:
+        write_fully(file, 0, [probe])
+        file.sync()
+        return file.read_at(0, len(probe) + 1)
+    finally:
+        file.close()
+        files.unlink(path)
+
+
+def _probe_remote(location: str, probe: bytes) -> bytes:
+    from pyiceberg.io import load_file_io
+
+    store = load_file_io({}, location)
+    with store.new_output(location).create(overwrite=True) as output:
+        output.write(probe)
+    try:
+        with store.new_input(location).open() as stream:
+            return stream.read()
+    finally:
+        with contextlib.suppress(OSError):
+            store.delete(location)
+
+
+def _existing(path: str, files: FileSystem) -> str:
+    """Return the path, or the nearest directory above it that exists."""
+    while files.stat(path) is None and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def _disk(examination: _Examination) -> Iterator[Check]:
+    needed = examination.settings.log.free_bytes_min
+    jars = jars_directory(examination.settings, examination.environment)
+    for what, path, bytes_min in (
+        ("data", examination.data_dir, needed),
+        ("jars", jars, sum(jar.bytes for jar in pins().jars.values())),
+    ):
+        free = examination.files.space(_existing(path, examination.files)).free_bytes
+        fits = free >= bytes_min
+        fix = "" if fits else f"free room: {bytes_min:,} bytes are needed there"
+        yield Check(f"disk of {what}", ok=fits, found=f"{free:,} bytes free at {path}", fix=fix)
+
+
+def _memory(examination: _Examination) -> Iterator[Check]:
+    available = _memory_available(examination.files)
+    needed = examination.settings.lake.worker.heap_bytes + JVM_BYTES
+    if available is None:
+        yield Check("memory", ok=True, found="unknown on this system")
+        return
+    fits = available >= needed
+    fix = (
+        "" if fits else f"{needed:,} bytes are needed: free memory, or lower lake.worker.heap_bytes"
+    )
+    yield Check("memory", ok=fits, found=f"{available:,} bytes available", fix=fix)
+
+
+def _memory_available(files: FileSystem) -> int | None:
+    """Return what the system, and the control group of this process, still let us take."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", read_text("/proc/meminfo", files), re.MULTILINE)
+    limits = [int(found.group(1)) << 10] if found else []
+    limit = read_text("/sys/fs/cgroup/memory.max", files).strip()
+    used = read_text("/sys/fs/cgroup/memory.current", files).strip()
+    if limit.isdigit() and used.isdigit():
+        limits.append(max(int(limit) - int(used), 0))
+    return min(limits) if limits else None
+
+
+_LOOKS: Final[tuple[tuple[str, Callable[[_Examination], Iterator[Check]]], ...]] = (
+    ("java", _java),
+    ("packages", _packages),
+    ("versions", _versions),
+    ("jars", _jars),
+    ("catalog", _catalog),
+    ("warehouse", _warehouse),
+    ("disk", _disk),
+    ("memory", _memory),
+)
