@@ -1,0 +1,9 @@
+"""`python -m frazil.lake.catalog`: the catalog's process."""
+
+from __future__ import annotations
+
+import sys
+
+from frazil.lake.catalog.server import main
+
+sys.exit(main())

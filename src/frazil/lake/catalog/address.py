@@ -1,0 +1,69 @@
+"""The address of a running catalog: one small file that only its owner can read."""
+
+from __future__ import annotations
+
+import os.path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.fs import read_fully, write_fully
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+    from frazil.fs import FileSystem
+
+__all__ = ["ADDRESS_FILE", "CatalogAddress", "read_address", "remove_address", "write_address"]
+
+ADDRESS_FILE: Final = "catalog.json"
+ADDRESS_BYTES_MAX: Final = 1 << 16
+
+
+class CatalogAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a catalog listens and what a client needs for it; `token` None needs none."""
+
+    uri: str
+    token: str | None
+    pid: int
+    catalog: str
+    warehouse: str
+    db: str | None
+    """The SQLite file; None for a catalog in memory."""
+
+
+def write_address(
+    directory: str, address: CatalogAddress, *, file_system: FileSystem, clock: Clock
+) -> None:
+    """Put the address file into a directory; readers see the old one or the new one, whole."""
+    file_system.make_directory(directory)
+    path = os.path.join(directory, ADDRESS_FILE)
+    temporary = f"{path}.{clock.random_bytes(4).hex()}.tmp"
+    file = file_system.open(temporary, "create")
+    try:
+        write_fully(file, 0, [msgspec.json.format(msgspec.json.encode(address), indent=1)])
+    finally:
+        file.close()
+    file_system.rename(temporary, path)
+
+
+def read_address(directory: str, *, file_system: FileSystem) -> CatalogAddress | None:
+    """Return the address in a directory, None if there is none or it cannot be understood."""
+    try:
+        file = file_system.open(os.path.join(directory, ADDRESS_FILE), "read")
+    except OSError:
+        return None
+    try:
+        data = read_fully(file, 0, ADDRESS_BYTES_MAX)
+    finally:
+        file.close()
+    try:
+        return msgspec.json.decode(data, type=CatalogAddress)
+    except msgspec.MsgspecError:
+        return None
+
+
+def remove_address(directory: str, *, pid: int, file_system: FileSystem) -> None:
+    """Remove the address file if it is still that of `pid`."""
+    found = read_address(directory, file_system=file_system)
+    if found is not None and found.pid == pid:
+        file_system.unlink(os.path.join(directory, ADDRESS_FILE))

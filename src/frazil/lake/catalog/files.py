@@ -1,0 +1,283 @@
+"""Metadata files: read, written create-only and durable, deleted when a table has outgrown them.
+
+Locations are as tables name them: an absolute path or a `file:` URI. The embedded catalog keeps its
+warehouse on the local disk; a location elsewhere is refused with that reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os.path
+import re
+import threading
+import zlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import attrs
+import msgspec
+
+from frazil.fs import read_fully, write_fully
+from frazil.lake.catalog.metadata import completed, written
+from frazil.lake.catalog.refusals import Refusal, bad_request, commit_failed
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+    from frazil.fs import FileSystem
+    from frazil.lake.catalog.schemas import Json
+
+__all__ = ["Loaded", "MetadataFiles", "Warehouse", "is_inside", "local_path"]
+
+FILE_BYTES_MAX: Final = 256 << 20
+CACHE_BYTES_MAX: Final = 64 << 20
+CACHE_FILES_MAX: Final = 256
+CODEC: Final = "write.metadata.compression-codec"
+METADATA_PATH: Final = "write.metadata.path"
+DELETE_AFTER_COMMIT: Final = "write.metadata.delete-after-commit.enabled"
+_NUMBERED = re.compile(r"(?:v)?([0-9]{1,9})(?:-.*)?\.(?:gz\.)?metadata\.json(?:\.gz)?")
+_METADATA_NAME = re.compile(r".*\.metadata\.json(?:\.gz)?")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+
+
+def local_path(location: str) -> str:
+    """Return the path of a location on the local disk, normalised.
+
+    Raises:
+        Refusal: it is elsewhere, relative, or no path.
+    """
+    found = _SCHEME.fullmatch(location)
+    path = location
+    if found:
+        if found[1].lower() != "file":
+            raise bad_request(
+                "location is not on the local disk, the embedded catalog keeps tables there only",
+                location=location,
+            )
+        path = found[2]
+        if path.startswith("//"):
+            host, slash, rest = path[2:].partition("/")
+            if host not in {"", "localhost"}:
+                raise bad_request("location is on another host", location=location)
+            path = slash + rest
+    if not path.startswith("/") or not path.isprintable():
+        raise bad_request("location is no absolute path", location=location)
+    return os.path.normpath(f"/{path.lstrip('/')}")
+
+
+def is_inside(location: str, directory: str) -> bool:
+    """Tell whether a location lies below a directory, and is not the directory itself."""
+    path, above = local_path(location), local_path(directory)
+    return path != above and os.path.commonpath([path, above]) == above
+
+
+@attrs.frozen
+class Warehouse:
+    """Where tables may lie: below `location`, and anywhere if `allow_outside`."""
+
+    location: str
+    allow_outside: bool = False
+
+    def check(self, location: str) -> None:
+        """Refuse a location where no table may lie."""
+        path = local_path(location)
+        if self.allow_outside:
+            return
+        if not is_inside(path, self.location) or not is_inside(
+            os.path.realpath(path), os.path.realpath(local_path(self.location))
+        ):
+            raise bad_request(
+                "location is outside the warehouse, choose one below it or leave it out",
+                location=location,
+                warehouse=self.location,
+            )
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """One metadata file: its location, its bytes as JSON, and what they say in complete form."""
+
+    location: str
+    raw: bytes
+    metadata: dict[str, Any]
+
+
+class MetadataFiles:
+    """The metadata files of all tables. All methods may be called from any thread.
+
+    A file never changes under its name, so what was read once is kept, up to a limit.
+    """
+
+    def __init__(self, *, file_system: FileSystem, clock: Clock, warehouse: Warehouse) -> None:
+        self._fs = file_system
+        self._clock = clock
+        self._warehouse = warehouse
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, Loaded] = OrderedDict()
+        self._cache_bytes = 0
+
+    def load(self, location: str) -> Loaded:
+        """Return a metadata file.
+
+        Raises:
+            Refusal: 404 if the file is not there, 400 if it is no table's metadata.
+        """
+        with self._lock:
+            found = self._cache.get(location)
+            if found is not None:
+                self._cache.move_to_end(location)
+                return found
+        raw = self._read(location)
+        try:
+            metadata = completed(msgspec.json.decode(raw, type=dict))
+        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise bad_request(
+                "metadata file cannot be understood", location=location, reason=error
+            ) from error
+        return self._keep(Loaded(location, raw, metadata))
+
+    def _keep(self, loaded: Loaded) -> Loaded:
+        with self._lock:
+            if loaded.location not in self._cache:
+                self._cache_bytes += len(loaded.raw)
+            self._cache[loaded.location] = loaded
+            while len(self._cache) > 1 and (
+                self._cache_bytes > CACHE_BYTES_MAX or len(self._cache) > CACHE_FILES_MAX
+            ):
+                _location, oldest = self._cache.popitem(last=False)
+                self._cache_bytes -= len(oldest.raw)
+        return loaded
+
+    def _read(self, location: str) -> bytes:
+        path = local_path(location)
+        try:
+            file = self._fs.open(path, "read")
+        except FileNotFoundError as error:
+            raise Refusal(
+                404, "NotFoundException", "metadata file does not exist", location=location
+            ) from error
+        try:
+            size = file.size()
+            if size > FILE_BYTES_MAX:
+                raise bad_request("metadata file is too large", location=location, bytes=size)
+            data = read_fully(file, 0, size)
+        finally:
+            file.close()
+        if not data.startswith(b"\x1f\x8b"):
+            return data
+        try:
+            engine = zlib.decompressobj(wbits=31)
+            raw = engine.decompress(data, FILE_BYTES_MAX)
+        except zlib.error as error:
+            raise bad_request(
+                "metadata file is damaged", location=location, reason=error
+            ) from error
+        if not engine.eof:
+            raise bad_request("metadata file is cut off or too large", location=location)
+        return raw
+
+    def create(self, metadata: Json, *, after: str | None) -> Loaded:
+        """Write metadata into a new file; it and its name are durable on return.
+
+        Args:
+            metadata: complete.
+            after: the file it replaces; its number is one higher.
+
+        Raises:
+            Refusal: 400 for properties that make no sense; 409 if the disk refuses, nothing is
+                left then but perhaps a file that nothing names.
+        """
+        properties = metadata["properties"]
+        codec = str(properties.get(CODEC, "none")).lower()
+        if codec not in {"none", "gzip"}:
+            raise bad_request("codec is not known", key=CODEC, value=codec, codecs="none, gzip")
+        directory = str(properties.get(METADATA_PATH) or f"{metadata['location']}/metadata")
+        directory = directory.rstrip("/")
+        self._warehouse.check(directory)
+        number = _number_of(after) + 1
+        name = UUID(bytes=self._clock.random_bytes(16), version=4)
+        suffix = ".gz.metadata.json" if codec == "gzip" else ".metadata.json"
+        location = f"{directory}/{number:05d}-{name}{suffix}"
+        raw = msgspec.json.encode(written(metadata))
+        data = gzip.compress(raw, compresslevel=6, mtime=0) if codec == "gzip" else raw
+        if len(raw) > FILE_BYTES_MAX:
+            raise bad_request("metadata is too large", bytes=len(raw), bytes_max=FILE_BYTES_MAX)
+        try:
+            self._write(local_path(location), data)
+        except OSError as error:
+            raise commit_failed(
+                "metadata file cannot be written, nothing was changed",
+                location=location,
+                reason=error,
+            ) from error
+        return self._keep(Loaded(location, raw, metadata))
+
+    def _write(self, path: str, data: bytes) -> None:
+        directory = os.path.dirname(path)
+        try:
+            file = self._fs.open(path, "create")
+        except FileNotFoundError:
+            self._make_directory(directory)
+            file = self._fs.open(path, "create")
+        try:
+            write_fully(file, 0, [data])
+            file.sync()
+        finally:
+            file.close()
+        self._fs.sync_directory(directory)
+
+    def _make_directory(self, path: str) -> None:
+        missing = []
+        above = path
+        while self._fs.stat(above) is None and above != "/":
+            missing.append(above)
+            above = os.path.dirname(above)
+        self._fs.make_directory(path)
+        for made in reversed(missing):
+            self._fs.sync_directory(os.path.dirname(made))
+
+    def discard(self, loaded: Loaded) -> None:
+        """Delete a file of `create` that certainly nothing names."""
+        with self._lock:
+            if self._cache.pop(loaded.location, None) is not None:
+                self._cache_bytes -= len(loaded.raw)
+        self._unlink(loaded.location)
+
+    def delete_outgrown(self, base: Json, metadata: Json) -> None:
+        """Delete the files that `base` named as earlier ones and `metadata` does not any more.
+
+        Only if the table wants it; only files of its own that have the name of a metadata file.
+        """
+        if str(metadata["properties"].get(DELETE_AFTER_COMMIT, "false")).lower() != "true":
+            return
+        named = {entry["metadata-file"] for entry in metadata["metadata-log"]}
+        for entry in base["metadata-log"]:
+            location = entry["metadata-file"]
+            if location not in named and self._is_own(location, metadata):
+                self._unlink(location)
+
+    def _is_own(self, location: str, metadata: Json) -> bool:
+        if not _METADATA_NAME.fullmatch(location.rpartition("/")[2]):
+            return False
+        homes = [metadata["location"], metadata["properties"].get(METADATA_PATH)]
+        try:
+            return any(home and is_inside(location, str(home)) for home in homes)
+        except Refusal:
+            return False
+
+    def _unlink(self, location: str) -> None:
+        try:
+            self._fs.unlink(local_path(location))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in {errno.ENOENT, errno.ENOTDIR}:
+                warn("catalog_file_not_deleted", location=location, reason=error)
+
+
+def _number_of(location: str | None) -> int:
+    if location is None:
+        return -1
+    found = _NUMBERED.fullmatch(location.rpartition("/")[2])
+    return int(found[1]) if found else -1

@@ -1,0 +1,224 @@
+"""Table metadata as raw JSON: a new table, and one read from a file in its complete form. Pure.
+
+Raw, because what this module does not know must survive a commit unchanged; complete, because
+older files may leave out what newer ones have.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.lake.catalog.refusals import bad_request
+from frazil.lake.catalog.schemas import (
+    PARTITION_FIELD_ID_FIRST,
+    Json,
+    bound_fields,
+    check_schema,
+    column_ids,
+    id_highest,
+    spec_fields,
+    with_fresh_ids,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "FORMAT_VERSION_DEFAULT",
+    "FORMAT_VERSION_MAX",
+    "MAIN",
+    "RESERVED",
+    "completed",
+    "format_version_of",
+    "new_table",
+    "skeleton",
+    "with_refs_only",
+    "written",
+]
+
+MAIN: Final = "main"
+FORMAT_VERSION_DEFAULT: Final = 2
+FORMAT_VERSION_MAX: Final = 3
+UNSORTED: Final[Json] = {"order-id": 0, "fields": []}
+RESERVED: Final = frozenset(
+    {
+        "format-version",
+        "uuid",
+        "snapshot-count",
+        "current-snapshot-summary",
+        "current-snapshot-id",
+        "current-snapshot-timestamp-ms",
+        "current-schema",
+        "default-partition-spec",
+        "default-sort-order",
+    }
+)
+"""Properties that stand for parts of the metadata and are never stored as properties."""
+PERSISTED: Final = {"write.parquet.compression-codec": "zstd"}
+"""What the reference writes into every new table unless the request says otherwise."""
+_DIGITS = re.compile(r"[0-9]{1,4}")
+
+
+def format_version_of(properties: Mapping[str, str]) -> int:
+    """Return the format version that a new table's properties ask for."""
+    text = properties.get("format-version", str(FORMAT_VERSION_DEFAULT))
+    number = int(text) if _DIGITS.fullmatch(text) else 0
+    if not 1 <= number <= FORMAT_VERSION_MAX:
+        raise bad_request(
+            "format version is not supported", format_version=text, versions="1, 2, 3"
+        )
+    return number
+
+
+def skeleton(*, format_version: int, uuid: str, now_ms: int) -> Json:
+    """Return metadata without anything: the start of a staged table's first commit."""
+    return {
+        "format-version": format_version,
+        "table-uuid": uuid,
+        "location": "",
+        "last-sequence-number": 0,
+        "last-updated-ms": now_ms,
+        "last-column-id": 0,
+        "current-schema-id": -1,
+        "schemas": [],
+        "default-spec-id": -1,
+        "partition-specs": [],
+        "last-partition-id": PARTITION_FIELD_ID_FIRST - 1,
+        "default-sort-order-id": -1,
+        "sort-orders": [],
+        "properties": {},
+        "current-snapshot-id": None,
+        "refs": {},
+        "snapshots": [],
+        "statistics": [],
+        "partition-statistics": [],
+        "snapshot-log": [],
+        "metadata-log": [],
+        **({"next-row-id": 0} if format_version >= 3 else {}),
+    }
+
+
+def new_table(
+    *,
+    schema: Json,
+    spec: Json | None,
+    order: Json | None,
+    location: str,
+    properties: Mapping[str, str],
+    uuid: str,
+    now_ms: int,
+) -> Json:
+    """Return the first metadata of a table: all ids are fresh, properties without reserved ones."""
+    version = format_version_of(properties)
+    check_schema(schema, format_version=version)
+    known = column_ids(schema)
+    fresh, renumbered = with_fresh_ids(schema)
+    partition = bound_fields((spec or {}).get("fields", ()), known, renumbered, what="partition")
+    for field in partition:
+        field.pop("field-id", None)
+    fields, partition_id_last = spec_fields(
+        partition, earlier=(), last_id=PARTITION_FIELD_ID_FIRST - 1
+    )
+    sorting = bound_fields((order or {}).get("fields", ()), known, renumbered, what="sort")
+    order_id = 1 if sorting else 0
+    kept = {key: value for key, value in properties.items() if key not in RESERVED}
+    return {
+        **skeleton(format_version=version, uuid=uuid, now_ms=now_ms),
+        "location": location,
+        "last-column-id": id_highest(fresh),
+        "current-schema-id": 0,
+        "schemas": [{**fresh, "schema-id": 0}],
+        "default-spec-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": fields}],
+        "last-partition-id": partition_id_last,
+        "default-sort-order-id": order_id,
+        "sort-orders": [{"order-id": order_id, "fields": sorting}],
+        "properties": {**PERSISTED, **kept},
+    }
+
+
+def completed(metadata: Json) -> Json:
+    """Return metadata from a file with everything that older writers leave out.
+
+    Raises:
+        Refusal: it is no table's metadata, or of a version that is not known here.
+    """
+    version = metadata.get("format-version")
+    if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION_MAX:
+        raise bad_request("metadata has a format version that is not supported", found=version)
+    if not isinstance(metadata.get("location"), str):
+        raise bad_request("metadata has no location")
+    made = {**metadata, **_schema_parts(metadata), **_spec_parts(metadata)}
+    made.setdefault("last-sequence-number", 0)
+    made.setdefault("last-updated-ms", 0)
+    made.setdefault("sort-orders", [UNSORTED])
+    made.setdefault("default-sort-order-id", 0)
+    if version >= 3:
+        made.setdefault("next-row-id", 0)
+    for key in ("snapshots", "statistics", "partition-statistics", "snapshot-log", "metadata-log"):
+        made[key] = made.get(key) or []
+    made["properties"] = made.get("properties") or {}
+    current = made.get("current-snapshot-id")
+    made["current-snapshot-id"] = None if current in (None, -1) else current
+    refs = made.get("refs") or {}
+    if made["current-snapshot-id"] is not None and MAIN not in refs:
+        refs = {MAIN: {"snapshot-id": current, "type": "branch"}, **refs}
+    made["refs"] = refs
+    return made
+
+
+def _schema_parts(metadata: Json) -> Json:
+    schemas = metadata.get("schemas")
+    current = metadata.get("current-schema-id")
+    if not schemas:
+        only = metadata.get("schema")
+        if not isinstance(only, dict):
+            raise bad_request("metadata has no schema")
+        current = only.get("schema-id", 0)
+        schemas = [{**only, "schema-id": current}]
+    highest = max(id_highest(schema) for schema in schemas)
+    return {
+        "schemas": schemas,
+        "current-schema-id": current,
+        "last-column-id": metadata.get("last-column-id", highest),
+    }
+
+
+def _spec_parts(metadata: Json) -> Json:
+    specs = metadata.get("partition-specs")
+    first = PARTITION_FIELD_ID_FIRST - 1
+    if not specs:
+        fields, _last = spec_fields(metadata.get("partition-spec") or (), earlier=(), last_id=first)
+        specs = [{"spec-id": 0, "fields": fields}]
+    ids = [field.get("field-id", first) for spec in specs for field in spec["fields"]]
+    return {
+        "partition-specs": specs,
+        "default-spec-id": metadata.get("default-spec-id", 0),
+        "last-partition-id": metadata.get("last-partition-id", max(ids, default=first)),
+    }
+
+
+def written(metadata: Json) -> Json:
+    """Return metadata as it goes into a file: version 1 also has what its first readers look for."""
+    if metadata["format-version"] >= 2:
+        return {key: value for key, value in metadata.items() if key not in _ONLY_VERSION_1}
+    made = {key: value for key, value in metadata.items() if key != "last-sequence-number"}
+    made["schema"] = _of_id(metadata["schemas"], "schema-id", metadata["current-schema-id"])
+    spec = _of_id(metadata["partition-specs"], "spec-id", metadata["default-spec-id"])
+    made["partition-spec"] = spec["fields"]
+    return made
+
+
+_ONLY_VERSION_1 = frozenset({"schema", "partition-spec"})
+
+
+def _of_id(items: list[Json], key: str, number: int) -> Json:
+    return next(item for item in items if item[key] == number)
+
+
+def with_refs_only(metadata: Json) -> dict[str, Any]:
+    """Return metadata with only the snapshots that a branch or a tag names."""
+    named = {ref["snapshot-id"] for ref in metadata["refs"].values()}
+    snapshots = [item for item in metadata["snapshots"] if item["snapshot-id"] in named]
+    return {**metadata, "snapshots": snapshots}

@@ -1,0 +1,295 @@
+"""The catalog's process: `python -m frazil.lake.catalog`.
+
+It listens on the loopback, says where in the address file and in one line on stdout, and ends with
+its parent: when its standard input ends (`--parent`), or the parent's process id changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import logging.handlers
+import os
+import os.path
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import msgspec
+import uvicorn
+
+from frazil.clock import SystemClock
+from frazil.errors import FrazilError, InvalidRequest, Unavailable, codes_of
+from frazil.fs import RealFileSystem, read_fully, write_fully
+from frazil.lake.catalog.address import CatalogAddress, remove_address, write_address
+from frazil.lake.catalog.app import make_app
+from frazil.lake.catalog.files import Warehouse, local_path
+from frazil.lake.catalog.service import Catalog
+from frazil.lake.catalog.store import Store
+from frazil.telemetry import LOGGER, TextFormatter, configure, event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["PORT_DEFAULT", "READY", "ServerOptions", "main", "serve"]
+
+PORT_DEFAULT: Final = 8181
+PORTS_TRIED: Final = 64
+READY: Final = "frazil-catalog-ready "
+"""What the line on stdout starts with that says the server listens; the address follows."""
+PARENT_SECONDS: Final = 1.0
+LOG_BYTES_MAX: Final = 10 << 20
+TOKEN_CHARACTERS_MAX: Final = 4096
+DRAIN_SECONDS: Final = 5
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@attrs.frozen(kw_only=True)
+class ServerOptions:
+    """How a catalog is served.
+
+    `db` None is a catalog in memory with a temporary warehouse. `port` 0 takes any. `token` None
+    lets everybody on this machine in.
+    """
+
+    db: str | None
+    warehouse: str | None = None
+    catalog: str = "frazil"
+    host: str = "127.0.0.1"
+    port: int = PORT_DEFAULT
+    token: str | None = None
+    run_directory: str | None = None
+    allow_outside: bool = False
+    parent: int | None = None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket at `port`, or at the next free one if it is taken.
+
+    Raises:
+        Unavailable: none of the next ports is free.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    last: OSError | None = None
+    for number in range(port, min(port + PORTS_TRIED, 65_536)) if port else (0,):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Two servers must not share a port, but one that died must not block its successor.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, number))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            last = error
+            continue
+        return listener
+    raise Unavailable("no port is free for the catalog", host=host, port=port, reason=last)
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that tells when it listens, and that outlives its signals to clean up."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._tell = started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The original raises the signal again at its end, and the process would end before the
+        # address file is removed.
+        def leave(number: int, frame: object) -> None:
+            del number, frame
+            self.should_exit = True
+
+        before = {number: signal.signal(number, leave) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._tell()
+
+
+def serve(options: ServerOptions, *, told: Callable[[CatalogAddress], None]) -> None:
+    """Serve a catalog until a signal, the end of the parent or a failure of storage.
+
+    Args:
+        options: how.
+        told: gets the address once the server listens.
+
+    Raises:
+        Unavailable: the file, the warehouse or the port cannot be used, or storage failed.
+    """
+    file_system, clock = RealFileSystem(), SystemClock()
+    with ExitStack() as stack:
+        warehouse = _warehouse(options, stack)
+        store = Store(options.db, catalog=options.catalog, file_system=file_system)
+        stack.callback(store.close)
+        file_system.make_directory(local_path(warehouse.location))
+        catalog = Catalog(store, file_system=file_system, clock=clock, warehouse=warehouse)
+        listener = stack.enter_context(listen(options.host, options.port))
+        address = _address(options, warehouse, listener)
+        if options.run_directory is not None:
+            stack.callback(
+                remove_address, options.run_directory, pid=address.pid, file_system=file_system
+            )
+
+        def started() -> None:
+            if options.run_directory is not None:
+                write_address(options.run_directory, address, file_system=file_system, clock=clock)
+            event("catalog_started", uri=address.uri, warehouse=address.warehouse, db=options.db)
+            told(address)
+
+        broken = threading.Event()
+
+        def failed() -> None:
+            broken.set()
+            server.should_exit = True
+
+        app = make_app(catalog, name=options.catalog, token=options.token, failed=failed)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_keep_alive=60,
+        )
+        server = _Server(config, started)
+        if options.parent is not None:
+            _watch_parent(options.parent, server)
+        asyncio.run(server.serve(sockets=[listener]))
+        event("catalog_stopped", uri=address.uri)
+        if broken.is_set():
+            raise Unavailable("storage of the catalog failed, see its log", db=options.db)
+
+
+def _warehouse(options: ServerOptions, stack: ExitStack) -> Warehouse:
+    location = options.warehouse
+    if location is None:
+        if options.db is not None:
+            raise InvalidRequest("catalog in a file needs a warehouse")
+        location = stack.enter_context(tempfile.TemporaryDirectory(prefix="frazil-warehouse-"))
+    return Warehouse(location.rstrip("/"), options.allow_outside)
+
+
+def _address(
+    options: ServerOptions, warehouse: Warehouse, listener: socket.socket
+) -> CatalogAddress:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return CatalogAddress(
+        uri=f"http://{shown}:{port}",
+        token=options.token,
+        pid=os.getpid(),
+        catalog=options.catalog,
+        warehouse=warehouse.location,
+        db=options.db,
+    )
+
+
+def _watch_parent(parent: int, server: uvicorn.Server) -> None:
+    """End the server when the parent is gone: its end of the pipe closes, or its id changes."""
+    gone = threading.Event()
+
+    def read() -> None:
+        while os.read(0, 4096):
+            pass
+        gone.set()
+
+    def watch() -> None:
+        while not gone.wait(PARENT_SECONDS) and os.getppid() == parent:
+            pass
+        server.should_exit = True
+
+    for target in (read, watch):
+        threading.Thread(target=target, name=f"catalog-{target.__name__}", daemon=True).start()
+
+
+def _token(path: str) -> str:
+    """Return the token of a file, which is made if it is missing."""
+    file_system, clock = RealFileSystem(), SystemClock()
+    if file_system.stat(path) is None:
+        file_system.make_directory(os.path.dirname(os.path.abspath(path)))
+        file = file_system.open(path, "create")
+        try:
+            write_fully(file, 0, [clock.random_bytes(32).hex().encode()])
+            file.sync()
+        finally:
+            file.close()
+    file = file_system.open(path, "read")
+    try:
+        token = read_fully(file, 0, TOKEN_CHARACTERS_MAX).decode("ascii", "replace").strip()
+    finally:
+        file.close()
+    if not token or not token.isprintable() or " " in token:
+        raise InvalidRequest("token file has no token of printable characters", path=path)
+    return token
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m frazil.lake.catalog", description=__doc__)
+    parser.add_argument("--db", help="the SQLite file")
+    parser.add_argument("--memory", action="store_true", help="keep everything in memory")
+    parser.add_argument("--warehouse", help="where tables lie")
+    parser.add_argument("--catalog", default="frazil", help="the catalog's name in the rows")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="0 takes any free one")
+    parser.add_argument("--token-file", help="made if it is missing; without it no token is asked")
+    parser.add_argument("--run", help="directory of the address file")
+    parser.add_argument("--allow-outside", action="store_true", help="tables may lie anywhere")
+    parser.add_argument("--parent", type=int, help="end with this process and with stdin")
+    parser.add_argument("--log", help="file for events; stderr without it")
+    given = parser.parse_args(arguments)
+    if bool(given.db) == given.memory:
+        parser.error("give either --db or --memory")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process and return its exit code."""
+    given = _parsed(arguments)
+    configure(sys.stderr, log_level="info", log_format="text")
+    if given.log:
+        RealFileSystem().make_directory(os.path.dirname(os.path.abspath(given.log)))
+        handler = logging.handlers.RotatingFileHandler(
+            given.log, maxBytes=LOG_BYTES_MAX, backupCount=3, encoding="utf-8"
+        )
+        handler.setFormatter(TextFormatter())
+        LOGGER.handlers[:] = [handler]
+        logging.getLogger("uvicorn").addHandler(handler)
+
+    def told(address: CatalogAddress) -> None:
+        sys.stdout.write(f"{READY}{msgspec.json.encode(address).decode()}\n")
+        sys.stdout.flush()
+
+    try:
+        options = ServerOptions(
+            db=os.path.abspath(given.db) if given.db else None,
+            warehouse=given.warehouse,
+            catalog=given.catalog,
+            host=given.host,
+            port=given.port,
+            token=_token(given.token_file) if given.token_file else None,
+            run_directory=given.run,
+            allow_outside=given.allow_outside,
+            parent=given.parent,
+        )
+        serve(options, told=told)
+    except (FrazilError, OSError) as error:
+        sys.stderr.write(f"frazil catalog: {error}\n")
+        return codes_of(error).exit
+    return 0

@@ -1,0 +1,213 @@
+"""The updates of the Iceberg REST specification, as they arrive in a commit.
+
+What stands in schemas, specs, orders and snapshots stays raw JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "AddEncryptionKey",
+    "AddPartitionSpec",
+    "AddSchema",
+    "AddSnapshot",
+    "AddSortOrder",
+    "AssignUuid",
+    "RemoveEncryptionKey",
+    "RemovePartitionSpecs",
+    "RemovePartitionStatistics",
+    "RemoveProperties",
+    "RemoveSchemas",
+    "RemoveSnapshotRef",
+    "RemoveSnapshots",
+    "RemoveStatistics",
+    "SetCurrentSchema",
+    "SetDefaultSortOrder",
+    "SetDefaultSpec",
+    "SetLocation",
+    "SetPartitionStatistics",
+    "SetProperties",
+    "SetSnapshotRef",
+    "SetStatistics",
+    "Update",
+    "UpgradeFormatVersion",
+]
+
+
+class _Update(msgspec.Struct, tag_field="action", rename="kebab"):
+    """One update; its tag is the specification's name."""
+
+
+class AssignUuid(_Update, tag="assign-uuid"):
+    """Give a new table its identity."""
+
+    uuid: str
+
+
+class UpgradeFormatVersion(_Update, tag="upgrade-format-version"):
+    """Raise the format version."""
+
+    format_version: int
+
+
+class AddSchema(_Update, tag="add-schema"):
+    """Add a schema; an equal one is found again."""
+
+    schema: dict[str, Any]
+    last_column_id: int | None = None
+
+
+class SetCurrentSchema(_Update, tag="set-current-schema"):
+    """Choose the schema for new rows; -1 is the one just added."""
+
+    schema_id: int
+
+
+class AddPartitionSpec(_Update, tag="add-spec"):
+    """Add a partition spec; an equal one is found again."""
+
+    spec: dict[str, Any]
+
+
+class SetDefaultSpec(_Update, tag="set-default-spec"):
+    """Choose the spec for new files; -1 is the one just added."""
+
+    spec_id: int
+
+
+class AddSortOrder(_Update, tag="add-sort-order"):
+    """Add a sort order; an equal one is found again."""
+
+    sort_order: dict[str, Any]
+
+
+class SetDefaultSortOrder(_Update, tag="set-default-sort-order"):
+    """Choose the order for new files; -1 is the one just added."""
+
+    sort_order_id: int
+
+
+class AddSnapshot(_Update, tag="add-snapshot"):
+    """Add a snapshot; nothing points at it yet."""
+
+    snapshot: dict[str, Any]
+
+
+class SetSnapshotRef(_Update, tag="set-snapshot-ref"):
+    """Let a branch or a tag point at a snapshot."""
+
+    ref_name: str
+    type: str
+    snapshot_id: int
+    max_ref_age_ms: int | None = None
+    max_snapshot_age_ms: int | None = None
+    min_snapshots_to_keep: int | None = None
+
+
+class RemoveSnapshots(_Update, tag="remove-snapshots"):
+    """Forget snapshots, with the refs and statistics that need them."""
+
+    snapshot_ids: list[int]
+
+
+class RemoveSnapshotRef(_Update, tag="remove-snapshot-ref"):
+    """Drop a branch or a tag."""
+
+    ref_name: str
+
+
+class SetLocation(_Update, tag="set-location"):
+    """Let new files go elsewhere."""
+
+    location: str
+
+
+class SetProperties(_Update, tag="set-properties"):
+    """Set properties, over what they were."""
+
+    updates: dict[str, str]
+
+
+class RemoveProperties(_Update, tag="remove-properties"):
+    """Drop properties."""
+
+    removals: list[str]
+
+
+class SetStatistics(_Update, tag="set-statistics"):
+    """Set the statistics file of a snapshot."""
+
+    statistics: dict[str, Any]
+    snapshot_id: int | None = None
+
+
+class RemoveStatistics(_Update, tag="remove-statistics"):
+    """Drop the statistics file of a snapshot."""
+
+    snapshot_id: int
+
+
+class SetPartitionStatistics(_Update, tag="set-partition-statistics"):
+    """Set the partition statistics file of a snapshot."""
+
+    partition_statistics: dict[str, Any]
+
+
+class RemovePartitionStatistics(_Update, tag="remove-partition-statistics"):
+    """Drop the partition statistics file of a snapshot."""
+
+    snapshot_id: int
+
+
+class RemovePartitionSpecs(_Update, tag="remove-partition-specs"):
+    """Forget specs that no file uses any more."""
+
+    spec_ids: list[int]
+
+
+class RemoveSchemas(_Update, tag="remove-schemas"):
+    """Forget schemas that no snapshot uses any more."""
+
+    schema_ids: list[int]
+
+
+class AddEncryptionKey(_Update, tag="add-encryption-key"):
+    """Add a key that is itself encrypted."""
+
+    encryption_key: dict[str, Any]
+
+
+class RemoveEncryptionKey(_Update, tag="remove-encryption-key"):
+    """Drop a key."""
+
+    key_id: str
+
+
+Update: TypeAlias = (
+    AssignUuid
+    | UpgradeFormatVersion
+    | AddSchema
+    | SetCurrentSchema
+    | AddPartitionSpec
+    | SetDefaultSpec
+    | AddSortOrder
+    | SetDefaultSortOrder
+    | AddSnapshot
+    | SetSnapshotRef
+    | RemoveSnapshots
+    | RemoveSnapshotRef
+    | SetLocation
+    | SetProperties
+    | RemoveProperties
+    | SetStatistics
+    | RemoveStatistics
+    | SetPartitionStatistics
+    | RemovePartitionStatistics
+    | RemovePartitionSpecs
+    | RemoveSchemas
+    | AddEncryptionKey
+    | RemoveEncryptionKey
+)
