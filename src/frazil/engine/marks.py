@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from frazil.errors import CorruptionError, Unavailable
 from frazil.fs import read_fully, write_fully
+from frazil.query.watched import check_watch
 from frazil.telemetry import event, warn
 from frazil.tiers.chunk import ALIVE
 from frazil.tiers.dead_marks import KeyRows
@@ -66,6 +67,7 @@ def _key_rows(topic: TopicTiers) -> Iterator[KeyRows]:
     Raises:
         Unavailable: a damaged file is written again; all rows are to be asked for once more.
         CorruptionError: a damaged file cannot be written again.
+        FrazilError: the query that this is done for must stop; what was computed is no harm.
     """
     disk = topic.disk
     with disk.changing():
@@ -90,6 +92,7 @@ def _rows_of(topic: TopicTiers, file: DiskFile) -> Iterator[KeyRows]:
     readers = topic.disk.readers
     names = KeyShape(topic.schema_of(file.schema), topic.state.spec.primary_key).names
     for number in range(readers.reader(file).groups):
+        check_watch()
         batch = readers.read(file, number, ("_offset", "_op", "_present", *names))
         present = batch.column("_present")
         partial = None

@@ -10,6 +10,7 @@ import pytest
 
 from frazil.errors import Unavailable
 from tests.integration.engine.opening import open_small
+from tests.integration.engine.tier_world import World
 
 ROWS = 400_000
 KEYS = 300_000
@@ -98,3 +99,28 @@ def test_records_without_a_key_are_not_decoded_either(tmp_path):
             queries.query(COUNT, on_begin=queries.cancel)
         assert topic.runtime.tiers.memory.settled == 0
         assert engine.query(COUNT).rows() == [(100, 99)]
+
+
+def test_files_are_not_read_for_a_query_that_must_stop():
+    """After a crash the rows of files are gone through; a cancelled query ends that, too."""
+    world = World()
+    topic = world.db.create_topic("t", {"k": "long", "v": "long"}, primary_key="k")
+    for n in range(6):
+        topic.upsert(k=n % 4, v=n)
+        world.db.flush()
+    world.db.close()
+    for path in [path for path in world.disk.paths() if "/marks/" in path]:
+        world.disk.unlink(path)
+    with world.open() as engine:
+        tiers, queries = engine.topic("t").runtime.tiers, engine.queries()
+        for _turn in range(2):
+            with pytest.raises(Unavailable, match="cancelled"):
+                queries.query(COUNT, on_begin=queries.cancel)
+            assert not tiers.loaded
+        assert engine.query(COUNT).rows() == [(4, 5)]
+        assert engine.query("SELECT k, v FROM t ORDER BY k").rows() == [
+            (0, 4),
+            (1, 5),
+            (2, 2),
+            (3, 3),
+        ]
