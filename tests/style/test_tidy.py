@@ -43,6 +43,7 @@ SEAM_EXCEPTIONS = {
         {"os.lstat", "tempfile"},
         "spark's resolver works in a directory that is gone afterwards; its growth is watched",
     ),
+    "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
     "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
 }
@@ -54,6 +55,7 @@ BROAD_EXCEPTS = {
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "engine/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",
+    "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
     "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",
     "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",
 }

@@ -159,7 +159,7 @@ class SparkTables:
                 "expire_snapshots",
                 "table => :table, snapshot_ids => :ids, older_than => TIMESTAMP '1970-01-01'",
                 table,
-                ids=F.array(*(F.lit(sid).cast("bigint") for sid in snapshots)),
+                ids=list(snapshots),
             )
 
     # -- with Spark --

@@ -1,0 +1,250 @@
+"""The lake worker: the process that runs Spark for an engine, and nothing without it.
+
+It is stateless. The engine plans, persists and releases; the worker commits what it is told, and
+whatever it was at when it died is looked at and done again by the next one. Its main thread reads
+the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it, when
+the socket does.
+
+    python -m frazil.lake.worker --socket PATH --epoch N [--config FILE|-]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from frazil.clock import SystemClock
+from frazil.errors import Closed, CorruptionError, FrazilError, InvalidRequest, Unavailable
+from frazil.fs import RealFileSystem
+from frazil.lake.halting import Halt
+from frazil.lake.wire import Answer, Request, receive, send
+from frazil.lake.worker_calls import WorkerConfig
+from frazil.lake.worker_jobs import Jobs
+from frazil.lake.worker_spark import Spark, keep_log
+from frazil.telemetry import event, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.clock import Clock
+    from frazil.fs import FileSystem
+
+__all__ = ["Worker", "main"]
+
+STOP_SECONDS: Final = 30.0
+"""A running commit gets so long when the worker is asked to end, unless the settings differ."""
+WATCH_SECONDS: Final = 0.5
+EXIT_LOST: Final = 3
+"""The exit code when Spark's JVM died."""
+EXIT_ENGINE_GONE: Final = 4
+
+
+class Worker:
+    """One worker over one connection.
+
+    Args:
+        connection: the engine's socket.
+        epoch: the number that the engine gave this worker.
+        config: what `hello` would tell, if it is known before.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        epoch: int,
+        config: WorkerConfig | None = None,
+        clock: Clock | None = None,
+        file_system: FileSystem | None = None,
+    ) -> None:
+        self._connection = connection
+        self._epoch = epoch
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._file_system = file_system or RealFileSystem()
+        self._halt = Halt(os.environ, self._file_system)
+        self._sending = threading.Lock()
+        self._stopping = threading.Event()
+        self._stop_seconds = STOP_SECONDS
+        self._spark: Spark | None = None
+        self._starting: threading.Thread | None = None
+        self._jobs = Jobs(self.answer, self._halt, self._clock)
+
+    # -- the socket --
+
+    def answer(self, answer: Answer) -> None:
+        """Say something to the engine; any thread may.
+
+        Raises:
+            Closed: if it is gone.
+        """
+        with self._sending:
+            send(self._connection, answer)
+
+    def run(self) -> int:
+        """Serve until the engine is gone or wants the worker to end; return the exit code."""
+        threading.Thread(target=self._watch, name="frazil-lake-watch", daemon=True).start()
+        try:
+            while not self._stopping.is_set():
+                request = receive(self._connection)
+                if isinstance(request, Request):
+                    self._serve(request)
+        except Closed:
+            if not self._stopping.is_set():
+                event("lake_engine_gone", epoch=self._epoch)
+                return EXIT_ENGINE_GONE
+        except CorruptionError as error:
+            warn("lake_message_unreadable", error=error)
+            return EXIT_ENGINE_GONE
+        self._drain()
+        return 0
+
+    def stop(self) -> None:
+        """End soon: no new job is taken, the running ones get their time."""
+        self._stopping.set()
+        # The thread that reads wakes up; what is still to be said can be.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
+    @property
+    def starting(self) -> bool:
+        """Tell whether Spark is just being started."""
+        return self._spark is None and self._starting is not None and self._starting.is_alive()
+
+    def end(self) -> None:
+        """End Spark, whatever it is doing."""
+        if self._spark is not None:
+            self._spark.end()
+
+    def _drain(self) -> None:
+        event("lake_worker_stopping", jobs=len(self._jobs.running()))
+        if not self._jobs.drain(self._stop_seconds):
+            # Nothing is lost: whatever becomes of the commit, the next worker looks first.
+            warn("lake_commit_abandoned", jobs=len(self._jobs.running()))
+
+    # -- requests --
+
+    def _serve(self, request: Request) -> None:
+        if request.op == "ping":
+            self._done(request, {"jobs": self._jobs.running(), "ready": self._jobs.ready})
+        elif request.op == "hello":
+            self._hello(request)
+        elif request.op == "cancel":
+            self._done(request, {"cancelled": self._jobs.cancel(int(request.body.get("id", 0)))})
+        elif request.op == "stop":
+            self._done(request, {})
+            self.stop()
+        else:
+            self._jobs.take(request)
+
+    def _done(self, request: Request, body: dict[str, Any]) -> None:
+        self.answer(Answer(request.id, "done", body))
+
+    def _hello(self, request: Request) -> None:
+        if self._starting is not None:
+            error = InvalidRequest("the lake worker was greeted before")
+            self.answer(Answer(request.id, "failed", error=error.code, message=str(error)))
+            return
+        self._starting = threading.Thread(
+            target=self._start, args=(request,), name="frazil-lake-start", daemon=True
+        )
+        self._starting.start()
+
+    def _start(self, request: Request) -> None:
+        """Start Spark and say so; pings are answered meanwhile."""
+        try:
+            try:
+                config = self._config or _config_of(request.body)
+                settings = config.to_settings()
+                self._stop_seconds = settings.lake.worker.stop_timeout_s
+                keep_log(settings.data_dir, self._file_system)
+                self.answer(Answer(request.id, "progress", {"step": "starting"}))
+                spark = Spark.start(config, epoch=self._epoch, file_system=self._file_system)
+            except FrazilError as error:
+                warn("lake_worker_failed", error=error)
+                self.answer(Answer(request.id, "failed", error=error.code, message=str(error)))
+                return
+            except Exception as error:
+                event("lake_worker_failed", error=repr(error))
+                told = Unavailable("Spark does not start, logs/lake.log has the trace")
+                self.answer(Answer(request.id, "failed", error=told.code, message=str(told)))
+                raise
+            self._spark = spark
+            self._jobs.open(spark)
+            self.answer(Answer(request.id, "done", self._facts(spark)))
+            event("lake_worker_ready", epoch=self._epoch, pid=os.getpid(), java=spark.pid)
+        except Closed:
+            # The thread that reads notices too, and ends the process.
+            event("lake_engine_gone", epoch=self._epoch)
+
+    def _facts(self, spark: Spark) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "java_pid": spark.pid,
+            "epoch": self._epoch,
+            "versions": spark.versions(),
+        }
+
+    def _watch(self) -> None:
+        """End the process when its JVM has died: nothing can be done without it."""
+        pause = threading.Event()
+        while True:
+            pause.wait(WATCH_SECONDS)
+            if self._spark is not None and not self._spark.alive():
+                warn("lake_spark_died", epoch=self._epoch)
+                os._exit(EXIT_LOST)
+
+
+def _config_of(body: dict[str, Any]) -> WorkerConfig:
+    try:
+        return msgspec.convert(body, WorkerConfig)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest("greeting of the lake worker cannot be read", reason=error) from error
+
+
+def _read_config(path: str, file_system: FileSystem) -> WorkerConfig:
+    if path == "-":
+        return msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerConfig)
+    file = file_system.open(path, "read")
+    try:
+        return msgspec.json.decode(file.read_at(0, file.size()), type=WorkerConfig)
+    finally:
+        file.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a worker until its engine is gone."""
+    parser = argparse.ArgumentParser(prog="frazil.lake.worker", description=__doc__)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--config", default="")
+    given = parser.parse_args(arguments)
+    if os.getpgid(0) != os.getpid():
+        # A group of its own: the JVM belongs to it, and both end together.
+        os.setpgid(0, 0)
+    file_system = RealFileSystem()
+    config = _read_config(given.config, file_system) if given.config else None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(given.socket)
+    worker = Worker(connection, epoch=given.epoch, config=config, file_system=file_system)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: worker.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = worker.run()
+    if worker.starting:
+        # The JVM is being started and has no handle yet: the whole group goes.
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+    worker.end()
+    # Threads may be stuck in calls to a JVM that is gone: nobody waits for them.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

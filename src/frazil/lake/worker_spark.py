@@ -1,0 +1,188 @@
+"""Spark as the worker has it: started once, watched, ended with everything it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from pyiceberg.catalog import Catalog
+from pyspark.sql import SparkSession
+
+from frazil.config import Settings
+from frazil.lake.connection import connect
+from frazil.lake.session import CATALOG_NAME, build_session, session_conf
+from frazil.lake.setup import prepare
+from frazil.lake.spark_table import SparkTables
+from frazil.lake.stages import SparkStages
+from frazil.telemetry import LOGGER, TextFormatter
+
+if TYPE_CHECKING:
+    from frazil.fs import FileSystem
+    from frazil.lake.worker_calls import WorkerConfig
+
+__all__ = ["Spark", "keep_log"]
+
+LOG: Final = "lake.log"
+SPARK_LOG: Final = "spark.log"
+LOG_BYTES_MAX: Final = 8 << 20
+LOG_FILES: Final = 3
+END_SECONDS: Final = 2.0
+RUN_PREFIX: Final = "spark-"
+SESSION_CONF: Final = {
+    # What the stages rely on; other values of these would change rows without a word.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.storeAssignmentPolicy": "ANSI",
+    "spark.sql.caseSensitive": "false",
+}
+
+
+class _TraceFormatter(logging.Formatter):
+    """Events as everywhere, with the traces of Java and Python in full behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = TextFormatter()
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = self._line.format(record)
+        trace = getattr(record, "trace", "")
+        if record.exc_info and record.exc_info[0] is not None:
+            trace = f"{trace}\n{self.formatException(record.exc_info)}".strip()
+        return f"{text}\n{trace}" if trace else text
+
+
+def keep_log(data_dir: str, file_system: FileSystem) -> None:
+    """Write this process's events to `logs/lake.log` of the data directory, rotated by size."""
+    directory = os.path.join(data_dir, "logs")
+    file_system.make_directory(directory)
+    handler = logging.handlers.RotatingFileHandler(
+        os.path.join(directory, LOG),
+        maxBytes=LOG_BYTES_MAX,
+        backupCount=LOG_FILES,
+        encoding="utf-8",
+    )
+    handler.setFormatter(_TraceFormatter())
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+
+
+@attrs.frozen
+class Spark:
+    """A session, and what works with it."""
+
+    session: SparkSession
+    settings: Settings
+    catalog: Catalog
+    tables: SparkTables
+    stages: SparkStages
+    run_dir: str
+
+    @classmethod
+    def start(cls, config: WorkerConfig, *, epoch: int, file_system: FileSystem) -> Spark:
+        """Reach the catalog, find Java and the jars, start the JVM.
+
+        Raises:
+            Unavailable: something of it is not there; the message says what.
+            InvalidRequest: a setting is wrong.
+        """
+        settings = config.to_settings()
+        catalog = connect(config.catalog)
+        ready = prepare(settings, file_system=file_system)
+        runs = os.path.join(settings.data_dir, "run")
+        _remove_left_overs(runs, file_system)
+        run_dir = os.path.join(runs, f"{RUN_PREFIX}{epoch}-{os.getpid()}")
+        lake = settings.lake
+        conf = session_conf(
+            jars=ready.jars,
+            catalog=config.catalog,
+            run_dir=run_dir,
+            conf=lake.spark.conf,
+            heap_bytes=lake.worker.heap_bytes,
+        )
+        session = build_session(
+            conf,
+            java=ready.java,
+            run_dir=run_dir,
+            log_path=os.path.join(settings.data_dir, "logs", SPARK_LOG),
+            file_system=file_system,
+        )
+        return cls.of_session(session, settings, catalog, run_dir)
+
+    @classmethod
+    def of_session(
+        cls, session: SparkSession, settings: Settings, catalog: Catalog, run_dir: str
+    ) -> Spark:
+        """Return what works with a session that runs."""
+        for key, value in SESSION_CONF.items():
+            session.conf.set(key, value)
+        session.conf.set(
+            "spark.sql.parquet.columnarReaderBatchSize", str(settings.lake.writer.batch_size)
+        )
+        tables = SparkTables(session, catalog, name=CATALOG_NAME)
+        stages = SparkStages(
+            session, tables.columns, target_file_bytes=settings.lake.writer.target_file_bytes
+        )
+        return cls(session, settings, catalog, tables, stages, run_dir)
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes] | None:
+        gateway: Any = self.session.sparkContext._gateway  # noqa: SLF001 - no other way to it
+        process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+        return process
+
+    @property
+    def pid(self) -> int:
+        """Return the JVM's process, 0 if it is not known."""
+        process = self._process
+        return 0 if process is None else process.pid
+
+    def alive(self) -> bool:
+        """Tell whether the JVM still runs."""
+        process = self._process
+        return process is None or process.poll() is None
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what runs here."""
+        java = self.session.sparkContext._jvm  # noqa: SLF001 - Java tells its version itself
+        found = "" if java is None else str(java.java.lang.System.getProperty("java.version"))
+        return {"python": sys.version.split()[0], "spark": self.session.version, "java": found}
+
+    def end(self) -> None:
+        """End the JVM: asked to, then made to; its scratch files go."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(OSError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def _remove_left_overs(runs: str, file_system: FileSystem) -> None:
+    """Remove the scratch files of workers that could not do it themselves."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in file_system.list_directory(runs):
+            pid = name.rpartition("-")[2]
+            if name.startswith(RUN_PREFIX) and pid.isdigit() and not _runs(int(pid)):
+                shutil.rmtree(os.path.join(runs, name), ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
