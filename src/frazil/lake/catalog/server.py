@@ -80,7 +80,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last: OSError | None = None
     for number in range(port, min(port + PORTS_TRIED, 65_536)) if port else (0,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol named, asyncio switches off the delay of small packets: 40 ms each.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             # Two servers must not share a port, but one that died must not block its successor.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
