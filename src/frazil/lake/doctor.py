@@ -1,6 +1,7 @@
 """Look at everything the lake needs on this machine, and say for each failure what to do.
 
-Nothing is fetched, started or changed; a probe file in the warehouse is removed again.
+Nothing is fetched or changed. A probe file in the warehouse is removed again; if no catalog runs, one
+without data is started for a moment.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import contextlib
 import importlib.metadata
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import attrs
-import msgspec
 
 from frazil.clock import Clock, SystemClock
 from frazil.config import Settings
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, Unavailable
 from frazil.fs import FileSystem, RealFileSystem, write_fully
 from frazil.lake.jars import inspect_jars, kinds_for, pins
 from frazil.lake.java import find_java
@@ -25,12 +26,13 @@ from frazil.lake.launch import INSTALL, cache_directory, read_text, spark_versio
 from frazil.lake.setup import jars_directory
 
 if TYPE_CHECKING:
-    from frazil.lake.connection import CatalogAddress
+    from frazil.lake.catalog.address import CatalogAddress as ServingAddress
 
-__all__ = ["Check", "examine", "running_catalog"]
+__all__ = ["Check", "examine"]
 
 JVM_BYTES: Final = 400 << 20
 """What a JVM takes beside its heap: code, classes, threads, buffers."""
+ANSWER_SECONDS: Final = 10.0
 _PACKAGES: Final = ("pyspark", "pyiceberg", "starlette", "uvicorn", "duckdb")
 _SETUP: Final = "run frazil lake setup, or frazil lake setup --jars DIR without a network"
 
@@ -42,13 +44,6 @@ class Check(NamedTuple):
     ok: bool
     found: str
     fix: str = ""
-
-
-class _Address(msgspec.Struct, frozen=True):
-    """What the embedded catalog writes about itself while it runs."""
-
-    uri: str
-    token: str = ""
 
 
 @attrs.frozen
@@ -100,6 +95,8 @@ def examine(
             found += look(examination)
         except FrazilError as error:
             found.append(Check(name, ok=False, found=error.message, fix=_facts(error)))
+        except ImportError as error:
+            found.append(Check(name, ok=False, found=str(error), fix=f"run {INSTALL}"))
         except OSError as error:
             found.append(Check(name, ok=False, found=str(error), fix="correct the path's rights"))
     return found
@@ -152,40 +149,58 @@ def _jars(examination: _Examination) -> Iterator[Check]:
             yield Check(name, ok=False, found=found, fix=f"remove this file, then {_SETUP}")
 
 
-def running_catalog(data_dir: str, file_system: FileSystem) -> CatalogAddress | None:
-    """Return where the embedded catalog of a data directory listens; None if it does not run."""
-    text = read_text(os.path.join(data_dir, "run", "catalog.json"), file_system)
-    if not text:
-        return None
-    try:
-        found = msgspec.json.decode(text, type=_Address)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    from frazil.lake.connection import CatalogAddress
-
-    return CatalogAddress(uri=found.uri, token=found.token, timeout_seconds=10.0)
-
-
 def _catalog(examination: _Examination) -> Iterator[Check]:
-    address = running_catalog(examination.data_dir, examination.files)
-    if address is None:
-        text = "embedded, not running now: it starts with the engine"
-        yield Check("catalog", ok=True, found=text)
-        return
-    from frazil.lake.connection import connect
+    """Ask the catalog that runs beside the data; if there is none, try one without data."""
+    from frazil.lake.catalog.address import read_address
+    from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 
+    address = read_address(os.path.join(examination.data_dir, "run"), file_system=examination.files)
+    if address is not None and _lives(address.pid):
+        yield _asked(address, "answers")
+        return
+    port = examination.settings.lake.catalog.port
+    with tempfile.TemporaryDirectory(prefix="frazil-doctor-") as directory:
+        options = CatalogOptions(run_directory=directory, port=port)
+        try:
+            with CatalogProcess(options, clock=examination.clock) as process:
+                assert process.address is not None
+                yield _asked(process.address, "is tried without data and answers")
+        except Unavailable as error:
+            yield Check(
+                "catalog",
+                ok=False,
+                found=str(error),
+                fix=f"run {INSTALL}, or choose another lake.catalog.port",
+            )
+
+
+def _asked(running: ServingAddress, words: str) -> Check:
+    from frazil.lake.connection import CatalogAddress, connect
+
+    address = CatalogAddress(
+        uri=running.uri, token=running.token or "", timeout_seconds=ANSWER_SECONDS
+    )
     try:
         names = connect(address).list_namespaces()
     except FrazilError as error:
-        yield Check(
+        return Check(
             "catalog",
             ok=False,
-            found=f"{address.uri}: {error.message}",
-            fix="start the engine again; if it stays so, look into logs/lake.log in the data"
-            " directory, or choose another lake.catalog.port",
+            found=f"{running.uri}: {error.message}",
+            fix="open the data directory again, which makes a new address and token;"
+            " logs/lake.log in it has the rest",
         )
-    else:
-        yield Check("catalog", ok=True, found=f"{address.uri} answers, {len(names)} namespaces")
+    return Check("catalog", ok=True, found=f"{running.uri} {words}, {len(names)} namespaces")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _warehouse(examination: _Examination) -> Iterator[Check]:

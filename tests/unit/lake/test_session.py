@@ -1,0 +1,154 @@
+"""What Spark is told: settings for a small driver, over which those of the user win."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.errors import InvalidRequest, Unavailable
+from frazil.fs import RealFileSystem
+from frazil.lake import session
+from frazil.lake.connection import CatalogAddress
+from frazil.lake.java import Java
+from frazil.lake.launch import properties_text, put_file, read_text, spark_environment
+from frazil.lake.session import check_versions, log_properties, session_conf
+
+ADDRESS = CatalogAddress(
+    uri="http://127.0.0.1:1", token="secret", properties={"s3.region": "x", "py-io-impl": "y"}
+)
+JAVA = Java("/java", "/java/bin/java", "17.0.0", "test")
+RUNTIME = "/cache/iceberg-spark-runtime-4.1_2.13-1.12.0.jar"
+
+
+def conf_of(**arguments):
+    """Return the settings for one jar."""
+    return session_conf(jars=[RUNTIME], catalog=ADDRESS, run_dir="/run dir", **arguments)
+
+
+def test_the_driver_is_small_and_listens_to_nobody():
+    """One JVM on the loopback, without a web page, in UTC, with errors instead of nulls."""
+    conf = conf_of()
+    assert conf["spark.master"] == "local[2]"
+    assert conf["spark.driver.memory"] == "1024m"
+    assert conf["spark.ui.enabled"] == "false"
+    assert conf["spark.driver.bindAddress"] == conf["spark.driver.host"] == "127.0.0.1"
+    assert conf["spark.sql.session.timeZone"] == "UTC"
+    assert conf["spark.sql.ansi.enabled"] == "true"
+    assert conf["spark.scheduler.mode"] == "FAIR"
+    assert conf["spark.sql.shuffle.partitions"] == "2"
+    options = conf["spark.driver.defaultJavaOptions"]
+    assert "-XX:+UseSerialGC" in options
+    assert "TieredStopAtLevel" not in options
+    assert '"-Djava.io.tmpdir=/run dir/scratch"' in options
+
+
+def test_the_catalog_is_asked_each_time_with_the_token_that_was_given():
+    """No cached tables, no exchange of tokens, a limit on each wait; nothing of PyIceberg's own."""
+    conf = conf_of()
+    prefix = "spark.sql.catalog.frazil"
+    assert conf[prefix] == "org.apache.iceberg.spark.SparkCatalog"
+    assert conf[f"{prefix}.type"] == "rest"
+    assert conf[f"{prefix}.uri"] == ADDRESS.uri
+    assert conf[f"{prefix}.token"] == "secret"
+    assert conf[f"{prefix}.token-refresh-enabled"] == "false"
+    assert conf[f"{prefix}.cache-enabled"] == "false"
+    assert int(conf[f"{prefix}.rest.client.socket-timeout-ms"]) <= 60_000
+    assert conf[f"{prefix}.s3.region"] == "x"
+    assert not [key for key in conf if "py-io" in key]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.driver.memory", "3g"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.catalog.frazil.cache-enabled", "true"),
+        ("spark.driver.defaultJavaOptions", "-XX:+UseG1GC"),
+        ("spark.driver.extraClassPath", "/mine.jar"),
+        ("spark.something.new", "x"),
+    ],
+)
+def test_every_key_of_the_user_wins(key, value):
+    """What lake.spark.conf has goes over ours, whatever it is."""
+    assert conf_of(conf={key: value})[key] == value
+
+
+def test_heap_and_cores_are_settings():
+    """The heap's cap is what was asked for, in whole MiB."""
+    conf = conf_of(heap_bytes=512 << 20, cores=8)
+    assert conf["spark.driver.memory"] == "512m"
+    assert conf["spark.master"] == "local[8]"
+    assert conf["spark.sql.shuffle.partitions"] == "8"
+
+
+def test_jars_are_shipped_only_where_there_is_somebody_to_ship_them_to():
+    """A local driver has them on its class path; executors elsewhere get them from Spark."""
+    assert conf_of()["spark.driver.extraClassPath"] == RUNTIME
+    assert "spark.jars" not in conf_of()
+    cluster = conf_of(conf={"spark.master": "spark://host:7077"})
+    assert cluster["spark.jars"] == RUNTIME
+    assert "spark.driver.extraClassPath" not in cluster
+
+
+def test_versions_that_fit_pass():
+    """The installed PySpark is the one that the pinned runtime is made for."""
+    check_versions(conf_of())
+    assert RUNTIME in conf_of().values()
+
+
+@pytest.mark.parametrize("key", ["spark.jars", "spark.driver.extraClassPath"])
+def test_a_runtime_for_another_spark_is_refused(key):
+    """A jar of the user for Spark 4.0 is named before Spark fails in its own way."""
+    jar = "/mine/iceberg-spark-runtime-4.0_2.13-1.10.0.jar"
+    with pytest.raises(InvalidRequest, match="made for another Spark") as caught:
+        check_versions(conf_of(conf={key: jar}))
+    assert caught.value.details["path"] == jar
+
+
+def test_another_pyspark_is_refused(monkeypatch):
+    """The error says what to install."""
+    monkeypatch.setattr(session, "spark_version", lambda: "4.2.0")
+    with pytest.raises(Unavailable, match=r"frazil\[lake\]") as caught:
+        check_versions({})
+    assert caught.value.details == {"pyspark": "4.2.0", "needed": "4.1.*"}
+
+
+def test_settings_survive_the_properties_file():
+    """What Java's reader treats as its own signs is escaped."""
+    text = properties_text(
+        {"a b:c=d#e!": " led by a space", "path": "C:\\x = y", "lines": "one\ntwo\tthree\r"}
+    )
+    assert text.splitlines() == [
+        "a\\ b\\:c\\=d\\#e\\!=\\ led by a space",
+        "path=C:\\\\x = y",
+        "lines=one\\ntwo\\tthree\\r",
+    ]
+
+
+def test_a_private_file_is_replaced_whole_and_read_by_its_owner_alone(tmp_path):
+    """The file with the token has mode 0600 and leaves no draft."""
+    path = tmp_path / "new" / "spark.properties"
+    put_file(str(path), "first", RealFileSystem())
+    put_file(str(path), "2", RealFileSystem())
+    assert read_text(str(path), RealFileSystem()) == "2"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["spark.properties"]
+    assert read_text(str(path / "absent"), RealFileSystem()) == ""
+
+
+def test_sparks_log_goes_to_a_file_of_limited_size():
+    """No appender writes to the terminal."""
+    lines = log_properties("/logs/spark.log").splitlines()
+    assert "appender.file.fileName=/logs/spark.log" in lines
+    assert "appender.file.policies.size.size=10000000" in lines
+    assert not [line for line in lines if "onsole" in line]
+
+
+def test_another_spark_of_the_machine_is_left_out():
+    """SPARK_HOME and settings of another installation do not reach ours."""
+    found = spark_environment(
+        JAVA, {"SPARK_HOME": "/opt/spark-3", "SPARK_CONF_DIR": "/etc/spark", "HOME": "/h"}
+    )
+    assert found["SPARK_HOME"].endswith("pyspark")
+    assert found["JAVA_HOME"] == "/java"
+    assert found["HOME"] == "/h"
+    assert "SPARK_CONF_DIR" not in found
