@@ -206,6 +206,7 @@ class MetadataFiles:
         try:
             self._write(local_path(location), data)
         except OSError as error:
+            self._unlink(location)
             raise commit_failed(
                 "metadata file cannot be written, nothing was changed",
                 location=location,

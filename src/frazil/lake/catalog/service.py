@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from frazil.errors import Unavailable
 from frazil.lake.catalog.draft import Draft
 from frazil.lake.catalog.files import Loaded, MetadataFiles, Warehouse
 from frazil.lake.catalog.metadata import (
@@ -310,6 +311,10 @@ class Catalog:
         except OutcomeUnknown:
             # The rows may name the new files: they must stay.
             raise
+        except Unavailable as error:
+            self._discard(built)
+            # Said as a failure that is certain: a client that is told 503 takes it for unknown.
+            raise commit_failed(f"{error.message}, nothing was changed", **error.details) from error
         except BaseException:
             self._discard(built)
             raise

@@ -333,7 +333,9 @@ class Store:
             try:
                 yield connection
             except BaseException:
-                connection.execute("ROLLBACK")
+                # After some errors SQLite has rolled back by itself.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
             try:
                 connection.execute("COMMIT")

@@ -1,0 +1,247 @@
+"""New tables and metadata of older writers: ids, versions, properties."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from frazil.lake.catalog.metadata import completed, format_version_of, new_table, with_refs_only
+from frazil.lake.catalog.metadata import written as as_written
+from frazil.lake.catalog.refusals import Refusal
+from frazil.lake.catalog.schemas import check_schema, id_highest, same_schema, with_fresh_ids
+
+
+def field(number, name, kind="long", **more):
+    return {"id": number, "name": name, "required": False, "type": kind, **more}
+
+
+def struct(*fields, **more):
+    return {"type": "struct", "fields": list(fields), **more}
+
+
+def table(schema, **more):
+    given = {
+        "spec": None,
+        "order": None,
+        "location": "/wh/t",
+        "properties": {},
+        "uuid": "u",
+        "now_ms": 5,
+        **more,
+    }
+    return new_table(schema=schema, **given)
+
+
+NESTED = struct(
+    field(10, "a"),
+    field(
+        20,
+        "b",
+        {
+            "type": "map",
+            "key-id": 21,
+            "key": "string",
+            "value-id": 22,
+            "value-required": False,
+            "value": struct(field(23, "x"), field(24, "y")),
+        },
+    ),
+    field(30, "c", {"type": "list", "element-id": 31, "element": "int", "element-required": True}),
+    field(40, "d"),
+    **{"identifier-field-ids": [40, 10]},
+)
+
+
+def test_fresh_ids_number_a_struct_before_what_is_nested_in_it():
+    """Top-level columns are 1 to n, then what is nested, as the reference does."""
+    made, renumbered = with_fresh_ids(NESTED)
+    assert [item["id"] for item in made["fields"]] == [1, 2, 3, 4]
+    inner = made["fields"][1]["type"]
+    assert (inner["key-id"], inner["value-id"]) == (5, 6)
+    assert [item["id"] for item in inner["value"]["fields"]] == [7, 8]
+    assert made["fields"][2]["type"]["element-id"] == 9
+    assert made["identifier-field-ids"] == [1, 4]
+    assert renumbered[24] == 8
+    assert id_highest(made) == 9
+    assert NESTED["fields"][0]["id"] == 10
+
+
+def test_a_new_table_has_fresh_ids_everywhere():
+    """Specs and orders follow their columns; partition fields start at 1000."""
+    spec = {
+        "spec-id": 7,
+        "fields": [
+            {"source-id": 40, "field-id": 1500, "name": "d_bucket", "transform": "bucket[4]"},
+            {"source-id": 10, "field-id": 1501, "name": "a", "transform": "identity"},
+        ],
+    }
+    order = {
+        "order-id": 9,
+        "fields": [
+            {
+                "source-id": 40,
+                "transform": "identity",
+                "direction": "asc",
+                "null-order": "nulls-first",
+            }
+        ],
+    }
+    made = table(NESTED, spec=spec, order=order)
+    fields = made["partition-specs"][0]["fields"]
+    assert [(f["source-id"], f["field-id"]) for f in fields] == [(4, 1000), (1, 1001)]
+    assert made["last-partition-id"] == 1001
+    assert made["default-spec-id"] == 0
+    assert made["default-sort-order-id"] == 1
+    assert made["sort-orders"] == [
+        {"order-id": 1, "fields": [{**order["fields"][0], "source-id": 4}]}
+    ]
+    assert made["last-column-id"] == 9
+    assert made["schemas"][0]["schema-id"] == made["current-schema-id"] == 0
+    assert made["format-version"] == 2
+    assert "next-row-id" not in made
+
+
+def test_a_new_table_without_order_and_spec_has_empty_ones():
+    """Unsorted is order 0, unpartitioned is spec 0 and the last partition id is 999."""
+    made = table(struct(field(1, "a")))
+    assert made["sort-orders"] == [{"order-id": 0, "fields": []}]
+    assert made["partition-specs"] == [{"spec-id": 0, "fields": []}]
+    assert made["last-partition-id"] == 999
+
+
+def test_reserved_properties_are_not_stored():
+    """The format version is taken from the properties and is none of them; zstd is the default."""
+    made = table(struct(field(1, "a")), properties={"format-version": "3", "k": "v", "uuid": "x"})
+    assert made["format-version"] == 3
+    assert made["next-row-id"] == 0
+    assert made["properties"] == {"k": "v", "write.parquet.compression-codec": "zstd"}
+    own = table(struct(field(1, "a")), properties={"write.parquet.compression-codec": "gzip"})
+    assert own["properties"]["write.parquet.compression-codec"] == "gzip"
+
+
+@pytest.mark.parametrize("text", ["0", "4", "x", "", "-1", "2.0", "99999", "\u00b2"])
+def test_a_format_version_that_is_none_is_refused(text):
+    """Only 1, 2 and 3 are format versions."""
+    with pytest.raises(Refusal) as caught:
+        format_version_of({"format-version": text})
+    assert caught.value.status == 400
+
+
+BAD_SCHEMAS = {
+    "no fields": {"type": "struct"},
+    "no id": struct({"name": "a", "required": False, "type": "long"}),
+    "an id twice": struct(field(1, "a"), field(1, "b")),
+    "a name twice": struct(field(1, "a"), field(2, "a")),
+    "a nested name twice": struct(field(1, "s", struct(field(2, "a"), field(3, "a")))),
+    "no name": struct(field(1, "")),
+    "no type": struct(field(1, "a", None)),
+    "an unknown shape": struct(field(1, "a", {"type": "tuple"})),
+    "an identifier that is no field": struct(field(1, "a"), **{"identifier-field-ids": [2]}),
+    "a type of version 3": struct(field(1, "a", "timestamp_ns")),
+    "a default in version 2": struct(field(1, "a", **{"initial-default": 3})),
+    "a field that is none": struct("a"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SCHEMAS)
+def test_a_schema_that_makes_no_sense_is_refused(name):
+    """A bad schema is a bad request, never a table."""
+    with pytest.raises(Refusal) as caught:
+        check_schema(BAD_SCHEMAS[name], format_version=2)
+    assert caught.value.kind == "BadRequestException"
+
+
+def test_version_3_has_its_types_and_defaults():
+    """What version 2 refuses is fine in version 3."""
+    schema = struct(field(1, "a", "timestamp_ns"), field(2, "v", "variant"))
+    schema["fields"].append(field(3, "d", **{"initial-default": 3}))
+    assert check_schema(schema, format_version=3) is None
+
+
+def test_a_schema_nested_without_end_is_refused():
+    """Depth has a limit, so that no request can exhaust the stack."""
+    kind = "long"
+    for number in range(100):
+        kind = struct(field(number + 1, "a", kind))
+    with pytest.raises(Refusal, match="too deep"):
+        check_schema(struct(field(1000, "a", kind)), format_version=2)
+
+
+def test_a_partition_column_that_does_not_exist_is_refused():
+    """A spec names columns of the schema."""
+    spec = {"fields": [{"source-id": 9, "name": "x", "transform": "identity"}]}
+    with pytest.raises(Refusal, match="unknown source column"):
+        table(struct(field(1, "a")), spec=spec)
+
+
+def test_equal_schemas_are_found_whatever_is_left_out():
+    """Null and absent are the same; a document or a type is not."""
+    one = struct(field(1, "a", doc=None), **{"schema-id": 4, "identifier-field-ids": []})
+    assert same_schema(one, struct(field(1, "a")))
+    assert not same_schema(one, struct(field(1, "a", doc="x")))
+    assert not same_schema(one, struct(field(1, "a", "int")))
+    assert not same_schema(one, struct(field(1, "a"), **{"identifier-field-ids": [1]}))
+
+
+VERSION_1 = {
+    "format-version": 1,
+    "location": "/wh/t",
+    "last-updated-ms": 7,
+    "schema": struct(field(1, "a"), field(2, "b")),
+    "partition-spec": [{"source-id": 1, "name": "a", "transform": "identity"}],
+    "current-snapshot-id": 44,
+    "snapshots": [{"snapshot-id": 44, "timestamp-ms": 7}],
+}
+
+
+def test_metadata_of_version_1_is_completed():
+    """The single schema and spec become lists, and the current snapshot becomes the branch main."""
+    before = copy.deepcopy(VERSION_1)
+    made = completed(VERSION_1)
+    assert before == VERSION_1
+    assert made["schemas"] == [{**VERSION_1["schema"], "schema-id": 0}]
+    assert made["current-schema-id"] == 0
+    assert made["partition-specs"][0]["fields"][0]["field-id"] == 1000
+    assert made["last-partition-id"] == 1000
+    assert made["last-column-id"] == 2
+    assert made["refs"] == {"main": {"snapshot-id": 44, "type": "branch"}}
+    assert made["sort-orders"] == [{"order-id": 0, "fields": []}]
+
+
+def test_version_1_is_written_with_what_its_readers_look_for():
+    """A file of version 1 has schema and partition-spec beside the lists; version 2 has not."""
+    made = as_written(completed(VERSION_1))
+    assert made["schema"]["fields"] == VERSION_1["schema"]["fields"]
+    assert made["partition-spec"][0]["name"] == "a"
+    assert "last-sequence-number" not in made
+    newer = as_written({**completed(VERSION_1), "format-version": 2})
+    assert "schema" not in newer
+    assert "partition-spec" not in newer
+    assert newer["last-sequence-number"] == 0
+
+
+@pytest.mark.parametrize("current", [None, -1])
+def test_no_snapshot_is_none_in_both_spellings(current):
+    """-1 and null both mean that there is no current snapshot."""
+    made = completed({**VERSION_1, "current-snapshot-id": current})
+    assert made["current-snapshot-id"] is None
+    assert made["refs"] == {}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{}, {"format-version": 9}, {"format-version": 2}, {"format-version": 2, "location": "/x"}],
+)
+def test_what_is_no_metadata_is_refused(metadata):
+    """A file without the parts of a table is none."""
+    with pytest.raises(Refusal):
+        completed(metadata)
+
+
+def test_refs_only_leaves_out_what_no_ref_names():
+    """A client may ask for the snapshots of branches and tags only."""
+    made = completed(VERSION_1)
+    made["snapshots"] = [*made["snapshots"], {"snapshot-id": 43, "timestamp-ms": 6}]
+    assert [s["snapshot-id"] for s in with_refs_only(made)["snapshots"]] == [44]
+    assert len(made["snapshots"]) == 2

@@ -1,0 +1,491 @@
+"""The catalog over simulated files: what a crash or a failing disk leaves, and what it may touch."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import msgspec
+import pytest
+
+from frazil.errors import CorruptionError, Unavailable
+from frazil.fs import RealFileSystem
+from frazil.lake.catalog.files import MetadataFiles, Warehouse, is_inside, local_path
+from frazil.lake.catalog.names import joined, table_name
+from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal
+from frazil.lake.catalog.requirements import Requirement
+from frazil.lake.catalog.service import Catalog, TableChange
+from frazil.lake.catalog.store import Store, Swap, SwapLost
+from frazil.lake.catalog.updates import Update
+from frazil.testing import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
+
+SCHEMA = {
+    "type": "struct",
+    "fields": [{"id": 1, "name": "a", "required": False, "type": "long"}],
+}
+CRASHES = 25
+
+
+class World:
+    """A catalog in memory over simulated files."""
+
+    def __init__(self, file_system=None, **warehouse):
+        self.disk = SimulatedFileSystem(seed=1)
+        self.fs = file_system or self.disk
+        self.clock = SimulatedClock(seed=1)
+        self.store = Store(None, catalog="c", file_system=self.fs)
+        self.warehouse = Warehouse("/wh", **warehouse)
+        self.catalog = Catalog(
+            self.store, file_system=self.fs, clock=self.clock, warehouse=self.warehouse
+        )
+        self.store.create_namespace("db", {})
+
+    def create(self, name="t", *, stage=False, location=None, **properties):
+        return self.catalog.create(
+            "db",
+            name,
+            schema=SCHEMA,
+            spec=None,
+            order=None,
+            location=location,
+            properties=properties,
+            stage=stage,
+        )
+
+    def commit(self, *updates, name="t", requires=()):
+        return self.catalog.commit([change(*updates, name=name, requires=requires)])[0]
+
+    def files_on(self, disk):
+        return MetadataFiles(file_system=disk, clock=self.clock, warehouse=self.warehouse)
+
+
+def change(*updates, name="t", requires=()):
+    return TableChange(
+        "db",
+        name,
+        msgspec.convert(list(requires), list[Requirement]),
+        msgspec.convert(list(updates), list[Update]),
+    )
+
+
+def setting(**properties):
+    return {"action": "set-properties", "updates": properties}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_what_a_row_names_survives_a_loss_of_power(world):
+    """At every moment the row's file is whole on the disk, whatever the power takes."""
+    world.create()
+    for number in range(6):
+        world.commit(setting(n=str(number)))
+        location = world.store.location("db", "t")
+        for seed in range(CRASHES):
+            left = world.disk.crash_clone(seed)
+            found = world.files_on(left).load(location)
+            assert found.metadata["properties"]["n"] == str(number)
+
+
+def test_a_crash_before_the_swap_leaves_the_old_table(world):
+    """At each point of writing the new file the row names the old one, which is whole."""
+    world.create()
+    world.commit(setting(n="old"))
+    before = world.store.location("db", "t")
+    seen = []
+
+    def look(point):
+        seen.append(point)
+        assert world.store.location("db", "t") == before
+        left = world.disk.crash_clone(len(seen))
+        assert world.files_on(left).load(before).metadata["properties"]["n"] == "old"
+
+    world.disk.on_sync = look
+    world.commit(setting(n="new"))
+    world.disk.on_sync = None
+    assert any("sync_directory" in point for point in seen)
+    assert any(point.endswith(".metadata.json") for point in seen)
+
+
+@pytest.mark.parametrize("verb", ["open", "write_at", "sync", "sync_directory", "close"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_failing_disk_fails_the_commit_for_certain(verb, code):
+    """The client is told that nothing happened, the table stays, and a later commit works."""
+    where = (
+        {"nth": 2, "path_part": "/metadata"}
+        if verb == "sync_directory"
+        else {"path_part": "/00001-"}
+    )
+    faulty = FaultyFileSystem(SimulatedFileSystem(seed=2), [Fault(verb, error=code, **where)])
+    world = World(faulty)
+    world.create()
+    before = world.store.location("db", "t")
+    with pytest.raises(Refusal) as caught:
+        world.commit(setting(k="v"))
+    assert (caught.value.status, caught.value.kind) == (409, "CommitFailedException")
+    assert faulty.fired == 1
+    assert world.store.location("db", "t") == before
+    assert faulty.inner.paths() == [before]
+    assert world.commit(setting(k="v")).metadata["properties"]["k"] == "v"
+
+
+def test_a_commit_that_changes_nothing_writes_nothing(world):
+    """The same properties again leave the row and the files as they are."""
+    world.create(k="v")
+    paths = world.disk.paths()
+    loaded = world.commit(setting(k="v"))
+    assert loaded.location == world.store.location("db", "t")
+    assert world.disk.paths() == paths
+
+
+def test_concurrent_commits_all_count(world):
+    """Threads that set their own property at once lose none of them."""
+    world.create()
+    failures = []
+
+    def work(number):
+        try:
+            for step in range(10):
+                world.commit(setting(**{f"k{number}-{step}": "v"}))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    properties = world.catalog.load("db", "t").metadata["properties"]
+    assert sum(key.startswith("k") for key in properties) == 40
+
+
+def swap_behind(world, number):
+    """Commit as another program would: past the catalog's locks."""
+    other = Catalog(world.store, file_system=world.fs, clock=world.clock, warehouse=world.warehouse)
+    other.commit([change(setting(foreign=str(number)))])
+
+
+def test_a_commit_that_another_program_overtakes_is_built_again(world):
+    """A lost swap is tried on the new state; both changes are there, and no file is left over."""
+    world.create()
+    original = world.store.swap
+    overtaken = []
+
+    def swap(swaps):
+        if not overtaken:
+            overtaken.append(True)
+            swap_behind(world, 1)
+        original(swaps)
+
+    world.store.swap = swap
+    loaded = world.commit(setting(own="1"))
+    assert loaded.metadata["properties"]["foreign"] == "1"
+    assert loaded.metadata["properties"]["own"] == "1"
+    assert len(world.disk.paths()) == 3
+
+
+def test_a_commit_that_is_always_overtaken_fails_for_certain(world):
+    """After ten lost swaps the client is told, and all new files are gone."""
+    world.create()
+    world.store.swap = lambda swaps: (_ for _ in ()).throw(SwapLost)
+    before = world.disk.paths()
+    with pytest.raises(Refusal, match="again and again") as caught:
+        world.commit(setting(own="1"))
+    assert caught.value.kind == "CommitFailedException"
+    assert world.disk.paths() == before
+
+
+def test_a_requirement_is_checked_again_after_a_lost_swap(world):
+    """What another program did in between can make the requirement false."""
+    world.create()
+    original = world.store.swap
+    overtaken = []
+
+    def swap(swaps):
+        if not overtaken:
+            overtaken.append(True)
+            other = Catalog(
+                world.store, file_system=world.fs, clock=world.clock, warehouse=world.warehouse
+            )
+            schema = {**SCHEMA, "fields": [{**SCHEMA["fields"][0], "name": "z"}]}
+            other.commit(
+                [
+                    change(
+                        {"action": "add-schema", "schema": schema},
+                        {"action": "set-current-schema", "schema-id": -1},
+                    )
+                ]
+            )
+        original(swaps)
+
+    world.store.swap = swap
+    with pytest.raises(Refusal, match="current schema has changed"):
+        world.commit(
+            setting(own="1"),
+            requires=[{"type": "assert-current-schema-id", "current-schema-id": 0}],
+        )
+
+
+def test_an_unknown_outcome_keeps_the_new_file(world):
+    """If the swap may have happened, its file is not deleted."""
+    world.create()
+
+    def swap(swaps):
+        raise OutcomeUnknown("storage failed")
+
+    world.store.swap = swap
+    with pytest.raises(OutcomeUnknown):
+        world.commit(setting(k="v"))
+    assert len(world.disk.paths()) == 2
+
+
+def test_a_busy_file_fails_the_commit_for_certain(world):
+    """A swap that could not begin is a failed commit, not an unknown one."""
+    world.create()
+
+    def swap(swaps):
+        raise Unavailable("catalog file cannot be used to write", reason="busy")
+
+    world.store.swap = swap
+    with pytest.raises(Refusal, match="nothing was changed") as caught:
+        world.commit(setting(k="v"))
+    assert caught.value.status == 409
+    assert len(world.disk.paths()) == 1
+
+
+def test_several_tables_change_together_or_not_at_all(world):
+    """A refused change of one table leaves the others and their files as they were."""
+    world.create("t")
+    world.create("u")
+    before = world.disk.paths()
+    wrong = change(setting(k="v"), name="u", requires=[{"type": "assert-create"}])
+    with pytest.raises(Refusal):
+        world.catalog.commit([change(setting(k="v")), wrong])
+    assert world.disk.paths() == before
+    world.catalog.commit([change(setting(k="v")), change(setting(k="w"), name="u")])
+    assert world.catalog.load("db", "t").metadata["properties"]["k"] == "v"
+    assert world.catalog.load("db", "u").metadata["properties"]["k"] == "w"
+    with pytest.raises(Refusal, match="twice"):
+        world.catalog.commit([change(setting(k="x")), change(setting(k="y"))])
+
+
+def test_old_metadata_files_are_deleted_if_the_table_wants_it(world):
+    """With the two properties of Iceberg the directory stays bounded; without, all files stay."""
+    tidy = {
+        "write.metadata.delete-after-commit.enabled": "true",
+        "write.metadata.previous-versions-max": "2",
+    }
+    world.create("tidy", **tidy)
+    world.create("untidy")
+    for number in range(8):
+        world.commit(setting(n=str(number)), name="tidy")
+        world.commit(setting(n=str(number)), name="untidy")
+    for name, count in (("tidy", 3), ("untidy", 9)):
+        home = world.catalog.load("db", name).metadata["location"]
+        assert len([path for path in world.disk.paths() if path.startswith(f"{home}/")]) == count
+    log = world.catalog.load("db", "tidy").metadata["metadata-log"]
+    assert all(entry["metadata-file"] in world.disk.paths() for entry in log)
+
+
+def test_deletion_of_old_files_stays_in_the_table(world):
+    """A log that names a file elsewhere, or one that is no metadata, deletes neither."""
+    world.create("t", **{"write.metadata.delete-after-commit.enabled": "true"})
+    loaded = world.catalog.load("db", "t")
+    home = loaded.metadata["location"]
+    world.disk.write_bytes("/wh/other.metadata.json", b"{}")
+    world.disk.write_bytes(f"{home}/data.parquet", b"rows")
+    named = ["/wh/other.metadata.json", f"{home}/data.parquet", f"{home}/../other.metadata.json"]
+    base = {
+        **loaded.metadata,
+        "metadata-log": [{"metadata-file": name, "timestamp-ms": 1} for name in named],
+    }
+    world.files_on(world.disk).delete_outgrown(base, loaded.metadata)
+    assert "/wh/other.metadata.json" in world.disk.paths()
+    assert f"{home}/data.parquet" in world.disk.paths()
+
+
+def test_a_table_lies_inside_the_warehouse(world):
+    """Locations elsewhere, above, or by way of `..` are refused; they may be allowed."""
+    for location in (
+        "/elsewhere/t",
+        "/wh",
+        "/wh/../t",
+        "s3://bucket/t",
+        "relative/t",
+        "file://h/t",
+    ):
+        with pytest.raises(Refusal) as caught:
+            world.create(location=location)
+        assert caught.value.status == 400
+    assert world.create("ok", location="/wh/x/t")[1].metadata["location"] == "/wh/x/t"
+    assert world.create("uri", location="file:///wh/x/u")[0].startswith("file:///wh/x/u/metadata/")
+    free = World(allow_outside=True)
+    assert free.create(location="/elsewhere/t")[1].metadata["location"] == "/elsewhere/t"
+    with pytest.raises(Refusal, match="outside the warehouse"):
+        world.create("m", **{"write.metadata.path": "/elsewhere/m"})
+
+
+def test_a_new_table_never_lies_where_another_was(world):
+    """A name that is used again gets another place, so that a purge hits its own files only."""
+    first = world.create()[1].metadata["location"]
+    world.catalog.drop("db", "t", wants_purge=False)
+    second = world.create()[1].metadata["location"]
+    assert first != second
+    assert first.startswith("/wh/db/t-")
+
+
+def test_a_staged_table_leaves_nothing(world):
+    """Staging answers with metadata but makes neither a row nor a file."""
+    location, loaded = world.create(stage=True)
+    assert location is None
+    assert loaded.metadata["location"].startswith("/wh/db/t-")
+    assert world.disk.paths() == []
+    assert world.store.location("db", "t") is None
+
+
+def test_a_table_without_snapshots_is_purged_with_its_metadata(world):
+    """A purge deletes the metadata files of the table and nothing of its neighbour."""
+    world.create("t")
+    world.create("u")
+    world.commit(setting(k="v"))
+    kept = world.store.location("db", "u")
+    world.catalog.drop("db", "t", wants_purge=True)
+    assert world.disk.paths() == [kept]
+
+
+def test_a_purge_spares_what_another_table_uses(world):
+    """Two names on one table's files: purging one leaves the files of the other."""
+    world.create("t")
+    location = world.store.location("db", "t")
+    world.catalog.register("db", "again", metadata_location=location, overwrite=False)
+    world.catalog.drop("db", "t", wants_purge=True)
+    assert world.disk.paths() == [location]
+    assert world.catalog.load("db", "again").location == location
+
+
+def test_a_lost_metadata_file_is_said(world):
+    """A row whose file is gone is a refusal that names the file; the table can still be dropped."""
+    world.create("t")
+    location = world.store.location("db", "t")
+    world.disk.unlink(location)
+    fresh = Catalog(world.store, file_system=world.fs, clock=world.clock, warehouse=world.warehouse)
+    with pytest.raises(Refusal, match="metadata file does not exist"):
+        fresh.load("db", "t")
+    fresh.drop("db", "t", wants_purge=True)
+    assert world.store.location("db", "t") is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format-version": 2}', b"\x1f\x8bjunk"])
+def test_a_file_that_is_no_metadata_cannot_be_registered(world, data):
+    """Registration reads the file first."""
+    world.disk.write_bytes("/wh/x.metadata.json", data)
+    with pytest.raises(Refusal) as caught:
+        world.catalog.register("db", "x", metadata_location="/wh/x.metadata.json", overwrite=False)
+    assert caught.value.status == 400
+    assert world.store.location("db", "x") is None
+
+
+def test_compressed_metadata_is_written_and_read(world):
+    """With the codec gzip the file's name and bytes say so, and clients get plain JSON."""
+    world.create("z", **{"write.metadata.compression-codec": "gzip"})
+    location = world.store.location("db", "z")
+    assert location.endswith(".gz.metadata.json")
+    assert world.disk.read_bytes(location).startswith(b"\x1f\x8b")
+    found = world.files_on(world.disk).load(location)
+    assert msgspec.json.decode(found.raw)["table-uuid"] == found.metadata["table-uuid"]
+    with pytest.raises(Refusal, match="codec"):
+        world.commit(setting(**{"write.metadata.compression-codec": "lzma"}), name="z")
+
+
+def test_metadata_files_are_numbered(world):
+    """Each commit's file has the next number, also after a file of another writer."""
+    world.create()
+    world.commit(setting(n="1"))
+    location = world.store.location("db", "t")
+    assert location.rpartition("/")[2].startswith("00001-")
+    data = world.disk.read_bytes(location)
+    other = location.rpartition("/")[0] + "/v41.metadata.json"
+    world.disk.write_bytes(other, data)
+    world.store.swap([Swap("db", "t", location, other)])
+    world.commit(setting(n="2"))
+    assert world.store.location("db", "t").rpartition("/")[2].startswith("00042-")
+
+
+def test_swaps_are_all_or_none():
+    """One step that is not at its expectation undoes the others."""
+    store = Store(None, catalog="c", file_system=SimulatedFileSystem())
+    store.create_namespace("db", {})
+    store.swap([Swap("db", "a", None, "/1"), Swap("db", "b", None, "/2")])
+    with pytest.raises(SwapLost):
+        store.swap([Swap("db", "a", "/1", "/3"), Swap("db", "b", "/stale", "/4")])
+    assert store.location("db", "a") == "/1"
+    with pytest.raises(Refusal) as caught:
+        store.swap([Swap("db", "a", "/1", "/3"), Swap("db", "b", None, "/4")])
+    assert caught.value.kind == "AlreadyExistsException"
+    assert store.location("db", "a") == "/1"
+    with pytest.raises(Refusal, match="namespace does not exist"):
+        store.swap([Swap("nowhere", "a", None, "/1")])
+
+
+def test_catalogs_in_one_file_do_not_see_each_other(tmp_path):
+    """Rows belong to a catalog's name; the layout is that of the other implementations."""
+    path = str(tmp_path / "c.db")
+    one = Store(path, catalog="one", file_system=RealFileSystem())
+    two = Store(path, catalog="two", file_system=RealFileSystem())
+    one.create_namespace("db", {"k": "v"})
+    one.swap([Swap("db", "t", None, "/1")])
+    assert two.namespaces(None) == []
+    assert two.location("db", "t") is None
+    assert two.locations() == ["/1"]
+    assert (tmp_path / "c.db").stat().st_mode & 0o777 == 0o600
+    one.close()
+    two.close()
+
+
+def test_a_file_that_is_no_database_is_said(tmp_path):
+    """Another program's file is refused, not overwritten."""
+    path = tmp_path / "c.db"
+    path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(CorruptionError):
+        Store(str(path), catalog="c", file_system=RealFileSystem())
+    with pytest.raises(Unavailable, match="directory is missing"):
+        Store(str(tmp_path / "no" / "c.db"), catalog="c", file_system=RealFileSystem())
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\\b", "a\nb", "x" * 256])
+def test_a_name_that_is_none_is_refused(name):
+    """Names that could leave their directory or their line are no names."""
+    with pytest.raises(Refusal):
+        table_name(name)
+    with pytest.raises(Refusal):
+        joined([name])
+
+
+def test_levels_of_a_namespace_have_no_dots():
+    """Two levels and one with a dot could not be told apart in a row."""
+    assert joined(["a", "b"]) == "a.b"
+    with pytest.raises(Refusal, match="dot"):
+        joined(["a.b"])
+    with pytest.raises(Refusal):
+        joined([])
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [("/a//b/", "/a/b"), ("file:/a", "/a"), ("file:///a/b", "/a/b"), ("//a", "/a")],
+)
+def test_locations_on_the_disk_are_paths(location, path):
+    """Paths and file URIs mean the same place."""
+    assert local_path(location) == path
+
+
+def test_inside_is_really_inside():
+    """A neighbour whose name begins alike is not inside, nor is the directory itself."""
+    assert is_inside("/wh/a/b", "/wh/a")
+    assert not is_inside("/wh/ab", "/wh/a")
+    assert not is_inside("/wh/a", "/wh/a/")
+    assert not is_inside("/wh/a/../b", "/wh/a")
