@@ -136,13 +136,17 @@ def _ancestors(metadata: _Metadata) -> Iterator[_Snapshot]:
         seen += 1
 
 
+def _ends(snapshot: _Snapshot) -> Ends:
+    """Return a snapshot's watermarks; a whole topic's is found without a look at every key."""
+    whole = snapshot.summary.get(OFFSET_END)
+    return ends_of(snapshot.summary) if whole is None else {WHOLE: int(whole)}
+
+
 def _newest_ends(line: list[_Snapshot]) -> Ends | None:
     """Return the newest watermark of each part; that of a whole topic is in one summary."""
     found: Ends = {}
     for snapshot in line:
-        if not any(key.startswith(OFFSET_END) for key in snapshot.summary):
-            continue
-        found = ends_of(snapshot.summary) | found
+        found = _ends(snapshot) | found
         if WHOLE in found:
             break
     return found or None
@@ -151,7 +155,7 @@ def _newest_ends(line: list[_Snapshot]) -> Ends | None:
 def _since(line: list[_Snapshot], property_ends: Ends) -> int:
     """Count the snapshots since the one whose watermarks the table's property has reached."""
     for count, snapshot in enumerate(line):
-        ends = ends_of(snapshot.summary)
+        ends = _ends(snapshot)
         if ends and all(property_ends.get(part, -1) >= end for part, end in ends.items()):
             return count
     return len(line)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["check_lake_name", "fold_name", "table_of", "topic_of"]
 
 SIDE_SUFFIXES: Final = ("__log", "__rejects")
-RESERVED_NAMESPACES: Final = frozenset({"information_schema", "pg_catalog", "system"})
-"""Schemas of SQL itself, and the one in which Spark looks for Iceberg's procedures."""
+RESERVED_NAMESPACES: Final = frozenset({"information_schema", "pg_catalog"})
+"""Schemas that SQL engines have in every catalog."""
 
 
 def table_of(topic: str) -> TableName:

@@ -142,8 +142,16 @@ def rejects_schema(*, partitioned: bool) -> Schema:
     )
 
 
-def check_lake_schema(schema: pa.Schema, partition_by: Sequence[PartitionField] = ()) -> None:
+def check_lake_schema(
+    schema: pa.Schema,
+    partition_by: Sequence[PartitionField] = (),
+    *,
+    former: Sequence[pa.Schema] = (),
+) -> None:
     """Refuse columns, types or partitions that a table of Spark and Iceberg cannot have.
+
+    `former` are the topic's earlier columns: a partition of its table keeps the name that it got
+    from a column before that was renamed.
 
     Raises:
         InvalidRequest: naming the column and what to use instead.
@@ -157,7 +165,9 @@ def check_lake_schema(schema: pa.Schema, partition_by: Sequence[PartitionField] 
         _type_json(field.type, itertools.count(1), path=field.name)
     _check_names(list(schema), path="")
     _check_paths(schema)
-    _check_partitions(schema, partition_by)
+    for each in (schema, *former):
+        _check_partition_names(schema, each, partition_by)
+    _check_transforms(schema, partition_by)
 
 
 def partition_names(schema: pa.Schema, partition_by: Sequence[PartitionField]) -> list[str]:
@@ -322,14 +332,40 @@ def _paths(field: pa.Field, path: str) -> Iterator[str]:
             yield from _paths(child, f"{path}.{child.name}")
 
 
-def _check_partitions(schema: pa.Schema, partition_by: Sequence[PartitionField]) -> None:
-    names = partition_names(schema, partition_by)
+def _check_partition_names(
+    schema: pa.Schema, named: pa.Schema, partition_by: Sequence[PartitionField]
+) -> None:
+    names = partition_names(named, partition_by)
+    columns = {fold_name(field.name): topic_column_id(field) for field in schema}
     for field, name in zip(partition_by, names, strict=True):
-        if field.transform != "identity" and schema.get_field_index(name) >= 0:
+        other = columns.get(fold_name(name))
+        if other is not None and (field.transform != "identity" or other != field.column_id):
             raise InvalidRequest(
-                "column has the name that a partition of the table gets, rename it",
+                "column has the name of a partition of the table, choose another",
                 column=name,
                 transform=field.transform,
             )
         if names.count(name) > 1:
             raise InvalidRequest("two partitions of the table get one name", name=name)
+
+
+def _check_transforms(schema: pa.Schema, partition_by: Sequence[PartitionField]) -> None:
+    """Refuse the two transforms that the specification has and its readers or writers have not."""
+    types = {topic_column_id(field): field for field in schema}
+    for each in partition_by:
+        field = types[each.column_id]
+        if each.transform == "identity" and pt.is_fixed_size_binary(field.type):
+            # PyIceberg fails on such a table and DuckDB finds no rows in it.
+            instead = "bucket[n], or bytes as the column's type"
+        elif each.transform.startswith("truncate") and pt.is_decimal(field.type):
+            # Spark fails on the lowest values, whose truncated ones have a digit too many.
+            instead = "bucket[n] or identity"
+        else:
+            continue
+        raise InvalidRequest(
+            "partition transform of this type is not supported in a topic with a lake",
+            column=field.name,
+            transform=each.transform,
+            type=field.type,
+            instead=instead,
+        )

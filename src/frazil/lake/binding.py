@@ -1,0 +1,357 @@
+"""Bind a topic to its table: create it with everything the protocol needs, or check it.
+
+Done by PyIceberg, without Spark, before the first plan. Binding again, from two places at once, or
+after a crash in the middle comes to the same: what is there is checked, what is missing is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from attrs import field, frozen
+from pyiceberg.exceptions import TableAlreadyExistsError
+from pyiceberg.io import load_file_io
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionSpec
+from pyiceberg.partitioning import PartitionField as SpecField
+from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortField, SortOrder
+from pyiceberg.transforms import IdentityTransform, parse_transform
+
+from frazil.errors import CommitUnknown, Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake.connection import CatalogAddress, calls, connect, load
+from frazil.lake.look import view_of
+from frazil.lake.matching import compare, match
+from frazil.lake.names import table_of
+from frazil.lake.plan import WHOLE, TableName
+from frazil.lake.table import (
+    PROTOCOL,
+    PROTOCOL_VERSION,
+    SCHEMA_VERSION,
+    TOPIC_ID,
+    Ends,
+    View,
+    end_key,
+)
+from frazil.lake.types import (
+    OFFSET,
+    PART,
+    TIME,
+    check_lake_schema,
+    iceberg_schema,
+    partition_names,
+    rejects_schema,
+    topic_column_id,
+)
+from frazil.model import PartitionField
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+
+    from frazil.clock import Clock
+    from frazil.lake.connection import Loaded
+
+__all__ = ["Bound", "CatalogAddress", "Definition", "bind", "connect", "table_properties"]
+
+FORMAT_VERSION: Final = 2
+TARGET_FILE_BYTES: Final = 128 << 20
+
+
+@frozen(kw_only=True)
+class Definition:
+    """What a table is made from.
+
+    `schema` are the topic's columns at `schema_version`, with their ids: of the first records that
+    go into a new table. `parts` is how many parts a partitioned topic has, 0 for one without.
+    `begin` is where the binding begins; nothing below it goes into the table. `sort_by` are the
+    names of columns that a rewrite of the table sorts by. `root` is where its files lie; each
+    table has a directory of its own in it.
+    """
+
+    topic: str
+    uid: str
+    schema: pa.Schema
+    schema_version: int
+    root: str
+    partition_by: tuple[PartitionField, ...] = ()
+    parts: int = 0
+    sort_by: tuple[str, ...] = ()
+    begin: Ends = field(factory=dict)
+    target_file_bytes: int = TARGET_FILE_BYTES
+
+    @property
+    def table(self) -> TableName:
+        """Return the table's name."""
+        return table_of(self.topic)
+
+    @property
+    def ends(self) -> Ends:
+        """Return where each part begins."""
+        parts = range(self.parts) if self.parts else (WHOLE,)
+        return {part: self.begin.get(part, 0) for part in parts}
+
+
+@frozen(kw_only=True)
+class Bound:
+    """A table that can be written: its names, what it said when it was looked at, and where it is.
+
+    `foreign` are the paths of columns that others added; they are filled with null.
+    """
+
+    table: TableName
+    location: str
+    created: bool
+    view: View
+    rejects: View
+    schema_version: int
+    foreign: tuple[str, ...] = ()
+
+
+def bind(
+    catalog: Catalog,
+    definition: Definition,
+    *,
+    clock: Clock,
+    columns: Callable[[int], pa.Schema] | None = None,
+) -> Bound:
+    """Make or check the table of a topic and its side table.
+
+    An existing table may stand at an earlier version of the topic's columns, which `columns` then
+    gives; `evolve` brings it further. Properties that somebody changed are left alone.
+
+    Raises:
+        InvalidRequest: a type, name or partition column that a table cannot have.
+        Conflict: the table exists and is not this topic's, or has other columns; with the fix.
+        Unavailable: catalog or warehouse cannot be reached or written; with the setting.
+    """
+    check_lake_schema(definition.schema, definition.partition_by)
+    table = definition.table
+    with calls("create namespace", namespace=table.namespace):
+        catalog.create_namespace_if_not_exists((table.namespace,))
+    main, created = _made(catalog, table, lambda: _create_main(catalog, definition, clock))
+    side, _ = _made(catalog, table.rejects, lambda: _create_rejects(catalog, definition, clock))
+    found = _checked(table, main, definition)
+    foreign = _check_columns(table, found, definition, columns)
+    beside = _checked(table.rejects, side, definition)
+    if not created:
+        _probe(catalog, main.config, found.location, clock)
+    compare(table.rejects, beside.schema(), rejects_schema(partitioned=definition.parts > 0))
+    view = view_of(catalog, table, main)
+    assert view.schema_version is not None
+    return Bound(
+        table=table,
+        location=found.location,
+        created=created,
+        view=view,
+        rejects=view_of(catalog, table.rejects, side),
+        schema_version=view.schema_version,
+        foreign=foreign,
+    )
+
+
+def table_properties(definition: Definition, *, side: bool = False) -> dict[str, str]:
+    """Return the properties that a new table gets."""
+    properties = {
+        "format-version": str(FORMAT_VERSION),
+        # Without it Iceberg keeps no bounds beyond the hundredth column, wherever this one is.
+        f"write.metadata.metrics.column.{OFFSET}": "full",
+        # Metadata stays small: the catalog removes old files of it with each commit.
+        "write.metadata.delete-after-commit.enabled": "true",
+        "write.metadata.previous-versions-max": "50",
+        # The worker itself decides how many files a commit makes.
+        "write.distribution-mode": "none",
+        "write.target-file-size-bytes": str(definition.target_file_bytes),
+        # Each try is checked against the newest state, so that trying on is safe.
+        "commit.retry.num-retries": "10",
+        "commit.retry.min-wait-ms": "50",
+        "commit.retry.max-wait-ms": "2000",
+        TOPIC_ID: definition.uid,
+        PROTOCOL: PROTOCOL_VERSION,
+        **{end_key(part): str(end) for part, end in definition.ends.items()},
+    }
+    if definition.parts:
+        properties[f"write.metadata.metrics.column.{PART}"] = "full"
+    if not side:
+        properties[SCHEMA_VERSION] = str(definition.schema_version)
+    return properties
+
+
+def _made(catalog: Catalog, table: TableName, create: Callable[[], None]) -> tuple[Loaded, bool]:
+    """Load a table, made first if there is none; whoever else makes it at this moment may win."""
+    try:
+        return load(catalog, table), False
+    except NotFound:
+        pass
+    created = True
+    try:
+        with calls("create table", writes=True, table=table):
+            create()
+    except TableAlreadyExistsError:
+        created = False
+    except CommitUnknown as error:
+        # It is there, or it is not: a table is made with all its properties or not at all.
+        try:
+            return load(catalog, table), True
+        except NotFound:
+            raise Unavailable(
+                "table could not be made, check lake.catalog and lake.warehouse",
+                table=table,
+                reason=error,
+            ) from error
+    return load(catalog, table), created
+
+
+def _create_main(catalog: Catalog, definition: Definition, clock: Clock) -> None:
+    schema = iceberg_schema(definition.schema, partitioned=definition.parts > 0)
+    catalog.create_table(
+        tuple(definition.table),
+        schema=schema,
+        location=_new_location(catalog, definition, clock),
+        partition_spec=_partition_spec(definition, schema),
+        sort_order=_sort_order(definition, schema),
+        properties=table_properties(definition),
+    )
+
+
+def _create_rejects(catalog: Catalog, definition: Definition, clock: Clock) -> None:
+    catalog.create_table(
+        tuple(definition.table.rejects),
+        schema=rejects_schema(partitioned=definition.parts > 0),
+        location=_new_location(catalog, definition, clock),
+        properties=table_properties(definition, side=True),
+    )
+
+
+def _new_location(catalog: Catalog, definition: Definition, clock: Clock) -> str:
+    """Return a directory of its own, without the topic's name, in a warehouse that takes files."""
+    name = f"{definition.uid}-{clock.random_bytes(2).hex()}"
+    location = f"{definition.root.rstrip('/')}/{name}"
+    _probe(catalog, {}, location, clock)
+    return location
+
+
+def _partition_spec(definition: Definition, schema: Schema) -> PartitionSpec:
+    """Return the table's partitions: the topic's.
+
+    Parts are none: each would multiply the files of every commit, and what it would spare, reading
+    the offsets of files with several parts, happens only when every mark of ours is gone.
+    """
+    names = partition_names(definition.schema, definition.partition_by)
+    columns = {topic_column_id(each): each.name for each in definition.schema}
+    return PartitionSpec(
+        *(
+            SpecField(
+                source_id=schema.find_field(columns[each.column_id]).field_id,
+                field_id=PARTITION_FIELD_ID_START + number,
+                transform=parse_transform(each.transform),
+                name=name,
+            )
+            for number, (each, name) in enumerate(zip(definition.partition_by, names, strict=True))
+        )
+    )
+
+
+def _sort_order(definition: Definition, schema: Schema) -> SortOrder:
+    """Return the order that rewrites sort by; appends keep that of the offsets."""
+    if not definition.sort_by:
+        return UNSORTED_SORT_ORDER
+    fields: list[SortField] = []
+    for name in definition.sort_by:
+        if name not in definition.schema.names and name not in {OFFSET, TIME}:
+            raise InvalidRequest(
+                "sort column does not exist, let sort_by name one that does",
+                column=name,
+                columns=",".join(definition.schema.names),
+            )
+        found = schema.find_field(name)
+        fields.append(SortField(source_id=found.field_id, transform=IdentityTransform()))
+    return SortOrder(*fields, order_id=1)
+
+
+def _checked(table: TableName, loaded: Loaded, definition: Definition) -> TableMetadata:
+    """Return a table's metadata if it is one of this topic and of a form that is known."""
+    metadata = TableMetadataUtil.parse_raw(loaded.metadata.decode())
+    owner = metadata.properties.get(TOPIC_ID)
+    if owner is None:
+        raise Conflict(
+            "table exists and was not made by frazil: rename it, or give the topic another name",
+            table=table,
+            topic=definition.topic,
+        )
+    if owner != definition.uid:
+        raise Conflict(
+            "table belongs to another topic, one of that name before perhaps: rename or drop it, "
+            "or take it over with frazil lake adopt",
+            table=table,
+            topic=definition.topic,
+            topic_id=definition.uid,
+            found=owner,
+        )
+    protocol = metadata.properties.get(PROTOCOL)
+    if protocol != PROTOCOL_VERSION:
+        raise Conflict(
+            "table was written by another version of frazil, use that one",
+            table=table,
+            protocol=protocol,
+            known=PROTOCOL_VERSION,
+        )
+    if metadata.format_version != FORMAT_VERSION:
+        raise Conflict(
+            "table has another format version than topics with a lake use",
+            table=table,
+            format_version=metadata.format_version,
+            expected=FORMAT_VERSION,
+        )
+    return metadata
+
+
+def _check_columns(
+    table: TableName,
+    metadata: TableMetadata,
+    definition: Definition,
+    columns: Callable[[int], pa.Schema] | None,
+) -> tuple[str, ...]:
+    """Compare a table's columns with the topic's at the version that the table has."""
+    text = metadata.properties.get(SCHEMA_VERSION, "")
+    if not text.isdecimal():
+        raise Conflict(
+            "table does not say which version its columns have, set its property",
+            table=table,
+            property=SCHEMA_VERSION,
+            found=text,
+        )
+    version = int(text)
+    if version == definition.schema_version:
+        schema = definition.schema
+    elif columns is None or version > definition.schema_version:
+        raise Conflict(
+            "table has other columns than the topic: an older copy of the topic, or another's table",
+            table=table,
+            schema_version=version,
+            expected=definition.schema_version,
+        )
+    else:
+        schema = columns(version)
+    return match(table, metadata.schema(), schema, partitioned=definition.parts > 0)
+
+
+def _probe(catalog: Catalog, config: dict[str, str], location: str, clock: Clock) -> None:
+    """Write, read and remove a small file in a table's directory."""
+    path = f"{location}/metadata/.probe-{clock.random_bytes(8).hex()}"
+    data = b"frazil"
+    with calls("write to the warehouse", path=location):
+        io = load_file_io({**catalog.properties, **config}, location)
+        with io.new_output(path).create(overwrite=True) as stream:
+            stream.write(data)
+        with io.new_input(path).open() as source:
+            found = source.read()
+        io.delete(path)
+    if found != data:
+        raise Unavailable(
+            "warehouse gives back other bytes than were written, check lake.warehouse",
+            path=location,
+        )

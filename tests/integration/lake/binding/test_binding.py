@@ -1,0 +1,325 @@
+"""Binding a topic to its table: made once with all it needs, checked ever after."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+from frazil.clock import SystemClock
+from frazil.errors import Conflict, InvalidRequest, Unavailable
+from frazil.ingest.columns import declare_schema
+from frazil.ingest.partitioning import parse_partition_spec
+from frazil.lake.binding import bind
+from frazil.lake.connection import CatalogAddress, connect
+from frazil.lake.names import table_of
+from frazil.model import PartitionField
+from tests.integration.lake.binding.tables import append, defined
+
+CLOCK = SystemClock()
+
+
+def test_a_new_table_has_what_the_protocol_needs(catalog, served, topic):
+    """Columns, partitions and properties of a new table are the topic's, its place has no name."""
+    schema = declare_schema({"ts": "timestamptz", "id": "long not null", "name": "string"})
+    definition = defined(
+        topic,
+        served,
+        schema=schema,
+        partition_by=parse_partition_spec(["day(ts)", "bucket[16](id)"], schema),
+        begin={-1: 70},
+    )
+    bound = bind(catalog, definition, clock=CLOCK)
+    table = catalog.load_table(tuple(bound.table))
+    assert [field.name for field in table.schema().fields] == [
+        "_offset",
+        "_time",
+        "ts",
+        "id",
+        "name",
+    ]
+    assert [field.required for field in table.schema().fields] == [True, True, False, True, False]
+    assert [(f.name, str(f.transform)) for f in table.spec().fields] == [
+        ("ts_day", "day"),
+        ("id_bucket", "bucket[16]"),
+    ]
+    expected = {
+        "write.metadata.metrics.column._offset": "full",
+        "write.metadata.delete-after-commit.enabled": "true",
+        "write.metadata.previous-versions-max": "50",
+        "write.distribution-mode": "none",
+        "write.target-file-size-bytes": str(128 << 20),
+        "frazil.topic-id": definition.uid,
+        "frazil.schema-version": "1",
+        "frazil.protocol-version": "1",
+        "frazil.offset-end": "70",
+    }
+    assert table.properties.items() >= expected.items()
+    assert table.metadata.format_version == 2
+    name = bound.location.rpartition("/")[2]
+    assert name.startswith(f"{definition.uid}-")
+    assert "topic" not in name
+    assert bound.created
+    assert bound.view.property_ends == {-1: 70}
+    assert bound.rejects.property_ends == {-1: 70}
+
+
+def test_binding_again_changes_nothing(catalog, served, topic):
+    """A table that is bound again is the same one, whatever properties its owner has changed."""
+    definition = defined(topic, served)
+    first = bind(catalog, definition, clock=CLOCK)
+    with catalog.load_table(tuple(first.table)).transaction() as changes:
+        changes.set_properties({"write.target-file-size-bytes": "1000000"})
+    before = catalog.load_table(tuple(first.table)).metadata_location
+    again = bind(catalog, definition, clock=CLOCK)
+    after = catalog.load_table(tuple(first.table))
+    assert not again.created
+    assert again.location == first.location
+    assert after.metadata_location == before
+    assert after.properties["write.target-file-size-bytes"] == "1000000"
+
+
+def test_a_crash_between_the_two_tables_is_mended(catalog, served, topic):
+    """Where only the main table was made, binding makes the other one."""
+    definition = defined(topic, served)
+    bound = bind(catalog, definition, clock=CLOCK)
+    catalog.drop_table(tuple(bound.table.rejects))
+    again = bind(catalog, definition, clock=CLOCK)
+    assert not again.created
+    names = [field.name for field in catalog.load_table(tuple(bound.table.rejects)).schema().fields]
+    assert names == [
+        "_offset",
+        "_time",
+        "stage",
+        "reason",
+        "field",
+        "schema_version",
+        "encoding",
+        "original",
+    ]
+
+
+def test_two_binders_at_once_make_one_table(address, served, topic):
+    """Of binders that race one makes each table; all of them are bound to the same."""
+    definition = defined(topic, served)
+    results, errors = [], []
+    barrier = threading.Barrier(4)
+
+    def run():
+        mine = connect(address)
+        barrier.wait()
+        try:
+            results.append(bind(mine, definition, clock=CLOCK))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len({bound.location for bound in results}) == 1
+    assert sum(bound.created for bound in results) == 1
+
+
+def test_parts_have_their_own_begin(catalog, served, topic):
+    """A partitioned topic's table has a column and a mark for each part, and no partition of it."""
+    bound = bind(catalog, defined(topic, served, parts=3, begin={1: 5}), clock=CLOCK)
+    table = catalog.load_table(tuple(bound.table))
+    assert table.schema().find_field("_part").required
+    assert table.spec().is_unpartitioned()
+    assert bound.view.property_ends == {0: 0, 1: 5, 2: 0}
+
+
+def test_the_sort_order_is_the_one_asked_for(catalog, served, topic):
+    """A table's sort order names the columns of the definition, and unknown ones are refused."""
+    bound = bind(catalog, defined(topic, served, sort_by=("name", "_offset")), clock=CLOCK)
+    table = catalog.load_table(tuple(bound.table))
+    assert [field.source_id for field in table.sort_order().fields] == [4, 1]
+    with pytest.raises(InvalidRequest, match="sort_by"):
+        bind(catalog, defined(topic + "x", served, sort_by=("absent",)), clock=CLOCK)
+
+
+def test_a_table_of_nobody_is_left_alone(catalog, served, topic):
+    """A table that frazil did not make is refused, and stays as it is."""
+    table = table_of(topic)
+    catalog.create_namespace_if_not_exists((table.namespace,))
+    catalog.create_table(tuple(table), Schema(NestedField(1, "a", IntegerType(), required=False)))
+    with pytest.raises(Conflict, match="not made by frazil: rename it"):
+        bind(catalog, defined(topic, served), clock=CLOCK)
+    assert catalog.load_table(tuple(table)).schema().column_names == ["a"]
+
+
+def test_a_table_of_another_topic_is_refused(catalog, served, topic):
+    """A topic created anew under an old name does not write into the old one's table."""
+    bind(catalog, defined(topic, served, uid="0" * 16), clock=CLOCK)
+    with pytest.raises(Conflict, match="frazil lake adopt") as caught:
+        bind(catalog, defined(topic, served, uid="1" * 16), clock=CLOCK)
+    assert caught.value.details["found"] == "0" * 16
+
+
+def test_a_table_of_another_protocol_is_refused(catalog, served, topic):
+    """A table that a later frazil has written is not touched by this one."""
+    bound = bind(catalog, defined(topic, served), clock=CLOCK)
+    with catalog.load_table(tuple(bound.table)).transaction() as changes:
+        changes.set_properties({"frazil.protocol-version": "2"})
+    with pytest.raises(Conflict, match="another version of frazil"):
+        bind(catalog, defined(topic, served), clock=CLOCK)
+
+
+FOREIGN = {
+    "dropped": (lambda change: change.delete_column("name"), "dropped or renamed", "name"),
+    "renamed": (lambda change: change.rename_column("name", "x"), "dropped or renamed", "name"),
+    "retyped": (
+        lambda change: change.update_column("count", field_type=LongType()),
+        "another type",
+        "count",
+    ),
+    "nested": (lambda change: change.delete_column(("place", "x")), "dropped", "place.x"),
+    "offset": (
+        lambda change: change.rename_column("_offset", "o"),
+        "dropped or renamed",
+        "_offset",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_change_of_columns_is_refused(catalog, served, topic, kind):
+    """A column that somebody dropped, renamed or retyped stops the binding, which names it."""
+    change, message, column = FOREIGN[kind]
+    columns = {"name": "string", "count": "int", "place": "struct<x:int,y:int>"}
+    definition = defined(topic, served, columns=columns)
+    bound = bind(catalog, definition, clock=CLOCK)
+    with catalog.load_table(tuple(bound.table)).update_schema() as update:
+        change(update)
+    with pytest.raises(Conflict, match=message) as caught:
+        bind(catalog, definition, clock=CLOCK)
+    assert caught.value.details["column"] == column
+
+
+def test_foreign_columns_are_allowed(catalog, served, topic):
+    """Columns that somebody added, nested ones too, are told and do not stop the binding."""
+    definition = defined(topic, served, columns={"place": "struct<x:int>"})
+    bound = bind(catalog, definition, clock=CLOCK)
+    with catalog.load_table(tuple(bound.table)).update_schema() as update:
+        update.add_column("note", StringType())
+        update.add_column(("place", "y"), IntegerType())
+    assert bind(catalog, definition, clock=CLOCK).foreign == ("place.y", "note")
+
+
+def test_an_older_table_is_compared_with_older_columns(catalog, served, topic):
+    """A table at an earlier version is bound by the columns of that version, not of this one."""
+    old = declare_schema({"a": "int"})
+    new = declare_schema({"a": "int", "b": "int"})
+    bind(catalog, defined(topic, served, schema=old), clock=CLOCK)
+    newer = defined(topic, served, schema=new, version=2)
+    bound = bind(catalog, newer, clock=CLOCK, columns={1: old}.__getitem__)
+    assert bound.schema_version == 1
+    with pytest.raises(Conflict, match="other columns"):
+        bind(catalog, newer, clock=CLOCK)
+
+
+def test_a_table_ahead_of_its_topic_is_refused(catalog, served, topic):
+    """A topic restored from an older copy finds a table with later columns and stops."""
+    schema = declare_schema({"a": "int"})
+    bind(catalog, defined(topic, served, schema=schema, version=3), clock=CLOCK)
+    with pytest.raises(Conflict, match="older copy"):
+        bind(
+            catalog,
+            defined(topic, served, schema=schema, version=2),
+            clock=CLOCK,
+            columns=lambda _: schema,
+        )
+
+
+def test_a_partition_column_must_exist(catalog, served, topic):
+    """A partition by a column that is not there is refused before anything is made."""
+    definition = defined(topic, served, partition_by=(PartitionField(99, "day"),))
+    with pytest.raises(InvalidRequest, match="partition_by"):
+        bind(catalog, definition, clock=CLOCK)
+    assert not catalog.table_exists(tuple(definition.table))
+
+
+def test_an_unsupported_type_is_refused_before_anything_is_made(catalog, served, topic):
+    """A type that Spark lacks is refused with what to use, and no table is made."""
+    definition = defined(topic, served, columns={"at": pa.time64("us")})
+    with pytest.raises(InvalidRequest, match="instead=long"):
+        bind(catalog, definition, clock=CLOCK)
+    assert not catalog.table_exists(tuple(definition.table))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_warehouse_is_named(catalog, served, topic, tmp_path):
+    """A warehouse without the right to write is found when a topic is bound."""
+    tmp_path.chmod(0o500)
+    definition = defined(topic, served)
+    object.__setattr__(definition, "root", str(tmp_path))
+    with pytest.raises(Unavailable, match=r"lake\.warehouse"):
+        bind(catalog, definition, clock=CLOCK)
+    tmp_path.chmod(0o700)
+
+
+def test_a_warehouse_that_is_a_file_is_named(catalog, served, topic, tmp_path):
+    """A warehouse where no directory can be made is found before a table is made."""
+    (tmp_path / "file").write_bytes(b"")
+    definition = defined(topic, served)
+    object.__setattr__(definition, "root", str(tmp_path / "file"))
+    with pytest.raises(Unavailable, match=r"lake\.warehouse"):
+        bind(catalog, definition, clock=CLOCK)
+    assert not catalog.table_exists(tuple(definition.table))
+
+
+def test_a_lost_warehouse_is_found_for_an_old_table(catalog, served, topic):
+    """A table whose directory was put away and replaced by a file is not bound."""
+    bound = bind(catalog, defined(topic, served), clock=CLOCK)
+    place = bound.location.removeprefix("file://")
+    os.rename(place, place + ".away")
+    with open(place, "w", encoding="utf-8"):
+        pass
+    with pytest.raises(Unavailable, match=r"lake\.warehouse"):
+        bind(catalog, defined(topic, served), clock=CLOCK)
+
+
+def test_a_wrong_address_names_its_setting():
+    """An address that nobody listens at, and one that is none, name the setting."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(Unavailable, match=r"lake\.catalog\.uri"):
+        connect(CatalogAddress(uri=f"http://127.0.0.1:{port}"))
+    with pytest.raises(InvalidRequest, match=r"lake\.catalog\.uri"):
+        connect(CatalogAddress(uri="nowhere"))
+
+
+def test_a_wrong_token_names_its_setting(address):
+    """A catalog that refuses the token says which setting to correct, and not the token."""
+    with pytest.raises(InvalidRequest, match=r"lake\.catalog\.token") as caught:
+        connect(CatalogAddress(uri=address.uri, token="no-such-token"))
+    assert "no-such-token" not in str(caught.value)
+    assert "no-such-token" not in repr(CatalogAddress(uri="http://x", token="no-such-token"))
+
+
+def test_a_catalog_that_hangs_is_given_up():
+    """A catalog that accepts and never answers does not stop its caller for ever."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            connect(CatalogAddress(uri=uri, timeout_seconds=0.3))
+
+
+def test_the_look_of_a_bound_table_tells_its_rows(catalog, served, topic):
+    """What binding found is what the table says: rows without a mark are seen by their bounds."""
+    definition = defined(topic, served)
+    bound = bind(catalog, definition, clock=CLOCK)
+    append(catalog, bound.table, [(-1, 0), (-1, 41)])
+    again = bind(catalog, definition, clock=CLOCK)
+    assert again.view.bound_ends == {-1: 42}
