@@ -7,14 +7,21 @@ import os
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from frazil.cli.output import console, note, print_json, print_table, size_text
 from frazil.cli.session import session_of
 from frazil.errors import CODES, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from frazil.lake.doctor import Check
     from frazil.lake.jars import Jar
@@ -46,7 +53,7 @@ def setup(
     Says first how much that is. Mirrors and proxies are set in lake.spark.conf. A second call has
     nothing to do.
     """
-    from frazil.lake.jars import jars_of, kinds_for, missing_jars
+    from frazil.lake.jars import jars_of, kinds_for
     from frazil.lake.setup import jars_directory, prepare, take_jars
 
     session = session_of(context)
@@ -54,52 +61,73 @@ def setup(
     kinds = kinds_for(settings.lake.catalog.kind, settings.lake.warehouse)
     directory = jars_directory(settings, os.environ)
     java = None
-    if jars is not None:
-        wanted = jars_of(kinds)
-        _announce(wanted, directory, f"copying from {jars}")
-        with _bar(wanted) as progress:
-            paths = take_jars(settings, os.path.abspath(jars), progress=progress)
-    else:
-        wanted = missing_jars(kinds, directory)
-        if wanted:
-            seconds = START_SECONDS + sum(jar.bytes for jar in wanted) // BYTES_PER_SECOND
-            _announce(wanted, directory, f"fetching, about {seconds} s or less")
-        with _bar(wanted) as progress:
-            java, paths = prepare(settings, progress=progress)
+    with _bar() as bar:
+        if jars is not None:
+            bar.announce(jars_of(kinds), directory, f"copying from {jars}")
+            paths = take_jars(settings, os.path.abspath(jars), progress=bar.progress)
+        else:
+            java, paths = prepare(
+                settings,
+                announce=lambda missing: bar.announce(missing, directory, _expected(missing)),
+                progress=bar.progress,
+            )
     for each in java.notes if java is not None else ():
         note(f"note: {each}")
     shown = None if java is None else {"version": java.version, "home": java.home}
     runs = "" if java is None else f"Java {java.version} from {java.source}; "
     session.show(
-        {"java": shown, "jars": paths, "taken": len(wanted)},
+        {"java": shown, "jars": paths, "taken": bar.taken},
         f"{runs}{_count(paths)} in {directory}, checked; frazil lake doctor looks at the rest",
     )
 
 
-def _announce(jars: list[Jar], directory: str, what: str) -> None:
-    size = size_text(sum(jar.bytes for jar in jars))
-    note(f"{what}: {_count(jars)}, {size}, into {directory}")
+def _expected(jars: Sequence[Jar]) -> str:
+    seconds = START_SECONDS + sum(jar.bytes for jar in jars) // BYTES_PER_SECOND
+    return f"fetching, about {seconds} s or less"
 
 
 def _count(jars: Sequence[object]) -> str:
     return "1 jar" if len(jars) == 1 else f"{len(jars)} jars"
 
 
+class _Bar:
+    """Says what will be done, then shows on a terminal how far it is."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._task: TaskID | None = None
+        self.taken = 0
+
+    def announce(self, jars: Sequence[Jar], directory: str, what: str) -> None:
+        """Print size and target, and begin to count."""
+        total = sum(jar.bytes for jar in jars)
+        note(f"{what}: {_count(jars)}, {size_text(total)}, into {directory}")
+        self._task = self._shown.add_task("jars", total=total)
+        self._shown.start()
+        self.taken = len(jars)
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how far it is."""
+        if self._task is not None:
+            self._shown.update(self._task, completed=done, total=total)
+
+
 @contextlib.contextmanager
-def _bar(wanted: list[Jar]) -> Iterator[Callable[[int, int], None]]:
-    """Show on a terminal how far it is; yield what has to be told."""
+def _bar() -> Iterator[_Bar]:
     errors = console(stderr=True)
-    with Progress(
+    shown = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         console=errors,
         transient=True,
-        disable=not (wanted and errors.is_terminal),
-    ) as bar:
-        task = bar.add_task("jars", total=sum(jar.bytes for jar in wanted))
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        disable=not errors.is_terminal,
+    )
+    try:
+        yield _Bar(shown)
+    finally:
+        shown.stop()
 
 
 @lake_app.command()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from frazil.lake.jars import Progress, copy_jars, ensure_jars, kinds_for
+from frazil.lake.jars import Jar, Progress, copy_jars, ensure_jars, kinds_for, missing_jars
 from frazil.lake.java import Java, find_java
 from frazil.lake.launch import cache_directory
 
@@ -34,10 +34,13 @@ def prepare(
     settings: Settings,
     *,
     environment: Mapping[str, str] | None = None,
+    announce: Callable[[list[Jar]], None] | None = None,
     progress: Progress | None = None,
     file_system: FileSystem | None = None,
 ) -> Ready:
     """Find Java and have all jars in place; fetch them if they are not.
+
+    `announce` is called with the jars that are missing, before they are fetched.
 
     Raises:
         Unavailable: if there is no usable Java, or the jars cannot be fetched.
@@ -45,9 +48,14 @@ def prepare(
     """
     variables = os.environ if environment is None else environment
     java = find_java(variables, cache_dir=cache_directory(variables), file_system=file_system)
+    kinds = kinds_for(settings.lake.catalog.kind, settings.lake.warehouse)
+    directory = jars_directory(settings, variables)
+    missing = missing_jars(kinds, directory, file_system=file_system)
+    if missing and announce is not None:
+        announce(missing)
     jars = ensure_jars(
-        kinds_for(settings.lake.catalog.kind, settings.lake.warehouse),
-        cache_dir=jars_directory(settings, variables),
+        kinds,
+        cache_dir=directory,
         java=java,
         conf=settings.lake.spark.conf,
         progress=progress,
