@@ -27,6 +27,7 @@ __all__ = [
     "UnknownKey",
     "full_topic_name",
     "part_name",
+    "topic_uid",
 ]
 
 Offset = NewType("Offset", int)
@@ -104,6 +105,15 @@ class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What an update or delete of a key that does not exist means."""
     signals: dict[str, float] | None = None
     """Limits of the signals that move data, where they differ from the settings, by name."""
+    lake: bool = False
+    """Its records are moved into an Iceberg table."""
+    uid: str = ""
+    """What tells it from another topic of the same name; `topic_uid` has it for old topics, too."""
+
+
+def topic_uid(spec: TopicSpec) -> str:
+    """Return the identity of a topic, made at its creation; parts have that of the whole topic."""
+    return spec.uid or f"{spec.created_us:016x}{spec.part_of or spec.id:08x}"
 
 
 def full_topic_name(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.async_changes import AsyncChangeCalls, fed, taken
 from frazil.engine.async_queries import AsyncTierCalls
 from frazil.engine.core import Engine, open_engine
+from frazil.engine.lake_acks import wait_committed_async
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.reading import AsyncReader, Start
 from frazil.engine.stops import pass_stop_async
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from frazil.engine.lake import Lake
     from frazil.engine.topic import Topic
     from frazil.log.codec import Entry
 
@@ -79,7 +81,13 @@ class AsyncTopic(AsyncChangeCalls):
             entry = (self._state, codec, data, count, size, future, sender)
         if not self._queue.submit(entry):
             await self._submit_waiting(entry)
-        return await future
+        return await self._reached(await future, ack)
+
+    async def _reached(self, found: Ack, ack: str | None) -> Ack:
+        """Wait for the table where that was asked for."""
+        if ack == "committed":
+            await wait_committed_async([(self._runtime, found)])
+        return found
 
     async def append_many(
         self,
@@ -93,7 +101,7 @@ class AsyncTopic(AsyncChangeCalls):
         """Publish records in order; see `Topic.append_many`."""
         prepared = self._runtime.prepare_many(records)
         sender = self._runtime.sender(ack, producer, sequence, producer_epoch)
-        return await self._append_prepared(prepared, sender)
+        return await self._reached(await self._append_prepared(prepared, sender), ack)
 
     async def append_arrow(
         self,
@@ -107,7 +115,7 @@ class AsyncTopic(AsyncChangeCalls):
         """Publish Arrow data; see `Topic.append_arrow`."""
         prepared = self._runtime.prepare_arrow(data)
         sender = self._runtime.sender(ack, producer, sequence, producer_epoch)
-        return await self._append_prepared(prepared, sender)
+        return await self._reached(await self._append_prepared(prepared, sender), ack)
 
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, bytes_max: int | None = None
@@ -188,12 +196,27 @@ class AsyncPartitionedTopic:
         given = list(records)
         # Waited for here: a thread that waits for memory would keep others from reading.
         await self.parts[0].pass_door()
-        return await asyncio.to_thread(self._topic.append_many, given, ack=ack)
+        own = self._check_level(ack)
+        acks = await asyncio.to_thread(self._topic.append_many, given, ack=own)
+        return await self._reached(acks, ack)
 
     async def append_arrow(self, data: object, *, ack: str | None = None) -> list[Ack]:
         """Publish Arrow data, split by key over the parts."""
         await self.parts[0].pass_door()
-        return await asyncio.to_thread(self._topic.append_arrow, data, ack=ack)
+        own = self._check_level(ack)
+        acks = await asyncio.to_thread(self._topic.append_arrow, data, ack=own)
+        return await self._reached(acks, ack)
+
+    def _check_level(self, ack: str | None) -> str | None:
+        """Return the level that a thread waits for: the table is waited for in the loop."""
+        runtime = self._topic.parts[0].runtime
+        runtime.sender(ack, None, None, 0)
+        return "fsynced" if ack == "committed" else ack
+
+    async def _reached(self, acks: list[Ack], ack: str | None) -> list[Ack]:
+        if ack == "committed":
+            await wait_committed_async([(self._topic.parts[a.part].runtime, a) for a in acks])
+        return acks
 
     async def insert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
         """Publish a whole row to its part; see `Topic.insert`."""
@@ -273,9 +296,14 @@ class AsyncEngine(AsyncTierCalls):
         """Change a topic; see `Engine.alter_topic`."""
         return _wrapped(await asyncio.to_thread(self.engine.alter_topic, name, **changes))
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str, *, drop_table: bool = False) -> None:
         """Delete a topic; see `Engine.delete_topic`."""
-        await asyncio.to_thread(self.engine.delete_topic, name)
+        await asyncio.to_thread(self.engine.delete_topic, name, drop_table=drop_table)
+
+    @property
+    def lake(self) -> Lake:
+        """Return the lake; its calls wait, so run the long ones in a thread."""
+        return self.engine.lake
 
     async def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record by the topic's name; see `Engine.append`."""

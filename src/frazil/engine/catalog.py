@@ -192,6 +192,8 @@ def check_options(options: Mapping[str, object], settings: Settings) -> dict[str
             clean[key] = _limit(key, parse_bytes(value))
         elif key == "unknown_key":
             clean[key] = _one_of(key, value, _UNKNOWN_KEY)
+        elif key == "lake":
+            clean[key] = _switch(key, value)
         elif key == "signals":
             clean[key] = checked_limits(dict(_pairs(key, value)))
         else:
@@ -205,6 +207,14 @@ def _limit(key: str, value: int) -> int:
     return value
 
 
+def _switch(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(
+            "topic option has a wrong value", option=key, got=value, allowed="True|False"
+        )
+    return value
+
+
 def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise InvalidRequest(
@@ -214,7 +224,7 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def specs_of(
-    request: TopicRequest, *, topic_id: int, now_us: int, sync_default: str
+    request: TopicRequest, *, topic_id: int, now_us: int, sync_default: str, uid: str = ""
 ) -> list[TopicSpec]:
     """Return the specs to write: the topic, or the parent and its parts."""
     options = {"sync": sync_default, **request.options}
@@ -223,6 +233,7 @@ def specs_of(
         "created_us": now_us,
         "primary_key": request.primary_key,
         "partition_by": request.partition_by,
+        "uid": uid,
         **options,
     }
     if not request.partitions:

@@ -24,6 +24,7 @@ SHARED_OPTIONS: Final = (
     "on_full",
     "unknown_key",
     "signals",
+    "lake",
 )
 """What `alter` may change of a partitioned topic and all its parts."""
 

@@ -13,8 +13,6 @@ from frazil.clock import SystemClock
 from frazil.config import Settings, load_settings
 from frazil.engine import facts
 from frazil.engine.catalog import (
-    check_hold_name,
-    check_hold_offset,
     check_options,
     column_changes,
     first_columns,
@@ -28,8 +26,8 @@ from frazil.engine.completion import (
     shared_schemas,
     topic_control,
 )
+from frazil.engine.lake_calls import LakeCalls
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.tier_calls import TierCalls
 from frazil.engine.topic import Topic
 from frazil.errors import (
     Conflict,
@@ -42,9 +40,6 @@ from frazil.errors import (
 from frazil.fs import RealFileSystem
 from frazil.ingest.evolution import evolve
 from frazil.ingest.frames import TableCodec
-from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.state import STATE_HOLD
 from frazil.model import Ack, TopicSpec, full_topic_name
 from frazil.telemetry import event
 
@@ -60,7 +55,7 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
 
 
-class Engine(TierCalls):
+class Engine(LakeCalls):
     """An open data directory. Safe to use from many threads; a context manager.
 
     Opening recovers the log: every record acked as fsynced is there. One process at a time.
@@ -106,8 +101,8 @@ class Engine(TierCalls):
         """Create a topic; durable on return.
 
         Without `columns` it is a message topic, with them a table topic. Options are `sync`,
-        `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key` and `signals`; what is
-        not given follows the settings.
+        `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals` and `lake`
+        (True makes it an Iceberg table as well); what is not given follows the settings.
 
         Raises:
             InvalidRequest: if the definition is wrong.
@@ -141,6 +136,7 @@ class Engine(TierCalls):
                     "too many topics, delete some or raise topics.topics_max",
                     topics_max=self.settings.topics.topics_max,
                 )
+            request = self._with_lake(request)
             self._finish_deleting()
             state = self.main.journal.state
             specs = specs_of(
@@ -148,6 +144,7 @@ class Engine(TierCalls):
                 topic_id=self._next_id(request),
                 now_us=self.clock.now_us(),
                 sync_default=self.settings.log.sync,
+                uid=self.clock.random_bytes(8).hex(),
             )
             schema = b"" if request.schema is None else request.schema.serialize().to_pybytes()
             if schema:
@@ -157,6 +154,7 @@ class Engine(TierCalls):
                 self.main.journal, [state.topics[spec.id] for spec in specs]
             )
             event("topic_created", topic=request.name, kind=request.kind)
+            self._note_lake(request.name)
             return self.topic(request.name)
 
     def _check_usable(
@@ -301,11 +299,13 @@ class Engine(TierCalls):
         drop: Sequence[str] = (),
         rename: Mapping[str, str] | None = None,
         widen: Mapping[str, Any] | None = None,
+        confirm: bool = False,
         **options: Any,
     ) -> Topic | PartitionedTopic:
         """Change the columns of a live table topic, or a topic's options; durable on return.
 
-        Records published before are read under the new columns.
+        Records published before are read under the new columns. `lake=False` needs `confirm`:
+        records that the table does not have yet may then go by the topic's retention.
 
         Raises:
             InvalidRequest: with the reason, if a change is not allowed; nothing is changed then.
@@ -320,6 +320,7 @@ class Engine(TierCalls):
             runtimes = self._runtimes(handle.name)
             if runtimes[0].state.spec.part_of and handle.name not in self._parents:
                 raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
+            self._check_lake_option(runtimes, clean, confirm=confirm)
             fresh = self._evolved(runtimes, changes) if changes else None
             parent = self._parents.get(handle.name)
             if clean and parent is not None:
@@ -335,6 +336,7 @@ class Engine(TierCalls):
                 if clean:
                     self._redefine(runtime.state.spec, clean)
                 self._indexer.topic_changed(runtime.lane.journal, [runtime.state])
+            self._note_lake(handle.name)
             return self.topic(name)
 
     def _evolved(
@@ -360,6 +362,7 @@ class Engine(TierCalls):
                 return schemas
         now = pa.ipc.read_schema(pa.py_buffer(schemas[version]))
         after = evolve(now, changes, limits=self._limits, fixed_ids=frozenset(fixed))
+        self._check_lake_columns(spec, after)
         fresh = {**schemas, version + 1: after.serialize().to_pybytes()}
         self._check_usable(spec.name, fresh, spec.primary_key)
         return fresh
@@ -405,8 +408,10 @@ class Engine(TierCalls):
             lane.control(topic_control(fresh))
         return fresh
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str, *, drop_table: bool = False) -> None:
         """Delete a topic; durable on return. Its data goes after `topics.delete_grace_s`.
+
+        Its Iceberg table stays, unless `drop_table`.
 
         Raises:
             InvalidRequest: if it is one part of a partitioned topic.
@@ -434,6 +439,7 @@ class Engine(TierCalls):
                 self._finish_deleting()
             self._indexer.topic_changed(self.main.journal, states)
             event("topic_deleted", topic=full)
+        self._forget_lake(specs[0], drop_table=drop_table)
 
     def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to a topic by name; see `Topic.append`.
@@ -459,89 +465,12 @@ class Engine(TierCalls):
         columns = first_columns(record, options, self._limits)
         return self.create_topic(name, columns, exist_ok=True)
 
-    def hold(self, topic: str, name: str, offset: int) -> None:
-        """Keep a topic's records from `offset` on; durable on return.
-
-        Raises:
-            Conflict: if a hold of this name exists.
-            InvalidRequest: if the offset is not in `[start, durable]`.
-        """
-        check_hold_name(name)
-        check_hold_offset(offset)
-        with self._control:
-            runtime = self._runtime(topic)
-            state = runtime.state
-            if name in state.holds:
-                raise Conflict("hold exists already, use advance", topic=state.spec.name, hold=name)
-            start = runtime.history.range(state.id).first
-            if not start <= offset <= state.durable:
-                raise InvalidRequest(
-                    "hold must be within the topic's records",
-                    offset=offset,
-                    start=start,
-                    durable=state.durable,
-                )
-            self._set_hold(runtime, name, offset)
-
-    def advance(self, topic: str, name: str, offset: int) -> None:
-        """Move a hold forwards; durable on return.
-
-        Raises:
-            NotFound: if there is no such hold.
-            Conflict: if it would move backwards.
-            InvalidRequest: if the offset is above `durable`.
-        """
-        check_hold_name(name)
-        check_hold_offset(offset)
-        with self._control:
-            runtime = self._runtime(topic)
-            state = runtime.state
-            if name not in state.holds:
-                raise NotFound("no such hold", topic=state.spec.name, hold=name)
-            if offset < state.holds[name]:
-                raise Conflict(
-                    "a hold never moves backwards", hold=name, offset=offset, now=state.holds[name]
-                )
-            if offset > state.durable:
-                raise InvalidRequest(
-                    "hold must not pass what is durable", offset=offset, durable=state.durable
-                )
-            self._set_hold(runtime, name, offset)
-
-    def drop(self, topic: str, name: str) -> None:
-        """Remove a hold; durable on return.
-
-        Raises:
-            NotFound: if there is no such hold.
-        """
-        check_hold_name(name)
-        with self._control:
-            runtime = self._runtime(topic)
-            if name not in runtime.state.holds:
-                raise NotFound("no such hold", topic=runtime.name, hold=name)
-            self._set_hold(runtime, name, None)
-
-    def _set_hold(self, runtime: TopicRuntime, name: str, offset: int | None) -> None:
-        payload = msgspec.msgpack.encode((STATE_HOLD, name, offset))
-        runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
-
     def add_source(self, source: HistorySource) -> None:
         """Put a history source before the log: readers take from it what the log gave up."""
         with self._control:
             self._sources.insert(0, source)
             for runtime in self._topics.values():
                 self._chain(runtime)
-
-    def release(self, name: str, offset: int) -> None:
-        """Say that another tier durably holds a topic's records below `offset`.
-
-        The log may then free them whatever the holds say; readers find them in that tier.
-        """
-        check_hold_offset(offset)
-        runtime = self._runtime(name)
-        if offset > runtime.state.durable:
-            raise InvalidRequest("only durable records can be released", offset=offset)
-        self.upkeep.release(runtime.state.id, offset)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return everything that is known about a topic, ready for JSON."""

@@ -29,6 +29,9 @@ class DataDirectory:
         self.disk = f"{self.root}/disk"
         self.marks = f"{self.root}/marks"
         self.run = f"{self.root}/run"
+        self.logs = f"{self.root}/logs"
+        self.warehouse = f"{self.root}/warehouse"
+        self.catalog = f"{self.root}/catalog.db"
         self.metadata = f"{self.root}/meta.db"
         self.quarantine = f"{self.root}/quarantine"
 

@@ -10,6 +10,7 @@ from frazil.ingest.columns import column_id
 from frazil.ingest.partitioning import partition_spec_text
 from frazil.ingest.type_text import type_name
 from frazil.log.state import RANGE_LOST
+from frazil.model import topic_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +61,8 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "on_full": spec.on_full or log.on_full,
         "unknown_key": spec.unknown_key if spec.primary_key else None,
         "signals": dict(spec.signals or {}),
+        "lake": spec.lake,
+        "topic_id": topic_uid(spec),
         "holds": dict(sorted(state.holds.items())),
         "oldest_kept_by": _oldest_kept_by([runtime.lane]),
         "watermarks": _watermarks(runtime),
@@ -132,6 +135,8 @@ def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
     }
     if runtime.tiers is not None:
         marks["flushed"] = runtime.tiers.flushed
+        if state.spec.lake:
+            marks["committed"] = runtime.tiers.disk.committed(state.id)
     return marks
 
 
@@ -205,6 +210,7 @@ def engine_stats(
             "query": _quantiles(list(engine.query_seconds)),
         },
         "tiers": None if engine.tiers is None else engine.tiers.stats(),
+        "lake": engine.lake.status(),
         "per_topic": per_topic,
     }
 
@@ -246,6 +252,8 @@ def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
     if lost or upkeep.publishing_stopped or engine.metadata_failed:
         return "degraded"
     if upkeep.damage or upkeep.errors:
+        return "degraded"
+    if any(each.state == "stopped" for each in list(engine.lake.topics.values())):
         return "degraded"
     if engine.tiers is not None and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
         return "degraded"

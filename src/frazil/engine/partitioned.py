@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.catalog import PUBLISH_OPTIONS
+from frazil.engine.lake_acks import wait_committed
 from frazil.engine.part_acks import answer, part_acks
 from frazil.engine.part_changes import PartChangeCalls
 from frazil.engine.stops import pass_stop
@@ -168,7 +169,10 @@ class PartitionedTopic(PartChangeCalls):
                 for entry in some:
                     entry[5].settle(error)
         answers = [[answer(each) for each in pendings] for pendings in waiting]
-        return part_acks([part for part, _prepared in sends], answers)
+        acks = part_acks([part for part, _prepared in sends], answers)
+        if ack == "committed":
+            wait_committed([(self.parts[each.part].runtime, each) for each in acks])
+        return acks
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         if self._spec.kind == "message":

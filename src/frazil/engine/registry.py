@@ -15,6 +15,7 @@ import pyarrow as pa
 from frazil.engine.completion import missing_schemas, shared_schemas, topic_control, unfinished
 from frazil.engine.directory import DataDirectory, prepare, take_lock
 from frazil.engine.indexing import Indexer, known_topics, open_store
+from frazil.engine.lake import Lake
 from frazil.engine.lanes import LaneRuntime
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.sequencer import Sequencer
@@ -138,6 +139,8 @@ class Registry:
                 self.warnings += lane.journal.report.warnings
             self.upkeep = Upkeep(self, threads=self._threads)
             self._bind_all()
+            self.lake = Lake(self, store)
+            self.lake.load()
             self.warnings += self._rebuild_index()
         except BaseException:
             self._indexer.close()
@@ -148,6 +151,7 @@ class Registry:
         if self.tiers is not None:
             self.warnings += self.tiers.disk.warnings
             self.tiers.start()
+            self.lake.begin()
         event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
         for warning in self.warnings:
             event("engine_warning", warning=warning)
@@ -318,6 +322,25 @@ class Registry:
             raise NotFound("no such topic", topic=full)
         return runtime
 
+    def lake_names(self) -> list[str]:
+        """Return the topics that have a lake, partitioned ones by their own name."""
+        single = [
+            name
+            for name, runtime in list(self._topics.items())
+            if runtime.state.spec.lake and not runtime.state.spec.part_of
+        ]
+        return single + [name for name, spec in list(self._parents.items()) if spec.lake]
+
+    def whole_topic(self, full: str) -> tuple[TopicSpec, list[TopicRuntime]]:
+        """Return a topic's definition with the topics that hold its records: itself, or its parts.
+
+        Raises:
+            NotFound: if there is no such topic.
+        """
+        runtimes = self._runtimes(full)
+        parent = self._parents.get(full)
+        return (runtimes[0].state.spec if parent is None else parent), runtimes
+
     def _check_open(self) -> None:
         if self.closed:
             raise Closed("the engine is closed")
@@ -401,6 +424,7 @@ class Registry:
             with contextlib.suppress(FrazilError):
                 self._finish_deleting()
             self.closed = True
+        self.lake.stop()
         if self.tiers is not None:
             self.tiers.stop()
         self.upkeep.stop()

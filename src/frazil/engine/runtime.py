@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 import msgspec
 
 from frazil.engine.changing import TopicChanges
+from frazil.engine.lake_staging import part_of
 from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.ingest.frames import MessageTopicCodec, TableCodec, arrow_payload
 from frazil.ingest.message_batches import check_message_batch, with_publish_time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.config import Settings
+    from frazil.engine.lake_acks import CommitWaits
     from frazil.engine.lanes import LaneRuntime
     from frazil.engine.topic_tiers import TopicTiers
     from frazil.ingest.columns import IngestLimits
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
 
 LEVELS: Final = get_args(AckLevel)
-LEVELS_LATER: Final = ("uploaded", "committed")
 ROW_OVERHEAD_BYTES: Final = 8
 PRODUCER_CHARACTERS_MAX: Final = 200
 SEQUENCE_MAX: Final = 2**63 - 1
@@ -99,6 +100,10 @@ class TopicRuntime:
         """What memory and disk hold of the topic; None if the log serves alone."""
         self.pressure: Door = OPEN_DOOR
         """What slows publishes down when memory is short."""
+        self.lake: CommitWaits | None = None
+        """How far the topic's table is, and who waits for it; None if it has no lake."""
+        self.part = part_of(state.spec)
+        """The number under which its table knows it."""
         self.changes = TopicChanges(self)
         self.turns = itertools.count()
         """Whose turn it is among the parts; only the first part's is used."""
@@ -363,12 +368,14 @@ class TopicRuntime:
         Raises:
             InvalidRequest: if one of them is of a wrong type or out of its range.
         """
+        synced = False
         if ack is not None:
-            check_level(ack)
+            check_level(ack, has_lake=self.lake is not None)
+            synced = ack != "received"
         if producer is None:
             if sequence is not None:
                 raise InvalidRequest("sequence needs a producer", sequence=sequence)
-            return Sender(sync=True) if ack == "fsynced" else None
+            return Sender(sync=True) if synced else None
         producer = _producer_name(producer)
         if sequence is None or not _is_count(sequence) or not _is_count(epoch, maximum=2**32 - 1):
             raise InvalidRequest(
@@ -376,7 +383,7 @@ class TopicRuntime:
                 producer=producer,
                 sequence=sequence,
             )
-        return Sender(producer, epoch, sequence, ack == "fsynced")
+        return Sender(producer, epoch, sequence, synced)
 
 
 def _summed(payload: Payload) -> Payload:
@@ -424,17 +431,16 @@ def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
     ) from error
 
 
-def check_level(ack: str) -> None:
-    """Refuse ack levels that do not exist, and those whose tier does not exist yet."""
+def check_level(ack: str, *, has_lake: bool = False) -> None:
+    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
     if not isinstance(ack, str):
         raise InvalidRequest("ack must be a text", got=type(ack).__name__)
+    allowed = "received|fsynced|committed" if has_lake else "received|fsynced"
     if ack not in LEVELS:
-        raise InvalidRequest("unknown ack level", ack=ack, allowed="|".join(LEVELS[:2]))
-    if ack in LEVELS_LATER:
+        raise InvalidRequest("unknown ack level", ack=ack, allowed=allowed)
+    if ack == "uploaded" or (ack == "committed" and not has_lake):
         raise InvalidRequest(
-            "this ack level needs a tier that this topic does not have",
-            ack=ack,
-            allowed="received|fsynced",
+            "this ack level needs a tier that this topic does not have", ack=ack, allowed=allowed
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.change_calls import ChangeCalls
+from frazil.engine.lake_acks import CommittedPending, wait_committed
 from frazil.engine.reading import Reader, Start
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop
@@ -28,7 +29,8 @@ class Topic(ChangeCalls):
 
     Every publish returns an `Ack` when what its level promises is true: `received` means that the
     record is written and has its final offset; `fsynced` (the default of `commit` topics) that it
-    survives a crash of this machine. After an error of class `Unavailable` with
+    survives a crash of this machine; `committed`, for topics with a lake, that it is in the Iceberg
+    table, too. After an error of class `Unavailable` with
     `outcome="unknown"` the record may or may not be there; an idempotent producer (`producer=` and
     `sequence=`) may simply send it again.
     """
@@ -116,7 +118,7 @@ class Topic(ChangeCalls):
         sender = None
         if ack is not None or producer is not None or sequence is not None:
             sender = runtime.sender(ack, producer, sequence, producer_epoch)
-        pending = Pending()
+        pending = CommittedPending(runtime) if ack == "committed" else Pending()
         entry: Entry
         if type(record) is bytes and not fields and len(record) <= self._fast_bytes_max:
             entry = (self._state, PLAIN, record, 0, len(record) + 8, pending, sender)
@@ -196,7 +198,10 @@ class Topic(ChangeCalls):
         sender = runtime.sender(ack, producer, sequence, epoch)
         waiting = [Pending() for _each in prepared]
         self._queue.submit_waiting(*runtime.entries(prepared, waiting, sender))
-        return joined_ack([_answer(pending) for pending in waiting])
+        joined = joined_ack([_answer(pending) for pending in waiting])
+        if ack == "committed":
+            wait_committed([(runtime, joined)])
+        return joined
 
     # -- read ------------------------------------------------------------------------------------
 

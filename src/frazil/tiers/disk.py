@@ -99,6 +99,8 @@ class DiskTier:
         self.warnings: list[str] = []
         self.writing: dict[int, int] = {}
         """The memory of rows that each writer holds."""
+        self.planned: dict[int, dict[str, str]] = {}
+        """Names of files, by topic, that a plan of the lake names: they stay as they are."""
         self._pictures: dict[int, TopicFiles] = {}
         # Held while a picture is changed; never while rows are read or written.
         self._changing = threading.RLock()
@@ -261,9 +263,9 @@ class DiskTier:
 
         Args:
             topic: whose files.
-            keep: names of files that must stay as they are, because a plan names them.
+            keep: names of files that must stay as they are; those of plans do in any case.
         """
-        return merge_once(self, topic, keep=keep)
+        return merge_once(self, topic, keep={*keep, *self.planned.get(topic, ())})
 
     # -- space -----------------------------------------------------------------------------------
 

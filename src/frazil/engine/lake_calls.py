@@ -1,0 +1,108 @@
+"""What an engine's topics have to do with the lake: who gets a table, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from frazil.engine.hold_calls import HoldCalls
+from frazil.errors import InvalidRequest
+from frazil.lake.names import check_lake_name
+from frazil.lake.types import check_lake_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from frazil.engine.catalog import TopicRequest
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.model import PartitionField, TopicSpec
+
+PACKAGES: Final = ("pyspark", "pyiceberg", "starlette", "uvicorn")
+"""What the extra `lake` brings, by the names under which it is imported."""
+
+
+def lake_missing() -> list[str]:
+    """Return the packages that the lake needs and that are not installed."""
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+def check_lake_installed(topic: str) -> None:
+    """Refuse a table for a topic where the lake is not installed.
+
+    Raises:
+        InvalidRequest: with what to install.
+    """
+    missing = lake_missing()
+    if missing:
+        raise InvalidRequest(
+            'a topic with a lake needs more packages, pip install "frazil[lake]", or create the '
+            "topic with lake=False",
+            topic=topic,
+            missing=", ".join(missing),
+        )
+
+
+class LakeCalls(HoldCalls):
+    """The part of an engine that decides about tables when topics come, change and go."""
+
+    def _with_lake(self, request: TopicRequest) -> TopicRequest:
+        """Return a request that says whether the topic has a lake, checked if it has.
+
+        Raises:
+            InvalidRequest: if the topic cannot be a table; nothing was made.
+        """
+        wanted = request.options.get("lake", self.settings.lake.default)
+        if wanted:
+            self._check_lake(request.name, request.schema, request.partition_by)
+        return attrs.evolve(request, options={**request.options, "lake": bool(wanted)})
+
+    def _check_lake(
+        self, name: str, schema: pa.Schema | None, partition_by: Sequence[PartitionField]
+    ) -> None:
+        if self.tiers is None:
+            raise InvalidRequest("a topic with a lake needs memory.enabled", topic=name)
+        check_lake_installed(name)
+        others = [each for each in self.lake_names() if each != name]
+        check_lake_name(name, others)
+        if schema is not None:
+            check_lake_schema(schema, partition_by)
+
+    def _check_lake_option(
+        self, runtimes: Sequence[TopicRuntime], options: Mapping[str, Any], *, confirm: bool
+    ) -> None:
+        """Refuse to give a topic a lake that cannot have one, or to take one unasked."""
+        spec, wanted = runtimes[0].state.spec, options.get("lake")
+        name = self._whole_name(spec)
+        if wanted is False and spec.lake and not confirm:
+            raise InvalidRequest(
+                "without its lake the topic no longer keeps records for the table: those that are "
+                "not committed go with its retention; give confirm=True",
+                topic=name,
+                committed=self.lake.committed(name),
+            )
+        if wanted and not spec.lake:
+            schema = None if spec.kind == "message" else runtimes[0].codec.schema
+            self._check_lake(name, schema, spec.partition_by)
+
+    def _check_lake_columns(self, spec: TopicSpec, schema: pa.Schema) -> None:
+        """Refuse changed columns that a table cannot have."""
+        if spec.lake:
+            check_lake_schema(schema, spec.partition_by)
+
+    def _whole_name(self, spec: TopicSpec) -> str:
+        """Return a topic's name; of a part, that of the partitioned topic."""
+        if not spec.part_of:
+            return spec.name
+        return self.main.journal.state.topics[spec.part_of].spec.name
+
+    def _note_lake(self, name: str) -> None:
+        """Tell the lake that a topic came or changed."""
+        self.lake.changed(name)
+
+    def _forget_lake(self, spec: TopicSpec, *, drop_table: bool) -> None:
+        """Tell the lake that a topic was deleted."""
+        self.lake.deleted(spec, drop_table=drop_table)

@@ -1,0 +1,90 @@
+"""What can be told about topics on their way into tables, as plain values ready for JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from frazil.engine.facts import special_ranges
+from frazil.errors import NotFound
+
+if TYPE_CHECKING:
+    from frazil.engine.lake_topics import LakeTopic
+    from frazil.engine.lake_worker import LakeWorker
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.engine.tiering import Tiers
+    from frazil.lake.table import Ends
+
+__all__ = ["topic_facts"]
+
+
+def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int) -> dict[str, Any]:
+    """Describe one topic with a lake: state, how far it is, what waits and why."""
+    committed = topic.waits.committed or topic.remembered()
+    durable = topic.durable()
+    state = topic.state if topic.state != "stopped" else f"stopped: {topic.reason}"
+    return {
+        "state": state,
+        "why": _why(topic, worker),
+        "table": str(topic.table),
+        "topic_id": topic.uid,
+        "committed": _shown(committed),
+        "durable": _shown(durable),
+        "lag_records": sum(_records(each, committed.get(each.part, 0)) for each in topic.runtimes),
+        **_waiting(topic, tiers, committed, now_us),
+        "last_commit_us": topic.last_commit_us,
+        "commit_seconds": round(topic.results[-1], 3) if topic.results else None,
+        "step": topic.step_name or None,
+        "plan": None if topic.plan is None else topic.plan.id,
+        "schema_version": topic.table_version,
+        **topic.counts,
+    }
+
+
+def _why(topic: LakeTopic, worker: LakeWorker) -> str:
+    if topic.why:
+        return topic.why
+    if topic.state in {"starting", "running"} and worker.state != "ready":
+        return worker.why or "Spark is starting"
+    return ""
+
+
+def _shown(ends: Ends) -> int | dict[str, int]:
+    """Return one number for a topic without parts, else one for each part."""
+    if set(ends) <= {-1}:
+        return ends.get(-1, 0)
+    return {str(part): end for part, end in sorted(ends.items())}
+
+
+def _records(runtime: TopicRuntime, committed: int) -> int:
+    behind = max(runtime.state.durable - committed, 0)
+    gaps = sum(
+        max(0, min(each.end, runtime.state.durable) - max(each.first, committed))
+        for each in special_ranges(runtime)
+    )
+    return max(behind - gaps, 0)
+
+
+def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> dict[str, Any]:
+    """Return the bytes that wait, how many files they are in, and how old the oldest is."""
+    size = files = 0
+    oldest: int | None = None
+    for runtime in topic.runtimes:
+        try:
+            own = tiers.topic(runtime.state.id)
+        except NotFound:
+            continue
+        unflushed = own.memory.unflushed(own.flushed)
+        times = [unflushed.time_us] if unflushed.time_us else []
+        size += unflushed.bytes
+        for span in own.disk.picture(own.id).spans:
+            if span.end > committed.get(runtime.part, 0):
+                staged = [file for file in span.files if file.rows]
+                size += sum(file.bytes for file in staged)
+                files += len(staged)
+                times += [file.time_first for file in staged]
+        oldest = min([*times, *([] if oldest is None else [oldest])], default=None)
+    return {
+        "lag_bytes": size,
+        "lag_seconds": None if oldest is None else round(max(now_us - oldest, 0) / 1e6, 3),
+        "staged_files": files,
+    }

@@ -1,0 +1,137 @@
+"""Plans that run: persisted before they are sent, their files kept until the outcome is known."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.engine.lake_staging import planned_files
+from frazil.errors import InvalidRequest
+from frazil.lake.plan import decode_plan, encode_plan
+from frazil.lake.watermark import Choice
+from frazil.metadata import Transaction
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    from frazil.lake.plan import Plan
+    from frazil.metadata import MetadataStore
+    from frazil.tiers.disk import DiskTier
+    from frazil.tiers.disk_pins import FilesPin
+
+__all__ = ["LakePlans", "Wishes"]
+
+PLANS: Final = "/lake/plans/"
+WISHES: Final = "/lake/wishes/"
+EPOCH: Final = "/lake/epoch"
+
+
+class Wishes(msgspec.Struct, frozen=True):
+    """What an operator decided about a topic's table; it outlives a restart."""
+
+    paused: bool = False
+    choice: Choice = ""
+    rejects_allowed: bool = False
+
+
+class LakePlans:
+    """The lake's rows in the metadata, and the pins of the files that plans name.
+
+    If the metadata is lost with a plan in it, another plan is made; the table's fence keeps the
+    two apart.
+    """
+
+    def __init__(self, store: MetadataStore, disk: DiskTier) -> None:
+        self._store = store
+        self._disk = disk
+        self._pins: dict[str, FilesPin] = {}
+
+    # -- plans -------------------------------------------------------------------------------------
+
+    def load(self, uid: str) -> Plan | None:
+        """Return a topic's persisted plan with its files pinned; None if there is none to go on with.
+
+        A plan whose files are not all there any more is dropped: it could not be read.
+        """
+        entry = self._store.get(f"{PLANS}{uid}")
+        if entry is None:
+            return None
+        try:
+            plan = decode_plan(zlib.decompress(entry.value))
+        except (InvalidRequest, zlib.error) as error:
+            warn("lake_plan_unreadable", uid=uid, error=error)
+            self.drop(uid)
+            return None
+        if not self.keep(uid, plan):
+            warn("lake_plan_dropped", topic=plan.topic, plan=plan.id)
+            self.drop(uid)
+            return None
+        return plan
+
+    def keep(self, uid: str, plan: Plan) -> bool:
+        """Pin a plan's files and keep them from being merged; False if one of them is gone."""
+        topics = sorted({each.topic for each in plan.parts})
+        pictures = [self._disk.picture(topic) for topic in topics]
+        found = [planned_files(picture, plan.parts) for picture in pictures]
+        files = [file for some in found for file in some or ()]
+        pin = self._disk.pin_files(files)
+        # Pinned first: what is still registered now stays where it is.
+        fresh = [planned_files(self._disk.picture(topic), plan.parts) for topic in topics]
+        if None in found or None in fresh:
+            pin.close()
+            return False
+        self.release(uid)
+        self._pins[uid] = pin
+        for file in files:
+            self._disk.planned.setdefault(file.topic, {})[file.name] = uid
+        return True
+
+    def persist(self, uid: str, plan: Plan) -> None:
+        """Make a plan durable; before it is sent for the first time."""
+        value = zlib.compress(encode_plan(plan))
+        self._store.commit(Transaction(puts={f"{PLANS}{uid}": value}))
+
+    def drop(self, uid: str) -> None:
+        """Forget a plan whose outcome is known, and let its files go."""
+        self._store.commit(Transaction(deletes=(f"{PLANS}{uid}",)))
+        self.release(uid)
+
+    def release(self, uid: str) -> None:
+        """Let the files of a plan go."""
+        pin = self._pins.pop(uid, None)
+        if pin is not None:
+            for file in pin.files:
+                self._disk.planned.get(file.topic, {}).pop(file.name, None)
+            pin.close()
+
+    # -- what else is remembered -------------------------------------------------------------------
+
+    def wishes(self, uid: str) -> Wishes:
+        """Return what was decided about a topic's table."""
+        entry = self._store.get(f"{WISHES}{uid}")
+        try:
+            return Wishes() if entry is None else msgspec.msgpack.decode(entry.value, type=Wishes)
+        except msgspec.MsgspecError as error:
+            warn("lake_wishes_unreadable", uid=uid, error=error)
+            return Wishes(paused=True)
+
+    def set_wishes(self, uid: str, wishes: Wishes) -> None:
+        """Remember what was decided; durable on return."""
+        key = f"{WISHES}{uid}"
+        if wishes == Wishes():
+            self._store.commit(Transaction(deletes=(key,)))
+        else:
+            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(wishes)}))
+
+    def forget(self, uid: str) -> None:
+        """Forget everything about a topic that is gone."""
+        self._store.commit(Transaction(deletes=(f"{PLANS}{uid}", f"{WISHES}{uid}")))
+        self.release(uid)
+
+    def next_epoch(self) -> int:
+        """Return a number higher than all before; durable on return."""
+        entry = self._store.get(EPOCH)
+        epoch = 1 if entry is None else int.from_bytes(entry.value, "big") + 1
+        self._store.commit(Transaction(puts={EPOCH: epoch.to_bytes(8, "big")}))
+        return epoch

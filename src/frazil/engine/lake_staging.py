@@ -1,0 +1,109 @@
+"""What the lake can take of a topic: its flush sets as plans name them. Pure, but for paths."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Final
+
+from frazil.errors import CorruptionError
+from frazil.lake.plan import WHOLE, PartSets, Plan, StagedFile, StagedSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from frazil.lake.plan import PartRange, TableName
+    from frazil.lake.table import Ends
+    from frazil.model import TopicSpec
+    from frazil.tiers.disk_catalog import Span, TopicFiles
+    from frazil.tiers.disk_file import DiskFile
+
+__all__ = ["part_of", "part_sets", "plan_of", "planned_files"]
+
+PLAN_BYTES_MAX: Final = 1 << 30
+PLAN_FILES_MAX: Final = 1000
+"""More than this becomes several plans, one after another."""
+
+
+def part_of(spec: TopicSpec) -> int:
+    """Return the number under which a table knows a topic: its part, or the whole."""
+    return spec.part_index if spec.part_of else WHOLE
+
+
+def part_sets(
+    picture: TopicFiles, *, part: int, committed: int, path: Callable[[DiskFile], str]
+) -> PartSets:
+    """Return the sets of one topic or part that its table does not have all of."""
+    sets = tuple(_staged_set(span, path) for span in picture.spans if span.end > committed)
+    return PartSets(part, picture.topic, committed, sets)
+
+
+def _staged_set(span: Span, path: Callable[[DiskFile], str]) -> StagedSet:
+    versions = {file.schema for file in span.files}
+    if len(versions) != 1:
+        raise CorruptionError(
+            "files of one set have different columns", first=span.first, versions=sorted(versions)
+        )
+    files = tuple(
+        StagedFile(path(file), file.rows, file.bytes, file.offset_first, file.offset_last)
+        for file in span.files
+        if file.rows
+    )
+    gaps = ((each.first, each.end) for file in span.files for each in file.ranges)
+    return StagedSet(
+        span.first, span.end, versions.pop(), files, tuple(_joined(gaps, span.first, span.end))
+    )
+
+
+def _joined(gaps: Iterable[tuple[int, int]], low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Give ranges within bounds in order, each offset once."""
+    reached = low
+    for first, end in sorted(gaps):
+        begin = max(first, reached)
+        reached = min(max(end, reached), high)
+        if begin < reached:
+            yield begin, reached
+
+
+def planned_files(picture: TopicFiles, ranges: Sequence[PartRange]) -> list[DiskFile] | None:
+    """Return the files of a topic that a plan names; None if one of them is not there any more."""
+    names = [
+        file.path.rpartition("/")[2]
+        for each in ranges
+        if each.topic == picture.topic
+        for file in each.files
+    ]
+    found = [picture.by_name.get(name) for name in names]
+    return None if None in found else [file for file in found if file is not None]
+
+
+def plan_of(
+    *,
+    identity: str,
+    topic: str,
+    uid: str,
+    table: TableName,
+    kind: str,
+    version: int,
+    schema: pa.Schema,
+    ranges: tuple[PartRange, ...],
+    now_us: int,
+) -> Plan:
+    """Return a plan; it names the topic's columns by the version that all its files have."""
+    return Plan(
+        id=identity,
+        topic=topic,
+        topic_id=uid,
+        table=table,
+        kind=kind,
+        schema_version=version,
+        schema=base64.b64encode(schema.serialize().to_pybytes()).decode(),
+        parts=ranges,
+        created_us=now_us,
+    )
+
+
+def behind(ends: Ends, position: Ends) -> bool:
+    """Tell whether a table stands below given offsets."""
+    return any(end > position.get(part, 0) for part, end in ends.items())

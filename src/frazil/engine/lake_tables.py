@@ -1,0 +1,119 @@
+"""The tables of topics in the catalog, by PyIceberg: made, looked at, evolved, taken over, dropped.
+
+Imported when the first topic with a lake is bound: it needs the extra `lake`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import NoSuchTableError
+
+from frazil.errors import CommitUnknown, Conflict, NotFound, Unavailable
+from frazil.lake.binding import Definition as TableDefinition
+from frazil.lake.binding import bind
+from frazil.lake.connection import calls, connect
+from frazil.lake.evolving import evolve
+from frazil.lake.look import look
+from frazil.lake.table import TOPIC_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.engine.lake_topics import Definition
+    from frazil.lake.connection import CatalogAddress
+    from frazil.lake.plan import TableName
+    from frazil.lake.table import View
+
+__all__ = ["CatalogTables"]
+
+TAKE_OVER_TRIES = 5
+
+
+class CatalogTables:
+    """The catalog at one address, as the engine uses it; see `frazil.engine.lake_topics.Tables`."""
+
+    def __init__(
+        self, address: CatalogAddress, *, root: str, settings: Settings, clock: Clock
+    ) -> None:
+        self.address = address
+        self._root = root
+        self._settings = settings
+        self._clock = clock
+        self._catalog = connect(address)
+
+    def look(self, table: TableName) -> View:
+        """Read how far a table is."""
+        return look(self._catalog, table)
+
+    def bind(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
+        """Make or check the table and its side table; return the version of its columns."""
+        made = TableDefinition(
+            topic=definition.name,
+            uid=definition.uid,
+            schema=definition.schema,
+            schema_version=definition.version,
+            root=self._root,
+            partition_by=definition.partition_by,
+            parts=definition.parts,
+            begin=definition.ends,
+            target_file_bytes=self._settings.lake.writer.target_file_bytes,
+        )
+        return bind(self._catalog, made, clock=self._clock, columns=columns).schema_version
+
+    def evolve(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
+        """Bring the table's columns to the definition's version; return the one it has then."""
+        return evolve(
+            self._catalog,
+            definition.table,
+            topic_id=definition.uid,
+            wanted=definition.version,
+            columns=columns,
+            partitioned=definition.parts > 0,
+        )
+
+    def take_over(self, table: TableName, uid: str) -> None:
+        """Make a table of another topic this one's, its side table as well."""
+        for each in (table.rejects, table):
+            try:
+                self._own(each, uid)
+            except NotFound:
+                # The side table is made when the topic is bound.
+                if each == table:
+                    raise
+
+    def _own(self, table: TableName, uid: str) -> None:
+        for _attempt in range(TAKE_OVER_TRIES):
+            try:
+                with calls("take the table over", writes=True, table=table):
+                    loaded = self._catalog.load_table(tuple(table))
+                    if loaded.properties.get(TOPIC_ID) == uid:
+                        return
+                    with loaded.transaction() as change:
+                        change.set_properties({TOPIC_ID: uid})
+            except (Conflict, CommitUnknown):
+                continue
+            else:
+                return
+        raise Unavailable("others keep changing the table", table=table)
+
+    def drop(self, table: TableName, uid: str) -> None:
+        """Remove a table and its side table, files included, if they are this topic's.
+
+        Raises:
+            Conflict: the table is another topic's; nothing was removed.
+            NotFound: there is no such table.
+        """
+        found = self.look(table)
+        if found.topic_id != uid:
+            raise Conflict("the table is another topic's", table=table, topic_id=found.topic_id)
+        for each in (table, table.rejects):
+            with calls("drop table", writes=True, table=each):
+                try:
+                    self._catalog.purge_table(tuple(each))
+                except NoSuchTableError:
+                    continue
