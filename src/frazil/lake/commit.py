@@ -71,7 +71,8 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `held` is the first offset still held locally; `rejects_recent` the records and the rejects
     among the last 10,000, as the last result gave them. `choice` and `rejects_allowed` are what
-    an operator decided; they are given until a commit succeeds.
+    an operator decided, `chosen` the ends of the result that asked for it; they are given until a
+    result is `choice_spent`. Then `remembered` becomes its ends, also where they are lower.
     """
 
     plan: Plan
@@ -80,6 +81,7 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     held: Ends
     rejects_recent: tuple[int, int] = (0, 0)
     choice: Choice = ""
+    chosen: Ends = {}
     rejects_allowed: bool = False
 
 
@@ -104,6 +106,8 @@ class CommitResult(msgspec.Struct, kw_only=True):
     bytes: int = 0
     refreshed: bool = False
     """The table's property has been set."""
+    choice_spent: bool = False
+    """The operator's choice has had its effect: forget it, and remember `ends` as they are."""
     rejects_recent: tuple[int, int] = (0, 0)
 
 
@@ -126,6 +130,10 @@ class Stages(Protocol):
 
     def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
         """Return the rejects of a verdict at or above the side table's own watermark."""
+
+
+def _highest(one: Ends, two: Ends) -> Ends:
+    return {part: max(one.get(part, 0), two.get(part, 0)) for part in one.keys() | two.keys()}
 
 
 def _unheard(step: str) -> None:
@@ -239,14 +247,17 @@ class _Run:
     def _decide(self, view: View) -> Decision:
         """Compare; what an earlier look of this run has shown counts as remembered."""
         request = self._request
-        remembered = {} if request.choice == "replay" else dict(request.remembered)
-        for part, end in self._seen.items():
-            remembered[part] = max(end, remembered.get(part, 0))
-        choice: Choice = "" if request.choice == "replay" else request.choice
-        known = Known(self._plan.topic_id, remembered, request.durable, request.held, choice=choice)
+        known = Known(
+            self._plan.topic_id,
+            _highest(request.remembered, self._seen),
+            request.durable,
+            request.held,
+            choice=request.choice,
+            chosen=_highest(request.chosen, self._seen),
+        )
         decision = decide(self._plan.table, view, known, self._plan.parts)
         if decision.case != "stop":
-            self._seen = dict(decision.marks)
+            self._seen = _highest(self._seen, decision.told)
         return decision
 
     def _ended(self, view: View, decision: Decision) -> CommitResult:
@@ -259,6 +270,7 @@ class _Run:
                 message=decision.message,
                 ends=decision.marks,
                 sid=view.sid,
+                choice_spent=decision.choice_spent,
                 rejects_recent=self._request.rejects_recent,
             )
         if self._tried is not None:
@@ -267,6 +279,7 @@ class _Run:
             state="already",
             ends=decision.marks,
             sid=view.sid,
+            choice_spent=decision.choice_spent,
             rejects_recent=self._request.rejects_recent,
         )
 
@@ -474,5 +487,6 @@ class _Run:
             files=len(self._plan.paths),
             bytes=self._plan.bytes,
             refreshed=refreshed,
+            choice_spent=True,
             rejects_recent=self._recent(verdict),
         )

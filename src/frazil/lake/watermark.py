@@ -47,7 +47,8 @@ class Known(NamedTuple):
     """What this side knows, by part; every part of the topic is in `durable`.
 
     `remembered` is the highest watermark ever seen in the table, `durable` the log's, `held` the
-    first offset that is still held locally.
+    first offset that is still held locally. `chosen` is where the table stood when the operator
+    made the `choice`: a table below that has been rolled back once more.
     """
 
     topic_id: str
@@ -55,6 +56,7 @@ class Known(NamedTuple):
     durable: Ends
     held: Ends
     choice: Choice = ""
+    chosen: Ends = {}  # noqa: RUF012 - never changed
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +71,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     marks: Ends
-    """Where the table stands, by part; all parts it knows."""
+    """Where the table stands, by part, the operator's choice included; all parts it knows."""
+    told: Ends
+    """Where it stands by its own word."""
+    choice_spent: bool = False
+    """The table has come to where the operator's choice was to bring it: forget the choice."""
     starts: Ends = {}
     """Where to begin, for the parts of the plan that are not done."""
     rows: int = 0
@@ -113,28 +119,37 @@ def decide(
     """
     if view.topic_id != known.topic_id:
         return _foreign(table, view, known)
-    marks, conclusive = watermarks(view, known.remembered)
+    remembered = known.chosen if known.choice == "replay" else known.remembered
+    told, conclusive = watermarks(view, remembered)
+    marks = dict(told)
     parts = sorted({*marks, *known.durable, *known.remembered, *(each.part for each in ranges)})
     for part in parts:
         if marks.get(part, 0) > known.durable.get(part, 0):
             return _ahead(table, part, marks, known)
-    if conclusive and known.choice != "replay":
-        behind = {part: end for part, end in known.remembered.items() if marks.get(part, 0) < end}
-        if behind and known.choice != "accept":
+    if conclusive:
+        behind = _behind(marks, known.chosen if known.choice else known.remembered)
+        if behind:
             return _rolled_back(table, marks, behind)
-        marks |= behind
+        if known.choice == "accept":
+            marks |= _behind(marks, known.remembered)
     gaps = {each.part: each.gaps for each in ranges}
     for part in parts:
         missing = _first_missing(marks.get(part, 0), known.held.get(part, 0), gaps.get(part, ()))
         if missing is None:
             continue
         if known.choice != "accept":
-            return _missing(table, part, missing, marks)
+            return _missing(table, part, missing, told)
         marks[part] = missing[1]
-    return _placed(marks, ranges)
+    spent = marks == told and not _behind(told, known.remembered)
+    return msgspec.structs.replace(_placed(marks, told, ranges), choice_spent=spent)
 
 
-def _placed(marks: Ends, ranges: tuple[PartRange, ...]) -> Decision:
+def _behind(marks: Ends, others: Ends) -> Ends:
+    """Return those of the other marks that the table has not reached."""
+    return {part: end for part, end in others.items() if marks.get(part, 0) < end}
+
+
+def _placed(marks: Ends, told: Ends, ranges: tuple[PartRange, ...]) -> Decision:
     starts: Ends = {}
     for each in ranges:
         mark = marks.get(each.part, 0)
@@ -147,12 +162,15 @@ def _placed(marks: Ends, ranges: tuple[PartRange, ...]) -> Decision:
                     f"plan={each.lo}); plan again from there"
                 ),
                 marks=marks,
+                told=told,
             )
         if mark < each.hi:
             starts[each.part] = mark
     if not starts:
-        return Decision(case="done", marks=marks)
-    return Decision(case="move", marks=marks, starts=starts, rows=rows_between(ranges, starts))
+        return Decision(case="done", marks=marks, told=told)
+    return Decision(
+        case="move", marks=marks, told=told, starts=starts, rows=rows_between(ranges, starts)
+    )
 
 
 def _first_missing(start: int, end: int, gaps: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
@@ -177,6 +195,7 @@ def _foreign(table: TableName, view: View, known: Known) -> Decision:
             f"ours={known.topic_id}); `frazil lake adopt` takes it over"
         ),
         marks={},
+        told={},
     )
 
 
@@ -190,6 +209,7 @@ def _ahead(table: TableName, part: int, marks: Ends, known: Known) -> Decision:
             "older than the table or new; `frazil lake adopt` goes on behind the table's end"
         ),
         marks=marks,
+        told=marks,
     )
 
 
@@ -204,6 +224,7 @@ def _rolled_back(table: TableName, marks: Ends, behind: Ends) -> Decision:
             "`--accept` goes on without them"
         ),
         marks=marks,
+        told=marks,
     )
 
 
@@ -216,4 +237,5 @@ def _missing(table: TableName, part: int, missing: tuple[int, int], marks: Ends)
             f"here (table={table} part={part}); `frazil lake resume --accept` goes on without them"
         ),
         marks=marks,
+        told=marks,
     )
