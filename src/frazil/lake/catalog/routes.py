@@ -364,7 +364,7 @@ def _page(call: Call, names: list[str]) -> tuple[list[str], str | None]:
     if not size.isascii() or not size.isdigit() or int(size[:9]) < 1:
         raise bad_request("page size is no number above zero", pageSize=size)
     try:
-        after = base64.urlsafe_b64decode(token.encode()).decode()
+        after = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as error:
         raise bad_request("page token is none of this catalog", pageToken=token) from error
     left = [name for name in names if not token or name > after]
