@@ -220,12 +220,10 @@ class Calls:
         if op == "d":
             return [Ask("delete", key, {})], {"op": op, "before": before, "after": None}
         fresh = self._key(model) if self.random.random() < 0.2 else key
-        if fresh != key:
-            row = self._row(model, fresh)
-            event = {"op": op, "before": before, "after": model.shown(row)}
-            return [Ask("delete", key, {}), Ask("insert", fresh, row)], event
         ask = self._partial(model)._replace(key=key)
-        after = {**before, **self._names(model, ask.columns)}
+        if fresh != key:
+            ask = ask._replace(op="move", key_new=fresh)
+        after = {**dict(zip(names, fresh, strict=True)), **self._names(model, ask.columns)}
         return [ask], {"op": op, "before": before, "after": after}
 
 

@@ -159,7 +159,7 @@ class TopicModel:
     def _moved(self, ask, old, state):
         gone = Logged("delete", ask.key, None)
         if old is None and self.policy == "ignore":
-            return [gone]
+            return [gone, gone]
         if self.policy == "error" and state.get(ask.key_new) is not None:
             return Conflict
         row = {**(old or {}), **ask.columns, **dict(zip(self.key, ask.key_new, strict=True))}

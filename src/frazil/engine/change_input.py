@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from frazil.engine.changing import STEPS_MAX
+from frazil.engine.changing import STEPS_MAX, Move, records_of, step_of, steps_behind
 from frazil.engine.resent import sent_before
 from frazil.engine.runtime import RANGES_TOLD_MAX, SEQUENCE_MAX, joined_ack
 from frazil.engine.sequencer import Sequencer
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
-from frazil.ingest.changes import Change
 from frazil.ingest.debezium import DebeziumReader
 from frazil.log import format as fmt
 from frazil.log.group import FRAME_RECORDS_MAX
@@ -106,7 +105,7 @@ def _check_producer(
 
 
 def _records(piece: list[Step] | Prepared) -> int:
-    return len(piece) if isinstance(piece, list) else piece[2]
+    return records_of(piece) if isinstance(piece, list) else piece[2]
 
 
 def _behind(pieces: Sequence[list[Step] | Prepared], records: int) -> list[list[Step] | Prepared]:
@@ -116,7 +115,7 @@ def _behind(pieces: Sequence[list[Step] | Prepared], records: int) -> list[list[
         passed = min(records, _records(piece))
         records -= passed
         if isinstance(piece, list):
-            left.append(piece[passed:])
+            left.append(steps_behind(piece, passed))
         elif not passed:
             left.append(piece)
     return left
@@ -173,20 +172,17 @@ def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -
         return
     lookup.refresh()
     there: dict[Key, bool] = {}
-    number = -1
-    for piece in pieces:
-        for step in piece:
-            if not isinstance(step, Change):
-                continue
-            number += 1
-            known = there.get(step.key)
-            exists = lookup.has(step.key) if known is None else known
-            facts = {"topic": runtime.name, "key": step.key, "change": number}
-            if exists and step.op == fmt.OP_INSERT:
+    steps = [step for piece in pieces if isinstance(piece, list) for step in piece]
+    for number, step in enumerate(steps):
+        for change in step if isinstance(step, Move) else (step,):
+            known = there.get(change.key)
+            exists = lookup.has(change.key) if known is None else known
+            facts = {"topic": runtime.name, "key": change.key, "change": number}
+            if exists and change.op == fmt.OP_INSERT:
                 raise Conflict("a row has this key already, use upsert", **facts)
-            if not exists and step.op in {fmt.OP_UPDATE, fmt.OP_DELETE}:
+            if not exists and change.op in {fmt.OP_UPDATE, fmt.OP_DELETE}:
                 raise NotFound("no row has this key", **facts)
-            there[step.key] = step.op != fmt.OP_DELETE
+            there[change.key] = change.op != fmt.OP_DELETE
 
 
 def no_changes(topic: str) -> InvalidRequest:
@@ -283,19 +279,16 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def _debezium_steps(changes: TopicChanges, data: object) -> Iterator[list[Step]]:
     codec = changes.columns.changes
     steps: list[Step] = []
-    before = 0
     for number, raw in debezium_changes(codec, data):
         try:
-            step = codec.prepare(raw.op, raw.key, raw.row)
+            step = step_of(codec, raw)
             changes.check_part(step)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
-        if number != before and len(steps) >= STEPS_MAX - 1:
-            # The delete and the insert of one event stay together: both are written or neither.
+        if len(steps) >= STEPS_MAX:
             yield steps
             steps = []
         steps.append(step)
-        before = number
     if steps:
         yield steps
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from frazil.engine.runtime import Prepared, TopicRuntime
+    from frazil.ingest.debezium import RawChange
     from frazil.ingest.frames import KeyedColumns
     from frazil.log.codec import Entry, Sender
     from frazil.tiers.keys import Key
@@ -208,12 +209,10 @@ class TopicChanges:
         if not any(self.needs_state(step) for step in steps):
             # The journal sees that it is a repeat.
             return []
-        records = len(_flat(steps))
+        records = records_of(steps)
         counts = sent_before(self._runtime.state, sender, records=records)
-        # A move may have been a delete alone, and rows that are frames of their own may be there
-        # without those behind them.
-        in_part = self.columns.changes.exact or any(isinstance(step, Move) for step in steps)
-        if counts and sum(counts) != records and not in_part:
+        # Rows that are frames of their own may be there without those behind them.
+        if counts and sum(counts) != records and not self.columns.changes.exact:
             refusal = refusal_of(self._runtime.state, sender, records=records)
             if refusal is not None:
                 raise refusal
@@ -240,11 +239,10 @@ class TopicChanges:
         waiters = [new_waiter() for _each in prepared]
         if not queue.submit_repeat(self._runtime.entries(prepared, waiters, sender)):
             return None
-        if at >= len(steps):
+        left = steps_behind(steps, at)
+        if not left:
             return waiters
-        rest = self.try_submit(
-            steps[at:], sender._replace(sequence=sender.sequence + at), new_waiter
-        )
+        rest = self.try_submit(left, sender._replace(sequence=sender.sequence + at), new_waiter)
         return None if rest is None else waiters + rest
 
     def _try_fresh(
@@ -277,7 +275,7 @@ class TopicChanges:
                     is_sent=lambda: bool(self._repeated(steps, sender)),
                 )
             except (Conflict, NotFound) as error:
-                raise self.refusal(sender, records=len(_flat(steps))) or error from None
+                raise self.refusal(sender, records=records_of(steps)) or error from None
         return waiters if taken else None
 
     def refusal(self, sender: Sender | None, *, records: int) -> Conflict | None:
@@ -389,7 +387,8 @@ class TopicChanges:
             if policy == "error":
                 raise NotFound("no row has this key", topic=name, key=move.delete.key)
             if policy == "ignore":
-                return [move.delete]
+                # Two records as ever: the numbers of an idempotent producer do not depend on rows.
+                return [move.delete, move.delete.codec.with_op(move.delete, fmt.OP_DELETE)]
         target = images.get(move.insert.key)
         if policy == "error" and target is not None and target.exists:
             raise Conflict("a row has the new key already", topic=name, key=move.insert.key)
@@ -402,10 +401,13 @@ class TopicChanges:
             insert = completed(move.insert)
         else:
             insert = merged(move.insert, old.values, old.codec)
-        move.delete.base = old.base
+        delete = move.delete
+        if delete.codec is not insert.codec:
+            # The columns changed meanwhile: only under the same ones they make one entry.
+            delete = insert.codec.adopted(delete)
         # Both are written or neither: that the old row was there is enough to check once.
-        insert.base = old.base
-        return [move.delete, insert]
+        delete.base = insert.base = old.base
+        return [delete, insert]
 
     def _prepared(self, changes: Sequence[Written]) -> list[Prepared]:
         """Return changes as few entries, a new one where the columns changed in between."""
@@ -425,6 +427,35 @@ class TopicChanges:
             else:
                 result.append((codec, some, len(some), size))
         return result
+
+
+def step_of(codec: ChangeCodec, raw: RawChange) -> Step:
+    """Check one operation of an event: a change, or a move if the key is another one afterwards.
+
+    Raises:
+        InvalidRequest: if a value does not fit its column.
+    """
+    if raw.op == fmt.OP_UPDATE and any(
+        raw.row.get(name, value) != value for name, value in raw.key.items()
+    ):
+        moved = codec.prepare_move(raw.key, raw.row)
+        if moved is not None:
+            return Move(*moved)
+    return codec.prepare(raw.op, raw.key, raw.row)
+
+
+def records_of(steps: Sequence[Step]) -> int:
+    """Return how many records steps become: a move is two, whatever there is to move."""
+    return sum(2 if isinstance(step, Move) else 1 for step in steps)
+
+
+def steps_behind(steps: Sequence[Step], records: int) -> list[Step]:
+    """Return the steps behind so many records."""
+    for number, step in enumerate(steps):
+        if records <= 0:
+            return list(steps[number:])
+        records -= records_of((step,))
+    return []
 
 
 def _flat(steps: Sequence[Step]) -> list[Written]:

@@ -14,7 +14,7 @@ from frazil.engine.change_input import (
     is_arrow,
     no_changes,
 )
-from frazil.engine.changing import STEPS_MAX, check_stays
+from frazil.engine.changing import STEPS_MAX, step_of
 from frazil.engine.part_acks import answer, part_acks
 from frazil.errors import Conflict, FrazilError, InvalidRequest
 from frazil.ingest.routing import part_of_values, parts_of_batch
@@ -151,24 +151,20 @@ class PartChangeCalls:
 
     def _debezium_pieces(self, data: object) -> dict[int, list[Piece]]:
         by_part: dict[int, list[list[Step]]] = {}
-        before = part = -1
         for number, raw in debezium_changes(self._changes().columns.changes, data):
-            is_new = number != before
             try:
-                part, step = self._step(raw, None if is_new else part)
+                part, step = self._step(raw)
             except InvalidRequest as error:
                 details = {"change": number, **error.details}
                 raise InvalidRequest(error.message, **details) from error
             runs = by_part.setdefault(part, [[]])
-            if is_new and len(runs[-1]) >= STEPS_MAX - 1:
-                # The delete and the insert of one event stay together.
+            if len(runs[-1]) >= STEPS_MAX:
                 runs.append([])
             runs[-1].append(step)
-            before = number
         return {part: list(runs) for part, runs in by_part.items()}
 
-    def _step(self, raw: RawChange, part_before: int | None) -> tuple[int, Step]:
-        """Check one operation on the part that it belongs to, that of its event's first one."""
+    def _step(self, raw: RawChange) -> tuple[int, Step]:
+        """Check one operation on the part that it belongs to."""
         whole = raw.op in {fmt.OP_INSERT, fmt.OP_UPSERT}
         names = self._changes().columns.changes.shape.names
         key = raw.key
@@ -178,9 +174,9 @@ class PartChangeCalls:
                 raise InvalidRequest("row lacks its primary key", columns=", ".join(missing))
             key = {name: raw.row[name] for name in names}
         part = self.part_of_key(key)
-        check_stays(part if part_before is None else part_before, part)
-        codec = self.parts[part].runtime.changes.columns.changes
-        return part, codec.prepare(raw.op, raw.key, raw.row)
+        changes = self.parts[part].runtime.changes
+        step = step_of(changes.columns.changes, raw)
+        return changes.part_of(step, len(self.parts)), step
 
     def _publish_pieces(self, pieces: Mapping[int, list[Piece]], ack: str | None) -> list[Ack]:
         """Publish piece by piece, of all parts at once: they share their syncs.

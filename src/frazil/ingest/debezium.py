@@ -5,10 +5,11 @@
         change = keyed.changes.prepare(raw.op, raw.key, raw.row)
 
 `c` is an insert, `r` (a snapshot's row) an upsert, `u` an update of the columns that `after` has,
-`d` a delete. An update that changes the key is a delete and an insert. A tombstone (no value) gives
-nothing, for the delete came before it; so does `m`, a message beside the tables. An event may come
-with its schema (`{"schema", "payload"}`) or without. With it, `debezium_values` learns from it how
-dates, times and decimals are written; without it, the options say so, and nothing is guessed.
+`d` a delete. An update whose `before` has another key names the new one among its columns: the row
+moves, `ChangeCodec.prepare_move` takes it. A tombstone (no value) gives nothing, for the delete came
+before it; so does `m`, a message beside the tables. An event may come with its schema
+(`{"schema", "payload"}`) or without. With it, `debezium_values` learns from it how dates, times and
+decimals are written; without it, the options say so, and nothing is guessed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _SHAPES_MAX: Final = 256
 class RawChange(NamedTuple):
     """One operation with values of the columns' types, not yet checked.
 
-    `key` is that of an update or delete; `row` the whole row, or the columns that an update names.
+    `key` is that of an update or delete; `row` the whole row, or the columns that an update names,
+    with the new key if it changes.
     """
 
     op: int
@@ -99,28 +101,22 @@ class DebeziumReader:
     def _update(
         self, before: Mapping[str, Any] | None, after: Mapping[str, Any], values: ValueReader
     ) -> list[RawChange]:
-        """Return an update of the columns that came, or a delete and an insert."""
-        after_key = values.read(self._key_part(after, "after"))
-        if before is None or not all(name in before for name in self._key_names):
-            before_key = after_key
-        else:
-            before_key = values.read(self._key_part(before, "before"))
-        if before_key == after_key:
-            # A large value that did not change is not sent: it stays as it is.
-            named = {name: item for name, item in after.items() if not is_unavailable(item)}
-            return [RawChange(fmt.OP_UPDATE, after_key, values.read(named))]
-        row = dict(after)
-        for name, item in after.items():
-            if is_unavailable(item):
-                row[name] = item if before is None else before.get(name, item)
-                if is_unavailable(row[name]):
-                    raise InvalidRequest(
-                        "event changes the key and lacks a value that did not change", column=name
-                    )
-        return [
-            RawChange(fmt.OP_DELETE, before_key, {}),
-            RawChange(fmt.OP_INSERT, {}, values.read(row)),
-        ]
+        """Return an update of the columns that came, under the key that the row had before."""
+        names = self._key_names
+        old = before if before is not None and all(name in before for name in names) else after
+        key = values.read(self._key_part(old, "after" if old is after else "before"))
+        named: dict[str, Any] = {}
+        for name, value in after.items():
+            if not is_unavailable(value):
+                named[name] = value
+            elif old is not after and old.get(name) is not None and not is_unavailable(old[name]):
+                # A null there may stand for a column that the source does not log.
+                named[name] = old[name]
+            elif name in names:
+                raise InvalidRequest("event lacks a key column", column=name, place="after")
+            # Else it did not change, and is not sent because it is large: it stays as it is.
+        self._key_part(named, "after")
+        return [RawChange(fmt.OP_UPDATE, key, values.read(named))]
 
     def _deleted(
         self, before: Mapping[str, Any] | None, key: object, values: ValueReader

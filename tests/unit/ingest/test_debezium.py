@@ -82,13 +82,10 @@ def test_what_is_read_can_be_prepared():
     assert ops == [(1, 1, "new"), (2, 1, "new"), (4, 1, None)]
 
 
-def test_a_changed_key_is_a_delete_and_an_insert():
-    """The old key goes, the whole new row comes, in this order."""
+def test_a_changed_key_is_named_by_the_update_of_the_old_one():
+    """The row is found under its old key; what the event does not carry is not made up."""
     found = reader().read(event("u", before=BEFORE, after={"id": 2, "name": "new"}))
-    assert found == [
-        RawChange(fmt.OP_DELETE, {"id": 1}, {}),
-        RawChange(fmt.OP_INSERT, {}, {"id": 2, "name": "new"}),
-    ]
+    assert found == [RawChange(fmt.OP_UPDATE, {"id": 1}, {"id": 2, "name": "new"})]
 
 
 def test_keys_are_compared_as_values_not_as_text():
@@ -122,17 +119,29 @@ def test_a_delete_without_before_goes_by_the_events_key(key, before):
     "placeholder", [UNAVAILABLE, base64.b64encode(UNAVAILABLE.encode()).decode(), [UNAVAILABLE]]
 )
 def test_a_value_that_was_not_sent_stays_as_it_is(placeholder):
-    """An update does not name it; a row that moves takes it from before, or is refused."""
+    """An update does not name it unless it is told from before, a row that moves neither."""
     after = {"id": 1, "name": "n", "blob": placeholder}
     assert reader().read(event("u", after=after))[0].row == {"id": 1, "name": "n"}
     moved = event("u", before={"id": 2, "blob": "AQI="}, after=after)
-    assert reader().read(moved)[1].row == {"id": 1, "name": "n", "blob": b"\1\2"}
-    for before in ({"id": 2}, {"id": 2, "blob": placeholder}):
-        with pytest.raises(InvalidRequest, match=r"lacks a value.*blob"):
-            reader().read(event("u", before=before, after=after))
+    assert reader().read(moved)[0].row == {"id": 1, "name": "n", "blob": b"\1\2"}
+    # A source that logs no old rows says null where it knows nothing.
+    for before in ({"id": 2}, {"id": 2, "blob": placeholder}, {"id": 2, "blob": None}):
+        [raw] = reader().read(event("u", before=before, after=after))
+        assert raw == RawChange(fmt.OP_UPDATE, {"id": 2}, {"id": 1, "name": "n"})
     for op in "cr":
         with pytest.raises(InvalidRequest, match=r"lacks a value.*blob"):
             reader().read(event(op, after=after))
+
+
+def test_a_key_that_was_not_sent_is_taken_from_before_or_refused():
+    """The placeholder never becomes a key."""
+    own = reader({"k": "string", "v": "int"}, ["k"])
+    after = {"k": UNAVAILABLE, "v": 1}
+    assert own.read(event("u", before={"k": "long"}, after=after)) == [
+        RawChange(fmt.OP_UPDATE, {"k": "long"}, {"k": "long", "v": 1})
+    ]
+    with pytest.raises(InvalidRequest, match="lacks a key column"):
+        own.read(event("u", after=after))
 
 
 MOMENT = dt.datetime(2026, 3, 4, 5, 6, 7, 890_000, tzinfo=dt.UTC)
