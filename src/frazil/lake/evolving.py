@@ -75,13 +75,15 @@ def evolve(
         NotFound: there is no such table.
         Unavailable: the catalog cannot be reached, or others keep changing the table.
     """
-    failures = 0
+    failures, reached = 0, -1
     while True:
         with calls("load table", table=table):
             loaded = catalog.load_table(tuple(table))
         version = _version(table, loaded, topic_id)
         if version >= wanted:
             return version
+        if version > reached:
+            failures, reached = 0, version
         updates, requirements = _step(
             table,
             loaded,

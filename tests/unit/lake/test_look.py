@@ -1,0 +1,96 @@
+"""Which mark in a table's metadata counts: the newest along main, for each part."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from frazil.errors import CorruptionError
+from frazil.lake.connection import Loaded
+from frazil.lake.look import view_of
+from frazil.lake.plan import TableName
+
+TABLE = TableName("a", "b")
+END = "frazil.offset-end"
+
+
+def viewed(*summaries, properties=None, refs=None, **changes):
+    """Look at metadata whose snapshots have the summaries given, oldest first, ids from 1."""
+    snapshots = [
+        {
+            "snapshot-id": number,
+            **({"parent-snapshot-id": number - 1} if number > 1 else {}),
+            "summary": {"operation": "append", **summary},
+            "manifest-list": "",
+        }
+        for number, summary in enumerate(summaries, start=1)
+    ]
+    metadata = {
+        "location": "/nowhere",
+        "properties": properties or {},
+        "current-snapshot-id": len(snapshots) or -1,
+        "snapshots": snapshots,
+        "refs": {"main": {"snapshot-id": len(snapshots)}} if refs is None else refs,
+        **changes,
+    }
+    return view_of(None, TABLE, Loaded(msgspec.json.encode(metadata)))
+
+
+def test_parts_are_put_together_from_several_summaries():
+    """A part's mark is the newest that names it; a commit of some parts hides no other's."""
+    view = viewed({f"{END}.0": "5", f"{END}.1": "7"}, {f"{END}.0": "6"}, {"added-records": "3"})
+    assert view.summary_ends == {0: 6, 1: 7}
+
+
+def test_a_whole_topic_needs_one_summary():
+    """Older marks of a whole topic say nothing, even if they are higher."""
+    view = viewed({END: "9"}, {END: "4"}, {})
+    assert view.summary_ends == {-1: 4}
+
+
+def test_a_table_without_refs_has_its_current_snapshot():
+    """Metadata without a ref for main means the snapshot that is current."""
+    assert viewed({END: "1"}, {END: "2"}, refs={}).sid == 2
+
+
+def test_no_snapshot_is_written_in_two_ways():
+    """A table without rows has no current snapshot or the number that stands for none."""
+    assert viewed(refs={}).sid is None
+    assert viewed(refs={}, **{"current-snapshot-id": None}).sid is None
+
+
+def test_ancestors_that_go_in_a_circle_end():
+    """Spoilt metadata does not hang the look."""
+    ring = [
+        {"snapshot-id": 1, "parent-snapshot-id": 2, "summary": {END: "1"}},
+        {"snapshot-id": 2, "parent-snapshot-id": 1, "summary": {}},
+    ]
+    view = viewed(refs={"main": {"snapshot-id": 2}}, snapshots=ring)
+    assert view.summary_ends == {-1: 1}
+
+
+def test_commits_are_counted_since_the_property():
+    """Snapshots count until the one whose every mark the property has reached."""
+    marks = [{END: "10"}, {END: "20"}, {}, {END: "30"}]
+    assert viewed(*marks, properties={END: "30"}).commits_since_property == 0
+    assert viewed(*marks, properties={END: "20"}).commits_since_property == 2
+    assert viewed(*marks, properties={END: "0"}).commits_since_property == 4
+    parts = [{f"{END}.0": "1", f"{END}.1": "1"}, {f"{END}.0": "1", f"{END}.1": "2"}]
+    properties = {f"{END}.0": "1", f"{END}.1": "1"}
+    assert viewed(*parts, properties=properties).commits_since_property == 1
+
+
+@pytest.mark.parametrize("key", [END, f"{END}.0", f"{END}.x", "frazil.schema-version"])
+def test_spoilt_marks_are_damage(key):
+    """A mark of ours that is no number stops, in a property and in a summary."""
+    with pytest.raises(CorruptionError, match="cannot be read"):
+        viewed({END: "1"}, properties={key: "x"})
+    if key.startswith(END):
+        with pytest.raises(CorruptionError, match="cannot be read"):
+            viewed({key: "x"})
+
+
+def test_what_is_no_metadata_is_damage():
+    """An answer that is no table's metadata is damage, not an empty table."""
+    with pytest.raises(CorruptionError):
+        view_of(None, TABLE, Loaded(b"{}"))
