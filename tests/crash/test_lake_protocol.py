@@ -1,0 +1,54 @@
+"""The commit protocol in a world where everything fails: no record is lost, none is there twice.
+
+The commit module is the real one; the five calls are made on tables in memory, which fail, land late
+and are changed by others. `FRAZIL_LAKE_SEEDS` sets how many lives are tried.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from frazil.lake.commit import STEPS
+from tests.crash.lake_world import EVENTS, World
+
+SEEDS = int(os.environ.get("FRAZIL_LAKE_SEEDS", "3000"))
+BASE = int(os.environ.get("FRAZIL_LAKE_BASE", "0"))
+SHARDS = 4
+EVENTS_A_LIFE = 90
+FAULTS = ("lost", "error", "conflict", "slow", "never", "down")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_lives_of_the_protocol_lose_and_double_nothing(shard):
+    """Whatever fails, dies, stalls or is changed by others, each record ends in one table once."""
+    lives = 0
+    for seed in range(BASE + shard, BASE + SEEDS, SHARDS):
+        world = World(seed)
+        try:
+            world.live(EVENTS_A_LIFE)
+        except AssertionError as error:
+            pytest.fail(f"World({seed}).live({EVENTS_A_LIFE}): {error}; {' '.join(world.trace)}")
+        assert world.committed == world.durable
+        lives += 1
+    assert lives == len(range(shard, SEEDS, SHARDS))
+
+
+@pytest.mark.timeout(0)
+def test_the_lives_meet_every_step_fault_and_stop():
+    """The lives kill and stall workers at every step, and see each fault, result and foreign act."""
+    seen = Counter()
+    for seed in range(BASE, BASE + 1200):
+        world = World(seed)
+        world.live(EVENTS_A_LIFE)
+        seen.update(world.seen)
+    rare = {"property_lowered", "property_set"}
+    wanted = {f"killed at {step}" for step in STEPS if step not in rare}
+    wanted |= {f"stalled at {step}" for step in STEPS if step not in rare}
+    wanted |= {f"fault {fault}" for fault in FAULTS}
+    wanted |= {"late, landed", "late, fenced off", "rolled back", "rolled_back", "missing_range"}
+    wanted |= {"committed", "already", "replan", "stopped", *EVENTS}
+    assert wanted <= set(seen), wanted - set(seen)

@@ -1,0 +1,420 @@
+"""The steps of a commit, one at a time, on a table in memory."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from frazil.errors import (
+    CommitUnknown,
+    Conflict,
+    CorruptionError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit
+from frazil.lake.plan import WHOLE, PartRange, Plan, TableName
+from frazil.lake.table import OFFSET_END, TOPIC_ID, ends_of
+from tests.crash.lake_table import IcebergTable
+
+TABLE = TableName("ns", "t")
+
+
+class Lake:
+    """Two tables, the five calls, and the stages; `errors` fail the next writes."""
+
+    def __init__(self):
+        ids = itertools.count(1)
+        self.main = IcebergTable("ours", ids)
+        self.side = IcebergTable("ours", ids)
+        self.tables = {TABLE: self.main, TABLE.rejects: self.side}
+        self.rejected = frozenset()
+        self.dropped = frozenset()
+        self.lost = frozenset()
+        self.errors = []
+        self.load_errors = []
+        self.landing = True
+        self.calls = []
+        self.pauses = []
+        self.steps = []
+        self.verdicts = 0
+        self.schema_version = None
+
+    def load(self, table):
+        self.calls.append(("load", table.name))
+        if self.load_errors:
+            raise self.load_errors.pop(0)
+        if table not in self.tables:
+            raise NotFound("no such table", table=table)
+        view = self.tables[table].view()
+        return type(view)(
+            **{name: getattr(view, name) for name in view.__struct_fields__}
+            | {"schema_version": self.schema_version}
+        )
+
+    def cas_append(self, table, rows, *, sid, summary):
+        self.calls.append(("append", table.name))
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None and not self.landing:
+            raise error
+        held = self.tables[table]
+        landed = held.land((held.write_file(rows),), sid=sid, summary=summary)
+        if error is not None:
+            raise error
+        return landed
+
+    def set_property(self, table, properties):
+        self.calls.append(("property", table.name))
+        if self.errors:
+            raise self.errors.pop(0)
+        self.tables[table].properties.update(properties)
+
+    def branch_merge(self, table, rows, *, sid, branch, summary):
+        raise AssertionError(branch)
+
+    def fast_forward(self, table, branch):
+        raise AssertionError(branch)
+
+    def verdict(self, plan, from_offsets):
+        self.verdicts += 1
+        every = [
+            (each.part, offset, True)
+            for each in plan.parts
+            if each.part in from_offsets
+            for offset in range(from_offsets[each.part], each.hi)
+            if offset not in self.lost
+        ]
+        rejects = [row for row in every if row[1] in self.rejected]
+        rows = [row for row in every if row[1] not in self.rejected | self.dropped]
+        dropped = len(every) - len(rows) - len(rejects)
+        return Verdict(rows, rejects, len(every), len(rows), len(rejects), dropped)
+
+    def rejects_from(self, verdict, from_offsets):
+        return [row for row in verdict.rejects if row[1] >= from_offsets.get(row[0], 1 << 60)]
+
+    def commit(self, lo, hi, *, remembered=0, attempts=5, **facts):
+        return self.move((PartRange(WHOLE, 1, lo, hi, ()),), {WHOLE: remembered}, attempts, **facts)
+
+    def move(self, ranges, remembered, attempts=5, **facts):
+        plan = Plan(
+            id="p",
+            topic="/ns/t",
+            topic_id="ours",
+            table=TABLE,
+            kind="table",
+            schema_version=3,
+            schema="",
+            parts=ranges,
+            created_us=0,
+        )
+        durable = {each.part: 100_000 for each in ranges} | dict.fromkeys(remembered, 100_000)
+        request = CommitRequest(plan=plan, remembered=remembered, durable=durable, held={}, **facts)
+        return commit(
+            self,
+            self,
+            request,
+            pause=self.pauses.append,
+            attempts=attempts,
+            progress=self.steps.append,
+        )
+
+    @property
+    def offsets(self):
+        return sorted(offset for _part, offset in self.main.ours())
+
+    @property
+    def rejects(self):
+        return sorted(offset for _part, offset in self.side.ours())
+
+
+@pytest.fixture
+def lake():
+    return Lake()
+
+
+def test_rows_and_watermark_land_together(lake):
+    """One snapshot has the rows and the whole summary; the result says what it did."""
+    lake.dropped = {3}
+    result = lake.commit(0, 10)
+    assert (result.state, result.ends, result.sid) == ("committed", {WHOLE: 10}, lake.main.head)
+    assert lake.offsets == [0, 1, 2, *range(4, 10)]
+    assert lake.main.snapshots[lake.main.head].summary == {
+        "frazil.topic-id": "ours",
+        "frazil.offset-end": "10",
+        "frazil.rows-in": "10",
+        "frazil.rows-out": "9",
+        "frazil.rows-rejected": "0",
+        "frazil.rows-dropped": "1",
+        "frazil.protocol-version": "1",
+    }
+    assert (result.rows_in, result.rows_out, result.rows_dropped) == (10, 9, 1)
+    assert lake.steps == ["looked", "staged", "committing", "committed"]
+    assert ("load", "t__rejects") not in lake.calls
+
+
+def test_a_plan_that_is_in_the_table_writes_nothing(lake):
+    """The second run of a plan is a look."""
+    lake.commit(0, 10)
+    lake.calls.clear()
+    result = lake.commit(0, 10)
+    assert (result.state, result.ends) == ("already", {WHOLE: 10})
+    assert lake.calls == [("load", "t")]
+
+
+def test_a_table_within_the_range_gets_the_rest(lake):
+    """Rows are filtered at the watermark, whatever the plan's boundaries."""
+    lake.commit(0, 7)
+    result = lake.commit(0, 12)
+    assert (result.state, result.rows_in) == ("committed", 5)
+    assert lake.offsets == list(range(12))
+
+
+def test_a_table_below_the_plan_is_planned_anew(lake):
+    """Nothing is written over a hole."""
+    lake.commit(0, 7)
+    result = lake.commit(9, 12)
+    assert (result.state, result.ends) == ("replan", {WHOLE: 7})
+    assert lake.offsets == list(range(7))
+
+
+def test_all_parts_are_in_every_summary(lake):
+    """A commit of some parts repeats the ends of the others."""
+    both = (PartRange(0, 1, 0, 5, ()), PartRange(1, 2, 0, 4, ()))
+    lake.move(both, {})
+    result = lake.move((PartRange(1, 2, 4, 6, ()),), {0: 5, 1: 4})
+    assert result.ends == {0: 5, 1: 6}
+    assert ends_of(lake.main.snapshots[lake.main.head].summary) == {0: 5, 1: 6}
+    result = lake.move((PartRange(0, 1, 0, 9, ()), PartRange(1, 2, 4, 6, ())), {})
+    assert (result.state, result.rows_in) == ("committed", 4)
+    assert len(lake.main.ours()) == len(set(lake.main.ours())) == 15
+
+
+@pytest.mark.parametrize(
+    "error", [CommitUnknown, Unavailable, Conflict, InvalidRequest, CorruptionError]
+)
+def test_an_error_behind_a_landed_commit_is_looked_at(lake, error):
+    """Whatever a write says, the table says what happened: nothing is written twice."""
+    lake.errors = [error("no reply")]
+    result = lake.commit(0, 10)
+    assert (result.state, result.ends, result.rows_in) == ("committed", {WHOLE: 10}, 10)
+    assert lake.offsets == list(range(10))
+    assert lake.calls.count(("append", "t")) == 1
+
+
+def test_five_conflicts_are_contention(lake):
+    """Each conflict is looked at after a pause that grows; the fifth is the last."""
+    lake.landing = False
+    lake.errors = [Conflict("first") for _ in range(9)]
+    result = lake.commit(0, 10)
+    assert (result.state, result.reason, result.ends) == ("contended", "contended", {})
+    assert lake.calls.count(("append", "t")) == 5
+    assert lake.calls[-1] == ("load", "t")
+    assert lake.pauses == sorted(set(lake.pauses))
+    assert len(lake.pauses) == 4
+    assert lake.verdicts == 1
+
+
+@pytest.mark.parametrize("error", [CommitUnknown, Unavailable])
+def test_outcomes_that_stay_unknown_end_as_unavailable(lake, error):
+    """It is not tried for ever, and the last word is a look."""
+    lake.landing = False
+    lake.errors = [error("no reply") for _ in range(9)]
+    with pytest.raises(Unavailable, match="no known outcome") as caught:
+        lake.commit(0, 10)
+    assert caught.value.details["outcome"] == "unknown"
+    assert lake.calls.count(("append", "t")) == 5
+    assert lake.calls[-1] == ("load", "t")
+
+
+def test_an_error_that_will_come_again_is_raised_after_a_look(lake):
+    """A damaged file is not tried five times."""
+    lake.landing = False
+    lake.errors = [CorruptionError("page is damaged")]
+    with pytest.raises(CorruptionError, match="page is damaged"):
+        lake.commit(0, 10)
+    assert lake.calls == [("load", "t"), ("append", "t"), ("load", "t")]
+
+
+def test_a_catalog_that_is_away_for_a_moment_is_asked_again(lake):
+    """A load is tried five times, then it is the caller's turn."""
+    lake.load_errors = [Unavailable("away") for _ in range(4)]
+    assert lake.commit(0, 10).state == "committed"
+    lake.load_errors = [Unavailable("away") for _ in range(5)]
+    with pytest.raises(Unavailable, match="away"):
+        lake.commit(10, 20)
+
+
+def test_a_dropped_table_stops(lake):
+    """A missing table is a state, for main and for the side table."""
+    del lake.tables[TABLE.rejects]
+    lake.rejected = {3}
+    assert lake.commit(0, 10).reason == "table_missing"
+    assert lake.offsets == []
+    del lake.tables[TABLE]
+    assert lake.commit(0, 10).reason == "table_missing"
+
+
+def test_rejects_land_before_main(lake):
+    """A batch with rejects commits the side table first, with the same watermark."""
+    lake.rejected = {2, 5}
+    result = lake.commit(0, 10)
+    assert (result.rows_out, result.rows_rejected) == (8, 2)
+    assert lake.rejects == [2, 5]
+    appends = [table for call, table in lake.calls if call == "append"]
+    assert appends == ["t__rejects", "t"]
+    assert ends_of(lake.side.snapshots[lake.side.head].summary) == {WHOLE: 10}
+    assert [step for step in STEPS if step in lake.steps] == lake.steps
+
+
+def test_the_side_table_may_be_ahead_and_is_not_doubled(lake):
+    """After a crash between the two commits only rejects above its own watermark are added."""
+    lake.rejected = {2, 5, 8, 11}
+    lake.landing = True
+    lake.errors = [None, CorruptionError("worker died")]
+    lake.landing = False
+    with pytest.raises(CorruptionError):
+        lake.commit(0, 7)
+    assert (lake.rejects, lake.offsets) == ([2, 5], [])
+    assert lake.commit(0, 4).state == "committed"
+    assert lake.rejects == [2, 5]
+    assert lake.commit(4, 12).state == "committed"
+    assert lake.rejects == [2, 5, 8, 11]
+    assert lake.offsets == [0, 1, 3, 4, 6, 7, 9, 10]
+
+
+def test_a_side_table_of_another_topic_stops_before_main(lake):
+    """Neither table is written."""
+    lake.side.properties[TOPIC_ID] = "theirs"
+    lake.rejected = {2}
+    result = lake.commit(0, 10)
+    assert (result.state, result.reason) == ("stopped", "foreign_table")
+    assert lake.main.head is None
+
+
+def test_staged_files_without_a_record_stop(lake):
+    """Fewer records than the plan says are damage, found before anything is committed."""
+    lake.lost = {4}
+    lake.rejected = {2}
+    result = lake.commit(0, 10)
+    assert (result.state, result.reason) == ("stopped", "staged_incomplete")
+    assert "found=9 expected=10" in result.message
+    assert lake.main.head is lake.side.head is None
+
+
+def test_a_verdict_that_does_not_add_up_stops(lake, monkeypatch):
+    """Records that are neither row, reject nor dropped stop the pipeline."""
+    honest = lake.verdict
+    monkeypatch.setattr(
+        lake, "verdict", lambda plan, starts: honest(plan, starts)._replace(rows_out=9)
+    )
+    assert lake.commit(0, 10).reason == "verdict_unbalanced"
+    assert lake.main.head is None
+
+
+def test_too_many_rejects_stop_before_the_first_commit(lake):
+    """Above 1 % and at least 100 among the last 10,000 nothing is committed, unless allowed."""
+    lake.rejected = frozenset(range(100))
+    result = lake.commit(0, 9_999)
+    assert (result.state, result.reason) == ("stopped", "too_many_rejects")
+    assert lake.main.head is lake.side.head is None
+    result = lake.commit(0, 9_999, rejects_allowed=True)
+    assert (result.state, result.rejects_recent) == ("committed", (9_999, 100))
+
+
+def test_a_hundredth_of_rejects_or_fewer_than_a_hundred_go_on(lake):
+    """Exactly 1 % passes, and so do 99 of 99."""
+    lake.rejected = frozenset(range(100))
+    assert lake.commit(0, 10_000).state == "committed"
+    other = Lake()
+    other.rejected = frozenset(range(99))
+    assert other.commit(0, 99).state == "committed"
+
+
+def test_rejects_of_earlier_batches_count(lake):
+    """The window goes over commits; what is older than 10,000 records falls out of it."""
+    lake.rejected = frozenset(range(60))
+    assert lake.commit(0, 100, rejects_recent=(5_000, 40)).reason == "too_many_rejects"
+    assert lake.commit(0, 100, rejects_recent=(5_000, 39)).rejects_recent == (5_100, 99)
+    other = Lake()
+    assert other.commit(0, 8_000, rejects_recent=(10_000, 90)).rejects_recent == (10_000, 18)
+
+
+def test_the_property_is_refreshed_when_it_is_old(lake):
+    """Here a commit counts for 50: the third sets the property; a failure of it is no failure."""
+    assert [lake.commit(n, n + 1).refreshed for n in range(3)] == [False, False, True]
+    assert lake.main.properties[OFFSET_END] == "3"
+    lake.commit(3, 4)
+    lake.commit(4, 5)
+    lake.errors = [None, Unavailable("away")]
+    result = lake.commit(5, 6)
+    assert (result.state, result.refreshed, result.ends) == ("committed", False, {WHOLE: 6})
+    assert lake.main.properties[OFFSET_END] == "3"
+    lake.errors.clear()
+    assert lake.commit(6, 7).refreshed
+
+
+def test_a_property_above_the_table_is_lowered_before_the_commit(lake):
+    """One that was set before a rollback would hide rows if others expired the summaries."""
+    lake.commit(0, 5)
+    lake.commit(5, 9)
+    lake.main.properties[OFFSET_END] = "9"
+    lake.main.roll_back(next(iter(lake.main.snapshots)))
+    assert lake.commit(5, 7).state == "committed"
+    assert lake.main.properties[OFFSET_END] == "5"
+    assert "property_lowered" in lake.steps
+    lake.main.compact()
+    lake.main.expire_all()
+    assert lake.commit(7, 9).ends == {WHOLE: 9}
+    assert lake.offsets == list(range(9))
+
+
+def test_a_rollback_within_an_attempt_stops_it(lake):
+    """What the run has seen counts, also where nothing is remembered and a replay is wanted."""
+    lake.commit(0, 5)
+    first = lake.main.head
+    lake.commit(5, 9)
+
+    def roll_back(_seconds):
+        lake.main.roll_back(first)
+
+    lake.pauses = type("Pauses", (), {"append": staticmethod(roll_back)})
+    lake.landing = False
+    lake.errors = [Conflict("first")]
+    result = lake.commit(9, 12, choice="replay", chosen={WHOLE: 5})
+    assert (result.state, result.reason, result.ends) == ("stopped", "rolled_back", {WHOLE: 5})
+
+
+def test_a_rollback_is_replayed_or_accepted(lake):
+    """Replay plans from the table's watermark; accept goes on behind the remembered one."""
+    lake.commit(0, 5)
+    first = lake.main.head
+    lake.commit(5, 9)
+    lake.main.roll_back(first)
+    stopped = lake.commit(9, 12, remembered=9)
+    assert (stopped.reason, stopped.ends) == ("rolled_back", {WHOLE: 5})
+    replan = lake.commit(9, 12, remembered=9, choice="replay", chosen=stopped.ends)
+    assert (replan.state, replan.ends, replan.choice_spent) == ("replan", {WHOLE: 5}, False)
+    result = lake.commit(5, 7, remembered=9, choice="replay", chosen=stopped.ends)
+    assert (result.state, result.choice_spent) == ("committed", True)
+    lake.main.roll_back(first)
+    result = lake.commit(9, 12, remembered=9, choice="accept", chosen={WHOLE: 5})
+    assert (result.state, result.choice_spent) == ("committed", True)
+    assert lake.offsets == [0, 1, 2, 3, 4, 9, 10, 11]
+
+
+def test_a_table_without_the_topics_columns_stops(lake):
+    """The engine has to evolve the table first; a newer table is no hindrance."""
+    lake.schema_version = 2
+    assert lake.commit(0, 5).reason == "schema_behind"
+    lake.schema_version = 4
+    assert lake.commit(0, 5).state == "committed"
+
+
+def test_a_request_and_a_result_go_over_the_wire(lake):
+    """Both are read back as they were written."""
+    result = lake.commit(0, 5)
+    data = msgspec.json.encode(result)
+    assert msgspec.json.decode(data, type=CommitResult) == result
