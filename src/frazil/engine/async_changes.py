@@ -12,7 +12,14 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.engine.change_input import bulk_ack, check_bulk, is_arrow, numbered, steps_of
+from frazil.engine.change_input import (
+    bulk_ack,
+    check_bulk,
+    is_arrow,
+    nothing_written,
+    numbered,
+    steps_of,
+)
 from frazil.engine.reading import waker
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop_async
@@ -161,6 +168,8 @@ class AsyncChangeCalls:
         """Publish changes in bulk, in order; see `Topic.append_changes`."""
         sender = self._runtime.sender(ack, producer, sequence, producer_epoch)
         pieces = await asyncio.to_thread(self._pieces, taken(data), op_column, sender)
+        if not pieces:
+            return nothing_written(self._runtime)
         results: list[Ack | FrazilError] = []
         for piece, own in numbered(pieces, sender):
             try:

@@ -6,11 +6,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.change_feed import ChangeFeed
-from frazil.engine.change_input import bulk_ack, check_bulk, numbered, steps_of
+from frazil.engine.change_input import (
+    bulk_ack,
+    check_bulk,
+    check_there,
+    nothing_written,
+    numbered,
+    steps_of,
+)
 from frazil.engine.changing import STEPS_MAX, TopicChanges
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop
-from frazil.errors import FrazilError, InvalidRequest, NotFound
+from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.committer import Pending
 
@@ -117,8 +124,9 @@ class ChangeCalls:
 
         `data` is Arrow (anything that `append_arrow` takes) with an operation column, or an
         iterable of Debezium envelopes as dicts, JSON texts or bytes, each alone, as a pair with
-        its key, or as a dict with `key` and `value`. Tombstones are passed over. All of it is
-        checked before the first change is written.
+        its key, or as a dict with `key` and `value`. Tombstones are passed over; a call with
+        nothing else writes nothing, and its ack is of no record: `offset` is the head, and
+        `offset_last` the offset before it. All is checked before the first change is written.
 
         With `producer=` and `sequence=` a repeat writes nothing and gets the first ack; the next
         call's sequence is this one's plus its changes (tombstones do not count, a change of a key
@@ -126,8 +134,7 @@ class ChangeCalls:
 
         Raises:
             InvalidRequest: with the number of the first change that is wrong; also if there is
-                nothing to write, as in a call with tombstones alone, or if the call is too large
-                for a producer.
+                none at all, or if the call is too large for a producer.
             Conflict, NotFound: if the topic's `unknown_key` is `error` and a key exists, or does
                 not, against what a change says; nothing is written then, unless another change
                 came in between: then `offsets_written` tells what is.
@@ -138,6 +145,8 @@ class ChangeCalls:
         sender = runtime.sender(ack, producer, sequence, producer_epoch)
         pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
         check_bulk(runtime, pieces, sender)
+        if not pieces:
+            return nothing_written(runtime)
         results: list[Ack | FrazilError] = []
         for piece, own in numbered(pieces, sender):
             try:
@@ -221,21 +230,11 @@ class ChangeCalls:
         Each change is a dict with `offset`, `time`, `op`, `key`, `before` and `after`: the row
         before and after it, None where there is none, or where it is no longer known.
         """
-        self._check_there()
+        check_there(self._runtime)
         return iter(ChangeFeed(self._runtime, from_offset=from_offset, limit=limit))
 
-    def _check_there(self) -> None:
-        """Refuse to answer from a closed engine, or about a topic that was deleted."""
-        runtime = self._runtime
-        journal = runtime.lane.journal
-        if journal.closed:
-            raise journal.closed_error()
-        refused = None if runtime.refusal is None else runtime.refusal()
-        if isinstance(refused, NotFound):
-            raise refused
-
     def _lookup(self) -> KeyLookup:
-        self._check_there()
+        check_there(self._runtime)
         tiers = self._runtime.tiers
         if tiers is None:
             raise InvalidRequest("look-ups need the memory tier, set memory.enabled")

@@ -43,7 +43,7 @@ def steps_of(
     if is_arrow(data):
         yield from _arrow_steps(runtime, changes, data, op_column)
     else:
-        yield from _debezium_steps(changes, data)
+        yield from _debezium_steps(runtime, changes, data)
 
 
 def check_bulk(
@@ -54,11 +54,11 @@ def check_bulk(
     What an idempotent producer has sent before is passed over: its changes are there.
 
     Raises:
-        InvalidRequest: if there is nothing to write, or too much for a producer to send again.
+        InvalidRequest: if there is too much for a producer to send again.
         Conflict, NotFound: as `check_keys` says.
     """
     if not pieces:
-        raise no_changes(runtime.name)
+        return
     if sender is None or sender.producer is None:
         check_keys(runtime, pieces)
         return
@@ -186,11 +186,25 @@ def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -
 
 
 def no_changes(topic: str) -> InvalidRequest:
-    """Return the error for a call without anything to write: there is no offset to ack."""
-    return InvalidRequest(
-        "there are no changes to publish; tombstones and messages beside the tables are passed over",
-        topic=topic,
-    )
+    """Return the error for a call without any change or event."""
+    return InvalidRequest("there are no changes to publish", topic=topic)
+
+
+def nothing_written(runtime: TopicRuntime) -> Ack:
+    """Return the ack of a call whose events were all passed over: of no record, at the head."""
+    check_there(runtime)
+    head = runtime.state.visible
+    return Ack(head, head - 1, runtime.lane.journal.state.lsn)
+
+
+def check_there(runtime: TopicRuntime) -> None:
+    """Refuse to answer from a closed engine, or about a topic that was deleted."""
+    journal = runtime.lane.journal
+    if journal.closed:
+        raise journal.closed_error()
+    refused = None if runtime.refusal is None else runtime.refusal()
+    if isinstance(refused, NotFound):
+        raise refused
 
 
 def is_arrow(data: object) -> bool:
@@ -204,9 +218,13 @@ def _arrow_steps(
     runtime: TopicRuntime, changes: TopicChanges, data: object, op_column: str
 ) -> Iterator[list[Step] | Prepared]:
     keyed = changes.columns
+    is_empty = True
     for batch in change_batches(runtime, keyed, data, op_column):
+        is_empty = False
         runtime.check_parts(batch, keyed.changes.schema)
         yield from batch_steps(runtime, keyed, batch)
+    if is_empty:
+        raise no_changes(runtime.name)
 
 
 def change_batches(
@@ -276,10 +294,12 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
-def _debezium_steps(changes: TopicChanges, data: object) -> Iterator[list[Step]]:
+def _debezium_steps(
+    runtime: TopicRuntime, changes: TopicChanges, data: object
+) -> Iterator[list[Step]]:
     codec = changes.columns.changes
     steps: list[Step] = []
-    for number, raw in debezium_changes(codec, data):
+    for number, raw in debezium_changes(runtime.name, codec, data):
         try:
             step = step_of(codec, raw)
             changes.check_part(step)
@@ -293,11 +313,13 @@ def _debezium_steps(changes: TopicChanges, data: object) -> Iterator[list[Step]]
         yield steps
 
 
-def debezium_changes(codec: ChangeCodec, data: object) -> Iterator[tuple[int, RawChange]]:
+def debezium_changes(
+    topic: str, codec: ChangeCodec, data: object
+) -> Iterator[tuple[int, RawChange]]:
     """Yield the operations of Debezium's events, each with the number of its event.
 
     Raises:
-        InvalidRequest: with the number of the first event that is wrong.
+        InvalidRequest: with the number of the first event that is wrong, or if there is no event.
     """
     if data is None or isinstance(data, (str, bytes, bytearray, memoryview, Mapping)):
         data = [data]
@@ -307,6 +329,7 @@ def debezium_changes(codec: ChangeCodec, data: object) -> Iterator[tuple[int, Ra
             got=type(data).__name__,
         )
     reader = DebeziumReader(codec)
+    number = -1
     for number, each in enumerate(data):
         event: Any = each
         try:
@@ -316,6 +339,8 @@ def debezium_changes(codec: ChangeCodec, data: object) -> Iterator[tuple[int, Ra
             raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
         for raw in raws:
             yield number, raw
+    if number < 0:
+        raise no_changes(topic)
 
 
 def _key_and_value(event: Any) -> tuple[Any, Any]:

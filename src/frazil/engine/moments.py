@@ -66,6 +66,9 @@ def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any) -> Iterator[tuple[T
             yield from _of_topic(runtimes, each)
         return
     if isinstance(wanted, Ack):
+        if wanted.offset_last < wanted.offset:
+            # The ack of a call that had nothing to write.
+            return
         found = [each for each in runtimes if _part(each) == wanted.part] or list(runtimes)
         offset: Any = wanted.offset_last
     else:

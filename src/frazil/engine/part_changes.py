@@ -10,6 +10,7 @@ from frazil.engine.change_input import (
     change_batches,
     check_keys,
     check_refused,
+    check_there,
     debezium_changes,
     is_arrow,
     no_changes,
@@ -110,7 +111,7 @@ class PartChangeCalls:
         """Publish changes in bulk to their parts; one ack for each part that got some.
 
         All changes are checked before the first is written, and those of one part keep their
-        order. `data` is what `Topic.append_changes` takes.
+        order. `data` is what `Topic.append_changes` takes; of tombstones alone there is no ack.
 
         Raises:
             InvalidRequest: with the number of the first change that is wrong.
@@ -122,7 +123,9 @@ class PartChangeCalls:
         else:
             pieces = self._debezium_pieces(data)
         if not pieces:
-            raise no_changes(self._spec.name)
+            self.parts[0].runtime.sender(ack, None, None, 0)
+            check_there(self.parts[0].runtime)
+            return []
         if sum(map(len, pieces.values())) > 1:
             for part, own in pieces.items():
                 check_keys(self.parts[part].runtime, [*own, []])
@@ -139,6 +142,8 @@ class PartChangeCalls:
             for part, numbers in rows.items():
                 found = self._part_steps(part, keyed.changes.version, batch.take(numbers))
                 pieces.setdefault(part, []).extend(found)
+        if not pieces:
+            raise no_changes(self._spec.name)
         return pieces
 
     def _part_steps(self, part: int, version: int, batch: pa.RecordBatch) -> Iterator[Piece]:
@@ -151,7 +156,8 @@ class PartChangeCalls:
 
     def _debezium_pieces(self, data: object) -> dict[int, list[Piece]]:
         by_part: dict[int, list[list[Step]]] = {}
-        for number, raw in debezium_changes(self._changes().columns.changes, data):
+        codec = self._changes().columns.changes
+        for number, raw in debezium_changes(self._spec.name, codec, data):
             try:
                 part, step = self._step(raw)
             except InvalidRequest as error:

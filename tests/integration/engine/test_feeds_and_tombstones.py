@@ -8,7 +8,7 @@ import json
 import pytest
 
 from frazil.engine.asynchronous import AsyncEngine
-from frazil.errors import InvalidRequest
+from frazil.errors import Closed, InvalidRequest
 from tests.integration.engine.opening import open_small
 
 
@@ -71,13 +71,40 @@ DELETE = {"op": "d", "before": None, "after": None}
 )
 @pytest.mark.parametrize("partitions", [0, 2])
 def test_a_tombstone_is_passed_over(engine, tombstone, partitions):
-    """Events without a value write nothing; a call of nothing else says that it wrote nothing."""
+    """Events without a value write nothing, beside others."""
     topic = keyed(engine, partitions)
     topic.append_changes([CREATE, tombstone])
     assert topic.get(1) == {"id": 1, "v": 1}
     assert engine.stats()["message_count"] == 1
-    with pytest.raises(InvalidRequest, match="tombstones"):
-        topic.append_changes([tombstone])
+
+
+@pytest.mark.parametrize("events", [None, b"", [None], [({"id": 1}, None), {"op": "m"}]])
+def test_a_call_of_tombstones_alone_writes_nothing(engine, events):
+    """Its ack is of no record, and can be waited for; a topic with parts has no ack to give."""
+    topic = keyed(engine)
+    for before in range(2):
+        for ack in (
+            topic.append_changes(events),
+            topic.append_changes(events, producer="p", sequence=before, ack="fsynced"),
+            asyncio.run(_changed(engine, "t", events)),
+        ):
+            assert (ack.offset, ack.offset_last) == (before, before - 1)
+            assert engine.query("SELECT count(*) FROM t", min_offset=ack).rows() == [(before,)]
+        topic.append_changes([CREATE], producer="p", sequence=before)
+    parted = engine.create_topic("q", {"id": "long"}, primary_key="id", partitions=2)
+    assert parted.append_changes(events) == []
+    assert asyncio.run(_changed(engine, "q", events)) == []
+    for handle in (topic, parted):
+        with pytest.raises(InvalidRequest):
+            handle.append_changes(events, ack="soon")
+    engine.close()
+    for handle in (topic, parted):
+        with pytest.raises(Closed):
+            handle.append_changes(events)
+
+
+async def _changed(engine, name, events):
+    return await AsyncEngine(engine).topic(name).append_changes(events)
 
 
 @pytest.mark.parametrize(
