@@ -27,6 +27,14 @@ from frazil.errors import CorruptionError
 __all__ = ["ENCODING", "decode_original"]
 
 ENCODING: Final = "json"
+_UNREADABLE: Final = (
+    msgspec.MsgspecError,
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
 
 
 def decode_original(data: bytes, schema: pa.Schema) -> dict[str, Any]:
@@ -38,7 +46,7 @@ def decode_original(data: bytes, schema: pa.Schema) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(data, type=dict[str, Any])
         return {field.name: _value(found.get(field.name), field.type) for field in schema}
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, ArithmeticError) as error:
+    except _UNREADABLE as error:
         raise CorruptionError("original of a reject cannot be read", reason=error) from error
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from frazil.config import Settings
+from frazil.config import Settings, load_settings
 from frazil.errors import InvalidRequest
 from frazil.lake.commit import CommitRequest, CommitResult, commit
 from frazil.lake.connection import CatalogAddress
@@ -47,14 +47,16 @@ RATIO_MAX: Final = 10.0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told before it starts Spark: all settings, and where the catalog is."""
+    """What a worker is told before it starts Spark; `settings` are all of them by dotted path."""
 
+    data_dir: str
     settings: dict[str, Any]
     catalog: CatalogAddress
 
     def to_settings(self) -> Settings:
-        """Return the settings as the engine has them."""
-        return Settings(**self.settings)
+        """Return the settings as the engine has them, with an absolute data directory."""
+        values = self.settings | {"data_dir": self.data_dir}
+        return load_settings(environment={}, overrides=values)
 
 
 class MaintainRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,8 +130,11 @@ def operation(name: str) -> Operation:
 
 def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
     """Return the body of `hello`: what a worker, which runs elsewhere, needs to know."""
-    values = settings.model_dump(mode="json") | {"data_dir": os.path.abspath(settings.data_dir)}
-    config = WorkerConfig(settings=values, catalog=catalog)
+    config = WorkerConfig(
+        data_dir=os.path.abspath(settings.data_dir),
+        settings=dict(settings.values()),
+        catalog=catalog,
+    )
     body: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)
     return body
 

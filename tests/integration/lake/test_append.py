@@ -1,0 +1,263 @@
+"""Staged files become rows of a table, once, whatever others do to it, and every engine reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frazil.errors import CorruptionError, InvalidRequest
+from frazil.model import PartitionField
+from tests.integration.lake.spark_world import MARKS
+
+pytestmark = MARKS
+
+READERS = ("by_spark", "by_pyiceberg", "by_duckdb")
+COLUMNS = {"id": "long", "name": "string"}
+
+
+def rows(count, *, start=0):
+    return [{"id": start + i, "name": f"n{start + i}"} for i in range(count)]
+
+
+def move(topic, count, **options):
+    """Stage and commit the next rows of a topic."""
+    start = topic.ends[-1]
+    return topic.commit(topic.plan(topic.stage(rows(count, start=start))), **options)
+
+
+class StaleTables:
+    """The real calls, but the first look at a table shows what it was earlier."""
+
+    def __init__(self, tables, table, view):
+        self._tables = tables
+        self._views = {table: view}
+        self.conflicts = 0
+
+    def __getattr__(self, name):
+        return getattr(self._tables, name)
+
+    def load(self, table):
+        return self._views.pop(table, None) or self._tables.load(table)
+
+    def cas_append(self, *args, **options):
+        try:
+            return self._tables.cas_append(*args, **options)
+        except Exception:
+            self.conflicts += 1
+            raise
+
+
+def test_every_engine_reads_what_was_staged(world):
+    """Spark, PyIceberg and DuckDB return exactly the staged rows with their offsets and times."""
+    topic = world.topic(COLUMNS)
+    file = topic.stage(rows(100))
+    result = topic.commit(topic.plan(file))
+    assert (result.state, result.rows_in, result.rows_out) == ("committed", 100, 100)
+    assert result.ends == {-1: 100}
+    for reader in READERS:
+        found = getattr(topic, reader)().to_pylist()
+        assert [each["_offset"] for each in found] == list(range(100)), reader
+        assert [each["name"] for each in found] == [f"n{i}" for i in range(100)]
+        assert len({each["_time"] for each in found}) == 100
+    summary = topic.snapshots()[-1].summary
+    assert summary.operation.value == "append"
+    assert summary["frazil.offset-end"] == "100"
+    assert summary["frazil.topic-id"] == topic.uid
+
+
+def test_a_plan_that_runs_again_adds_nothing(world):
+    """The second run of a plan is `already`, also with memory of the first lost."""
+    topic = world.topic(COLUMNS)
+    plan = topic.plan(topic.stage(rows(50)))
+    first = topic.commit(plan)
+    again = topic.commit(plan)
+    forgot = topic.commit(plan, remembered={})
+    assert [first.state, again.state, forgot.state] == ["committed", "already", "already"]
+    assert topic.offsets() == list(range(50))
+
+
+def test_a_worker_that_slept_over_another_ones_commit_adds_nothing(world):
+    """An append fenced by an old snapshot conflicts; the next look says that it is done."""
+    topic = world.topic(COLUMNS)
+    move(topic, 20)
+    before = world.tables.load(topic.table)
+    plan = topic.plan(topic.stage(rows(30, start=20)))
+    assert topic.commit(plan).state == "committed"
+    zombie = StaleTables(world.tables, topic.table, before)
+    result = topic.commit(plan, tables=zombie, remembered={-1: 20})
+    assert zombie.conflicts == 1
+    assert result.state in {"committed", "already"}
+    assert topic.offsets() == list(range(50))
+
+
+def test_a_worker_that_saw_the_empty_table_adds_nothing(world):
+    """A fence without a snapshot holds too."""
+    topic = world.topic(COLUMNS)
+    before = world.tables.load(topic.table)
+    assert before.sid is None
+    plan = topic.plan(topic.stage(rows(10)))
+    assert topic.commit(plan).state == "committed"
+    zombie = StaleTables(world.tables, topic.table, before)
+    topic.commit(plan, tables=zombie, remembered={})
+    assert zombie.conflicts == 1
+    assert topic.offsets() == list(range(10))
+
+
+def test_a_table_in_the_middle_of_a_plan_gets_the_rest_of_it(world):
+    """Rows below the table's watermark are filtered, not files."""
+    topic = world.topic(COLUMNS)
+    files = [topic.stage(rows(10, start=10 * i), first=10 * i) for i in range(4)]
+    assert topic.commit(topic.plan(*files[:2], hi=15, lo=0)).rows_out == 15
+    result = topic.commit(topic.plan(*files, lo=0))
+    assert (result.state, result.rows_in, result.rows_out) == ("committed", 25, 25)
+    assert topic.offsets() == list(range(40))
+
+
+def test_others_may_compact_and_expire_between_commits(world):
+    """With every summary of ours gone the bounds of the files tell where the table stands."""
+    topic = world.topic(COLUMNS)
+    for _ in range(3):
+        move(topic, 10)
+    name = f"{topic.table.namespace}.{topic.table.name}"
+    topic.foreign(
+        f"CALL frazil.system.rewrite_data_files(table => '{name}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    topic.foreign(
+        f"CALL frazil.system.expire_snapshots(table => '{name}', "
+        "older_than => TIMESTAMP '2999-01-01', retain_last => 1)"
+    )
+    view = world.tables.load(topic.table)
+    assert (view.summary_ends, view.bound_ends, view.snapshots) == (None, {-1: 30}, 1)
+    plan = topic.plan(topic.stage(rows(10, start=30)))
+    assert topic.commit(plan, remembered={}).state == "committed"
+    assert topic.commit(plan, remembered={}).state == "already"
+    assert topic.offsets() == list(range(40))
+
+
+def test_150_columns_keep_the_bound_of_the_offset(world):
+    """Beyond a hundred columns Iceberg keeps no bounds, but for the one the look needs."""
+    topic = world.topic({f"c{number}": "int" for number in range(150)})
+    data = [{f"c{number}": row * number for number in range(150)} for row in range(20)]
+    assert topic.commit(topic.plan(topic.stage(data))).rows_out == 20
+    name = f"{topic.table.namespace}.{topic.table.name}"
+    topic.foreign(
+        f"CALL frazil.system.rewrite_data_files(table => '{name}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    topic.foreign(
+        f"CALL frazil.system.expire_snapshots(table => '{name}', "
+        "older_than => TIMESTAMP '2999-01-01', retain_last => 1)"
+    )
+    view = world.tables.load(topic.table)
+    assert (view.summary_ends, view.bound_ends) == (None, {-1: 20})
+    last = topic.by_pyiceberg("c149").to_pylist()[-1]
+    assert last == {"c149": 19 * 149}
+
+
+def test_parts_of_a_topic_share_a_table(world):
+    """One commit moves all parts, each with its own watermark; a part that is done is left out."""
+    topic = world.topic(COLUMNS, parts=3)
+    ranges = [
+        topic.range(topic.stage(rows(5 + part), first=0, part=part), part=part) for part in range(3)
+    ]
+    assert topic.commit(topic.plan_of(ranges[0])).ends == {0: 5, 1: 0, 2: 0}
+    result = topic.commit(topic.plan_of(*ranges))
+    assert (result.state, result.rows_out) == ("committed", 13)
+    assert result.ends == {0: 5, 1: 6, 2: 7}
+    wanted = [(part, offset) for part in range(3) for offset in range(5 + part)]
+    for reader in READERS:
+        found = getattr(topic, reader)("_part", "_offset").to_pylist()
+        assert [(each["_part"], each["_offset"]) for each in found] == wanted, reader
+    assert world.tables.load(topic.table).summary_ends == {0: 5, 1: 6, 2: 7}
+
+
+def test_many_small_files_become_one(world):
+    """Staged files of a few rows do not become files of a few rows."""
+    topic = world.topic(COLUMNS)
+    files = [topic.stage(rows(10, start=10 * i), first=10 * i) for i in range(40)]
+    result = topic.commit(topic.plan(*files))
+    assert (result.state, result.rows_out) == ("committed", 400)
+    facts = world.tables.facts(result.sid)
+    assert (facts.files, facts.rows) == (1, 400)
+    assert topic.offsets() == list(range(400))
+
+
+def test_a_partitioned_table_gets_a_file_for_each_day(world):
+    """The partition spec of the topic is the table's, and rows land where they belong."""
+    topic = world.topic(
+        {"id": "long", "at": "timestamptz"}, partition_by=(PartitionField(2, "day"),)
+    )
+    day = 86_400_000_000
+    data = [{"id": i, "at": 1_790_000_000_000_000 + (i % 3) * day} for i in range(60)]
+    result = topic.commit(topic.plan(topic.stage(data)))
+    assert world.tables.facts(result.sid).files == 3
+    assert topic.offsets("by_duckdb") == list(range(60))
+
+
+def test_a_range_without_records_moves_the_watermark(world):
+    """A plan that is all gap commits no row and says so."""
+    topic = world.topic(COLUMNS)
+    move(topic, 5)
+    result = topic.commit(topic.plan(lo=5, hi=9, gaps=((5, 9),)))
+    assert (result.state, result.rows_in, result.ends) == ("committed", 0, {-1: 9})
+    plan = topic.plan(topic.stage(rows(3), first=9))
+    assert topic.commit(plan).state == "committed"
+    assert topic.offsets() == [0, 1, 2, 3, 4, 9, 10, 11]
+
+
+def test_columns_that_others_add_are_null(world):
+    """An added column is filled with null; one that needs a value stops the commit."""
+    topic = world.topic(COLUMNS)
+    topic.foreign("ALTER TABLE {table} ADD COLUMN note string FIRST")
+    assert move(topic, 4).state == "committed"
+    found = topic.by_spark().to_pylist()
+    assert [each["note"] for each in found] == [None] * 4
+    assert [each["id"] for each in found] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER TABLE {table} DROP COLUMN name", "lacks a column"),
+        ("ALTER TABLE {table} RENAME COLUMN name TO title", "lacks a column"),
+        ("ALTER TABLE {table} ALTER COLUMN number TYPE bigint", "another type"),
+    ],
+)
+def test_columns_that_others_change_stop_the_commit(world, change, told):
+    """A foreign drop, rename or retype is named, and nothing is written."""
+    topic = world.topic({"id": "long", "name": "string", "number": "int"})
+    topic.foreign(change)
+    data = [{"id": 1, "name": "n", "number": 1}]
+    with pytest.raises(InvalidRequest, match=told):
+        topic.commit(topic.plan(topic.stage(data)))
+    assert topic.snapshots() == []
+
+
+def test_a_staged_file_that_has_rotted_is_not_committed(world):
+    """A flipped byte in a page is found by its checksum, a wrong footer before Spark runs."""
+    topic = world.topic(COLUMNS)
+    file = topic.stage(rows(2000))
+    data = bytearray(Path(file.path).read_bytes())
+    data[len(data) // 3] ^= 0x40
+    Path(file.path).write_bytes(data)
+    with pytest.raises(CorruptionError, match=r"damaged|cannot be read"):
+        topic.commit(topic.plan(file))
+    Path(file.path).write_bytes(data[:-7])
+    with pytest.raises(CorruptionError, match="damaged"):
+        topic.commit(topic.plan(file))
+    assert topic.snapshots() == []
+
+
+def test_a_staged_file_that_is_gone_or_another_is_named(world):
+    """The message names the file; nothing is committed."""
+    topic = world.topic(COLUMNS)
+    one, other = topic.stage(rows(5)), topic.stage(rows(6))
+    swapped = type(one)(other.path, one.rows, one.bytes, one.offset_first, one.offset_last)
+    with pytest.raises(CorruptionError, match="not the one"):
+        topic.commit(topic.plan(swapped))
+    missing = type(one)(one.path + ".gone", 5, one.bytes, 0, 4)
+    with pytest.raises(CorruptionError, match="is gone"):
+        topic.commit(topic.plan(missing))
+    assert topic.snapshots() == []

@@ -1,0 +1,205 @@
+"""The calls on real tables: what they refuse, what they say, what they leave behind."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from frazil.errors import (
+    CommitUnknown,
+    Conflict,
+    FrazilError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from frazil.lake.maintain import maintain
+from frazil.lake.plan import TableName
+from frazil.lake.spark_table import SparkTables
+from tests.integration.lake.spark_world import MARKS
+
+pytestmark = MARKS
+
+COLUMNS = {"id": "long", "name": "string"}
+
+
+def frame(world, first, end):
+    """Rows of the table with these offsets."""
+    number = F.col("id")
+    return world.session.range(first, end).select(
+        number.alias("_offset"),
+        F.timestamp_micros(number).alias("_time"),
+        number,
+        F.concat(F.lit("n"), number.cast("string")).alias("name"),
+    )
+
+
+def append(world, topic, first, end, sid):
+    summary = {"frazil.offset-end": str(end), "frazil.topic-id": topic.uid}
+    return world.tables.cas_append(topic.table, frame(world, first, end), sid=sid, summary=summary)
+
+
+def test_an_append_returns_its_own_snapshot(world):
+    """Also when somebody else commits right behind it."""
+    topic = world.topic(COLUMNS)
+    one = append(world, topic, 0, 5, None)
+    two = append(world, topic, 5, 9, one)
+    assert world.tables.load(topic.table).sid == two
+    facts = world.tables.facts(two)
+    assert (facts.rows, facts.files) == (4, 1)
+    assert facts.bytes > 0
+    assert world.tables.facts(two) is None
+
+
+def test_a_conflict_is_one_sentence(world):
+    """It names the table and the cause, without a trace, and nothing is added."""
+    topic = world.topic(COLUMNS)
+    sid = append(world, topic, 0, 5, None)
+    append(world, topic, 5, 9, sid)
+    with pytest.raises(Conflict) as told:
+        append(world, topic, 5, 9, sid)
+    text = str(told.value)
+    assert str(topic.table) in text
+    assert "ValidationException" in text
+    assert "\n" not in text
+    assert "\tat " not in text
+    assert topic.offsets() == list(range(9))
+
+
+def test_a_table_that_is_gone_is_not_found(world):
+    """For looks, columns and writes alike."""
+    topic = world.topic(COLUMNS)
+    gone = TableName("lake", "nobody")
+    with pytest.raises(NotFound, match=r"lake\.nobody"):
+        world.tables.load(gone)
+    with pytest.raises(NotFound, match=r"lake\.nobody"):
+        world.tables.columns(gone)
+    with pytest.raises(NotFound, match=r"lake\.nobody"):
+        world.tables.cas_append(gone, frame(world, 0, 1), sid=None, summary={})
+    with pytest.raises(NotFound):
+        world.tables.set_property(gone, {"a": "b"})
+    assert topic.snapshots() == []
+
+
+def test_rows_of_other_columns_are_refused(world):
+    """A frame that does not fit is no conflict that would be tried again."""
+    topic = world.topic(COLUMNS)
+    with pytest.raises(InvalidRequest):
+        world.tables.cas_append(
+            topic.table, world.session.range(3), sid=None, summary={"frazil.offset-end": "3"}
+        )
+    with pytest.raises(InvalidRequest, match="no DataFrame"):
+        world.tables.cas_append(topic.table, [1], sid=None, summary={})
+    assert topic.snapshots() == []
+
+
+def test_a_property_is_set_by_one_commit(world):
+    """It is there at the next look, and the rows are untouched."""
+    topic = world.topic(COLUMNS)
+    append(world, topic, 0, 5, None)
+    world.tables.set_property(topic.table, {"frazil.offset-end": "5"})
+    view = world.tables.load(topic.table)
+    assert (view.property_ends, view.commits_since_property) == ({-1: 5}, 0)
+    assert topic.offsets() == list(range(5))
+
+
+@pytest.fixture
+def dead_tables(world):
+    """The same tables behind a catalog that takes calls and never answers them."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    prefix = "spark.sql.catalog.dead"
+    world.session.conf.set(prefix, "org.apache.iceberg.spark.SparkCatalog")
+    world.session.conf.set(f"{prefix}.type", "rest")
+    world.session.conf.set(f"{prefix}.uri", f"http://127.0.0.1:{port}")
+    listener.close()
+    return SparkTables(world.session, world.catalog, name="dead")
+
+
+def test_a_catalog_that_does_not_answer_leaves_a_write_unknown(world, dead_tables):
+    """A read is unavailable; a write may have happened, and nobody may take it for a conflict."""
+    topic = world.topic(COLUMNS)
+    with pytest.raises(FrazilError) as read:
+        dead_tables.columns(topic.table)
+    assert isinstance(read.value, Unavailable)
+    with pytest.raises(FrazilError) as written:
+        dead_tables.cas_append(topic.table, frame(world, 0, 1), sid=None, summary={})
+    assert isinstance(written.value, (CommitUnknown, Unavailable))
+    assert not isinstance(written.value, Conflict)
+
+
+def changes(world, rows):
+    """Changes of a keyed table: offset, operation, key, value."""
+    return world.session.createDataFrame(
+        [(offset, op, key, value) for offset, op, key, value in rows],
+        "_offset long, _op int, id long, name string",
+    ).select("_offset", F.timestamp_micros("_offset").alias("_time"), "id", "name", "_op")
+
+
+@pytest.fixture
+def keyed(world):
+    """A table whose key is `id`."""
+    topic = world.topic({"id": "long not null", "name": "string"})
+    topic.foreign("ALTER TABLE {table} SET IDENTIFIER FIELDS id")
+    return topic
+
+
+def merge(world, topic, rows, *, sid, branch):
+    summary = {"frazil.offset-end": str(rows[-1][0] + 1)}
+    return world.tables.branch_merge(
+        topic.table, changes(world, rows), sid=sid, branch=branch, summary=summary
+    )
+
+
+def test_changes_are_merged_on_a_branch_and_then_shown(world, keyed):
+    """Main does not move before the fast forward; then it has the newest row of each key."""
+    merge(world, keyed, [(0, 1, 1, "a"), (1, 1, 2, "b")], sid=None, branch="frazil_1")
+    assert world.tables.load(keyed.table).sid is None
+    one = world.tables.fast_forward(keyed.table, "frazil_1")
+    view = world.tables.load(keyed.table)
+    assert (view.sid, view.summary_ends) == (one, {-1: 2})
+    rows = [(2, 2, 1, "c"), (3, 4, 2, None), (4, 1, 3, "d"), (5, 4, 9, None)]
+    merge(world, keyed, rows, sid=one, branch="frazil_2")
+    world.tables.fast_forward(keyed.table, "frazil_2")
+    found = keyed.by_spark("_offset", "id", "name").to_pylist()
+    assert found == [
+        {"_offset": 2, "id": 1, "name": "c"},
+        {"_offset": 4, "id": 3, "name": "d"},
+    ]
+    refs = world.catalog.load_table(tuple(keyed.table)).metadata.refs
+    assert list(refs) == ["main"]
+
+
+def test_a_merge_that_was_overtaken_is_not_shown(world, keyed):
+    """A branch cut before another's commit cannot become main: deleted keys stay deleted."""
+    merge(world, keyed, [(0, 1, 1, "a")], sid=None, branch="frazil_1")
+    one = world.tables.fast_forward(keyed.table, "frazil_1")
+    merge(world, keyed, [(1, 2, 1, "old")], sid=one, branch="zombie")
+    merge(world, keyed, [(1, 4, 1, None)], sid=one, branch="winner")
+    world.tables.fast_forward(keyed.table, "winner")
+    with pytest.raises(FrazilError) as told:
+        world.tables.fast_forward(keyed.table, "zombie")
+    assert isinstance(told.value, Conflict)
+    assert keyed.by_spark().num_rows == 0
+
+
+def test_maintenance_expires_what_is_not_needed(world):
+    """Old snapshots go, rows and the watermark stay, and the property is set first."""
+    topic = world.topic(COLUMNS)
+    sid = None
+    for number in range(26):
+        sid = append(world, topic, number, number + 1, sid)
+    steps = []
+    done = maintain(
+        world.tables, world.catalog, topic.table, snapshots_max=24, progress=steps.append
+    )
+    assert done.expired == 6
+    assert steps == ["property_setting", "property_set", "expired"]
+    view = world.tables.load(topic.table)
+    assert (view.sid, view.snapshots) == (sid, 20)
+    assert (view.summary_ends, view.property_ends) == ({-1: 26}, {-1: 26})
+    assert topic.offsets() == list(range(26))
+    again = maintain(world.tables, world.catalog, topic.table, snapshots_max=24)
+    assert again.expired == 0

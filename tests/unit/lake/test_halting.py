@@ -1,0 +1,56 @@
+"""The tests' hook ends or freezes a worker at one step, once, and does nothing unasked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from frazil.errors import InvalidRequest
+from frazil.fs import RealFileSystem
+from frazil.lake.halting import VARIABLE, Halt
+
+CHILD = """
+import os
+from frazil.fs import RealFileSystem
+from frazil.lake.halting import Halt
+os.setpgid(0, 0)
+halt = Halt(os.environ, RealFileSystem())
+for step in ("looked", "committing", "committed"):
+    print(step, flush=True)
+    halt.reached(step)
+"""
+
+
+def run(value):
+    environment = {**os.environ, VARIABLE: value, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_worker_is_killed_at_its_step(tmp_path):
+    """Not before and not at another one; the next worker goes on."""
+    once = tmp_path / "once"
+    first = run(f"committing:kill:{once}")
+    assert first.returncode == -signal.SIGKILL
+    assert first.stdout.split() == ["looked", "committing"]
+    second = run(f"committing:kill:{once}")
+    assert (second.returncode, second.stdout.split()[-1]) == (0, "committed")
+
+
+def test_without_the_variable_nothing_happens():
+    """No step of a worker is one at which it halts."""
+    halt = Halt({}, RealFileSystem())
+    for step in ("", "committing"):
+        halt.reached(step)
+    assert halt._step == ""
+
+
+def test_what_cannot_be_understood_is_refused():
+    """A mistyped hook would make a test pass that shows nothing."""
+    with pytest.raises(InvalidRequest):
+        Halt({VARIABLE: "committing:burn"}, RealFileSystem())
