@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -28,12 +29,15 @@ __all__ = [
     "Literal",
     "Moment",
     "Parameter",
+    "Tried",
     "cast_of",
     "comparable",
     "constant_of",
+    "is_missing",
     "literal_of",
     "moment_of",
     "scalar_value",
+    "settled_params",
     "stored_range",
     "try_cast",
     "value_of",
@@ -74,6 +78,12 @@ class Folded(NamedTuple):
     number: int
 
 
+class Tried(NamedTuple):
+    """A text that DuckDB casts before the query, null if it cannot: then only the query tells."""
+
+    number: int
+
+
 class Cast(NamedTuple):
     """A literal or parameter that is cast, where Python can do what DuckDB would."""
 
@@ -81,7 +91,7 @@ class Cast(NamedTuple):
     type_id: str
 
 
-Constant = Literal | Parameter | Folded | Cast
+Constant = Literal | Parameter | Folded | Tried | Cast
 
 
 class Moment(NamedTuple):
@@ -153,7 +163,34 @@ def value_of(constant: Constant, params: Mapping[str, Any], folded: Sequence[Any
         return params.get(constant.name)
     if isinstance(constant, Cast):
         return cast_value(value_of(constant.inner, params, folded), constant.type_id)
-    return folded[constant.number] if constant.number < len(folded) else NOT_CAST
+    found = folded[constant.number] if constant.number < len(folded) else NOT_CAST
+    return NOT_CAST if isinstance(constant, Tried) and found is None else found
+
+
+def settled_params(params: object) -> object:
+    """Return parameters as DuckDB takes them at their worth.
+
+    Its binding leaves a positive exponent of a decimal out: 1E+2 would be 1. It knows no integers
+    and truth values of numpy.
+    """
+    if isinstance(params, Mapping):
+        return {name: _settled(value) for name, value in params.items()}
+    if isinstance(params, list | tuple):
+        return [_settled(value) for value in params]
+    return params
+
+
+def _settled(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        exponent = value.as_tuple().exponent
+        return Decimal(format(value, "f")) if isinstance(exponent, int) and exponent > 0 else value
+    if isinstance(value, np.integer | np.bool_):
+        return value.item()
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_settled(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _settled(each) for key, each in value.items()}
+    return value
 
 
 def try_cast(node: Node, type_id: str) -> Node:
@@ -181,7 +218,9 @@ def comparable(value: Any, data_type: pa.DataType) -> Any:
             return None
         if isinstance(value, float):
             return value if abs(value) <= _EXACT_FLOAT_MAX else None
-        return value if isinstance(value, int | Decimal) else None
+        if isinstance(value, Decimal):
+            return value if value.is_finite() else None
+        return value if isinstance(value, int) else None
     if pt.is_float64(data_type):
         return _as_float(value)
     if pt.is_string(data_type) or pt.is_large_string(data_type):
@@ -227,10 +266,17 @@ def _is_zoned(data_type: pa.DataType) -> bool:
     return pt.is_timestamp(data_type) and data_type.tz is not None
 
 
+def is_missing(value: Any) -> bool:
+    """Tell whether a value is the missing time of pandas, which calls itself a datetime."""
+    return isinstance(value, dt.date) and not isinstance(value.year, int)
+
+
 def moment_of(value: Any) -> Moment | None:
     """Return a date or time of Python as a moment; without a time zone it is in UTC."""
     if isinstance(value, Moment):
         return value
+    if is_missing(value):
+        return None
     if isinstance(value, dt.datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
         microseconds = (aware - _EPOCH) // dt.timedelta(microseconds=1)
@@ -262,7 +308,7 @@ def _as_float(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except OverflowError:
+    except (OverflowError, ValueError):
         return None
     return None if math.isnan(number) else number
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Unavailable
 from frazil.query.catalog import catalog_table
-from frazil.query.constants import scalar_value
+from frazil.query.constants import scalar_value, settled_params
 from frazil.query.explain import explained_point, explained_scan
 from frazil.query.failures import query_failure
 from frazil.query.keys import Unfit, keys_of
@@ -95,6 +95,7 @@ class QueryEngine:
             if found is not None:
                 return found
         plan = self._plans.plan(sql)
+        params = settled_params(params)
         values = plan.bind(params)
         if plan.point is not None:
             found = self._look_up(plan, values, min_offset, timeout_s) if is_now else None
@@ -132,6 +133,7 @@ class QueryEngine:
         empty if it is not asked. Raises what `query` raises.
         """
         plan = self._plans.plan(sql)
+        params = settled_params(params)
         values = plan.bind(params)
         if plan.point is not None:
             keys = keys_of(plan.point.key, values, ())

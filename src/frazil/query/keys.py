@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.query.casts import text_value
-from frazil.query.constants import Moment
+from frazil.query.constants import Moment, is_missing
 
 if TYPE_CHECKING:
     from frazil.query.pruning import Condition
@@ -79,16 +79,17 @@ def column_value(value: Any, data_type: pa.DataType) -> Any:
     """
     if value is None:
         return MISS
+    if is_missing(value) or (isinstance(value, Decimal) and not value.is_finite()):
+        return UNFIT
     if type(value) is str and not (pt.is_string(data_type) or pt.is_large_string(data_type)):
         value = text_value(value, data_type)
     if pt.is_integer(data_type):
         return _integer(value, data_type)
     if pt.is_string(data_type) or pt.is_large_string(data_type):
         return value if type(value) is str else UNFIT
-    if pt.is_boolean(data_type):
-        return value if type(value) is bool else UNFIT
-    if pt.is_binary(data_type) or pt.is_large_binary(data_type):
-        return value if type(value) is bytes else UNFIT
+    if pt.is_boolean(data_type) or pt.is_binary(data_type) or pt.is_large_binary(data_type):
+        wanted = bool if pt.is_boolean(data_type) else bytes
+        return value if type(value) is wanted else UNFIT
     if pt.is_fixed_size_binary(data_type):
         if type(value) is not bytes:
             return UNFIT

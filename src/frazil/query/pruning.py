@@ -16,8 +16,8 @@ import pyarrow.types as pt
 
 from frazil.query.constants import (
     Constant,
-    Folded,
     Literal,
+    Tried,
     comparable,
     constant_of,
     stored_range,
@@ -292,7 +292,7 @@ class _Reader:
             ):
                 # DuckDB takes the text for a value of the column's type.
                 self._folds.append(try_cast(node, column.sql_type))
-                constant = Folded(len(self._folds) - 1)
+                constant = Tried(len(self._folds) - 1)
             constants.append(constant)
         return [Condition(column, operator, tuple(constants))]
 
