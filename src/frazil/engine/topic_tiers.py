@@ -16,6 +16,7 @@ from frazil.errors import Closed, Conflict, CorruptionError, NotFound, Unavailab
 from frazil.ingest.change_frames import change_schema, plan_change_read
 from frazil.ingest.evolution import plan_read
 from frazil.log.state import RANGE_GAP, RANGE_LOST, SpecialRange
+from frazil.query.watched import check_watch
 from frazil.telemetry import event
 from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
 from frazil.tiers.flush import flush_set
@@ -41,6 +42,7 @@ LOAD_SHARE: Final = 8
 """While the log is loaded, memory has about this part of the budget, and files get the rest."""
 REBUILDS_MAX: Final = 3
 """So often a set is begun again because the topic's columns changed while it was written."""
+WATCH_S: Final = 0.02
 SLICE_ROWS: Final = 2048
 SLICE_PAUSE_S: Final = 0.0002
 SET_BYTES_MAX: Final = 512 << 20
@@ -182,13 +184,19 @@ class TopicTiers:
             self.repairing(self._load)
 
     def _load(self) -> None:
-        with self._moving:
+        while not self._moving.acquire(timeout=WATCH_S):
+            # Another thread loads: the query that this one works for need not wait for the end.
+            check_watch()
+        try:
             if self.keyed is not None and not self._marked:
                 load_marks(self)
                 self._marked = True
             while not self.loaded:
+                check_watch()
                 self._load_some()
                 self._make_room()
+        finally:
+            self._moving.release()
 
     def _make_room(self) -> None:
         """Flush and let go what was loaded so far, if it is more than memory should have of it."""

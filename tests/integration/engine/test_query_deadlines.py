@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from frazil.engine.topic_tiers import TopicTiers
 from frazil.errors import Unavailable
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import World
@@ -124,3 +125,42 @@ def test_files_are_not_read_for_a_query_that_must_stop():
             (2, 2),
             (3, 3),
         ]
+
+
+def test_a_query_does_not_wait_for_a_load_beyond_its_time(tmp_path, monkeypatch):
+    """While another thread loads a topic after a start, a query is told when its time is over."""
+    with open_small(tmp_path) as engine:
+        topic = engine.create_topic("t", {"k": "long", "v": "long"}, primary_key="k")
+        topic.append_many([{"k": n, "v": n} for n in range(100)])
+    entered, go_on = threading.Event(), threading.Event()
+    load = TopicTiers._load_some
+
+    def slow(tiers):
+        entered.set()
+        assert go_on.wait(20)
+        load(tiers)
+
+    monkeypatch.setattr(TopicTiers, "_load_some", slow)
+    with open_small(tmp_path) as engine:
+        assert entered.wait(20)
+        try:
+            with pytest.raises(Unavailable, match="took too long"):
+                engine.query(COUNT, timeout_s=0.1)
+        finally:
+            go_on.set()
+        assert engine.query(COUNT).rows() == [(100, 99)]
+
+
+def test_a_load_ends_with_the_time_of_its_query():
+    """A query that loads a topic itself is left between two pieces of the log."""
+    world = World()
+    topic = world.db.create_topic("t", {"k": "long", "v": "long"})
+    topic.append_many([{"k": n, "v": n} for n in range(100)])
+    world.db.close()
+    with world.open() as engine:
+        tiers, queries = engine.topic("t").runtime.tiers, engine.queries()
+        with pytest.raises(Unavailable, match="cancelled"):
+            queries.query(COUNT, on_begin=queries.cancel)
+        assert not tiers.loaded
+        assert tiers.memory.settled == 0
+        assert engine.query(COUNT).rows() == [(100, 99)]
