@@ -64,7 +64,7 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "lake": spec.lake,
         "topic_id": topic_uid(spec),
         "holds": dict(sorted(state.holds.items())),
-        "oldest_kept_by": _oldest_kept_by([runtime.lane]),
+        "oldest_kept_by": _kept_by([runtime]),
         "watermarks": _watermarks(runtime),
         "gaps": [_range(special) for special in special_ranges(runtime) if special.kind == "gap"],
         "lost": [_range(special) for special in special_ranges(runtime) if special.kind == "lost"],
@@ -82,7 +82,7 @@ def describe_parent(parent: TopicSpec, parts: Sequence[TopicRuntime]) -> dict[st
         **first,
         "name": parent.name,
         "id": parent.id,
-        "oldest_kept_by": _oldest_kept_by(part.lane for part in parts),
+        "oldest_kept_by": _kept_by(parts),
         "partitions": parent.partitions,
         "parts": [_part(part) for part in parts],
     }
@@ -114,6 +114,27 @@ def oldest_kept_by(
                 if offset < summary[1]
             ]
     return sorted(found, key=lambda each: (each["topic"], each["hold"]))
+
+
+def _kept_by(runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
+    """Return the holds that keep the oldest records of topics: in their files, if they have some."""
+    if any(runtime.tiers is None for runtime in runtimes):
+        return _oldest_kept_by(runtime.lane for runtime in runtimes)
+    found = [
+        {"topic": runtime.name, "hold": name, "offset": offset}
+        for runtime in runtimes
+        for name, offset in sorted(runtime.state.holds.items())
+        if offset < _oldest_files_end(runtime)
+    ]
+    return sorted(found, key=lambda each: (each["topic"], each["hold"]))
+
+
+def _oldest_files_end(runtime: TopicRuntime) -> int:
+    """Return where the files end that would go first; rows with a key stay without any hold."""
+    if runtime.tiers is None or runtime.state.spec.primary_key:
+        return 0
+    spans = runtime.tiers.disk.picture(runtime.state.id).spans
+    return spans[0].end if spans else 0
 
 
 def _oldest_kept_by(lanes: Iterable[LaneRuntime]) -> list[dict[str, Any]]:
@@ -198,7 +219,7 @@ def engine_stats(
             "total_bytes": guard.total_bytes,
             "publishing_stopped": engine.upkeep.publishing_stopped,
         },
-        "journals": [_lane(lane) for lane in lanes],
+        "journals": [_lane(lane, tiered=engine.tiers is not None) for lane in lanes],
         "warnings": list(engine.warnings),
         "upkeep": {
             "errors": dict(engine.upkeep.errors),
@@ -260,7 +281,7 @@ def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
     return "ok"
 
 
-def _lane(lane: LaneRuntime) -> dict[str, Any]:
+def _lane(lane: LaneRuntime, *, tiered: bool) -> dict[str, Any]:
     journal = lane.journal
     report = journal.report
     return {
@@ -274,7 +295,8 @@ def _lane(lane: LaneRuntime) -> dict[str, Any]:
         "groups": journal.group_count,
         "bytes_written": journal.bytes_written,
         "bytes_read": lane.source.bytes_read,
-        "oldest_kept_by": _oldest_kept_by([lane]),
+        # The log lets go what files have, whatever holds say.
+        "oldest_kept_by": [] if tiered else _oldest_kept_by([lane]),
         "queued_records": getattr(lane.queue, "queued", (0, 0))[0],
         "recovery": {
             "resumed": report.resumed,

@@ -62,7 +62,7 @@ def test_background_work_is_told(tmp_path):
 
 def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
     """Descriptions, statistics and the doctor name the topic and the hold, of others' data too."""
-    with open_small(tmp_path) as db:
+    with open_small(tmp_path, memory=LOG_ALONE) as db:
         small, large = db.create_topic("small"), db.create_topic("large")
         parted = db.create_topic("parted", partitions=2)
         small.append_many([b"x"] * 2)
@@ -80,8 +80,29 @@ def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
     report = json.loads(CliRunner().invoke(app, words).stdout)
     assert report["journals"][0]["oldest_kept_by"] == kept
     assert any("hold a of /default/small" in each["what"] for each in report["findings"])
-    table = CliRunner().invoke(app, ["--data", str(tmp_path), "topic", "describe", "large"])
+    alone = CliRunner(env={"FRAZIL_MEMORY__ENABLED": "false"})
+    table = alone.invoke(app, ["--data", str(tmp_path), "topic", "describe", "large"])
     assert "a of /default/small" in table.stdout
-    with open_small(tmp_path) as db:
+    with open_small(tmp_path, memory=LOG_ALONE) as db:
         db.advance("small", "a", 2)
         assert db.stats()["journals"][0]["oldest_kept_by"] == []
+
+
+def test_with_files_the_hold_that_keeps_the_oldest_of_them_is_named(tmp_path):
+    """No hold keeps the log then, and none keeps the files of another topic."""
+    with open_small(tmp_path) as db:
+        small, large = db.create_topic("small"), db.create_topic("large")
+        small.append_many([b"x"] * 2)
+        large.append(b"x")
+        small.hold("a", 1)
+        small.hold("b", 2)
+        rotate(db)
+        large.append(b"y")
+        assert small.describe()["oldest_kept_by"] == []
+        db.flush()
+        kept = [{"topic": "/default/small", "hold": "a", "offset": 1}]
+        assert small.describe()["oldest_kept_by"] == kept
+        assert large.describe()["oldest_kept_by"] == []
+        assert db.stats()["journals"][0]["oldest_kept_by"] == []
+        small.advance("a", 2)
+        assert small.describe()["oldest_kept_by"] == []
