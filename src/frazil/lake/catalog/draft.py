@@ -147,7 +147,7 @@ class Draft:
         raise bad_request(f"{what} is not known", id=number)
 
     def _columns(self, what: str) -> set[int]:
-        if not self.metadata["schemas"] or self.metadata["current-schema-id"] < 0:
+        if not self.metadata["schemas"]:
             raise bad_request(f"{what} cannot be added before a schema")
         current = self.metadata["current-schema-id"]
         return column_ids(self._known("schemas", "schema-id", current, "schema"))
@@ -379,13 +379,16 @@ class Draft:
         metadata = self.metadata
         if not metadata["location"]:
             raise bad_request("new table has no location")
-        for key, id_key in (
-            ("schemas", "current-schema-id"),
-            ("partition-specs", "default-spec-id"),
-            ("sort-orders", "default-sort-order-id"),
+        for key, id_key, chosen in (
+            ("schemas", "schema-id", "current-schema-id"),
+            ("partition-specs", "spec-id", "default-spec-id"),
+            ("sort-orders", "order-id", "default-sort-order-id"),
         ):
-            if not metadata[key] or metadata[id_key] < 0:
+            if not metadata[key]:
                 raise bad_request("new table is not complete", missing=key)
+            if all(item[id_key] != metadata[chosen] for item in metadata[key]):
+                # Nobody chose: an id that is not there would have been refused.
+                metadata[chosen] = metadata[key][-1][id_key]
 
     def _trim_snapshot_log(self) -> None:
         """Drop entries of snapshots that were current only within this commit, or that are gone.

@@ -72,7 +72,11 @@ def format_version_of(properties: Mapping[str, str]) -> int:
 
 
 def skeleton(*, format_version: int, uuid: str, now_ms: int) -> Json:
-    """Return metadata without anything: the start of a staged table's first commit."""
+    """Return metadata without anything: the start of a staged table's first commit.
+
+    As in the reference, the first schema, spec and order are the current ones unless the commit
+    says otherwise: DuckDB leaves that out.
+    """
     return {
         "format-version": format_version,
         "table-uuid": uuid,
@@ -80,12 +84,12 @@ def skeleton(*, format_version: int, uuid: str, now_ms: int) -> Json:
         "last-sequence-number": 0,
         "last-updated-ms": now_ms,
         "last-column-id": 0,
-        "current-schema-id": -1,
+        "current-schema-id": 0,
         "schemas": [],
-        "default-spec-id": -1,
+        "default-spec-id": 0,
         "partition-specs": [],
         "last-partition-id": PARTITION_FIELD_ID_FIRST - 1,
-        "default-sort-order-id": -1,
+        "default-sort-order-id": 0,
         "sort-orders": [],
         "properties": {},
         "current-snapshot-id": None,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CatalogOptions", "CatalogProcess"]
 
 PORT_DEFAULT: Final = 8181
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
 PAUSE_FIRST: Final = 0.1
 PAUSE_MAX: Final = 10.0

@@ -1,0 +1,304 @@
+"""The embedded catalog as a process: kills, restarts, ports, its address, its SQLite file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import requests
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+
+from frazil.clock import SystemClock
+from frazil.errors import Closed, Unavailable
+from frazil.fs import RealFileSystem
+from frazil.lake.catalog import CatalogProcess, read_address
+from frazil.lake.catalog.process import CatalogOptions
+from tests.contract.catalogs import EmbeddedCatalog, Http
+
+ROWS = pa.table({"a": pa.array(range(10), pa.int64()), "b": ["x"] * 10})
+KILLS = 3
+SECONDS_MAX = 60
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen in {SECONDS_MAX} s")
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def home(tmp_path):
+    with EmbeddedCatalog(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A catalog for the tests that kill nothing."""
+    with EmbeddedCatalog(tmp_path_factory.mktemp("shared")) as started:
+        yield started
+
+
+def setting(**properties):
+    return {"action": "set-properties", "updates": properties}
+
+
+def test_every_answered_commit_survives_kills(home):
+    """Killed again and again in a stream of commits, the catalog comes back with all it answered."""
+    namespace = home.namespace()
+    home.http.table(namespace, "t")
+    first = home.address
+    answered, failures = [], []
+    done = threading.Event()
+
+    def stream(writer):
+        http, number = Http(first.uri, first.token), 0
+        while not done.is_set():
+            number += 1
+            key = f"k{writer}-{number}"
+            try:
+                answer = http.commit(namespace, "t", setting(**{key: "v"}))
+            except requests.RequestException:
+                time.sleep(0.05)
+                continue
+            if answer.status_code == 200:
+                answered.append(key)
+            else:
+                failures.append(answer.text)
+
+    writers = [threading.Thread(target=stream, args=(writer,)) for writer in range(2)]
+    for writer in writers:
+        writer.start()
+    killed = set()
+    for _number in range(KILLS):
+        count = len(answered)
+        wait_for(lambda count=count: len(answered) >= count + 5, "five more commits")
+        victim = home.address.pid
+        assert victim not in killed
+        killed.add(victim)
+        os.kill(victim, signal.SIGKILL)
+        wait_for(
+            lambda: (found := home.process.address) is not None and found.pid not in killed,
+            "a restart",
+        )
+    count = len(answered)
+    wait_for(lambda: len(answered) >= count + 5, "commits after the last restart")
+    done.set()
+    for writer in writers:
+        writer.join()
+    assert not failures
+    assert home.process.restarts == KILLS
+    assert home.address.uri == first.uri
+    assert home.address.token == first.token
+    found = home.http("GET", f"namespaces/{namespace}/tables/t").json()
+    properties = found["metadata"]["properties"]
+    assert [key for key in answered if key not in properties] == []
+    again = SqlCatalog(
+        "frazil", uri=f"sqlite:///{home.directory}/catalog.db", warehouse=home.warehouse
+    )
+    table = again.load_table(f"{namespace}.t")
+    assert table.metadata_location == found["metadata-location"]
+    again.close()
+
+
+def test_the_address_file_says_where_and_who(shared):
+    """The file is for its owner only and has what a client needs."""
+    path = shared.directory / "run" / "catalog.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (shared.directory / "run" / "catalog.token").stat().st_mode & 0o777 == 0o600
+    found = read_address(str(path.parent), file_system=RealFileSystem())
+    assert found == shared.address
+    assert found.uri.startswith("http://127.0.0.1:")
+    assert len(found.token) == 64
+    assert json.loads(path.read_text())["pid"] == found.pid
+    assert requests.get(f"{found.uri}/health", timeout=10).json() == {"status": "ok"}
+
+
+def test_a_second_catalog_takes_the_next_port(shared, tmp_path):
+    """Two directories have two catalogs, and the second one listens right behind the first."""
+    port = int(shared.address.uri.rpartition(":")[2])
+    other = CatalogProcess(
+        CatalogOptions(
+            run_directory=str(tmp_path / "run"),
+            db=str(tmp_path / "c.db"),
+            warehouse=str(tmp_path / "w"),
+            port=port,
+        ),
+        clock=SystemClock(),
+    )
+    with other:
+        assert port < int(other.address.uri.rpartition(":")[2]) <= port + 64
+        wrong = Http(other.address.uri, shared.address.token)("GET", "config")
+        assert wrong.status_code == 401
+
+
+def test_other_programs_share_the_file(shared):
+    """PyIceberg's SqlCatalog on the same SQLite file sees and changes the same tables."""
+    namespace = shared.namespace()
+    rest = shared.pyiceberg()
+    rest.create_table(f"{namespace}.t", schema=ROWS.schema).append(ROWS)
+    sql = SqlCatalog(
+        "frazil", uri=f"sqlite:///{shared.directory}/catalog.db", warehouse=shared.warehouse
+    )
+    assert sql.list_tables(namespace) == [(namespace, "t")]
+    table = sql.load_table(f"{namespace}.t")
+    assert len(table.scan().to_arrow()) == 10
+    table.append(ROWS)
+    assert len(rest.load_table(f"{namespace}.t").scan().to_arrow()) == 20
+    rest.load_table(f"{namespace}.t").append(ROWS)
+    assert len(sql.load_table(f"{namespace}.t").scan().to_arrow()) == 30
+    stale = sql.load_table(f"{namespace}.t")
+    rest.load_table(f"{namespace}.t").append(ROWS)
+    stale.metadata.properties["commit.retry.num-retries"] = "0"
+    with pytest.raises(CommitFailedException):
+        stale.append(ROWS)
+    sql.create_namespace((namespace, "by_sql"))
+    made = sql.create_table(f"{namespace}.by_sql.u", schema=ROWS.schema)
+    made.append(ROWS)
+    assert rest.list_tables((namespace, "by_sql")) == [(namespace, "by_sql", "u")]
+    assert len(rest.load_table(f"{namespace}.by_sql.u").scan().to_arrow()) == 10
+    sql.drop_table(f"{namespace}.t")
+    assert not rest.table_exists(f"{namespace}.t")
+    sql.close()
+
+
+def test_two_servers_on_one_file_lose_no_commit(shared):
+    """Writers through two servers at once: every property that was answered is there."""
+    namespace = shared.namespace()
+    shared.http.table(namespace, "t")
+    second = CatalogProcess(
+        CatalogOptions(
+            run_directory=str(shared.directory / "second"),
+            db=str(shared.directory / "catalog.db"),
+            warehouse=shared.warehouse,
+            port=0,
+        ),
+        clock=SystemClock(),
+    )
+    with second:
+        homes = [shared.address, second.address]
+        answers = []
+
+        def write(number):
+            http = Http(homes[number % 2].uri, homes[number % 2].token)
+            for step in range(8):
+                answer = http.commit(namespace, "t", setting(**{f"k{number}-{step}": "v"}))
+                answers.append((f"k{number}-{step}", answer.status_code))
+
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    properties = shared.http("GET", f"namespaces/{namespace}/tables/t").json()["metadata"][
+        "properties"
+    ]
+    assert {code for _key, code in answers} <= {200, 409}
+    landed = {key for key in properties if key.startswith("k")}
+    assert landed == {key for key, code in answers if code == 200}
+    assert len(landed) >= 24
+
+
+PARENT = """
+import sys, time
+from frazil.clock import SystemClock
+from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
+options = CatalogOptions(run_directory=sys.argv[1], db=sys.argv[2], warehouse=sys.argv[3], port=0)
+print(CatalogProcess(options, clock=SystemClock()).start().pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_catalog_ends_with_its_parent(tmp_path):
+    """When the program that started it is killed, the catalog ends and removes its address."""
+    places = [str(tmp_path / name) for name in ("run", "c.db", "w")]
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, *places], stdout=subprocess.PIPE)
+    try:
+        child = int(parent.stdout.readline())
+        assert is_alive(child)
+        assert (tmp_path / "run" / "catalog.json").exists()
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    wait_for(lambda: not is_alive(child), "the end of the catalog")
+    assert not (tmp_path / "run" / "catalog.json").exists()
+
+
+def test_a_catalog_in_memory_leaves_nothing(tmp_path):
+    """Its warehouse is gone with it."""
+    home = EmbeddedCatalog(tmp_path, in_memory=True)
+    with home:
+        warehouse = Path(home.warehouse)
+        assert home.address.db is None
+        client = home.pyiceberg()
+        client.create_namespace("db")
+        client.create_table("db.t", schema=ROWS.schema).append(ROWS)
+        assert any(warehouse.rglob("*.parquet"))
+        pid = home.address.pid
+    assert not warehouse.exists()
+    assert not is_alive(pid)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.log", "run"]
+
+
+def test_stopping_is_final(tmp_path):
+    """A stopped catalog does not come back, and its file opens again with everything in it."""
+    with EmbeddedCatalog(tmp_path) as home:
+        namespace = home.namespace()
+        assert home.http.table(namespace, "t").ok
+        process, pid = home.process, home.address.pid
+    assert not is_alive(pid)
+    assert process.address is None
+    with pytest.raises(Closed):
+        process.wait_ready(timeout=1)
+    assert not (tmp_path / "run" / "catalog.json").exists()
+    with EmbeddedCatalog(tmp_path) as again:
+        assert again.http("GET", f"namespaces/{namespace}/tables/t").ok
+
+
+def test_a_catalog_that_cannot_start_says_why(tmp_path):
+    """A file that is no database is named in the error, and nothing is left running."""
+    (tmp_path / "catalog.db").write_bytes(b"something else" * 1000)
+    home = EmbeddedCatalog(tmp_path)
+    with pytest.raises(Unavailable, match="damaged"):
+        home.process.start()
+    assert home.process.address is None
+    assert (tmp_path / "catalog.db").read_bytes() == b"something else" * 1000
+
+
+def test_an_open_door_needs_no_token(tmp_path):
+    """Without a token file the server asks for none, and says so in its address."""
+    command = [sys.executable, "-m", "frazil.lake.catalog", "--memory", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        line = server.stdout.readline()
+        address = json.loads(line.removeprefix("frazil-catalog-ready "))
+        assert address["token"] is None
+        assert RestCatalog("x", uri=address["uri"]).list_namespaces() == []
+    finally:
+        server.terminate()
+        assert server.wait(30) == 0
+        server.stdout.close()

@@ -1,0 +1,344 @@
+"""What PyIceberg does with tables works on every catalog: data, evolution, refs, races, purges."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.expressions import EqualTo
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.types import (
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+
+ROWS = pa.table({"a": pa.array(range(10), pa.int64()), "b": ["x"] * 10})
+
+
+@pytest.fixture
+def client(catalog):
+    return catalog.pyiceberg()
+
+
+@pytest.fixture
+def ns(catalog):
+    return catalog.namespace()
+
+
+def count(table):
+    return len(table.scan().to_arrow())
+
+
+def test_rows_that_were_appended_are_read(client, ns):
+    """Two appends are two snapshots and all rows, for another client too."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
+    table.append(ROWS)
+    table.append(ROWS, snapshot_properties={"frazil.offset-end": "20"})
+    found = client.load_table(f"{ns}.t")
+    assert count(found) == 20
+    assert found.current_snapshot().summary["frazil.offset-end"] == "20"
+    assert [entry.snapshot_id for entry in found.history()] == [
+        snapshot.snapshot_id for snapshot in found.snapshots()
+    ]
+
+
+def test_rows_are_overwritten_and_deleted(client, ns):
+    """Deletes and overwrites are commits like others."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
+    table.append(ROWS)
+    table.delete(EqualTo("a", 3))
+    assert count(client.load_table(f"{ns}.t")) == 9
+    table.overwrite(ROWS.slice(0, 2))
+    assert count(client.load_table(f"{ns}.t")) == 2
+
+
+def test_columns_evolve(client, ns):
+    """Adding, renaming, widening, moving and dropping columns keeps ids and old rows."""
+    table = client.create_table(
+        f"{ns}.t",
+        schema=pa.schema(
+            [("a", pa.int32()), ("b", pa.string()), ("s", pa.struct([("x", pa.int64())]))]
+        ),
+    )
+    table.append(pa.table({"a": pa.array([1], pa.int32()), "b": ["x"], "s": [{"x": 5}]}))
+    first = table.schema()
+    with table.update_schema() as update:
+        update.add_column("c", LongType())
+        update.add_column(("s", "y"), StringType())
+        update.rename_column("b", "name")
+        update.update_column("a", LongType())
+        update.move_first("c")
+    found = client.load_table(f"{ns}.t")
+    assert found.schema().find_field("name").field_id == first.find_field("b").field_id
+    assert found.schema().fields[0].name == "c"
+    assert isinstance(found.schema().find_type("a"), LongType)
+    assert found.scan().to_arrow().to_pylist() == [
+        {"c": None, "a": 1, "name": "x", "s": {"x": 5, "y": None}}
+    ]
+    with found.update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("name")
+    found = client.load_table(f"{ns}.t")
+    assert [field.name for field in found.schema().fields] == ["c", "a", "s"]
+    assert len(found.metadata.schemas) == 3
+
+
+def test_partitions_and_orders_are_kept_and_evolve(client, ns):
+    """A table keeps its spec and order, and a new spec is for new files only."""
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "ts", TimestamptzType(), required=True),
+        NestedField(3, "name", StringType(), required=False),
+        identifier_field_ids=[1],
+    )
+    table = client.create_table(
+        f"{ns}.t",
+        schema=schema,
+        partition_spec=PartitionSpec(PartitionField(2, 1000, DayTransform(), "ts_day")),
+        sort_order=SortOrder(SortField(1, IdentityTransform())),
+    )
+    assert table.spec().fields[0].name == "ts_day"
+    assert table.sort_order().fields[0].source_id == 1
+    assert table.schema().identifier_field_ids == [1]
+    with table.update_spec() as update:
+        update.add_field("id", BucketTransform(4), "id_bucket")
+    found = client.load_table(f"{ns}.t")
+    assert [field.name for field in found.spec().fields] == ["ts_day", "id_bucket"]
+    assert [field.field_id for field in found.spec().fields] == [1000, 1001]
+    assert len(found.specs()) == 2
+
+
+def test_nested_types_get_ids_of_their_own(client, ns):
+    """Lists, maps and structs come back as they were declared."""
+    schema = Schema(
+        NestedField(7, "l", ListType(8, StringType(), element_required=False), required=False),
+        NestedField(
+            9,
+            "m",
+            MapType(
+                10, StringType(), 11, StructType(NestedField(12, "x", LongType(), required=False))
+            ),
+            required=False,
+        ),
+    )
+    table = client.create_table(f"{ns}.t", schema=schema)
+    ids = sorted(table.schema()._lazy_id_to_name)
+    assert ids == [1, 2, 3, 4, 5, 6]
+    table.append(
+        pa.Table.from_pylist(
+            [{"l": ["a", None], "m": [("k", {"x": 1})]}], schema=table.schema().as_arrow()
+        )
+    )
+    assert client.load_table(f"{ns}.t").scan().to_arrow().to_pylist() == [
+        {"l": ["a", None], "m": [("k", {"x": 1})]}
+    ]
+
+
+def test_branches_and_tags_come_and_go(client, ns):
+    """Refs hold snapshots with their retention, and a branch has rows of its own."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
+    table.append(ROWS)
+    first = table.current_snapshot().snapshot_id
+    with table.manage_snapshots() as refs:
+        refs.create_branch(first, "dev", max_snapshot_age_ms=5000, min_snapshots_to_keep=2)
+        refs.create_tag(first, "v1", max_ref_age_ms=9000)
+    branch = client.load_table(f"{ns}.t").refs()["dev"]
+    assert (branch.max_snapshot_age_ms, branch.min_snapshots_to_keep) == (5000, 2)
+    table.append(ROWS)
+    table.append(ROWS, branch="dev")
+    table.append(ROWS, branch="dev")
+    found = client.load_table(f"{ns}.t")
+    assert count(found) == 20
+    assert found.refs()["v1"].snapshot_id == first
+    assert found.refs()["v1"].max_ref_age_ms == 9000
+    assert len(found.scan(snapshot_id=found.refs()["dev"].snapshot_id).to_arrow()) == 30
+    with found.manage_snapshots() as refs:
+        refs.remove_tag("v1")
+        refs.remove_branch("dev")
+    assert set(client.load_table(f"{ns}.t").refs()) == {"main"}
+
+
+def test_snapshots_expire(client, ns):
+    """Expired snapshots are gone for every client, and the current one stays."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
+    for _number in range(3):
+        table.append(ROWS)
+    old = [snapshot.snapshot_id for snapshot in table.snapshots()][:2]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+    found = client.load_table(f"{ns}.t")
+    assert [snapshot.snapshot_id for snapshot in found.snapshots()] == [
+        table.current_snapshot().snapshot_id
+    ]
+    assert count(found) == 30
+
+
+def test_properties_change(client, ns):
+    """Properties are set and removed in transactions."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema, properties={"k": "v"})
+    with table.transaction() as transaction:
+        transaction.set_properties({"n": "1", "frazil.offset-end": "5"})
+        transaction.remove_properties("k")
+    properties = client.load_table(f"{ns}.t").properties
+    assert properties["frazil.offset-end"] == "5"
+    assert "k" not in properties
+
+
+def test_a_transaction_is_one_commit(client, ns):
+    """A schema change, rows and properties in one transaction are one metadata file."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
+    with table.transaction() as transaction:
+        with transaction.update_schema() as update:
+            update.add_column("c", LongType())
+        transaction.append(ROWS)
+        transaction.set_properties({"k": "v"})
+    found = client.load_table(f"{ns}.t")
+    assert len(found.metadata.metadata_log) == 1
+    assert count(found) == 10
+    assert found.properties["k"] == "v"
+
+
+def test_a_table_is_made_with_its_first_rows(client, ns):
+    """A staged creation appears with its rows or not at all."""
+    with client.create_table_transaction(f"{ns}.t", schema=ROWS.schema) as transaction:
+        with pytest.raises(NoSuchTableError):
+            client.load_table(f"{ns}.t")
+        transaction.append(ROWS)
+    assert count(client.load_table(f"{ns}.t")) == 10
+    with (
+        pytest.raises(RuntimeError, match="stop"),
+        client.create_table_transaction(f"{ns}.never", schema=ROWS.schema),
+    ):
+        raise RuntimeError("stop")
+    assert client.list_tables(ns) == [(ns, "t")]
+
+
+def test_two_creations_of_one_table_have_one_winner(client, ns):
+    """A staged creation fails if another made the table meanwhile."""
+    transaction = client.create_table_transaction(f"{ns}.t", schema=ROWS.schema)
+    client.create_table(f"{ns}.t", schema=ROWS.schema)
+    with pytest.raises((CommitFailedException, TableAlreadyExistsError)):
+        transaction.commit_transaction()
+    assert count(client.load_table(f"{ns}.t")) == 0
+
+
+def test_tables_are_renamed_and_dropped(client, ns):
+    """Names move and go; the errors are those of PyIceberg's own classes."""
+    client.create_table(f"{ns}.t", schema=ROWS.schema).append(ROWS)
+    client.rename_table(f"{ns}.t", f"{ns}.u")
+    assert count(client.load_table(f"{ns}.u")) == 10
+    assert not client.table_exists(f"{ns}.t")
+    assert client.table_exists(f"{ns}.u")
+    with pytest.raises(TableAlreadyExistsError):
+        client.create_table(f"{ns}.u", schema=ROWS.schema)
+    with pytest.raises(NamespaceNotEmptyError):
+        client.drop_namespace(ns)
+    metadata = Path(client.load_table(f"{ns}.u").metadata_location)
+    client.drop_table(f"{ns}.u")
+    assert metadata.exists()
+    with pytest.raises(NoSuchTableError):
+        client.drop_table(f"{ns}.u")
+    client.drop_namespace(ns)
+    with pytest.raises(NoSuchNamespaceError):
+        client.list_tables(ns)
+
+
+def test_namespaces_are_listed_with_their_properties(client, ns):
+    """PyIceberg's view of namespaces and their properties."""
+    with pytest.raises(NamespaceAlreadyExistsError):
+        client.create_namespace(ns)
+    client.create_namespace((ns, "inner"), {"k": "v"})
+    assert client.list_namespaces(ns) == [(ns, "inner")]
+    assert client.load_namespace_properties((ns, "inner")) == {"k": "v"}
+    client.update_namespace_properties((ns, "inner"), removals={"k"}, updates={"l": "w"})
+    assert client.load_namespace_properties((ns, "inner")) == {"l": "w"}
+    assert client.namespace_exists(ns)
+    assert not client.namespace_exists("nobody")
+
+
+def test_a_purge_deletes_the_files_of_the_table_only(client, ns, tmp_path):
+    """All files below the table go; its neighbour's and a file added from elsewhere stay."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
+    neighbour = client.create_table(f"{ns}.n", schema=ROWS.schema)
+    for each in (table, neighbour, table):
+        each.append(ROWS)
+    elsewhere = tmp_path / "elsewhere.parquet"
+    pa.parquet.write_table(ROWS, elsewhere)
+    table.add_files([str(elsewhere)])
+    assert count(client.load_table(f"{ns}.t")) == 30
+    home = Path(table.location())
+    assert len([path for path in home.rglob("*") if path.is_file()]) > 8
+    client.purge_table(f"{ns}.t")
+    assert [path for path in home.rglob("*") if path.is_file()] == []
+    assert elsewhere.exists()
+    assert count(client.load_table(f"{ns}.n")) == 10
+
+
+def test_a_wide_table_is_a_table(client, ns):
+    """A hundred and fifty columns, some commits and an evolution."""
+    wide = pa.table({f"column_{n}": pa.array([1, 2], pa.int64()) for n in range(150)})
+    table = client.create_table(f"{ns}.t", schema=wide.schema)
+    for _number in range(3):
+        table.append(wide)
+    with table.update_schema() as update:
+        update.add_column("one_more", LongType())
+    found = client.load_table(f"{ns}.t")
+    assert len(found.schema().fields) == 151
+    assert count(found) == 6
+
+
+def test_writers_at_once_lose_nothing(catalog, ns):
+    """Four clients append at once and retry their conflicts: every row is there once."""
+    catalog.pyiceberg().create_table(f"{ns}.t", schema=ROWS.schema)
+
+    def write(number):
+        client = catalog.pyiceberg()
+        conflicts = 0
+        for step in range(3):
+            rows = pa.table({"a": pa.array([number * 100 + step], pa.int64()), "b": ["x"]})
+            while True:
+                try:
+                    client.load_table(f"{ns}.t").append(rows)
+                    break
+                except CommitFailedException:
+                    conflicts += 1
+        return conflicts
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    found = catalog.pyiceberg().load_table(f"{ns}.t").scan().to_arrow()["a"].to_pylist()
+    assert sorted(found) == sorted(number * 100 + step for number in range(4) for step in range(3))
+
+
+def test_a_stale_client_is_told(client, ns):
+    """A second append from the same loaded state is refused, and nothing of it is there."""
+    client.create_table(f"{ns}.t", schema=ROWS.schema)
+    one, two = client.load_table(f"{ns}.t"), client.load_table(f"{ns}.t")
+    two.metadata.properties["commit.retry.num-retries"] = "0"
+    one.append(ROWS)
+    with pytest.raises(CommitFailedException, match="main"):
+        two.append(ROWS)
+    assert count(client.load_table(f"{ns}.t")) == 10
+
+
+def test_tables_of_version_3_are_read(client, ns):
+    """PyIceberg loads a table of version 3 that it cannot write itself."""
+    table = client.create_table(f"{ns}.t", schema=ROWS.schema, properties={"format-version": "3"})
+    assert table.metadata.format_version == 3
+    assert count(client.load_table(f"{ns}.t")) == 0
