@@ -16,7 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Unavailable
-from frazil.lake.launch import properties_text, put_file, spark_environment, spark_home
+from frazil.lake.launch import (
+    SHORT_LIVED,
+    properties_text,
+    put_file,
+    spark_environment,
+    spark_home,
+)
 
 if TYPE_CHECKING:
     from frazil.fs import FileSystem
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["resolved", "resolver_conf"]
 
 LOOK_SECONDS: Final = 0.25
-SILENT_SECONDS_MAX: Final = 120.0
+SILENT_SECONDS_MAX: Final = 180.0
 """A resolver whose files and output have not grown for so long is ended: the network is dead."""
 _TAKEN_OVER: Final = (
     "spark.jars.ivy",
@@ -50,6 +56,7 @@ def resolver_conf(jars: Sequence[Jar], ivy_dir: str, conf: Mapping[str, str]) ->
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
+        "spark.driver.defaultJavaOptions": SHORT_LIVED,
         "spark.jars.ivy": ivy_dir,
         **taken,
         "spark.jars.packages": ",".join(jar.coordinate for jar in jars),
