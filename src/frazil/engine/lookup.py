@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from frazil.engine.topic_tiers import TopicTiers
     from frazil.ingest.changes import ChangeCodec
-    from frazil.tiers.disk_lookup import Place
     from frazil.tiers.fold import KeyedState
     from frazil.tiers.keys import Key
 
@@ -67,15 +65,8 @@ class KeyLookup:
         del hashes
         tiers = self._tiers
         places = tiers.disk.find_many(tiers.id, keys, self._keyed.shape, before)
-        return {key: Found(place.offset, self._op_at(place)) for key, place in places.items()}
-
-    def _op_at(self, place: Place) -> int:
-        readers = self._tiers.disk.readers
-        starts = readers.reader(place.file).starts
-        group = bisect_right(starts, place.row) - 1
-        ops = readers.columns(place.file, group, ("_op",)).column(0)
-        op: int = ops[place.row - starts[group]].as_py()
-        return op
+        # What a place tells beyond its file: that may be merged away by now.
+        return {key: Found(place.offset, place.op) for key, place in places.items()}
 
     def images(self, offsets: Any) -> pa.RecordBatch:
         """Return the rows at ascending offsets in files, null throughout where one is gone."""

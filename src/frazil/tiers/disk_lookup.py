@@ -46,11 +46,12 @@ class FoundRow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a change lies."""
+    """Where a change lies, and its operation: the file may be merged away at any time."""
 
     offset: int
     file: DiskFile
     row: int
+    op: int = 0
 
 
 class DiskLookup:
@@ -88,6 +89,8 @@ class DiskLookup:
     ) -> dict[Key, Place]:
         """Return where the newest change of each key below `before` lies; absent ones are left out.
 
+        The offsets and operations hold for good, the files and rows only until the next merge.
+
         Raises:
             CorruptionError: if a file that may hold one is damaged and cannot be rebuilt.
         """
@@ -99,10 +102,6 @@ class DiskLookup:
     def row_at(self, topic: int, offset: int) -> pa.RecordBatch | None:
         """Return the row of an offset in the layout of `FoundRow.row`, None if no file has it."""
         return self._retried(topic, lambda picture: self._row_at(picture, offset))
-
-    def row(self, place: Place) -> pa.RecordBatch:
-        """Return the row that lies at a place, in the layout of `FoundRow.row`."""
-        return self._row(place).row
 
     def forget(self, file: DiskFile) -> None:
         """Close the map of a file that is gone."""
@@ -191,16 +190,18 @@ class DiskLookup:
         groups = np.searchsorted(np.array(reader.starts), rows, "right") - 1
         for group in np.unique(groups).tolist():
             here = np.flatnonzero(groups == group)
-            names = ("_offset", *shape.names)
+            names = ("_offset", "_op", *shape.names)
             batch = self._tier.readers.columns(file, group, names)
             picked = batch.take(pa.array(rows[here] - reader.starts[group]))
-            pairs = zip(here.tolist(), shape.keys(picked), offsets_of(picked).tolist(), strict=True)
-            for place, key, offset in pairs:
+            facts = (offsets_of(picked).tolist(), picked.column("_op").to_pylist())
+            for place, key, offset, op in zip(
+                here.tolist(), shape.keys(picked), *facts, strict=True
+            ):
                 wanted = keys[int(numbers[index[place]])]
                 known = found.get(wanted)
                 newer = known is None or offset > known.offset
                 if newer and offset < limit and key == wanted:
-                    found[wanted] = Place(offset, file, int(rows[place]))
+                    found[wanted] = Place(offset, file, int(rows[place]), op)
 
     # -- rows ------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def test_the_newest_change_is_found(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_keys_are_found_at_once(kind):
-    """Looking many keys up gives what looking each up gives, and where the row lies."""
+    """Looking many keys up gives what looking each up gives: offset, row, operation."""
     world = opened(**kind)
     keys = [f"key {n}" for n in range(10)] + [f"absent {n}" for n in range(30)] + ["key 3"]
     for before in (None, 3, 60, 140):
@@ -73,8 +73,9 @@ def test_many_keys_are_found_at_once(kind):
             key: newest(key, limit) for key in keys if newest(key, limit) is not None
         }
         for key, place in found.items():
-            rows = world.tier.lookup.row(place).to_pylist()
+            rows = world.tier.row_at(TOPIC, place.offset).to_pylist()
             assert (rows[0]["_offset"], rows[0]["id"]) == (place.offset, key)
+            assert place.op == op_of(place.offset)
 
 
 @pytest.mark.parametrize("kind", KINDS)
