@@ -21,6 +21,7 @@ from frazil.lake.commit import Verdict
 from tests.crash.lake_table import Broken
 
 CALLS_MAX = 120
+FATES = ("lost", "error", "conflict", "slow", "slow", "never", "down")
 UNKNOWN = (CommitUnknown, CommitUnknown, Unavailable)
 AFTER_LANDING = (*UNKNOWN, Conflict, InvalidRequest, CorruptionError)
 
@@ -141,9 +142,12 @@ class Calls:
     def _fate(self):
         """Draw what becomes of a write, and what its caller is told."""
         random = self._world.random
-        if not self._fails():
-            return "none", None
-        fate = random.choice(("lost", "error", "conflict", "slow", "slow", "never", "down"))
+        if self._world.forced:
+            fate = self._world.forced.pop(0)
+        else:
+            fate = random.choice(FATES) if self._fails() else "none"
+        if fate == "none":
+            return fate, None
         self._world.seen[f"fault {fate}"] += 1
         errors = {"conflict": (Conflict,), "down": (Unavailable,), "error": AFTER_LANDING}
         return fate, random.choice(errors.get(fate, UNKNOWN))

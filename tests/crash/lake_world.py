@@ -53,6 +53,8 @@ class World:
         self.sets = {part: [] for part in self.parts}
         self.gaps = set()
         self.pending = []
+        self.forced = []
+        """What becomes of the next writes; drawn by chance when it is empty."""
         self.worker = None
         self.zombies = []
         self.plan = None
@@ -94,6 +96,8 @@ class World:
         """
         self.trace.append("drain")
         self.faults = 0.0
+        while self.worker is not None:
+            self._run_worker()
         self.committed = None
         for _ in range(DISPATCHES_MAX):
             self._settle_some()
@@ -341,6 +345,9 @@ class World:
         table = self._some_table()
         if table is not None:
             table.append_foreign(self.random.choice(self.parts))
+
+    def do_nothing(self):
+        """Nobody else is there."""
 
     def do_delete(self):
         table = self._some_table()

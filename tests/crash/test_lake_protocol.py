@@ -6,6 +6,7 @@ and are changed by others. `FRAZIL_LAKE_SEEDS` sets how many lives are tried.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 
@@ -18,6 +19,8 @@ SEEDS = int(os.environ.get("FRAZIL_LAKE_SEEDS", "3000"))
 BASE = int(os.environ.get("FRAZIL_LAKE_BASE", "0"))
 SHARDS = 4
 EVENTS_A_LIFE = 90
+POINTS_MAX = 60
+FOREIGN = ("nothing", "compact", "expire", "expire_old", "delete", "append", "roll_back")
 FAULTS = ("lost", "error", "conflict", "slow", "never", "down")
 
 
@@ -35,6 +38,62 @@ def test_lives_of_the_protocol_lose_and_double_nothing(shard):
         assert world.committed == world.durable
         lives += 1
     assert lives == len(range(shard, SEEDS, SHARDS))
+
+
+class Quiet(World):
+    """A world in which nothing happens by chance but the order of things."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.parts = (-1,)
+        self.faults = 0.0
+        self.foreign = True
+        self.shares = (40, 10)
+        self.durable, self.held, self.sets = {-1: 0}, {-1: 0}, {-1: []}
+
+    def _some_table(self):
+        return self.main
+
+    def prepared(self):
+        """Two commits are in the table, and there is more to move."""
+        for _ in range(2):
+            self.do_publish()
+            self.do_publish()
+            self.do_dispatch()
+            while self.worker is not None:
+                self._run_worker()
+        for _ in range(3):
+            self.do_publish()
+        return self
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("end", ["kill", "stall", "crash"])
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+def test_a_crash_at_every_point_under_every_fault_and_foreign_act(fault, end):
+    """A worker is ended at each point, a write failed each way, and others act at that moment."""
+    lives = deepest = 0
+    for foreign, write in itertools.product(FOREIGN, (0, 1)):
+        for points in range(1, POINTS_MAX):
+            world = Quiet(f"{fault}/{points % 5}").prepared()
+            world.forced = ["none"] * write + [fault]
+            world.do_dispatch()
+            ended = world.worker.run(points)
+            world.forced = []
+            if not ended:
+                getattr(world, f"do_{end}")()
+                deepest = max(deepest, points)
+            getattr(world, f"do_{foreign}")()
+            world.do_recut()
+            world.do_forget_plan()
+            world.do_land()
+            world.drain()
+            assert world.committed == world.durable
+            lives += 1
+            if ended:
+                break
+    assert deepest >= 10
+    assert lives > 10 * len(FOREIGN)
 
 
 @pytest.mark.timeout(0)
