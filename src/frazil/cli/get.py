@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import pyarrow as pa
 import typer
 
-from frazil.cli.output import note, print_json, print_table
+from frazil.cli.output import note, plain_row, print_json, print_table
 from frazil.cli.session import session_of
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.errors import InvalidRequest
@@ -34,7 +34,8 @@ def get(
     """Look rows up by key. The exit code is 1 if a key has no row."""
     session = session_of(context)
     with session.engine() as engine:
-        rows = _rows(engine, topic, keys)
+        schema = engine.topic(topic).schema
+        rows = [row and plain_row(row, schema) for row in _rows(engine, topic, keys)]
     absent = [key for key, row in zip(keys, rows, strict=True) if row is None]
     found = [row for row in rows if row is not None]
     if session.as_json:

@@ -1,8 +1,10 @@
 """Values for people and programs: JSON on stdout, tables, and notes on stderr.
 
 JSON has no bytes, times or NaN. Bytes are text if they are valid UTF-8, else {"base64": "..."};
-times are ISO 8601; decimals are strings; NaN and the infinities are the strings "NaN", "Infinity"
-and "-Infinity"; maps are objects.
+times and intervals are ISO 8601; decimals are strings; NaN and the infinities are the strings "NaN",
+"Infinity" and "-Infinity"; maps are objects.
+
+CSV has these forms, too. A null is an empty cell; an empty text is "", as PostgreSQL writes them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,8 +27,10 @@ from rich.text import Text
 
 __all__ = [
     "console",
+    "csv_text",
     "note",
     "plain",
+    "plain_row",
     "plain_rows",
     "print_json",
     "print_table",
@@ -85,13 +89,27 @@ def plain(value: object) -> object:
         return _iso(value)
     if isinstance(value, (dt.date, dt.time)):
         return value.isoformat()
+    if isinstance(value, pa.MonthDayNano):
+        return _span(value)
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    if isinstance(value, Decimal):
-        return str(value)
     return str(value)
+
+
+def _span(interval: pa.MonthDayNano) -> str:
+    """Return an interval as ISO 8601, each unit with its own sign: P1Y2M3DT4.5S."""
+    years, months = divmod(abs(interval.months), 12)
+    sign = "-" if interval.months < 0 else ""
+    text = f"{sign}{years}Y" if years else ""
+    text += f"{sign}{months}M" if months else ""
+    text += f"{interval.days}D" if interval.days else ""
+    if interval.nanoseconds:
+        whole, part = divmod(abs(interval.nanoseconds), 1_000_000_000)
+        seconds = f"{whole}.{part:09}".rstrip("0").removesuffix(".")
+        text += f"T{'-' if interval.nanoseconds < 0 else ''}{seconds}S"
+    return f"P{text or 'T0S'}"
 
 
 def _plain_bytes(data: bytes) -> object:
@@ -119,9 +137,41 @@ def _plain_column(column: pa.Array, field: pa.Field) -> list[object]:
     values = column.to_pylist()
     if pt.is_integer(data_type) or pt.is_string(data_type) or pt.is_boolean(data_type):
         return values  # type: ignore[no-any-return] # pyarrow has no types
+    return [_typed(value, data_type) for value in values]
+
+
+def plain_row(row: Mapping[str, object], schema: pa.Schema) -> dict[str, object]:
+    """Return a row of Python's values, under the columns of a schema, as values that JSON has."""
+    return {name: _typed(value, schema.field(name).type) for name, value in row.items()}
+
+
+def _typed(value: Any, data_type: pa.DataType) -> object:
+    """Return a value as one that JSON has; its type tells maps from lists of pairs."""
+    if value is None or not pt.is_nested(data_type):
+        return plain(value)
     if pt.is_map(data_type):
-        return [None if pairs is None else plain(dict(pairs)) for pairs in values]
-    return [plain(value) for value in values]
+        return {
+            str(plain(key)): _typed(item, data_type.item_type) for key, item in dict(value).items()
+        }
+    if pt.is_struct(data_type):
+        return {field.name: _typed(value.get(field.name), field.type) for field in data_type}
+    if hasattr(data_type, "value_type"):
+        return [_typed(item, data_type.value_type) for item in value]
+    return plain(value)
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows of plain values as lines of CSV."""
+    return "".join([",".join(map(_csv_cell, row)) + "\n" for row in rows])
+
+
+def _csv_cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = to_json(value) if isinstance(value, (dict, list, bool)) else str(value)
+    if text and not any(sign in text for sign in ',"\r\n'):
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def to_json(value: object) -> str:

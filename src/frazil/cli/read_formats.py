@@ -6,16 +6,14 @@ partial change does not name are null; in NDJSON they are left out.
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
 
-from frazil.cli.output import plain_rows, print_table, to_json, write_out
+from frazil.cli.output import csv_text, plain_rows, print_table, write_out
 from frazil.errors import InvalidRequest
 from frazil.log.format import OP_DELETE, OP_NAMES
 from frazil.log.history import OFFSET_FIELD, TIME_FIELD, Batch
@@ -89,18 +87,10 @@ class _Table:
 
 class _Csv:
     def __init__(self, schema: pa.Schema) -> None:
-        self._write([schema.names])
+        write_out(csv_text([schema.names]))
 
     def write(self, batch: Batch, part: int | None) -> None:
-        rows = [list(row.values()) for row in _rows(batch, part)]
-        self._write(
-            [[to_json(v) if isinstance(v, (dict, list, bool)) else v for v in row] for row in rows]
-        )
-
-    def _write(self, rows: list[list[Any]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        write_out(text.getvalue())
+        write_out(csv_text([list(row.values()) for row in _rows(batch, part)]))
 
 
 class _Raw:

@@ -11,7 +11,7 @@ import typer
 
 from frazil.cli.read import parse_start
 from frazil.cli.session import session_of
-from frazil.cli.sql_output import SqlFormat, check_format
+from frazil.cli.sql_output import SINGLE, SqlFormat, check_format
 from frazil.cli.sql_run import Look, run_statement
 from frazil.cli.sql_text import parse_meta, split_statements
 from frazil.cli.sql_topics import print_meta
@@ -78,8 +78,12 @@ def sql(
     statements = [*found.statements, *filter(None, [found.rest])]
     if not statements:
         raise InvalidRequest("there is no statement to run, give one with -c or on stdin")
-    if chosen == "arrow" and len(statements) > 1:
-        raise InvalidRequest("Arrow output takes one statement", statements=len(statements))
+    if chosen in SINGLE and len(statements) > 1:
+        raise InvalidRequest(
+            "this format is one document for one statement, choose ndjson, csv or table",
+            format=chosen,
+            statements=len(statements),
+        )
     with session.engine() as engine:
         for statement in statements:
             run_statement(engine, statement, look, chosen)

@@ -1,12 +1,10 @@
-"""How `frazil sql` prints a result: table, CSV, JSON, or an Arrow IPC stream; batch by batch.
+"""How `frazil sql` prints a result: table, CSV, JSON, NDJSON or an Arrow IPC stream; batch by batch.
 
-JSON is an array with one row a line. Columns of the same name get a number: `a`, `a_1`.
+JSON is an array with one row a line, NDJSON the rows alone. Columns of the same name get a number: `a`, `a_1`.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -14,16 +12,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
 
-from frazil.cli.output import plain_rows, print_table, to_json, write_out
+from frazil.cli.output import csv_text, plain_rows, print_table, to_json, write_out
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["SqlFormat", "check_format", "explain_lines", "unique_names", "write_batches"]
+__all__ = ["SINGLE", "SqlFormat", "check_format", "explain_lines", "unique_names", "write_batches"]
 
-SqlFormat = Literal["table", "csv", "json", "arrow"]
-FORMATS: Final[tuple[SqlFormat, ...]] = ("table", "csv", "json", "arrow")
+SqlFormat = Literal["table", "csv", "json", "ndjson", "arrow"]
+FORMATS: Final[tuple[SqlFormat, ...]] = ("table", "csv", "json", "ndjson", "arrow")
+SINGLE: Final = frozenset({"json", "arrow"})
+"""Formats of which one document is one result."""
 PAGE_ROWS: Final = 1000
 """A table is laid out for so many rows at a time: its widths need them all in memory."""
 _encode = msgspec.json.Encoder().encode
@@ -135,6 +135,7 @@ def _writer(file_format: SqlFormat, schema: pa.Schema) -> _Writer:
         "table": _Table,
         "csv": _Csv,
         "json": _Json,
+        "ndjson": _Ndjson,
         "arrow": _Arrow,
     }
     return writers[file_format](schema)
@@ -168,18 +169,10 @@ class _Table:
 class _Csv:
     def __init__(self, schema: pa.Schema) -> None:
         self._unique = unique_names(schema.names)
-        self._write([schema.names])
+        write_out(csv_text([schema.names]))
 
     def write(self, batch: pa.RecordBatch) -> None:
-        rows = [list(row.values()) for row in _rows(batch, self._unique)]
-        self._write(
-            [[to_json(v) if isinstance(v, (dict, list, bool)) else v for v in row] for row in rows]
-        )
-
-    def _write(self, rows: Sequence[Sequence[object]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        write_out(text.getvalue())
+        write_out(csv_text([list(row.values()) for row in _rows(batch, self._unique)]))
 
     def close(self) -> None:
         pass
@@ -199,6 +192,17 @@ class _Json:
 
     def close(self) -> None:
         write_out("[]\n" if self._between == "[" else "\n]\n")
+
+
+class _Ndjson:
+    def __init__(self, schema: pa.Schema) -> None:
+        self._unique = unique_names(schema.names)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        write_out("".join([_json_line(row) + "\n" for row in _rows(batch, self._unique)]))
+
+    def close(self) -> None:
+        pass
 
 
 def _json_line(row: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import typer
 
-from frazil.cli.output import print_json
+from frazil.cli.output import print_json, to_json, write_out
 from frazil.cli.sql_output import SqlFormat, explain_lines, write_batches
 from frazil.cli.sql_text import explained
 from frazil.errors import FrazilError, InvalidRequest
@@ -44,8 +44,8 @@ def run_statement(engine: Engine, sql: str, look: Look, file_format: SqlFormat) 
     inner = explained(sql)
     if inner is None:
         return _interruptible(engine, lambda go_on: _query(engine, sql, look, file_format, go_on))
-    if file_format not in {"table", "json"}:
-        raise InvalidRequest("EXPLAIN is printed as table or json", format=file_format)
+    if file_format not in {"table", "json", "ndjson"}:
+        raise InvalidRequest("EXPLAIN is printed as table, json or ndjson", format=file_format)
     return _interruptible(engine, lambda _go_on: _explain(engine, inner, look, file_format))
 
 
@@ -66,6 +66,8 @@ def _explain(engine: Engine, sql: str, look: Look, file_format: SqlFormat) -> in
     found = engine.explain(sql, look.params)
     if file_format == "json":
         print_json(found)
+    elif file_format == "ndjson":
+        write_out(to_json(found) + "\n")
     else:
         for line in explain_lines(found):
             typer.echo(line)

@@ -39,7 +39,7 @@ PROMPT_MORE: Final = "   ...> "
 HELP: Final = """\
 a statement ends with ;  and may have several lines
 \\d            list topics            \\d TOPIC      describe one
-\\f FORMAT     table, csv or json     \\timing       show times, or stop it
+\\f FORMAT     table, csv, (nd)json   \\timing       show times, or stop it
 \\h            this help              \\q            leave (Ctrl-D too)
 EXPLAIN SELECT ...;                  tells which tiers and files are read
 Ctrl-C cancels the running query"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from frazil.cli.output import print_json, print_table, size_text
+from frazil.cli.output import print_json, print_table, size_text, to_json, write_out
 from frazil.cli.sql_words import table_name
 from frazil.errors import InvalidRequest
 
@@ -53,6 +53,8 @@ def _print(
 ) -> None:
     if file_format == "json":
         print_json([dict(zip(names, row, strict=True)) for row in rows])
+    elif file_format == "ndjson":
+        write_out("".join([to_json(dict(zip(names, row, strict=True))) + "\n" for row in rows]))
     else:
         print_table(names, rows, title=title)
 

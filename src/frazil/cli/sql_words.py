@@ -98,7 +98,7 @@ def _meta_words(text: str, tables: Mapping[str, Sequence[str]]) -> tuple[str, li
     if command == "\\d":
         offers = tables
     elif command == "\\f":
-        offers = ("table", "csv", "json", "arrow")
+        offers = ("table", "csv", "json", "ndjson", "arrow")
     return argument, _fitting(argument, [Word(each, "value") for each in offers])
 
 

@@ -81,11 +81,31 @@ def test_one_statement_in_each_format(data):
 def test_statements_on_stdin_and_an_error(data):
     """Statements on stdin run one after another; one that fails ends it with one line."""
     given = b"select count(*) as n from users; -- a note;\nselect ';' as s;\nselect * from nope"
-    out, err = run(data, "sql", "--format", "json", given=given, code=3)
-    assert re.sub(rb"\s", b"", out) == b'[{"n":99}][{"s":";"}]'
+    out, err = run(data, "sql", "--format", "ndjson", given=given, code=3)
+    assert out == b'{"n":99}\n{"s":";"}\n'
     assert err.startswith("error: ")
     assert "nope" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("-f", "json"), ("-f", "arrow"), ("-o", "json")])
+def test_one_document_takes_one_statement(data, words):
+    """Two results one behind the other would be no document: nothing is run."""
+    out, err = call(data, "sql", "-c", "select 1; select 2", *words, code=2)
+    assert out == b""
+    assert "ndjson" in err
+
+
+def test_maps_intervals_and_empty_texts_are_printed_as_documented(data):
+    """By `get` and `sql` alike, as JSON, CSV and text."""
+    with frazil.open(data) as engine:
+        topic = engine.create_topic("m", {"id": "long", "m": "map<string,int>"}, primary_key="id")
+        topic.upsert(id=1, m={"x": 1})
+    assert json.loads(call(data, "get", "m", "1", "-o", "json")[0]) == [{"id": 1, "m": {"x": 1}}]
+    assert b'{"x": 1}' in call(data, "get", "m", "1")[0]
+    words = ("sql", "-c", "select interval 1 day i, null n, '' t", "-f")
+    assert call(data, *words, "csv")[0] == b'i,n,t\nP1D,,""\n'
+    assert json.loads(call(data, *words, "json")[0]) == [{"i": "P1D", "n": None, "t": ""}]
 
 
 def test_sql_without_duckdb_says_what_to_install(data, monkeypatch):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
+import io
 import json
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 
-from frazil.cli.output import plain, plain_rows, size_text, stamp, to_json
+from frazil.cli.output import csv_text, plain, plain_row, plain_rows, size_text, stamp, to_json
 
 VALUES = [
     (b"text", "text"),
@@ -21,6 +23,10 @@ VALUES = [
     (dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC), "2026-01-02T03:04:05Z"),
     (dt.date(2026, 1, 2), "2026-01-02"),
     ({"a": [b"x", None, True]}, {"a": ["x", None, True]}),
+    (pa.MonthDayNano([0, 1, 0]), "P1D"),
+    (pa.MonthDayNano([14, -3, 4_500_000_000]), "P1Y2M-3DT4.5S"),
+    (pa.MonthDayNano([-1, 0, -1_000]), "P-1MT-0.000001S"),
+    (pa.MonthDayNano([0, 0, 0]), "PT0S"),
 ]
 
 
@@ -45,6 +51,33 @@ def test_rows_of_arrow_types():
     assert (second["m"], third["m"]) == ({}, None)
     assert first["n"].endswith("00:00:00.000000001Z")
     assert (first["l"], second["l"], third["l"]) == ([1.0, "NaN"], [], None)
+
+
+def test_maps_are_objects_wherever_they_are():
+    """In a struct, a list or another map, from Arrow and from a look-up; pairs stay pairs."""
+    pairs = pa.map_(pa.string(), pa.int32())
+    struct = pa.struct([("m", pairs), ("l", pa.list_(pa.list_(pa.int32())))])
+    schema = pa.schema([("s", struct), ("ms", pa.list_(pairs)), ("mm", pa.map_(pa.int32(), pairs))])
+    row = {
+        "s": {"m": [("x", 1)], "l": [[1, 2]]},
+        "ms": [[("y", None)], None],
+        "mm": [(7, [("z", 3)])],
+    }
+    wanted = {
+        "s": {"m": {"x": 1}, "l": [[1, 2]]},
+        "ms": [{"y": None}, None],
+        "mm": {"7": {"z": 3}},
+    }
+    assert plain_row(row, schema) == wanted
+    batch = pa.RecordBatch.from_pylist([row, dict.fromkeys(row)], schema)
+    assert plain_rows(batch) == [wanted, dict.fromkeys(row)]
+
+
+def test_csv_tells_nulls_from_empty_texts():
+    """A null is nothing, an empty text two quotes; what would break a line is quoted."""
+    rows = [["a", None, ""], [1, 1.5, True], [[1, None], {"k": 'q"'}, "x,\ny"], [None]]
+    assert csv_text(rows) == ('a,,""\n1,1.5,true\n"[1, null]","{""k"": ""q\\""""}","x,\ny"\n\n')
+    assert list(csv.reader(io.StringIO(csv_text(rows))))[2][1] == '{"k": "q\\""}'
 
 
 def test_sizes_and_times_for_people():

@@ -48,6 +48,16 @@ def test_an_empty_result_is_told_in_each_format(written):
     assert pa.ipc.open_stream(written()).read_all().schema == SCHEMA
 
 
+def test_ndjson_is_the_rows_alone(written):
+    """A row a line over all batches, nothing around them; without rows nothing at all."""
+    assert write_batches(SCHEMA, [BATCH, BATCH], "ndjson") == 4
+    rows = [json.loads(line) for line in written().splitlines()]
+    assert rows[:2] == [{"a": 1, "a_1": "x,y", "s": 10**30}, {"a": None, "a_1": 'q"', "s": None}]
+    assert len(rows) == 4
+    assert write_batches(SCHEMA, [], "ndjson") == 0
+    assert written() == b""
+
+
 def test_csv_is_quoted(written):
     """Cells with commas and quotes are quoted, nulls are empty."""
     write_batches(SCHEMA, [BATCH], "csv")
@@ -100,7 +110,7 @@ def test_params_are_json_scalars_or_text():
 def test_formats_are_known_by_name():
     """An unknown format is refused with those that exist."""
     assert check_format("csv") == "csv"
-    with pytest.raises(InvalidRequest, match=r"table\|csv\|json\|arrow"):
+    with pytest.raises(InvalidRequest, match=r"table\|csv\|json\|ndjson\|arrow"):
         check_format("xml")
 
 
