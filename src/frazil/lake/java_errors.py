@@ -119,6 +119,12 @@ _WRITE_MEANINGS: Final = (
         Conflict,
         "somebody else committed to the table first, look again",
     ),
+    _means(
+        "IllegalArgumentException",
+        Conflict,
+        "somebody else committed to the table first, look again",
+        text="Cannot fast-forward",
+    ),
     _means(f"{_LOST_ANSWERS} {_NO_CATALOG}", CommitUnknown, _UNKNOWN),
 )
 _MEANINGS: Final = (
@@ -127,7 +133,7 @@ _MEANINGS: Final = (
         NotFound,
         "table does not exist",
     ),
-    _means("AnalysisException", NotFound, "table does not exist", text="TABLE_OR_VIEW_NOT_FOUND"),
+    _means("", NotFound, "table does not exist", text="TABLE_OR_VIEW_NOT_FOUND"),
     _means(
         "NotAuthorizedException ForbiddenException",
         InvalidRequest,

@@ -12,8 +12,9 @@ import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from frazil.errors import CommitUnknown, InvalidRequest
+from frazil.errors import CommitUnknown, CorruptionError, InvalidRequest
 from frazil.lake.connection import calls, load
+from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
 from frazil.lake.java_errors import java_calls
 from frazil.lake.look import look
 from frazil.lake.stages.columns import OFFSET, quoted
@@ -79,6 +80,8 @@ class SparkTables:
         self._catalog = catalog
         self._name = name
         self._facts: dict[int, SnapshotFacts] = {}
+        self.large: set[TableName] = set()
+        """Tables that had more metadata than they should when they were last written to."""
 
     def facts(self, sid: int | None) -> SnapshotFacts | None:
         """Return what a commit of this object put into its table, once."""
@@ -120,12 +123,13 @@ class SparkTables:
         frame = _frame(rows)
         keys = self._key_columns(table)
         self._cut_branch(table, branch, sid)
-        # Only a session's settings reach the summary of a merge: they get one of their own.
+        # Only a session's settings reach the summary of a merge: it gets a session of its own, so
+        # that no other write of this moment carries them.
         session = self._spark.newSession()
         for key, value in summary.items():
             session.conf.set(SUMMARY_CONF + key, value)
         with java_calls("merge", table, writes=True):
-            source = DataFrame(frame._jdf, session).alias("s")  # noqa: SLF001 - same JVM, other settings
+            source = _in_session(frame, session).alias("s")
             _merge(source, f"{self._identifier(table)}.{quoted(f'branch_{branch}')}", keys)
         return self._made(table, branch, sid, summary)
 
@@ -193,7 +197,16 @@ class SparkTables:
     # -- with the catalog --
 
     def _metadata(self, table: TableName) -> _Metadata:
-        return _decoder.decode(load(self._catalog, table).metadata)
+        loaded = load(self._catalog, table)
+        try:
+            found = _decoder.decode(loaded.metadata)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                "metadata of the table cannot be read", table=table, reason=error
+            ) from error
+        if len(found.snapshots) > SNAPSHOTS_MAX or len(loaded.metadata) > METADATA_BYTES_MAX:
+            self.large.add(table)
+        return found
 
     def _head(self, table: TableName, branch: str) -> int | None:
         found = self._metadata(table).refs.get(branch)
@@ -216,6 +229,14 @@ def _frame(rows: Rows) -> DataFrame:
     if not isinstance(rows, DataFrame):
         raise InvalidRequest("rows are no DataFrame", got=type(rows).__name__)
     return rows
+
+
+def _in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
+    """Return the same rows as a frame of another session of the same JVM."""
+    java: Any = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no call for it
+    plan = frame._jdf.logicalPlan()  # noqa: SLF001 - as above
+    made = java.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)  # noqa: SLF001 - as above
+    return DataFrame(made, session)
 
 
 def _merge(source: DataFrame, target: str, keys: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -17,12 +18,14 @@ from frazil.config import Settings, load_settings
 from frazil.errors import InvalidRequest
 from frazil.lake.commit import CommitRequest, CommitResult, commit
 from frazil.lake.connection import CatalogAddress
+from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
 from frazil.lake.plan import TableName
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import SparkSession
 
+    from frazil.lake.maintain import Expired
     from frazil.lake.spark_table import SparkTables
     from frazil.lake.stages import SparkStages
 
@@ -100,6 +103,9 @@ class Job(Protocol):
     def pause(self, seconds: float) -> None:
         """Wait; raises `Closed` if the job is cancelled."""
 
+    def afterwards(self, action: Callable[[], object]) -> None:
+        """Do something for the same table once the answer is given."""
+
 
 Operation: TypeAlias = Callable[[Job], Mapping[str, Any]]
 
@@ -166,19 +172,19 @@ def commit_plan(job: Job) -> Mapping[str, Any]:
         if plan.bytes >= RATIO_BYTES_MIN and made.bytes:
             ratio = made.bytes / plan.bytes
             job.stages.ratios[plan.table] = min(max(ratio, RATIO_MIN), RATIO_MAX)
+    for table in (plan.table, plan.table.rejects):
+        if table in job.tables.large:
+            job.tables.large.discard(table)
+            job.afterwards(partial(_maintain, job, table))
     body: dict[str, Any] = msgspec.to_builtins(result, str_keys=True)
     return body
 
 
 def maintain_table(job: Job) -> Mapping[str, Any]:
     """Keep the metadata of a table small."""
-    from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
-    from frazil.lake.maintain import maintain
-
     request = _converted(job.body, MaintainRequest)
-    done = maintain(
-        job.tables,
-        job.catalog,
+    done = _maintain(
+        job,
         request.table,
         snapshots_max=request.snapshots_max or SNAPSHOTS_MAX,
         metadata_bytes_max=request.metadata_bytes_max or METADATA_BYTES_MAX,
@@ -186,6 +192,12 @@ def maintain_table(job: Job) -> Mapping[str, Any]:
     )
     body: dict[str, Any] = msgspec.to_builtins(done)
     return body
+
+
+def _maintain(job: Job, table: TableName, **options: Any) -> Expired:
+    from frazil.lake.maintain import maintain
+
+    return maintain(job.tables, job.catalog, table, **options)
 
 
 def table_of_body(body: Mapping[str, Any]) -> str:

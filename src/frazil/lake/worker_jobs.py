@@ -47,6 +47,7 @@ class SparkJob:
         self._answer = answer
         self._halt = halt
         self._cancelled = threading.Event()
+        self._later: list[Callable[[], object]] = []
 
     @property
     def spark(self) -> SparkSession:
@@ -85,6 +86,17 @@ class SparkJob:
     def pause(self, seconds: float) -> None:
         self._cancelled.wait(seconds)
         self._refuse_cancelled()
+
+    def afterwards(self, action: Callable[[], object]) -> None:
+        self._later.append(action)
+
+    def do_later(self) -> None:
+        """Do what was left for after the answer; a failure of it is nobody's failure."""
+        for action in self._later:
+            try:
+                action()
+            except FrazilError as error:
+                warn("lake_upkeep_failed", op=self.request.op, id=self.request.id, error=error)
 
     def cancel(self) -> None:
         """Let the job end at its next step; what Spark is doing for it ends now."""
@@ -166,9 +178,11 @@ class Jobs:
             with self._lock(table_of_body(request.body)):
                 job.spark.sparkContext.setJobGroup(job.group, request.op, interruptOnCancel=False)
                 body = dict(operation(request.op)(job))
-            seconds = self._clock.monotonic() - begun
-            event("lake_job_done", op=request.op, id=request.id, seconds=f"{seconds:.3f}")
-            self._answer(Answer(request.id, "done", body))
+                seconds = self._clock.monotonic() - begun
+                event("lake_job_done", op=request.op, id=request.id, seconds=f"{seconds:.3f}")
+                self._answer(Answer(request.id, "done", body))
+                # Still in the table's turn: its next commit waits the short while.
+                job.do_later()
         except FrazilError as error:
             warn("lake_job_failed", op=request.op, id=request.id, error=error)
             self._failed(request, error)

@@ -28,7 +28,7 @@ COLUMNS = {"id": "long", "name": "string"}
 def frame(world, first, end):
     """Rows of the table with these offsets."""
     number = F.col("id")
-    return world.session.range(first, end).select(
+    return world.session.range(first, end, 1, 1).select(
         number.alias("_offset"),
         F.timestamp_micros(number).alias("_time"),
         number,
