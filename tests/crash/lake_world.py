@@ -187,11 +187,14 @@ class World:
             self._operator(decision.reason, decision.message, decision.told)
             return False
         self.committed = {part: decision.marks.get(part, 0) for part in self.parts}
-        self._remember()
+        self._remember(spent=decision.choice_spent)
         return True
 
-    def _remember(self):
+    def _remember(self, *, spent=False):
         """Keep the marks that were seen; while a replay is wanted the table has not come back."""
+        if spent and self.choice:
+            self.choice = ""
+            self.remembered = {}
         if self.choice != "replay":
             for part, end in self.committed.items():
                 self.remembered[part] = max(end, self.remembered.get(part, 0))
@@ -254,10 +257,7 @@ class World:
             for part, end in before.items():
                 if ends[part] < end:
                     raise Broken(f"committed went back: {before} {ends}")
-        if outcome.choice_spent and self.choice:
-            self.choice = ""
-            self.remembered = {}
-        self._remember()
+        self._remember(spent=outcome.choice_spent)
 
     def _took_error(self, error):
         self.trace.append(repr(error))
