@@ -46,12 +46,17 @@ SEAM_EXCEPTIONS = {
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
     "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
+    "engine/lake_process.py": (
+        {"os.open"},
+        "a child process gets descriptors: its output, and a short way to its socket",
+    ),
 }
 """Paths under src/frazil with what they may call although it belongs to the seams, and why."""
 
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
     "engine/core.py": "what a failed creation wrote is taken back, whatever went wrong",
+    "engine/lake.py": "the top of the lake's thread: a bug is told, and the lake goes on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "engine/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",

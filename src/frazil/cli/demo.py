@@ -15,13 +15,22 @@ from frazil.cli.demo_changes import CHANGE_COLUMNS, change_of
 from frazil.cli.demo_ledger import Ledger
 from frazil.cli.demo_records import COLUMNS, encode_message, encode_row
 from frazil.cli.demo_verify import MESSAGES, READINGS, STOCK, TOPICS, verify
-from frazil.cli.demo_view import Aggregate, Shown, aggregate, tier_facts, topic_facts, view
+from frazil.cli.demo_view import (
+    Aggregate,
+    Shown,
+    aggregate,
+    lake_facts,
+    tier_facts,
+    topic_facts,
+    view,
+)
 from frazil.cli.measuring import percentile
 from frazil.cli.output import note, size_text
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings
 from frazil.config_sources import parse_assignments
 from frazil.engine import AsyncEngine, open_async
+from frazil.engine.lake_calls import lake_missing
 from frazil.errors import CODES, CorruptionError, FrazilError, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
 
@@ -38,6 +47,7 @@ RETENTION_BYTES: Final = 256 << 20
 SEGMENT_BYTES: Final = "16MiB"
 SIGNALS: Final = {"flush_offsets": 20_000, "flush_changes": 2_000, "flush_age_s": 10}
 """So low that files appear within seconds."""
+LAKE_INTERVAL: Final = "5s"
 VIEW_S: Final = 1.0
 REFUSED_PAUSE_S: Final = 0.5
 
@@ -67,6 +77,9 @@ def _settings(session: Session) -> Settings:
         "log.retention_check_s": 5.0,
         "log.ballast_bytes": 0,
         "memory.retention_s": "30s",
+        # Tables where the extra is installed, with a short interval: rows are there in seconds.
+        "lake.default": not lake_missing(),
+        "lake.writer.flush_interval": LAKE_INTERVAL,
         **parse_assignments(session.assignments),
     }
     if session.data is not None:
@@ -193,6 +206,12 @@ class _Demo:
         await engine.create_topic(MESSAGES, **options)
         await engine.create_topic(READINGS, COLUMNS, **options)
         await engine.create_topic(STOCK, CHANGE_COLUMNS, primary_key="id", **options)
+        if self.settings.lake.default:
+            for name in TOPICS:
+                # A run before the extra was installed made them without.
+                if not engine.describe(name)["lake"]:
+                    await engine.alter_topic(name, lake=True)
+            engine.lake.start()
 
     async def _write(self, engine: AsyncEngine, name: str, writer: int, rate: float) -> None:
         """Publish one record after another at a rate, each acked as fsynced before the next."""
@@ -237,7 +256,7 @@ class _Demo:
             **({} if stats["health"] == "ok" else {"health": stats["health"]}),
         }
         topics = [topic_facts(name, stats["per_topic"][name]) for name in TOPICS]
-        return Shown(facts, tier_facts(stats), topics, answer)
+        return Shown(facts, {**tier_facts(stats), **lake_facts(stats)}, topics, answer)
 
 
 async def _send(engine: AsyncEngine, name: str, writer: int, number: int) -> Ack:

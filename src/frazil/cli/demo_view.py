@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
     from frazil.engine import Engine
 
-__all__ = ["Aggregate", "Shown", "aggregate", "tier_facts", "topic_facts", "view"]
+__all__ = [
+    "Aggregate",
+    "Shown",
+    "aggregate",
+    "lake_facts",
+    "tier_facts",
+    "topic_facts",
+    "view",
+]
 
 AGGREGATE: Final = """
     SELECT city, count(*) AS readings, round(avg(celsius), 1) AS celsius
@@ -83,12 +91,26 @@ def tier_facts(stats: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def lake_facts(stats: Mapping[str, Any]) -> dict[str, str]:
+    """Return how far the tables are, for people; nothing if no topic has one."""
+    lake = stats.get("lake") or {}
+    topics = lake.get("topics")
+    if not topics:
+        return {}
+    behind = [each for each in topics.values() if each["state"] != "waiting"]
+    why = next((each["why"] for each in behind if each["why"]), "")
+    rows = sum(each["rows"] for each in behind)
+    shown = f"{lake['state']}, {rows:,} rows committed" if rows else str(lake["state"])
+    return {"lake": f"{shown} ({why})" if why else shown}
+
+
 def topic_facts(name: str, stats: Mapping[str, Any]) -> dict[str, str]:
     """Return where the records of one topic lie, for people."""
     found = {"topic": name, "offsets": f"{stats['start']:,} .. {stats['head']:,}"}
     tiers = stats.get("tiers")
     if tiers:
         found |= {
+            "in Iceberg up to": f"{stats['committed']:,}" if "committed" in stats else "-",
             "in files up to": f"{tiers['flushed']:,}",
             "in memory from": f"{tiers['memory_start']:,}",
             "memory": size_text(tiers["memory_bytes"]),

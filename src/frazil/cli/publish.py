@@ -93,7 +93,7 @@ def publish(
     choice = _Choice(file_format, key_column=key_column, envelope=envelope)
     with contextlib.ExitStack() as stack:
         reject = stack.enter_context(_reject_writer(reject_file))
-        engine = stack.enter_context(session.engine(create=True))
+        engine = stack.enter_context(session.engine(create=True, lake=True))
         publisher = Publisher(engine, topic, options, on_reject=reject)
         stopped = _run(publisher, files or ["-"], choice, session)
     if stopped is not None:

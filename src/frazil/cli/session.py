@@ -52,8 +52,10 @@ class Session:
         return DataDirectory(os.path.abspath(self.settings().data_dir))
 
     @contextlib.contextmanager
-    def engine(self, *, create: bool = False) -> Iterator[Engine]:
+    def engine(self, *, create: bool = False, lake: bool = False) -> Iterator[Engine]:
         """Open the data directory; its warnings go to stderr.
+
+        Without `lake` the catalog and Spark are started only if the command asks for them.
 
         Raises:
             NotFound: if there is no data and `create` is False: reading makes no directories.
@@ -67,6 +69,7 @@ class Session:
         telemetry = settings.telemetry
         configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
         with open_engine(settings) as engine:
+            engine.lake.by_itself = lake
             for warning in engine.warnings:
                 note(f"warning: {warning}")
             yield engine

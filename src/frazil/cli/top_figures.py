@@ -51,6 +51,7 @@ def figures(sample: Sample, before: Sample) -> dict[str, Any]:
         "commit_queue": list(tiers.get("commit_queue") or ()),
         "signals_fired": dict(tiers.get("signals_fired") or {}),
         "errors": dict(tiers.get("errors") or {}),
+        "lake": dict(stats.get("lake") or {}),
         "latencies": dict(stats.get("latencies") or {}),
         "rates": {
             "records": _rate(_heads(stats), _heads(past), seconds),
@@ -72,6 +73,7 @@ def _topic(
     return {
         "topic": name,
         "start": found["start"],
+        "committed": found.get("committed"),
         "flushed": tiers.get("flushed", 0),
         "memory_start": tiers.get("memory_start", 0),
         "durable": found["durable"],

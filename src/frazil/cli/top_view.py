@@ -88,12 +88,13 @@ def _latency(measure: str, value: float | None) -> str:
 
 
 def _topics(topics: list[dict[str, Any]]) -> Table:
-    names = ("start", "flushed", "in memory from", "durable", "head", "records/s")
+    names = ("start", "committed", "flushed", "in memory from", "durable", "head", "records/s")
     table = Table("topic", *names, "memory", "flushes", "last signal", "keys")
     for each in topics[:TOPICS_MAX]:
         table.add_row(
             Text(each["topic"]),
             _number(each["start"]),
+            _number(each.get("committed")),
             _number(each["flushed"]),
             _number(each["memory_start"]),
             _number(each["durable"]),

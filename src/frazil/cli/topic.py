@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from frazil.cli.lake import agreed
 from frazil.cli.output import print_json, print_table, size_text
 from frazil.cli.session import session_of
 from frazil.errors import InvalidRequest
@@ -33,6 +34,11 @@ Unknown = Annotated[
     UnknownKey | None,
     typer.Option("--unknown-key", help="What an update or delete of a key without a row means."),
 ]
+LakeSwitch = Annotated[
+    bool | None,
+    typer.Option("--lake/--no-lake", help="Move its records into an Iceberg table, or not."),
+]
+DropTable = Annotated[bool, typer.Option("--drop-table", help="Its Iceberg table as well.")]
 Signals = Annotated[
     list[str] | None,
     typer.Option("--signal", help="A limit of its own, e.g. flush_age_s=10s; may be repeated."),
@@ -74,6 +80,7 @@ def create(
     on_full: Full = None,
     unknown_key: Unknown = None,
     signals: Signals = None,
+    lake: LakeSwitch = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Create a topic: a table topic with --column, a message topic without."""
@@ -94,6 +101,7 @@ def create(
             on_full=on_full,
             unknown_key=unknown_key,
             signals=pairs(signals, sign="=", option="--signal") or None,
+            lake=lake,
         )
         session.show(engine.describe(topic.name), f"topic {topic.name} is ready")
 
@@ -177,6 +185,8 @@ def alter(
     on_full: Full = None,
     unknown_key: Unknown = None,
     signals: Signals = None,
+    lake: LakeSwitch = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --no-lake.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Change a live topic: columns, syncing, retention, signals. Old records read under the new columns."""
     session = session_of(context)
@@ -191,11 +201,17 @@ def alter(
         "on_full": on_full,
         "unknown_key": unknown_key,
         "signals": pairs(signals, sign="=", option="--signal") or None,
+        "lake": lake,
     }
-    if not any(changes.values()):
+    if lake is None and not any(changes.values()):
         raise InvalidRequest("nothing to change, give an option such as --add", topic=name)
+    confirm = lake is False and agreed(
+        f"records of {name} that its table does not have yet may go with its retention; switch "
+        "its lake off?",
+        yes=yes,
+    )
     with session.engine() as engine:
-        topic = engine.alter_topic(name, **changes)
+        topic = engine.alter_topic(name, confirm=confirm, **changes)
         session.show(engine.describe(topic.name), f"topic {topic.name} is changed")
 
 
@@ -204,15 +220,16 @@ def delete(
     context: typer.Context,
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", help="Really delete it.")] = False,  # noqa: FBT002 - a flag
+    drop_table: DropTable = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """Delete a topic and its records."""
+    """Delete a topic and its records; its Iceberg table stays unless --drop-table."""
     session = session_of(context)
     if not yes:
         raise InvalidRequest("deleting takes the records too, confirm it with --yes", topic=name)
     with session.engine() as engine:
         full = engine.topic(name).name
-        engine.delete_topic(full)
-    session.show({"deleted": full}, f"topic {full} is deleted")
+        engine.delete_topic(full, drop_table=drop_table)
+    session.show({"deleted": full, "table_dropped": drop_table}, f"topic {full} is deleted")
 
 
 @app.command()

@@ -15,7 +15,7 @@ import msgspec
 from frazil.engine.lake_adopting import adopt, publish_again
 from frazil.engine.lake_catalog import LakeCatalog
 from frazil.engine.lake_facts import topic_facts
-from frazil.engine.lake_plans import LakePlans, Wishes
+from frazil.engine.lake_plans import LakePlans
 from frazil.engine.lake_process import launcher
 from frazil.engine.lake_topics import HOLD, LakeTopic
 from frazil.engine.lake_worker import LakeWorker
@@ -26,6 +26,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
+from frazil.lake.watermark import watermarks
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.committer import Pending
@@ -36,7 +37,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from frazil.engine.lake_topics import Tables
+    from frazil.engine.lake_world import Tables
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tiering import Tiers
@@ -64,6 +65,8 @@ class Lake:
         self.topics: dict[str, LakeTopic] = {}
         self.error = ""
         """A bug that the lake's thread met; the other topics go on."""
+        self.by_itself = True
+        """The children are started after a moment; else only when somebody asks for them."""
         self._started = False
         self._stopping = False
         self._opened_at = engine.clock.monotonic()
@@ -218,7 +221,7 @@ class Lake:
         active = [each for each in self.topics.values() if each.state in {"starting", "running"}]
         if not active or self._stopping:
             return False
-        old = self.clock.monotonic() - self._opened_at >= GRACE_S
+        old = self.by_itself and self.clock.monotonic() - self._opened_at >= GRACE_S
         return self._started or old or any(each.waits.is_asked() for each in active)
 
     def call(self, function: Callable[[], Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
@@ -364,8 +367,20 @@ class Lake:
             raise InvalidRequest("a choice is for one topic, name it")
         choice: Choice = "replay" if replay else "accept" if accept else ""
         for each in self._chosen(topic):
-            wishes = Wishes(paused=False, choice=choice, rejects_allowed=rejects)
+            wishes = msgspec.structs.replace(each.wishes, paused=False)
+            if rejects:
+                wishes = msgspec.structs.replace(wishes, rejects_allowed=True)
+            if choice:
+                chosen = self.call(partial(self._ends_of, each))
+                wishes = msgspec.structs.replace(wishes, choice=choice, chosen=chosen)
             self.call(partial(each.decide, wishes))
+
+    def _ends_of(self, topic: LakeTopic) -> Ends:
+        """Return where a table stands by its own word; nowhere if there is none."""
+        try:
+            return watermarks(self.tables().look(topic.table), {})[0]
+        except NotFound:
+            return {}
 
     def adopt(self, topic: str, *, confirm: bool = False) -> dict[str, Any]:
         """Go on behind the end of a table that this topic did not fill; return what was done.

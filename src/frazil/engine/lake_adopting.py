@@ -18,7 +18,8 @@ from frazil.log.state import RANGE_GAP
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from frazil.engine.lake_topics import LakeTopic, Tables
+    from frazil.engine.lake_topics import LakeTopic
+    from frazil.engine.lake_world import Tables
     from frazil.engine.runtime import TopicRuntime
     from frazil.lake.table import Ends
 

@@ -10,6 +10,7 @@ import msgspec
 from frazil.engine.lake_staging import planned_files
 from frazil.errors import InvalidRequest
 from frazil.lake.plan import decode_plan, encode_plan
+from frazil.lake.table import Ends
 from frazil.lake.watermark import Choice
 from frazil.metadata import Transaction
 from frazil.telemetry import warn
@@ -28,10 +29,14 @@ EPOCH: Final = "/lake/epoch"
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What an operator decided about a topic's table; it outlives a restart."""
+    """What an operator decided about a topic's table; it outlives a restart.
+
+    `chosen` is where the table stood when the choice was made.
+    """
 
     paused: bool = False
     choice: Choice = ""
+    chosen: Ends = {}
     rejects_allowed: bool = False
 
 

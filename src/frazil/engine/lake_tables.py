@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.config import Settings
-    from frazil.engine.lake_topics import Definition
+    from frazil.engine.lake_world import Definition
     from frazil.lake.connection import CatalogAddress
     from frazil.lake.plan import TableName
     from frazil.lake.table import View
@@ -35,7 +35,7 @@ TAKE_OVER_TRIES = 5
 
 
 class CatalogTables:
-    """The catalog at one address, as the engine uses it; see `frazil.engine.lake_topics.Tables`."""
+    """The catalog at one address, as the engine uses it; see `frazil.engine.lake_world.Tables`."""
 
     def __init__(
         self, address: CatalogAddress, *, root: str, settings: Settings, clock: Clock

@@ -7,7 +7,7 @@ table says how far it is: what is remembered here is only compared with that.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ from frazil.engine.lake_staging import (
     part_sets,
     plan_of,
 )
+from frazil.engine.lake_world import Definition
 from frazil.engine.moments import first_held
 from frazil.errors import (
     CODES,
@@ -41,18 +42,15 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from frazil.clock import Clock
-    from frazil.engine.lake_plans import LakePlans
-    from frazil.engine.lake_worker import LakeWorker
+    from frazil.engine.lake_world import LakeWorld
     from frazil.engine.runtime import TopicRuntime
-    from frazil.engine.tiering import Tiers
     from frazil.engine.topic_tiers import TopicTiers
-    from frazil.lake.plan import Plan, TableName
-    from frazil.lake.table import Ends, View
+    from frazil.lake.plan import Plan
+    from frazil.lake.table import Ends
     from frazil.lake.wire import Answer
-    from frazil.model import PartitionField, TopicSpec
+    from frazil.model import TopicSpec
 
-__all__ = ["Definition", "LakeTopic", "LakeWorld", "Tables"]
+__all__ = ["LakeTopic"]
 
 HOLD: Final = "lake"
 ASKED_PAUSE_S: Final = 1.0
@@ -64,72 +62,6 @@ KEYED: Final = "keyed tables come later"
 _RETRIED: Final = (Unavailable, CommitUnknown, Overloaded, Closed)
 
 State = Literal["starting", "running", "paused", "stopped", "waiting"]
-
-
-class Definition(NamedTuple):
-    """A topic as its table has to be."""
-
-    name: str
-    uid: str
-    table: TableName
-    version: int
-    schema: pa.Schema
-    partition_by: tuple[PartitionField, ...]
-    parts: int
-    """How many parts it has, 0 for a topic without."""
-    ends: Ends
-    """Where a new table begins, by part; all parts are in it."""
-
-
-class Tables(Protocol):
-    """The catalog, as the engine uses it: without Spark. Every call may raise `Unavailable`.
-
-    `columns` gives the topic's columns at a version.
-    """
-
-    def look(self, table: TableName) -> View:
-        """Read how far a table is; `NotFound` if there is none."""
-
-    def bind(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
-        """Make the table if it is not there, or check the one that is; return its version.
-
-        Raises:
-            Conflict: it has other columns, another format or is of another topic.
-        """
-
-    def evolve(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
-        """Bring the table's columns to the definition's version; return the one it then has.
-
-        Raises:
-            Conflict: somebody else changed them.
-        """
-
-    def take_over(self, table: TableName, uid: str) -> None:
-        """Make a table of another topic this one's."""
-
-    def drop(self, table: TableName, uid: str) -> None:
-        """Remove a topic's table and its side table with all their files."""
-
-
-class LakeWorld(Protocol):
-    """What a topic on its way into its table needs of the engine."""
-
-    clock: Clock
-    plans: LakePlans
-    worker: LakeWorker
-
-    @property
-    def tiers(self) -> Tiers:
-        """Return memory and disk."""
-
-    def tables(self) -> Tables:
-        """Return the catalog; raises `Unavailable` while it does not answer."""
-
-    def wake(self) -> None:
-        """Have the lake's thread look again soon."""
-
-    def set_hold(self, runtime: TopicRuntime, offset: int | None) -> None:
-        """Move the lake's hold of a topic or part; durable on return."""
 
 
 class LakeTopic:
@@ -194,6 +126,7 @@ class LakeTopic:
             self.durable(),
             self._first_held(),
             choice=self.wishes.choice,
+            chosen=self.wishes.chosen,
         )
 
     def definition(self, version: int) -> Definition:
@@ -340,7 +273,7 @@ class LakeTopic:
             view = tables.look(self.table)
         decision = decide(self.table, view, self._known())
         if decision.case == "stop":
-            self.position = dict(decision.marks)
+            self.position = dict(decision.told)
             self._stop(decision.reason, decision.message)
             return
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
@@ -348,6 +281,7 @@ class LakeTopic:
         self._failures = 0
         self._set("running", "", "")
         self._advance(decision.marks)
+        self._spend(choice=decision.choice_spent)
 
     def _advance(self, ends: Ends) -> None:
         """Take in where the table stands: `committed`, the hold, and those who wait for it."""
@@ -460,6 +394,7 @@ class LakeTopic:
             held=self._first_held(),
             rejects_recent=self._rejects,
             choice=self.wishes.choice,
+            chosen=self.wishes.chosen,
             rejects_allowed=self.wishes.rejects_allowed,
         )
         body = msgspec.to_builtins(request, str_keys=True)
@@ -500,6 +435,7 @@ class LakeTopic:
             self._committed(result)
         elif result.state == "replan":
             self._drop_plan()
+            self._spend(choice=result.choice_spent)
             self.position = dict(result.ends)
             self._more = True
         elif result.state == "contended":
@@ -509,17 +445,11 @@ class LakeTopic:
             self._put_off(result.message)
         else:
             self._bound = False
+            self.position = dict(result.ends)
             self._stop(result.reason, result.message)
 
     def _committed(self, result: CommitResult) -> None:
         clock = self._world.clock
-        self._advance(result.ends)
-        self._drop_plan()
-        if self.wishes.choice or self.wishes.rejects_allowed:
-            self.wishes = Wishes()
-            self._world.plans.set_wishes(self.uid, self.wishes)
-        self._failures = 0
-        self._set("running", "", "")
         if self._begun_at is not None:
             self.results.append(clock.monotonic() - self._begun_at)
         self.last_commit_us = clock.now_us()
@@ -529,6 +459,12 @@ class LakeTopic:
             self.counts["rejected"] += result.rows_rejected
             self.counts["files"] += result.files
             self.counts["bytes"] += result.bytes
+        self._advance(result.ends)
+        self._drop_plan()
+        self._spend(choice=result.choice_spent, rejects=result.state == "committed")
+        self._failures = 0
+        if self.state != "paused":
+            self._set("running", "", "")
         event(
             "lake_committed",
             topic=self.name,
@@ -537,6 +473,17 @@ class LakeTopic:
             rejected=result.rows_rejected,
             snapshot=result.sid,
         )
+
+    def _spend(self, *, choice: bool, rejects: bool = False) -> None:
+        """Forget decisions that have had their effect."""
+        left = self.wishes
+        if choice and left.choice:
+            left = msgspec.structs.replace(left, choice="", chosen={})
+        if rejects and left.rejects_allowed:
+            left = msgspec.structs.replace(left, rejects_allowed=False)
+        if left != self.wishes:
+            self._world.plans.set_wishes(self.uid, left)
+            self.wishes = left
 
     def _drop_plan(self) -> None:
         self.plan = None

@@ -292,7 +292,7 @@ def deliver(waiters: list[Waiter], results: Sequence[Ack | BaseException]) -> No
     futures: list[Any] = []
     answers: list[Any] = []
     for waiter, result in zip(waiters, results, strict=True):
-        if type(waiter) is Pending:
+        if isinstance(waiter, Pending):
             waiter.settle(result)
             continue
         own = waiter.get_loop()

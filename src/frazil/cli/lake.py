@@ -1,0 +1,210 @@
+"""`frazil lake`: how far the tables are, and moving them on by hand."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.status import Status
+
+from frazil.cli.lake_setup import lake_app
+from frazil.cli.output import console, print_json, print_table, size_text, stamp
+from frazil.cli.session import session_of
+from frazil.cli.top_source import RunningEngine
+from frazil.clock import SystemClock
+from frazil.errors import InvalidRequest
+from frazil.fs import RealFileSystem
+from frazil.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from frazil.cli.session import Session
+    from frazil.engine import Engine
+
+__all__ = ["agreed", "lake_app"]
+
+Topic = Annotated[str | None, typer.Argument(help="One topic; all with a lake without it.")]
+OneTopic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Replay = Annotated[
+    bool, typer.Option("--replay", help="The table was rolled back: move its rows again.")
+]
+Accept = Annotated[bool, typer.Option("--accept", help="Rows are missing: go on without them.")]
+Rejects = Annotated[bool, typer.Option("--rejects", help="Let a batch with many rejects through.")]
+UNKNOWN: Final = "-"
+LOOK_S: Final = 0.5
+
+
+def agreed(question: str, *, yes: bool) -> bool:
+    """Ask on a terminal; elsewhere only `--yes` counts."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        return False
+    return typer.confirm(question, err=True)
+
+
+@lake_app.command()
+def status(context: typer.Context) -> None:
+    """Show each topic's table: state, how far it is, what waits and why.
+
+    Works beside a running engine, which tells about once a second.
+    """
+    session = session_of(context)
+    running = RunningEngine(RealFileSystem(), session.paths().run, clock=SystemClock())
+    if running.is_there():
+        found = running.sample()
+        _show(session, found.stats.get("lake") or {}, who=f"engine of pid {found.pid}")
+        return
+    with session.engine() as engine:
+        _show(session, engine.lake.status(), who="no engine runs here")
+
+
+def _show(session: Session, found: Mapping[str, Any], *, who: str) -> None:
+    if session.as_json:
+        print_json(found)
+        return
+    topics = found.get("topics") or {}
+    if not topics:
+        typer.echo("no topic has a lake; frazil topic alter NAME --lake gives it one")
+        return
+    worker, catalog = found["worker"], found["catalog"]
+    typer.echo(
+        f"lake: {found['state']} ({who}); worker {worker['state']}"
+        + (f", pid {worker['pid']}" if worker["pid"] else "")
+        + f"; catalog {catalog['uri'] or 'not running'}"
+    )
+    names = ("topic", "state", "committed", "behind", "bytes", "for", "last commit", "files", "why")
+    print_table(names, [_row(name, each) for name, each in sorted(topics.items())])
+
+
+def _row(name: str, each: Mapping[str, Any]) -> tuple[object, ...]:
+    committed = each["committed"]
+    parts = committed if isinstance(committed, dict) else None
+    shown = (
+        f"{committed:,}" if parts is None else ", ".join(f"{p}: {n:,}" for p, n in parts.items())
+    )
+    seconds, last = each["lag_seconds"], each["last_commit_us"]
+    return (
+        name,
+        each["state"],
+        shown,
+        f"{each['lag_records']:,}",
+        size_text(each["lag_bytes"]),
+        UNKNOWN if seconds is None else format_duration(seconds, exact=False),
+        UNKNOWN if last is None else stamp(last),
+        f"{each['files']:,}",
+        each["why"] or UNKNOWN,
+    )
+
+
+@lake_app.command()
+def flush(
+    context: typer.Context,
+    topic: Topic = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, help="Wait so many seconds.")
+    ] = 300.0,
+) -> None:
+    """Commit everything that is durable; on return it is in the tables."""
+    session = session_of(context)
+    with session.engine() as engine:
+        engine.lake.start()
+        with _Watching(engine):
+            ends = engine.lake.flush(topic, timeout_s=timeout)
+    if session.as_json:
+        print_json({name: _keyed(each) for name, each in ends.items()})
+        return
+    print_table(
+        ("topic", "committed"),
+        [(name, ", ".join(f"{n:,}" for n in each.values())) for name, each in ends.items()],
+    )
+
+
+def _keyed(ends: Mapping[int, int]) -> dict[str, int]:
+    return {str(part): end for part, end in ends.items()}
+
+
+class _Watching:
+    """Says on a terminal what the lake is at, until it is left."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._done = threading.Event()
+        screen = console(stderr=True)
+        self._status = Status("lake: starting", console=screen) if screen.is_terminal else None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._status is not None:
+            self._status.start()
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._status is not None:
+            self._thread.join()
+            self._status.stop()
+
+    def _run(self) -> None:
+        while not self._done.wait(LOOK_S):
+            found = self._engine.lake.status()
+            behind = sum(each["lag_records"] for each in found["topics"].values())
+            why = next((each["why"] for each in found["topics"].values() if each["why"]), "")
+            assert self._status is not None
+            self._status.update(f"lake: {found['state']}, {behind:,} records to go {why}")
+
+
+@lake_app.command()
+def pause(context: typer.Context, topic: Topic = None) -> None:
+    """Let records wait on disk; it stays so over restarts until `frazil lake resume`."""
+    session = session_of(context)
+    with session.engine() as engine:
+        engine.lake.pause(topic)
+        session.show(_states(engine), f"{topic or 'all topics'}: paused")
+
+
+@lake_app.command()
+def resume(
+    context: typer.Context,
+    topic: Topic = None,
+    replay: Replay = False,  # noqa: FBT002 - a flag
+    accept: Accept = False,  # noqa: FBT002 - a flag
+    rejects: Rejects = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Go on after a pause or a stop; what to do with a changed table is your choice."""
+    session = session_of(context)
+    with session.engine() as engine:
+        engine.lake.resume(topic, replay=replay, accept=accept, rejects=rejects)
+        session.show(_states(engine), f"{topic or 'all topics'}: goes on with the next start")
+
+
+@lake_app.command()
+def adopt(
+    context: typer.Context,
+    topic: OneTopic,
+    yes: Yes = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Go on behind the end of a table that this topic did not fill.
+
+    The topic's next offset becomes the table's end. A table of another topic is taken over after a
+    confirmation.
+    """
+    session = session_of(context)
+    with session.engine() as engine:
+        engine.lake.start()
+        try:
+            done = engine.lake.adopt(topic, confirm=yes)
+        except InvalidRequest as error:
+            if "ours" not in error.details or not agreed(f"{error}; go on?", yes=yes):
+                raise
+            done = engine.lake.adopt(topic, confirm=True)
+    ends = ", ".join(f"{end:,}" for end in done["ends"].values()) or "0"
+    session.show(done, f"{topic} goes on at {ends} of table {done['table']}")
+
+
+def _states(engine: Engine) -> dict[str, str]:
+    return {name: each["state"] for name, each in engine.lake.status()["topics"].items()}

@@ -1,0 +1,87 @@
+"""What a topic on its way into its table needs: a catalog, a worker, and the engine around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from frazil.clock import Clock
+    from frazil.engine.lake_plans import LakePlans
+    from frazil.engine.lake_worker import LakeWorker
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.engine.tiering import Tiers
+    from frazil.lake.plan import TableName
+    from frazil.lake.table import Ends, View
+    from frazil.model import PartitionField
+
+__all__ = ["Definition", "LakeWorld", "Tables"]
+
+
+class Definition(NamedTuple):
+    """A topic as its table has to be."""
+
+    name: str
+    uid: str
+    table: TableName
+    version: int
+    schema: pa.Schema
+    partition_by: tuple[PartitionField, ...]
+    parts: int
+    """How many parts it has, 0 for a topic without."""
+    ends: Ends
+    """Where a new table begins, by part; all parts are in it."""
+
+
+class Tables(Protocol):
+    """The catalog, as the engine uses it: without Spark. Every call may raise `Unavailable`.
+
+    `columns` gives the topic's columns at a version.
+    """
+
+    def look(self, table: TableName) -> View:
+        """Read how far a table is; `NotFound` if there is none."""
+
+    def bind(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
+        """Make the table if it is not there, or check the one that is; return its version.
+
+        Raises:
+            Conflict: it has other columns, another format or is of another topic.
+        """
+
+    def evolve(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
+        """Bring the table's columns to the definition's version; return the one it then has.
+
+        Raises:
+            Conflict: somebody else changed them.
+        """
+
+    def take_over(self, table: TableName, uid: str) -> None:
+        """Make a table of another topic this one's."""
+
+    def drop(self, table: TableName, uid: str) -> None:
+        """Remove a topic's table and its side table with all their files."""
+
+
+class LakeWorld(Protocol):
+    """What a topic on its way into its table needs of the engine."""
+
+    clock: Clock
+    plans: LakePlans
+    worker: LakeWorker
+
+    @property
+    def tiers(self) -> Tiers:
+        """Return memory and disk."""
+
+    def tables(self) -> Tables:
+        """Return the catalog; raises `Unavailable` while it does not answer."""
+
+    def wake(self) -> None:
+        """Have the lake's thread look again soon."""
+
+    def set_hold(self, runtime: TopicRuntime, offset: int | None) -> None:
+        """Move the lake's hold of a topic or part; durable on return."""

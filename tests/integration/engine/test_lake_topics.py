@@ -1,0 +1,430 @@
+"""Topics on their way into tables: a real catalog and real tables; the worker runs without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import threading
+
+import pyarrow as pa
+import pytest
+
+import frazil
+from frazil.engine import lake as engine_lake
+from frazil.engine.asynchronous import AsyncEngine
+from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake.commit import STEPS
+from frazil.lake.connection import connect
+from tests.integration.engine.lake_stand_in import StandIn
+
+COLUMNS = {"id": "long", "text": "string"}
+SETTINGS = {
+    "lake.catalog.port": 0,
+    "lake.writer.flush_interval": "1h",
+    "lake.ack_timeout_s": "60s",
+    "log.ballast_bytes": 0,
+    "log.free_bytes_min": 0,
+    "log.free_ratio_min": 0,
+}
+
+
+@contextlib.contextmanager
+def opened(path, **settings):
+    """Open an engine whose lake has a worker without Spark; yield both."""
+    stand_in = StandIn()
+    patch = pytest.MonkeyPatch()
+    patch.setattr(engine_lake, "launcher", lambda *_, **__: stand_in.launch)
+    try:
+        with frazil.open(path, **{**SETTINGS, **settings}) as db:
+            yield db, stand_in
+    finally:
+        patch.undo()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """One engine for all tests that do not open another."""
+    with opened(tmp_path_factory.mktemp("lake")) as found:
+        yield found
+
+
+@pytest.fixture
+def db(world):
+    """Return the shared engine."""
+    return world[0]
+
+
+@pytest.fixture
+def stand_in(world):
+    """Return the shared engine's worker, without any fault."""
+    yield world[1]
+    world[1].die_at, world[1].refuse, world[1].slow_s = "", None, 0.0
+
+
+def table_of(db, topic, namespace="default"):
+    """Load a topic's table."""
+    return connect(db.lake.catalog.address()).load_table((namespace, topic))
+
+
+def rows_of(db, topic):
+    """Return a table's rows by offset, parts first."""
+    found = table_of(db, topic).scan().to_arrow().to_pylist()
+    return sorted(found, key=lambda row: (row.get("_part", -1), row["_offset"]))
+
+
+def ids_of(db, topic):
+    """Return a table's column `id` in the order of offsets."""
+    return [row["id"] for row in rows_of(db, topic)]
+
+
+def status_of(db, topic):
+    """Return what the lake says of one topic."""
+    return db.lake.status()["topics"][f"/default/{topic}"]
+
+
+def wait_for(condition):
+    """Wait until something is so."""
+    pause = threading.Event()
+    for _attempt in range(1200):
+        if condition():
+            return
+        pause.wait(0.05)
+    pytest.fail("it never came")
+
+
+def test_committed_records_are_in_the_table_and_in_the_watermark(db, stand_in):
+    """An ack of `committed` comes when the row is in the table; the hold and describe say so."""
+    topic = db.create_topic("acked", COLUMNS, lake=True)
+    topic.append(id=1, text="a")
+    ack = topic.append(id=2, text="b", ack="committed")
+    assert (ack.offset, ids_of(db, "acked")) == (1, [1, 2])
+    facts = topic.describe()
+    assert facts["watermarks"]["committed"] == 2 <= facts["watermarks"]["flushed"]
+    assert facts["holds"] == {"lake": 2}
+    many = topic.append_many([{"id": 3, "text": "c"}, {"id": 4, "text": "d"}], ack="committed")
+    assert many.offset_last == 3
+    topic.append_arrow(pa.table({"id": [5], "text": ["e"]}), ack="committed")
+    pending = topic.send(id=6, text="f", ack="committed")
+    assert pending.result().offset == 5
+    assert ids_of(db, "acked") == [1, 2, 3, 4, 5, 6]
+    state = status_of(db, "acked")
+    assert (state["state"], state["committed"], state["lag_records"]) == ("running", 6, 0)
+    assert not stand_in.die_at
+
+
+def test_a_message_topic_is_a_table_of_its_envelope(db):
+    """Payload, key and times of messages are columns, behind the system's."""
+    topic = db.create_topic("messages", lake=True)
+    topic.append(b"hello", key="k", attributes={"a": "1"}, ack="committed")
+    [row] = rows_of(db, "messages")
+    assert list(row)[:3] == ["_offset", "_time", "payload"]
+    assert (row["payload"], row["key"]) == (b"hello", "k")
+
+
+def test_parts_share_a_table_and_asyncio_waits_for_it(db):
+    """Rows of all parts are in one table with `_part`; async calls wait without a thread each."""
+    topic = db.create_topic("shared", COLUMNS, partitions=3, lake=True)
+    assert topic.append(id=0, text="", ack="committed").part == 0
+    acks = topic.append_many([{"id": n, "text": "x"} for n in range(1, 7)], ack="committed")
+    assert len(acks) == 3
+
+    async def publish():
+        found = AsyncEngine(db).topic("shared")
+        await asyncio.gather(*(found.append(id=n, text="", ack="committed") for n in (7, 8, 9)))
+        await found.append_many([{"id": n, "text": ""} for n in (10, 11)], ack="committed")
+        await found.append_arrow(pa.table({"id": [12], "text": ["x"]}), ack="committed")
+
+    asyncio.run(publish())
+    rows = rows_of(db, "shared")
+    assert sorted(row["id"] for row in rows) == list(range(13))
+    places = [(row["_part"], row["_offset"]) for row in rows]
+    ends = db.lake.committed("shared")
+    assert places == [(part, n) for part in range(3) for n in range(ends[part])]
+
+
+@pytest.mark.parametrize("step", [each for each in STEPS if "reject" not in each])
+def test_a_worker_that_dies_at_a_step_doubles_and_loses_nothing(db, stand_in, step):
+    """Whatever step it reached, the next worker finishes the plan: each row is there once."""
+    name = f"dying_{step}"
+    topic = db.create_topic(name, COLUMNS, lake=True)
+    topic.append(id=0, text="", ack="committed")
+    epochs = len(stand_in.epochs)
+    stand_in.die_at = step
+    for number in range(1, 5):
+        topic.append(id=number, text="x")
+    db.lake.flush(name)
+    assert ids_of(db, name) == [0, 1, 2, 3, 4]
+    died = not stand_in.die_at
+    assert died == (step in stand_in.steps)
+    assert len(stand_in.epochs) == epochs + died
+    assert stand_in.epochs == sorted(set(stand_in.epochs))
+
+
+def test_records_wait_when_the_lake_is_late(db, stand_in):
+    """A publish that waits too long is told that its record is fsynced, and where it is."""
+    topic = db.create_topic("late", COLUMNS, lake=True)
+    topic.append(id=0, text="", ack="committed")
+    db.lake.pause("late")
+    with pytest.raises(Unavailable) as caught:
+        topic.append(id=1, text="", ack="committed")
+    assert caught.value.details["outcome"] == "fsynced"
+    assert caught.value.details["offset"] == 1
+    assert "paused" in str(caught.value)
+    assert status_of(db, "late")["state"] == "paused"
+    with pytest.raises(Unavailable, match="paused"):
+        db.lake.flush("late")
+    db.lake.resume("late")
+    db.lake.flush("late")
+    assert ids_of(db, "late") == [0, 1]
+    assert stand_in.refuse is None
+
+
+def test_a_worker_that_fails_is_asked_again(db, stand_in):
+    """What may pass is tried again with the same plan; what will not pass stops the topic."""
+    topic = db.create_topic("failing", COLUMNS, lake=True)
+    topic.append(id=0, text="", ack="committed")
+    stand_in.refuse = Unavailable("storage is away")
+    topic.append(id=1, text="")
+    with pytest.raises(Unavailable, match="storage is away"):
+        db.lake.flush("failing", timeout_s=1.0)
+    plan = status_of(db, "failing")["plan"]
+    assert plan is not None
+    stand_in.refuse = InvalidRequest("a column cannot be written")
+    wait_for(lambda: status_of(db, "failing")["state"] == "stopped: invalid")
+    assert db.stats()["health"] == "degraded"
+    assert "cannot be written" in status_of(db, "failing")["why"]
+    stand_in.refuse = None
+    db.lake.resume("failing")
+    db.lake.flush("failing")
+    assert stand_in.commits[-1].plan.id == plan
+    assert ids_of(db, "failing") == [0, 1]
+
+
+def test_the_interval_moves_records_by_itself(db):
+    """Without anybody asking, a record is committed when the topic's own interval is over."""
+    topic = db.create_topic("timed", COLUMNS, lake=True, signals={"flush_interval": "200ms"})
+    topic.append(id=1, text="")
+    wait_for(lambda: db.lake.committed("timed") == {-1: 1})
+    assert ids_of(db, "timed") == [1]
+
+
+def test_columns_that_change_change_the_table(db):
+    """A plan never spans two versions; the table gets each before its first row."""
+    topic = db.create_topic("growing", COLUMNS, lake=True)
+    topic.append(id=1, text="a")
+    db.flush("growing")
+    db.alter_topic("growing", add={"more": "double"}, rename={"text": "words"})
+    topic.append(id=2, words="b", more=0.5)
+    db.lake.flush("growing")
+    found = [(row["id"], row["words"], row["more"]) for row in rows_of(db, "growing")]
+    assert found == [(1, "a", None), (2, "b", 0.5)]
+    assert status_of(db, "growing")["schema_version"] == 2
+    with pytest.raises(InvalidRequest, match="_pos"):
+        db.alter_topic("growing", add={"_pos": "long"})
+
+
+def test_names_and_columns_that_no_table_can_have_are_refused(db):
+    """Nothing is made: the same names are free afterwards."""
+    db.create_topic("Folded", COLUMNS, lake=True)
+    for name, columns in [
+        ("folded", COLUMNS),
+        ("x__rejects", COLUMNS),
+        ("x", {"_change_type": "long"}),
+        ("x", {"a": "long", "A": "long"}),
+        ("x", {"at": pa.timestamp("ns")}),
+    ]:
+        with pytest.raises(InvalidRequest):
+            db.create_topic(name, columns, lake=True)
+        with pytest.raises(NotFound):
+            db.topic(name)
+    db.create_topic("x", {"at": pa.timestamp("ns")}, lake=False)
+    with pytest.raises(InvalidRequest):
+        db.alter_topic("x", lake=True)
+    with pytest.raises(InvalidRequest, match="True"):
+        db.create_topic("y", COLUMNS, lake="yes")
+
+
+def test_a_keyed_topic_waits(db):
+    """Its records wait without a table, visible in `status`; `committed` is refused."""
+    topic = db.create_topic("keyed", COLUMNS, primary_key="id", lake=True)
+    topic.upsert(id=1, text="a")
+    state = status_of(db, "keyed")
+    assert (state["state"], state["lag_records"]) == ("waiting", 1)
+    assert "keyed tables come later" in state["why"]
+    with pytest.raises(Unavailable, match="keyed tables come later"):
+        topic.append(id=2, text="b", ack="committed")
+    with pytest.raises(Unavailable, match="keyed"):
+        db.lake.flush("keyed")
+
+
+def test_a_lake_is_switched_on_and_off(db):
+    """On: what is held goes into the table. Off: a confirmation is needed, the hold goes."""
+    topic = db.create_topic("switched", COLUMNS)
+    topic.append(id=1, text="")
+    with pytest.raises(InvalidRequest, match="tier that this topic does not have"):
+        topic.append(id=2, text="", ack="committed")
+    db.alter_topic("switched", lake=True)
+    topic.append(id=2, text="", ack="committed")
+    assert ids_of(db, "switched") == [1, 2]
+    with pytest.raises(InvalidRequest, match="the lake's"):
+        topic.drop("lake")
+    with pytest.raises(InvalidRequest, match="confirm"):
+        db.alter_topic("switched", lake=False)
+    db.alter_topic("switched", lake=False, confirm=True)
+    assert topic.describe()["holds"] == {}
+    assert "committed" not in topic.describe()["watermarks"]
+    with pytest.raises(InvalidRequest, match="has no lake"):
+        db.lake.flush("switched")
+    assert ids_of(db, "switched") == [1, 2]
+
+
+def test_a_deleted_topic_leaves_its_table_unless_it_is_to_be_dropped(db):
+    """The table stays and a new topic of that name does not write into it."""
+    for name in ("kept", "dropped"):
+        db.create_topic(name, COLUMNS, lake=True).append(id=1, text="", ack="committed")
+        db.delete_topic(name, drop_table=name == "dropped")
+    assert ids_of(db, "kept") == [1]
+    with pytest.raises(Exception, match="does not exist"):
+        table_of(db, "dropped")
+    again = db.create_topic("kept", COLUMNS, lake=True)
+    with pytest.raises(Unavailable) as caught:
+        again.append(id=2, text="", ack="committed")
+    assert "another topic" in str(caught.value)
+    assert status_of(db, "kept")["state"] == "stopped: foreign_table"
+    assert ids_of(db, "kept") == [1]
+
+
+def test_another_topics_table_is_taken_over_with_a_confirmation(db):
+    """Its end becomes the topic's: own records below it are published again, none is lost."""
+    first = db.create_topic("adopted", COLUMNS, lake=True)
+    first.append_many([{"id": n, "text": "old"} for n in range(5)], ack="committed")
+    db.delete_topic("adopted")
+    second = db.create_topic("adopted", COLUMNS, lake=True)
+    second.append(id=10, text="new")
+    second.append(id=11, text="new")
+    wait_for(lambda: status_of(db, "adopted")["state"] == "stopped: foreign_table")
+    with pytest.raises(InvalidRequest) as caught:
+        db.lake.adopt("adopted")
+    assert caught.value.details["records_again"] == 2
+    done = db.lake.adopt("adopted", confirm=True)
+    assert (done["taken_over"], done["ends"]) == (True, {"-1": 5})
+    assert second.append(id=12, text="new", ack="committed").offset == 7
+    assert ids_of(db, "adopted") == [0, 1, 2, 3, 4, 10, 11, 12]
+    assert [row["_offset"] for row in rows_of(db, "adopted")] == list(range(8))
+    assert [(gap["first"], gap["end"]) for gap in second.describe()["gaps"]] == [(2, 5)]
+
+
+def test_a_table_that_was_rolled_back_waits_for_a_choice(db):
+    """Replay moves the rows again, accept goes on without them."""
+    for name, choice in (("replayed", "replay"), ("accepted", "accept")):
+        topic = db.create_topic(name, COLUMNS, lake=True)
+        topic.append(id=1, text="", ack="committed")
+        before = table_of(db, name).metadata.current_snapshot_id
+        topic.append(id=2, text="", ack="committed")
+        with table_of(db, name).manage_snapshots() as snapshots:
+            snapshots.rollback_to_snapshot(before)
+        topic.append(id=3, text="")
+        with pytest.raises(Unavailable, match="rolled back"):
+            db.lake.flush(name)
+        assert status_of(db, name)["state"] == "stopped: rolled_back"
+        db.lake.resume(name, **{choice: True})
+        db.lake.flush(name)
+        assert ids_of(db, name) == ([1, 2, 3] if choice == "replay" else [1, 3])
+    with pytest.raises(InvalidRequest, match="not both"):
+        db.lake.resume("replayed", replay=True, accept=True)
+
+
+def test_a_table_that_is_gone_is_not_made_again_unasked(db):
+    """A dropped table stops the topic; replay fills a new one from what is held."""
+    topic = db.create_topic("gone", COLUMNS, lake=True)
+    topic.append(id=1, text="", ack="committed")
+    for name in ("gone", "gone__rejects"):
+        connect(db.lake.catalog.address()).purge_table(("default", name))
+    topic.append(id=2, text="")
+    with pytest.raises(Unavailable, match="gone"):
+        db.lake.flush("gone")
+    assert status_of(db, "gone")["state"] == "stopped: table_missing"
+    db.lake.resume("gone", replay=True)
+    db.lake.flush("gone")
+    assert ids_of(db, "gone") == [1, 2]
+
+
+def test_a_plan_outlives_the_engine(tmp_path):
+    """After a restart the same plan runs again, its files are still there, no row is doubled."""
+    with opened(tmp_path, **{"disk.small_file_bytes": "1MB"}) as (db, stand_in):
+        topic = db.create_topic("plan", COLUMNS, lake=True)
+        topic.append(id=0, text="", ack="committed")
+        stand_in.refuse = Unavailable("not now")
+        for number in range(1, 4):
+            topic.append(id=number, text="x")
+            db.flush("plan")
+        with pytest.raises(Unavailable):
+            db.lake.flush("plan", timeout_s=0.5)
+        plan = status_of(db, "plan")["plan"]
+        db.lake.pause()
+    with opened(tmp_path) as (db, stand_in):
+        assert status_of(db, "plan")["state"] == "paused"
+        names = {file["file"] for file in db.tier_files("plan")}
+        for number in range(4, 9):
+            db.topic("plan").append(id=number, text="x")
+            db.flush("plan")
+        while db.tiers.disk.merge_once(db.topic("plan").runtime.state.id):
+            pass
+        assert {
+            file.path.rpartition("/")[2]
+            for file in db.lake.topics["/default/plan"].plan.parts[0].files
+        } <= names
+        db.lake.resume()
+        db.lake.flush("plan")
+        assert stand_in.commits[0].plan.id == plan
+        assert ids_of(db, "plan") == list(range(9))
+        assert stand_in.epochs[0] > 1
+
+
+def test_a_table_ahead_of_the_log_is_adopted(tmp_path):
+    """An older copy of the data stops the topic; adopt raises its head, no offset is used twice."""
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with opened(data) as (db, _stand_in):
+        db.create_topic("ahead", COLUMNS, lake=True).append(id=0, text="", ack="committed")
+    shutil.copytree(data, copy, ignore=shutil.ignore_patterns("warehouse", "catalog.db*", "run"))
+    with opened(data) as (db, _stand_in):
+        topic = db.topic("ahead")
+        topic.append_many([{"id": n, "text": ""} for n in range(1, 5)], ack="committed")
+    for path in copy.iterdir():
+        target = data / path.name
+        if path.is_dir():
+            shutil.rmtree(target)
+            shutil.copytree(path, target)
+        else:
+            shutil.copy(path, target)
+    with opened(data) as (db, _stand_in):
+        topic = db.topic("ahead")
+        db.lake.start()
+        wait_for(lambda: status_of(db, "ahead")["state"] == "stopped: ahead_of_log")
+        assert topic.describe()["watermarks"]["committed"] == 1
+        assert db.lake.adopt("ahead")["raised"] == {"-1": 4}
+        assert topic.append(id=9, text="", ack="committed").offset == 5
+        assert ids_of(db, "ahead") == [0, 1, 2, 3, 4, 9]
+    with opened(data) as (db, _stand_in):
+        assert db.topic("ahead").describe()["watermarks"]["head"] == 6
+
+
+def test_without_the_extra_a_lake_is_refused_with_what_to_install(tmp_path, monkeypatch):
+    """The topic is not made; everything but the lake works."""
+    from frazil.engine import lake_calls
+
+    monkeypatch.setattr(lake_calls, "PACKAGES", ("json", "no_such_package_here"))
+    with opened(tmp_path) as (db, _stand_in):
+        with pytest.raises(InvalidRequest, match=r"pip install \"frazil\[lake\]\"") as caught:
+            db.create_topic("t", COLUMNS, lake=True)
+        assert caught.value.details["missing"] == "no_such_package_here"
+        db.create_topic("t", COLUMNS).append(id=1, text="")
+        with pytest.raises(InvalidRequest, match="frazil"):
+            db.alter_topic("t", lake=True)
+        assert db.lake.status() == {"state": "off", "topics": {}}
+    with (
+        pytest.raises((InvalidRequest, Conflict)),
+        opened(tmp_path / "log", **{"memory.enabled": False}) as (db, _stand_in),
+    ):
+        db.create_topic("t", COLUMNS, lake=True)
