@@ -30,6 +30,10 @@ class CatalogAddress(msgspec.Struct, frozen=True, kw_only=True):
     db: str | None
     """The SQLite file; None for a catalog in memory."""
 
+    def __repr__(self) -> str:
+        # The token must not reach a log by accident.
+        return f"CatalogAddress(uri={self.uri!r}, pid={self.pid}, warehouse={self.warehouse!r})"
+
 
 def write_address(
     directory: str, address: CatalogAddress, *, file_system: FileSystem, clock: Clock

@@ -39,7 +39,7 @@ from frazil.telemetry import LOGGER, TextFormatter, configure, event
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["PORT_DEFAULT", "READY", "ServerOptions", "main", "serve"]
+__all__ = ["PORT_DEFAULT", "READY", "ServerOptions", "main", "serve", "token_of"]
 
 PORT_DEFAULT: Final = 8181
 PORTS_TRIED: Final = 64
@@ -184,6 +184,8 @@ def _warehouse(options: ServerOptions, stack: ExitStack) -> Warehouse:
         if options.db is not None:
             raise InvalidRequest("catalog in a file needs a warehouse")
         location = stack.enter_context(tempfile.TemporaryDirectory(prefix="frazil-warehouse-"))
+    elif ":" not in location:
+        location = os.path.abspath(location)
     return Warehouse(location.rstrip("/"), options.allow_outside)
 
 
@@ -220,8 +222,12 @@ def _watch_parent(parent: int, server: uvicorn.Server) -> None:
         threading.Thread(target=target, name=f"catalog-{target.__name__}", daemon=True).start()
 
 
-def _token(path: str) -> str:
-    """Return the token of a file, which is made if it is missing."""
+def token_of(path: str) -> str:
+    """Return the token of a file, which is made if it is missing.
+
+    Raises:
+        InvalidRequest: what is in the file cannot be a token.
+    """
     file_system, clock = RealFileSystem(), SystemClock()
     if file_system.stat(path) is None:
         file_system.make_directory(os.path.dirname(os.path.abspath(path)))
@@ -284,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             catalog=given.catalog,
             host=given.host,
             port=given.port,
-            token=_token(given.token_file) if given.token_file else None,
+            token=token_of(given.token_file) if given.token_file else None,
             run_directory=given.run,
             allow_outside=given.allow_outside,
             parent=given.parent,

@@ -1,0 +1,123 @@
+"""`frazil catalog`: serve the tables of a data directory to any Iceberg client, without an engine."""
+
+from __future__ import annotations
+
+import http.client
+import os.path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+import typer
+
+from frazil.cli.output import print_json
+from frazil.cli.session import session_of
+from frazil.engine.directory import DataDirectory
+from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.fs import RealFileSystem
+from frazil.lake.catalog.address import ADDRESS_FILE, CatalogAddress, read_address
+
+if TYPE_CHECKING:
+    from frazil.cli.session import Session
+    from frazil.lake.catalog.server import ServerOptions
+
+__all__ = ["app"]
+
+HEALTH_SECONDS = 2.0
+
+app = typer.Typer(help="The embedded Iceberg REST catalog.", no_args_is_help=True)
+
+
+@app.callback()
+def catalog() -> None:
+    """Keep `serve` a command of its own."""
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    directory: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="The data directory; --data without it.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Where to listen, or the next free one; 0 takes any.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The interface to listen on.")] = "127.0.0.1",
+    warehouse: Annotated[
+        str | None, typer.Option(help="Where tables lie; the setting lake.warehouse without it.")
+    ] = None,
+    no_token: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--no-token", help="Let everybody on this machine in.")
+    ] = False,
+) -> None:
+    """Serve the catalog of a data directory until Ctrl-C.
+
+    A running engine serves it already; this is for when none runs. The address and the token are
+    in run/catalog.json of the directory.
+    """
+    session = session_of(context)
+    paths = session.paths() if directory is None else DataDirectory(os.path.abspath(directory))
+    if not os.path.isdir(paths.root):
+        raise NotFound("there is no data directory", path=paths.root)
+    if no_token and host not in {"127.0.0.1", "::1", "localhost"}:
+        raise InvalidRequest("a catalog that others can reach needs its token", host=host)
+    running = read_address(paths.run, file_system=RealFileSystem())
+    if running is not None and _answers(running):
+        raise Conflict("the catalog is served already", uri=running.uri, pid=running.pid)
+    settings = session.settings().lake
+    try:
+        from frazil.lake.catalog import server
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            'the catalog needs more packages, pip install "frazil[lake]"', missing=error.name
+        ) from error
+    token_file = os.path.join(paths.run, "catalog.token")
+    options = server.ServerOptions(
+        db=paths.catalog,
+        warehouse=warehouse or settings.warehouse or paths.warehouse,
+        host=host,
+        port=settings.catalog.port if port is None else port,
+        token=None if no_token else server.token_of(token_file),
+        run_directory=paths.run,
+    )
+    server.serve(options, told=lambda address: _show(session, options, address))
+
+
+def _answers(address: CatalogAddress) -> bool:
+    """Tell whether a catalog listens at an address; a killed one left its file behind."""
+    place = urlsplit(address.uri)
+    connection = http.client.HTTPConnection(
+        place.hostname or "", place.port, timeout=HEALTH_SECONDS
+    )
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _show(session: Session, options: ServerOptions, address: CatalogAddress) -> None:
+    if session.as_json:
+        print_json(msgspec.to_builtins(address))
+        return
+    where = os.path.join(options.run_directory or "", ADDRESS_FILE)
+    secret = "AUTHORIZATION_TYPE 'none'" if address.token is None else "SECRET frazil"
+    lines = [
+        f"catalog {address.catalog} at {address.uri}",
+        f"warehouse {address.warehouse}",
+        "no token is asked" if address.token is None else f"token in {where}",
+        "",
+        "DuckDB:",
+        f"  ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{address.uri}', {secret});",
+        "PyIceberg:",
+        f'  RestCatalog("frazil", uri="{address.uri}", token=...)',
+        "Spark:",
+        f"  spark.sql.catalog.frazil.type=rest  spark.sql.catalog.frazil.uri={address.uri}",
+        "",
+        "Ctrl-C ends it.",
+    ]
+    if address.token is not None:
+        lines.insert(5, "  CREATE SECRET frazil (TYPE iceberg, TOKEN '...');")
+    typer.echo("\n".join(lines))
