@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.query.casts import NOT_CAST, cast_value
-from frazil.query.functions import SCALARS, VOLATILE
+from frazil.query.functions import GROWING, SCALARS, SERIES, VOLATILE
 
 if TYPE_CHECKING:
     from frazil.query.parse import Node
@@ -335,7 +335,8 @@ def _is_foldable(node: Node, hidden: frozenset[str] | None) -> bool:
                 return False
         elif kind == "FUNCTION":
             name = item["function_name"].lower()
-            if name not in SCALARS or name in VOLATILE:
+            if name not in SCALARS or name in VOLATILE or name in GROWING or name in SERIES:
+                # What makes a large value is evaluated once, in the query.
                 return False
         elif kind not in {None, "CONSTANT", "PARAMETER", "CAST", "OPERATOR"}:
             return False

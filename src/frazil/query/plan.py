@@ -16,6 +16,7 @@ from attrs import frozen
 
 from frazil.errors import InvalidRequest
 from frazil.query.arrow_scan import EVERY_FILTER, ScanRules, scan_rules
+from frazil.query.growth import limit_growth
 from frazil.query.guard import check_statement
 from frazil.query.keys import key_conditions
 from frazil.query.point import PointPlan, point_of
@@ -26,7 +27,7 @@ from frazil.query.tables import (
     TableUse,
     check_rewritten,
     resolve_tables,
-    unnamed_subqueries,
+    unnamed_columns,
     wanted_names,
 )
 from frazil.query.views import ViewColumn, view_columns
@@ -134,8 +135,9 @@ class Planner:
             if found is not None:
                 return self._point_plan(parameters, found)
         check_statement(statement)
-        for node in unnamed_subqueries(statement):
+        for node in unnamed_columns(statement):
             node["alias"] = self._text_of([node]).removeprefix("SELECT ")
+        limit_growth(statement, self._parser.parse)
         uses = resolve_tables(statement, topics, self._placeholder)
         wanted = wanted_names(statement)
         folds: list[Node] = []

@@ -16,6 +16,7 @@ from attrs import define
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import NAMESPACE_DEFAULT
 from frazil.query.catalog import INFORMATION_SCHEMA, SHOW
+from frazil.query.functions import GROWING
 from frazil.query.parse import Node
 from frazil.query.sources import TopicInfo, TopicName
 from frazil.query.views import LOG_SUFFIX
@@ -25,7 +26,7 @@ __all__ = [
     "check_rewritten",
     "resolve_tables",
     "topic_of",
-    "unnamed_subqueries",
+    "unnamed_columns",
     "wanted_names",
 ]
 
@@ -122,10 +123,10 @@ def wanted_names(statement: Node) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def unnamed_subqueries(statement: Node) -> list[Node]:
-    """Return the columns that have no name but their text, and the text of a subquery in it.
+def unnamed_columns(statement: Node) -> list[Node]:
+    """Return the columns that have no name but their text, of which a part will be replaced.
 
-    Once tables are replaced that text would show what they were replaced by.
+    Once tables and sizes are replaced that text would show what they were replaced by.
     """
     found: list[Node] = []
     todo: list[Any] = [statement]
@@ -138,20 +139,23 @@ def unnamed_subqueries(statement: Node) -> list[Node]:
                 found += [
                     node
                     for node in item["select_list"]
-                    if not node["alias"] and node["class"] != "STAR" and _has_subquery(node)
+                    if not node["alias"] and node["class"] != "STAR" and _is_rewritten(node)
                 ]
             todo += item.values()
     return found
 
 
-def _has_subquery(expression: Node) -> bool:
+def _is_rewritten(expression: Node) -> bool:
     todo: list[Any] = [expression]
     while todo:
         item = todo.pop()
         if isinstance(item, list):
             todo += item
         elif isinstance(item, dict):
-            if item.get("class") == "SUBQUERY":
+            kind = item.get("class")
+            if kind == "SUBQUERY":
+                return True
+            if kind == "FUNCTION" and item["function_name"].lower() in GROWING:
                 return True
             todo += item.values()
     return False
