@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.runtime import microseconds
 from frazil.errors import InvalidRequest, NotFound, Unavailable
 from frazil.model import Ack, full_topic_name
+from frazil.query.watched import check_watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import TopicRuntime
 
 __all__ = ["first_held", "moment", "wait_for"]
+
+WAIT_STEP_S: Final = 0.02
+"""A query that waits for an offset is asked so often whether it may still run."""
 
 
 # -- after an ack ----------------------------------------------------------------------------------
@@ -35,12 +39,22 @@ def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float)
     """
     by_name = {runtime.name: runtime for runtime in runtimes}
     for runtime, offset in _offsets(list(by_name.values()), wanted):
-        if runtime.state.visible <= offset and not runtime.wait_visible(
-            offset, timeout_s=timeout_s
-        ):
+        if runtime.state.visible <= offset and not _came(runtime, offset, timeout_s):
             raise Unavailable(
                 "the topic has no such offset yet", topic=runtime.name, min_offset=offset
             )
+
+
+def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
+    """Wait for an offset, while the query that wants it may go on."""
+    deadline = runtime.clock.monotonic() + timeout_s
+    while True:
+        check_watch()
+        left = deadline - runtime.clock.monotonic()
+        if runtime.wait_visible(offset, timeout_s=min(max(left, 0.0), WAIT_STEP_S)):
+            return True
+        if left <= 0:
+            return False
 
 
 def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any) -> Iterator[tuple[TopicRuntime, int]]:

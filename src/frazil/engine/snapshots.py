@@ -233,6 +233,11 @@ class EngineSources:
                     found[_split(runtime.name)] = _info([runtime])._replace(listed=False)
         return found
 
+    def wait(self, requests: Sequence[Request], min_offset: Any) -> None:
+        """Wait until topics have offsets, for `query.wait_s` at most."""
+        runtimes = [runtime for _request, runtime in self._asked(requests)]
+        wait_for(runtimes, min_offset, timeout_s=self._engine.settings.query.wait_s)
+
     def snapshot(
         self,
         requests: Sequence[Request],
@@ -243,12 +248,7 @@ class EngineSources:
     ) -> Mapping[TopicName, Sequence[TopicSnapshot]]:
         """Take snapshots of topics at one instant."""
         engine = self._engine
-        engine.check_open()
-        asked = [
-            (request, runtime)
-            for request in requests
-            for runtime in engine.parts_of("/" + "/".join(request.topic))
-        ]
+        asked = self._asked(requests)
         for _request, runtime in asked:
             _tiers_of(runtime).ensure_loaded()
         if min_offset is not None:
@@ -269,6 +269,15 @@ class EngineSources:
         for topic, snapshot in taken:
             result.setdefault(topic, []).append(snapshot)
         return result
+
+    def _asked(self, requests: Sequence[Request]) -> list[tuple[Request, TopicRuntime]]:
+        """Return the topics and parts that are asked for, each with what is asked."""
+        self._engine.check_open()
+        return [
+            (request, runtime)
+            for request in requests
+            for runtime in self._engine.parts_of("/" + "/".join(request.topic))
+        ]
 
     def lookup(
         self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: Any = None

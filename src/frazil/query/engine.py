@@ -70,9 +70,9 @@ class QueryEngine:
         sql: str,
         params: object = None,
         *,
-        as_of_offset: int | None = None,
+        as_of_offset: Any = None,
         as_of_time: Any = None,
-        min_offset: int | None = None,
+        min_offset: Any = None,
         timeout_s: float | None = None,
         on_begin: Callable[[int], None] | None = None,
     ) -> Result:
@@ -80,7 +80,7 @@ class QueryEngine:
 
         `params` is a list for `?` and `$1`, a mapping for `$name`. `as_of_offset` and `as_of_time`
         read the past, `min_offset` waits for a record that was acknowledged. `on_begin` is told
-        the id for `cancel` of a query that scans, before it does.
+        the id for `cancel` of a query that scans, before it waits for anything.
 
         Raises:
             InvalidRequest: if the statement is not allowed or wrong.
@@ -104,11 +104,11 @@ class QueryEngine:
             plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         self._admit()
-        run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
+        run = _Run(self._pool, self._pool.enter(sql, timeout_s))
         try:
             if on_begin is not None:
                 on_begin(run.lease.id)
-            self._take(run, plan, at)
+            self._begin(run, plan, at)
             prepared = self._prepare(plan, values, run)
             return self._result(run, prepared, params)
         except BaseException:
@@ -120,9 +120,9 @@ class QueryEngine:
         sql: str,
         params: object = None,
         *,
-        as_of_offset: int | None = None,
+        as_of_offset: Any = None,
         as_of_time: Any = None,
-        min_offset: int | None = None,
+        min_offset: Any = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Plan a query and say what it would read: tiers, files, rows, bytes, what it leaves out.
@@ -142,9 +142,9 @@ class QueryEngine:
                 return self._explained_point(plan.point, keys, min_offset, timeout_s)
             plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
-        run = _Run(self._pool, self._pool.acquire(sql, timeout_s))
+        run = _Run(self._pool, self._pool.enter(sql, timeout_s))
         try:
-            self._take(run, plan, at)
+            self._begin(run, plan, at)
             prepared = self._prepare(plan, values, run)
             text = self._guarded(run, lambda: _explain_text(run.lease, prepared, params))
             return explained_scan(plan, prepared, run.snapshots, text)
@@ -172,15 +172,27 @@ class QueryEngine:
         self._pool.close()
         self._plans.close()
 
-    def _take(self, run: _Run, plan: Plan, at: Mapping[str, Any]) -> None:
+    def _begin(self, run: _Run, plan: Plan, at: Mapping[str, Any]) -> None:
+        """Wait for offsets, then for a slot, and take the snapshots."""
+        requests, min_offset = plan.requests(), at["min_offset"]
+        if min_offset is not None:
+            late = self._late(run.lease.begun, run.lease.deadline)
+
+            def check() -> None:
+                run.lease.check()
+                late()
+
+            with watching(check):
+                self._sources.wait(requests, min_offset)
+        self._pool.admit(run.lease)
         with watching(run.lease.check):
-            run.take(self._sources.snapshot(plan.requests(), **at))
+            run.take(self._sources.snapshot(requests, **at))
 
     def _look_up(
         self,
         plan: Plan,
         values: Mapping[str, Any],
-        min_offset: int | None,
+        min_offset: Any,
         timeout_s: float | None,
     ) -> Result | None:
         """Answer from the index; None if the values must be compared as DuckDB does."""
@@ -200,14 +212,15 @@ class QueryEngine:
     def _until(self, timeout_s: float | None) -> Callable[[], None]:
         """Return what raises when the time of a look-up is over, which has no lease."""
         begun = self._clock.monotonic()
-        seconds = self._timeout_s if timeout_s is None else timeout_s
+        return self._late(begun, begun + (self._timeout_s if timeout_s is None else timeout_s))
 
+    def _late(self, begun: float, deadline: float) -> Callable[[], None]:
         def check() -> None:
-            spent = self._clock.monotonic() - begun
-            if spent > seconds:
+            now = self._clock.monotonic()
+            if now > deadline:
                 raise Unavailable(
                     "query took too long, read less or raise query.timeout_s",
-                    seconds=round(spent, 3),
+                    seconds=round(now - begun, 3),
                 )
 
         return check
@@ -216,7 +229,7 @@ class QueryEngine:
         self,
         point: PointPlan,
         keys: Sequence[tuple[Any, ...]],
-        min_offset: int | None,
+        min_offset: Any,
         timeout_s: float | None,
     ) -> dict[str, Any]:
         with watching(self._until(timeout_s)):

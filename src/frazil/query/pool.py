@@ -1,5 +1,7 @@
 """Who may run a query, and for how long: slots, connections, deadlines, cancelling.
 
+A query enters, waits for the offsets that it wants to see, and is admitted to a slot.
+
 Each query gets a connection of its own to one locked instance of DuckDB, which is closed behind
 it, so that nothing of one query is left for the next. Threads and memory belong to the instance:
 all queries share them.
@@ -72,19 +74,33 @@ def check_timeout(timeout_s: object) -> None:
 
 
 class Lease:
-    """The right of one query to run, with its connection. Ends with `Pool.release`."""
+    """The right of one query to run, once it has a connection. Ends with `Pool.release`."""
 
-    def __init__(
-        self, query_id: int, sql: str, connection: duckdb.DuckDBPyConnection, *, begun: float
-    ) -> None:
+    def __init__(self, query_id: int, sql: str, *, begun: float, timeout_s: float) -> None:
         self.id = query_id
         self.sql = sql
         self.begun = begun
-        self.connection = connection
+        self.deadline = begun + timeout_s
+        self._connection: duckdb.DuckDBPyConnection | None = None
         self.stopped: FrazilError | None = None
         self.on_stop: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._released = False
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The connection that `Pool.admit` gave."""
+        assert self._connection is not None
+        return self._connection
+
+    @property
+    def admitted(self) -> bool:
+        """Tell whether it has a slot and a connection."""
+        return self._connection is not None
+
+    def admit(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Give it the connection that comes with its slot."""
+        self._connection = connection
 
     def check(self) -> None:
         """Raise why the query was stopped, if it was."""
@@ -98,7 +114,8 @@ class Lease:
                 return
             if self.stopped is None:
                 self.stopped = why
-            self.connection.interrupt()
+            if self._connection is not None:
+                self._connection.interrupt()
         # Without the lock: whoever is asked to let go releases the lease, which takes it.
         if self.on_stop is not None:
             self.on_stop()
@@ -109,7 +126,8 @@ class Lease:
             if self._released:
                 return False
             self._released = True
-        self.connection.close()
+        if self._connection is not None:
+            self._connection.close()
         return True
 
 
@@ -122,6 +140,7 @@ class Pool:
         self._slots = threading.BoundedSemaphore(limits.concurrency_max)
         self._lock = threading.Lock()
         self._wake: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._entered: dict[int, Lease] = {}
         self._running: dict[int, tuple[Lease, float]] = {}
         self._instance: duckdb.DuckDBPyConnection | None = None
         self._watch: threading.Thread | None = None
@@ -130,18 +149,46 @@ class Pool:
         self._closed = False
 
     def acquire(self, sql: str, timeout_s: float | None = None) -> Lease:
-        """Wait for a slot and return a lease that is interrupted after its time.
+        """Enter a query and admit it; see both."""
+        lease = self.enter(sql, timeout_s)
+        try:
+            self.admit(lease)
+        except BaseException:
+            self.release(lease)
+            raise
+        return lease
+
+    def enter(self, sql: str, timeout_s: float | None = None) -> Lease:
+        """Return a lease that holds no slot yet and can be cancelled; its time begins.
 
         Raises:
             InvalidRequest: if `timeout_s` is no time.
-            Overloaded: if there is no slot within `wait_s`.
+            Closed: if the pool is closed.
+        """
+        check_timeout(timeout_s)
+        seconds = self._limits.timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            self._check_open()
+            now = self._clock.monotonic()
+            lease = Lease(self._next_id, sql, begun=now, timeout_s=seconds)
+            self._next_id += 1
+            self._entered[lease.id] = lease
+        return lease
+
+    def admit(self, lease: Lease) -> None:
+        """Wait for a slot and give a lease its connection; it is interrupted when its time is over.
+
+        Raises:
+            Overloaded: if there is no slot within `wait_s`, or before its time is over.
+            Unavailable: if it was cancelled meanwhile.
             Closed: if the pool is closed.
         """
         limits = self._limits
-        check_timeout(timeout_s)
-        if not self._slots.acquire(timeout=limits.wait_s):
+        left = max(lease.deadline - self._clock.monotonic(), 0.0)
+        if not self._slots.acquire(timeout=min(limits.wait_s, left)):
+            lease.check()
             with self._lock:
-                unread = sum(lease.on_stop is not None for lease, _ in self._running.values())
+                unread = sum(each.on_stop is not None for each, _ in self._running.values())
             raise Overloaded(
                 "too many queries run at once, run it again later or raise query.concurrency_max; "
                 "a result beyond query.result_bytes_ahead counts until it is read or closed",
@@ -151,17 +198,21 @@ class Pool:
             )
         try:
             with self._lock:
-                return self._lease(sql, limits.timeout_s if timeout_s is None else timeout_s)
+                lease.check()
+                self._admit(lease)
         except BaseException:
-            self._slots.release()
+            if not lease.admitted:
+                self._slots.release()
             raise
 
     def release(self, lease: Lease) -> None:
         """End a lease; a second call does nothing."""
         if lease.end():
             with self._lock:
+                self._entered.pop(lease.id, None)
                 self._running.pop(lease.id, None)
-            self._slots.release()
+            if lease.admitted:
+                self._slots.release()
 
     def running(self) -> list[RunningQuery]:
         """Return the queries that run now, oldest first."""
@@ -174,6 +225,7 @@ class Pool:
         """Stop one query, or all of them; return how many."""
         with self._lock:
             leases = [lease for lease, _ in self._running.values()]
+            leases += self._entered.values()
         chosen = [lease for lease in leases if query_id is None or lease.id == query_id]
         for lease in chosen:
             lease.stop(Unavailable("query was cancelled, run it again", reason=why))
@@ -203,9 +255,12 @@ class Pool:
         if instance is not None:
             instance.close()
 
-    def _lease(self, sql: str, timeout_s: float) -> Lease:
+    def _check_open(self) -> None:
         if self._closed:
             raise Closed("the query engine is closed, open the engine again")
+
+    def _admit(self, lease: Lease) -> None:
+        self._check_open()
         if self._instance is None:
             limits = self._limits
             self._instance = connect_locked(
@@ -220,14 +275,12 @@ class Pool:
                 target=self._watch_deadlines, name="frazil-query-watch", daemon=True
             )
             self._watch.start()
-        now = self._clock.monotonic()
-        lease = Lease(self._next_id, sql, self._instance.cursor(), begun=now)
-        self._next_id += 1
-        self._running[lease.id] = (lease, now + timeout_s)
-        if now + timeout_s < self._wakes_at:
+        lease.admit(self._instance.cursor())
+        self._entered.pop(lease.id, None)
+        self._running[lease.id] = (lease, lease.deadline)
+        if lease.deadline < self._wakes_at:
             # To wake the watch for each query would cost more than most queries do.
             self._wake.put(None)
-        return lease
 
     def _watch_deadlines(self) -> None:
         """Stop queries whose time is over, until the pool is closed and none runs."""

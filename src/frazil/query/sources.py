@@ -165,13 +165,16 @@ class Sources(Protocol):
     def topics(self) -> Mapping[TopicName, TopicInfo]:
         """Return the topics that SQL can name; parts of partitioned ones are not listed."""
 
+    def wait(self, requests: Sequence[Request], min_offset: Any) -> None:
+        """Wait until the topics have the offsets; `check_watch` is asked meanwhile."""
+
     def snapshot(
         self,
         requests: Sequence[Request],
         *,
-        as_of_offset: int | None = None,
+        as_of_offset: Any = None,
         as_of_time: Any = None,
-        min_offset: int | None = None,
+        min_offset: Any = None,
     ) -> Mapping[TopicName, Sequence[TopicSnapshot]]:
         """Take snapshots of the topics at one instant; a partitioned topic gives one a part.
 
@@ -179,7 +182,7 @@ class Sources(Protocol):
         """
 
     def lookup(
-        self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: int | None = None
+        self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: Any = None
     ) -> Sequence[Mapping[str, Any] | None]:
         """Return the newest row of each key, with `_offset` and `_time`: the way of `get`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+import time
 
 import pytest
 
@@ -123,3 +124,63 @@ def test_below_what_is_committed_only_boundaries_can_be_seen(tmp_path):
                 engine.query(COUNT, **past)
             assert caught.value.details["nearest"] == "4, 8"
         assert engine.query(COUNT, as_of_time=times[3]).rows() == [(4,)]
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sql", [COUNT, "select id from t where id = 1"])
+@pytest.mark.parametrize("call", ["query", "explain"])
+def test_waiting_for_an_offset_ends_with_the_time_of_the_query(engine, sql, call):
+    """A query whose time is shorter than the wait for offsets ends with its time."""
+    engine.create_topic("t", {"id": "long"}, primary_key="id").append(id=1)
+    begun = time.monotonic()
+    with pytest.raises(Unavailable, match="took too long"):
+        getattr(engine, call)(sql, min_offset=99, timeout_s=0.1)
+    assert time.monotonic() - begun < engine.settings.query.wait_s / 2
+
+
+def test_who_waits_for_an_offset_takes_nobodys_turn(engine):
+    """More queries than may run wait for offsets, and another one is answered at once."""
+    topic = engine.create_topic("t", {"id": "long"})
+    topic.append(id=1)
+    answers = []
+    waiting = [
+        threading.Thread(
+            target=lambda: answers.append(engine.query(COUNT, min_offset=1).rows()), daemon=True
+        )
+        for _ in range(engine.settings.query.concurrency_max + 1)
+    ]
+    for thread in waiting:
+        thread.start()
+    while len(engine.queries()._pool._entered) < len(waiting):
+        time.sleep(0.001)
+    assert engine.query(COUNT).rows() == [(1,)]
+    assert answers == []
+    topic.append(id=2)
+    for thread in waiting:
+        thread.join(60)
+    assert answers == [[(2,)]] * len(waiting)
+
+
+def test_waiting_for_an_offset_can_be_cancelled(engine):
+    """Cancelling all queries ends those that wait for offsets as well."""
+    engine.create_topic("t", {"id": "long"}).append(id=1)
+    failures = []
+
+    def ask():
+        with pytest.raises(Unavailable, match="cancelled") as caught:
+            engine.query(COUNT, min_offset=99)
+        failures.append(caught.value)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not engine.queries()._pool._entered:
+        time.sleep(0.001)
+    begun = time.monotonic()
+    engine.cancel_queries()
+    thread.join(60)
+    assert len(failures) == 1
+    assert time.monotonic() - begun < engine.settings.query.wait_s / 2
+    assert engine.queries()._pool._entered == {}
+    assert engine.query(COUNT).rows() == [(1,)]

@@ -235,13 +235,18 @@ class SmallTiers:
     def topics(self):
         return {name: topic.info() for name, topic in self.all.items()}
 
+    def wait(self, requests, min_offset):
+        for request in requests:
+            parts = self.all[request.topic].parts
+            if any(len(part.records) <= min_offset for part in parts):
+                raise InvalidRequest("offset does not exist", offset=min_offset)
+
     def snapshot(self, requests, *, as_of_offset=None, as_of_time=None, min_offset=None):
         self.snapshots += 1
         found = {}
         for request in requests:
             parts = self.all[request.topic].parts
-            if min_offset is not None and any(len(p.records) <= min_offset for p in parts):
-                raise InvalidRequest("offset does not exist", offset=min_offset)
+            assert min_offset is None or all(len(p.records) > min_offset for p in parts)
             found[request.topic] = [
                 part.snapshot(_end(part, as_of_offset), state=request.state) for part in parts
             ]
