@@ -24,7 +24,7 @@ class AsyncTierCalls:
         sql: str,
         params: Sequence[Any] | Mapping[str, Any] | None = None,
         *,
-        as_of_offset: int | None = None,
+        as_of_offset: Any = None,
         as_of_time: Any = None,
         min_offset: Any = None,
         timeout_s: float | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from frazil.engine.runtime import microseconds
 from frazil.errors import InvalidRequest, NotFound, Unavailable
@@ -17,10 +17,18 @@ if TYPE_CHECKING:
 
     from frazil.engine.runtime import TopicRuntime
 
-__all__ = ["first_held", "moment", "wait_for"]
+__all__ = ["first_held", "moment", "moments_of", "wait_for"]
 
 WAIT_STEP_S: Final = 0.02
 """A query that waits for an offset is asked so often whether it may still run."""
+
+
+class _Offset(NamedTuple):
+    """An offset that an option names: of a topic or part, by a number or by an ack."""
+
+    runtime: TopicRuntime
+    offset: int
+    is_ack: bool
 
 
 # -- after an ack ----------------------------------------------------------------------------------
@@ -38,7 +46,7 @@ def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float)
         Unavailable: if an offset does not come in time.
     """
     by_name = {runtime.name: runtime for runtime in runtimes}
-    for runtime, offset in _offsets(list(by_name.values()), wanted):
+    for runtime, offset, _is_ack in _offsets(list(by_name.values()), wanted, "min_offset"):
         if runtime.state.visible <= offset and not _came(runtime, offset, timeout_s):
             raise Unavailable(
                 "the topic has no such offset yet", topic=runtime.name, min_offset=offset
@@ -57,27 +65,28 @@ def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
             return False
 
 
-def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any) -> Iterator[tuple[TopicRuntime, int]]:
+def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
+    """Yield the offsets of an option by topic or part; an ack stands for its last offset."""
     if not isinstance(wanted, Mapping):
         if len({_topic_name(runtime) for runtime in runtimes}) != 1:
             raise InvalidRequest(
-                "min_offset must say of which topic it is: give {topic: offset}",
+                f"{option} must say of which topic it is: give {{topic: offset}}",
                 topics=", ".join(sorted({_topic_name(runtime) for runtime in runtimes})) or "none",
             )
-        yield from _of_topic(runtimes, wanted)
+        yield from _of_topic(runtimes, wanted, option)
         return
     for name, own in wanted.items():
         full = full_topic_name(name)
         found = [each for each in runtimes if full in {each.name, _topic_name(each)}]
         if not found:
-            raise InvalidRequest("min_offset names a topic that the query does not", topic=full)
-        yield from _of_topic(found, own)
+            raise InvalidRequest(f"{option} names a topic that the query does not", topic=full)
+        yield from _of_topic(found, own, option)
 
 
-def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any) -> Iterator[tuple[TopicRuntime, int]]:
+def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
     if isinstance(wanted, (list, tuple)) and not isinstance(wanted, Ack):
         for each in wanted:
-            yield from _of_topic(runtimes, each)
+            yield from _of_topic(runtimes, each, option)
         return
     if isinstance(wanted, Ack):
         if wanted.offset_last < wanted.offset:
@@ -88,13 +97,13 @@ def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any) -> Iterator[tuple[T
     else:
         found, offset = list(runtimes), wanted
     if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-        raise InvalidRequest("must be an offset from 0 on", name="min_offset", got=offset)
+        raise InvalidRequest("must be an offset from 0 on", name=option, got=offset)
     if len(found) != 1:
         raise InvalidRequest(
-            "min_offset must say of which part it is: give the ack, or {part: offset}",
+            f"{option} must say of which part it is: give the ack, or {{part: offset}}",
             topic=_topic_name(found[0]),
         )
-    yield found[0], offset
+    yield _Offset(found[0], offset, isinstance(wanted, Ack))
 
 
 def _part(runtime: TopicRuntime) -> int:
@@ -111,7 +120,24 @@ def _topic_name(runtime: TopicRuntime) -> str:
 # -- in the past -----------------------------------------------------------------------------------
 
 
-def moment(runtime: TopicRuntime, end: int, offset: Any, time: Any) -> int:
+def moments_of(runtimes: Sequence[TopicRuntime], wanted: Any) -> dict[str, int]:
+    """Return the offsets behind what is to be seen, by the name of the topic or part.
+
+    `wanted` has the forms of `wait_for`. A number is the first offset that is not seen, an ack's
+    records are; of several for one part the last counts. What is not named is not among them.
+
+    Raises:
+        InvalidRequest: if it does not say of which topic and part an offset is.
+    """
+    found: dict[str, int] = {}
+    by_name = {runtime.name: runtime for runtime in runtimes}
+    for runtime, offset, is_ack in _offsets(list(by_name.values()), wanted, "as_of_offset"):
+        end = offset + 1 if is_ack else offset
+        found[runtime.name] = max(end, found.get(runtime.name, 0))
+    return found
+
+
+def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> int:
     """Return the end of a snapshot: that of now, or one of the past.
 
     Raises:
@@ -121,8 +147,6 @@ def moment(runtime: TopicRuntime, end: int, offset: Any, time: Any) -> int:
     """
     if offset is None and time is None:
         return end
-    if offset is not None and time is not None:
-        raise InvalidRequest("give as_of_offset or as_of_time, not both")
     start = first_held(runtime)
     if time is not None:
         at = _at_time(runtime, end, time)
@@ -130,9 +154,13 @@ def moment(runtime: TopicRuntime, end: int, offset: Any, time: Any) -> int:
         gone = start > 0 and at <= start
         asked: dict[str, Any] = {"as_of_time": time}
     else:
-        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= end:
+        assert offset is not None
+        if offset > end:
             raise InvalidRequest(
-                "as_of_offset must be an offset up to the topic's end", as_of_offset=offset, end=end
+                "as_of_offset must be an offset up to the topic's end",
+                topic=runtime.name,
+                as_of_offset=offset,
+                end=end,
             )
         at, gone, asked = offset, offset < start, {"as_of_offset": offset}
     if gone:

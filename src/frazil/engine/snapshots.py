@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from frazil.engine.moments import moment, wait_for
+from frazil.engine.moments import moment, moments_of, wait_for
 from frazil.engine.whole_rows import whole_chunk
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
@@ -242,23 +242,26 @@ class EngineSources:
         self,
         requests: Sequence[Request],
         *,
-        as_of_offset: int | None = None,
+        as_of_offset: Any = None,
         as_of_time: Any = None,
         min_offset: Any = None,
     ) -> Mapping[TopicName, Sequence[TopicSnapshot]]:
         """Take snapshots of topics at one instant."""
         engine = self._engine
+        if as_of_offset is not None and as_of_time is not None:
+            raise InvalidRequest("give as_of_offset or as_of_time, not both")
         asked = self._asked(requests)
         for _request, runtime in asked:
             _tiers_of(runtime).ensure_loaded()
+        runtimes = [runtime for _request, runtime in asked]
         if min_offset is not None:
-            wait_s = engine.settings.query.wait_s
-            wait_for([runtime for _request, runtime in asked], min_offset, timeout_s=wait_s)
-        ends = engine.visible_ends([runtime for _request, runtime in asked])
+            wait_for(runtimes, min_offset, timeout_s=engine.settings.query.wait_s)
+        moments = {} if as_of_offset is None else moments_of(runtimes, as_of_offset)
+        ends = engine.visible_ends(runtimes)
         taken: list[tuple[TopicName, EngineSnapshot]] = []
         try:
             for (request, runtime), end in zip(asked, ends, strict=True):
-                at = moment(runtime, end, as_of_offset, as_of_time)
+                at = moment(runtime, end, moments.get(runtime.name), as_of_time)
                 snapshot = EngineSnapshot(_tiers_of(runtime), at, state=request.state)
                 taken.append((request.topic, snapshot))
         except BaseException:

@@ -33,7 +33,7 @@ class TierCalls(Registry):
         sql: str,
         params: Sequence[Any] | Mapping[str, Any] | None = None,
         *,
-        as_of_offset: int | None = None,
+        as_of_offset: Any = None,
         as_of_time: Any = None,
         min_offset: Any = None,
         timeout_s: float | None = None,
@@ -42,8 +42,10 @@ class TierCalls(Registry):
 
         A topic is a view: `events` is `/default/events`, `"ns"."name"` is `/ns/name`, and
         `"events$log"` has every change. A query sees one snapshot of all tiers; `as_of_offset` and
-        `as_of_time` look back; `min_offset` waits for an ack, a list of acks, an offset, or a
-        mapping of these by topic.
+        `as_of_time` look back; `min_offset` waits, no longer than `timeout_s`. Both offsets are an
+        ack, a list of acks, an offset, or a mapping of these by topic. A number in `as_of_offset`
+        is the first offset that is not seen, an ack's own records are; topics and parts that it
+        does not name are seen as they are now.
 
         Raises:
             InvalidRequest: if the statement is wrong or not allowed.

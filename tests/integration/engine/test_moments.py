@@ -184,3 +184,57 @@ def test_waiting_for_an_offset_can_be_cancelled(engine):
     assert time.monotonic() - begun < engine.settings.query.wait_s / 2
     assert engine.queries()._pool._entered == {}
     assert engine.query(COUNT).rows() == [(1,)]
+
+
+# -- in the past, by topic and part ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_the_past_of_a_partitioned_topic_is_given_by_acks(engine, key):
+    """Acks of parts include their own records; parts without one are seen as they are now."""
+    topic = engine.create_topic("t", {"id": "long"}, primary_key=key, partitions=3)
+    first = topic.append_many([{"id": number} for number in range(30)])
+    assert {ack.part for ack in first} == {0, 1, 2}
+    later = topic.append_many([{"id": number} for number in range(30, 90)])
+    assert engine.query(COUNT, as_of_offset=first).rows() == [(30,)]
+    assert engine.query(COUNT, as_of_offset={"t": [*later, *first]}).rows() == [(90,)]
+    ack = first[0]
+    lost = sum(each.offset_last - each.offset + 1 for each in later if each.part == ack.part)
+    assert lost > 0
+    assert engine.query(COUNT, as_of_offset=ack).rows() == [(90 - lost,)]
+    by_part = {f"t-part-{each.part}": each.offset_last for each in first}
+    assert engine.query(COUNT, as_of_offset=by_part).rows() == [(27,)]
+    with pytest.raises(InvalidRequest, match="as_of_offset must say of which part"):
+        engine.query(COUNT, as_of_offset=4)
+
+
+def test_the_past_of_a_join_is_given_by_topic(engine):
+    """Each topic of a join has its own moment, one that is not named the present."""
+    left = engine.create_topic("t", {"id": "long"})
+    right = engine.create_topic("u", {"id": "long"})
+    acks = [(left.append(id=number), right.append(id=number)) for number in range(4)]
+    sql = "select (select count(*) from t), (select count(*) from u)"
+    assert engine.query(sql, as_of_offset={"t": 1, "u": 3}).rows() == [(1, 3)]
+    moment = {"/default/t": acks[2][0]}
+    assert engine.query(sql, as_of_offset=moment).rows() == [(3, 4)]
+    assert engine.explain(sql, as_of_offset=moment)["tables"][0]["snapshot"][0]["end"] == 3
+    with pytest.raises(InvalidRequest, match="as_of_offset must say of which topic"):
+        engine.query(sql, as_of_offset=1)
+    with pytest.raises(InvalidRequest, match="does not"):
+        engine.query(COUNT, as_of_offset={"u": 1})
+
+
+def test_an_ack_is_seen_in_its_own_past(engine):
+    """As of an ack its records are seen, as of its offset they are not."""
+    topic = engine.create_topic("t", {"id": "long"}, primary_key="id")
+    acks = [topic.append(id=number) for number in range(3)]
+    assert engine.query(COUNT, as_of_offset=acks[1]).rows() == [(2,)]
+    assert engine.query(COUNT, as_of_offset=acks[1].offset).rows() == [(1,)]
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, True, "1", 1.5, {"t": None}, [0, "x"]])
+def test_a_wrong_moment_is_refused(engine, wrong):
+    """What is no offset of the topic's is no moment."""
+    engine.create_topic("t", {"id": "long"}).append_many([{"id": 1}, {"id": 2}])
+    with pytest.raises(InvalidRequest):
+        engine.query(COUNT, as_of_offset=wrong)
