@@ -290,7 +290,7 @@ def test_a_catalog_that_cannot_start_says_why(tmp_path):
 
 
 def test_an_open_door_needs_no_token(tmp_path):
-    """Without a token file the server asks for none, and says so in its address."""
+    """Without a token file the server asks clients for none, but lets no web page in."""
     command = [sys.executable, "-m", "frazil.lake.catalog", "--memory", "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -298,6 +298,13 @@ def test_an_open_door_needs_no_token(tmp_path):
         address = json.loads(line.removeprefix("frazil-catalog-ready "))
         assert address["token"] is None
         assert RestCatalog("x", uri=address["uri"]).list_namespaces() == []
+        page = requests.post(
+            f"{address['uri']}/v1/namespaces",
+            data='{"namespace": ["x"]}',
+            headers={"Origin": "http://example.org"},
+            timeout=10,
+        )
+        assert page.status_code == 403
     finally:
         server.terminate()
         assert server.wait(30) == 0

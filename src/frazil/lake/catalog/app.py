@@ -86,6 +86,9 @@ def make_app(
 
 def _authorise(request: Request, expected: bytes | None) -> None:
     if expected is None:
+        # A page in the user's browser can reach this machine, too; clients of Iceberg are no pages.
+        if "origin" in request.headers:
+            raise Refusal(403, "ForbiddenException", "browsers need the catalog's token")
         return
     given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
     if not hmac.compare_digest(given, expected):

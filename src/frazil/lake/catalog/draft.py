@@ -191,7 +191,8 @@ class Draft:
             if order["fields"] == fields:
                 self._order_added = order["order-id"]
                 return
-        number = max(0, *(order["order-id"] for order in orders), 0) + 1 if fields else 0
+        highest = max((order["order-id"] for order in orders), default=0)
+        number = highest + 1 if fields else 0
         self._set("sort-orders", [*orders, {"order-id": number, "fields": fields}])
         self._order_added = number
 

@@ -106,6 +106,10 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         # The original raises the signal again at its end, and the process would end before the
         # address file is removed.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
         def leave(number: int, frame: object) -> None:
             del number, frame
             self.should_exit = True

@@ -247,7 +247,7 @@ class Store:
         """Return a table's metadata file, None if there is no such table."""
         with self._reading() as connection:
             row = _first(connection, _LOCATION, (self._catalog, namespace, name))
-        return None if row is None else str(row[0])
+        return None if row is None or row[0] is None else str(row[0])
 
     def has_namespace(self, namespace: str) -> bool:
         """Tell whether a namespace exists."""
