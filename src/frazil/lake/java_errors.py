@@ -125,6 +125,13 @@ _WRITE_MEANINGS: Final = (
         "somebody else committed to the table first, look again",
         text="Cannot fast-forward",
     ),
+    _means("", NotFound, "table does not exist", text="TABLE_OR_VIEW_NOT_FOUND"),
+    # The stages have compared the columns: somebody changed them since, and Spark began nothing.
+    _means(
+        "AnalysisException ExtendedAnalysisException",
+        Conflict,
+        "columns of the table do not fit the rows, look again",
+    ),
     _means(f"{_LOST_ANSWERS} {_NO_CATALOG}", CommitUnknown, _UNKNOWN),
 )
 _MEANINGS: Final = (

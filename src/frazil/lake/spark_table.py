@@ -34,6 +34,8 @@ __all__ = ["SnapshotFacts", "SparkTables"]
 MAIN: Final = "main"
 OP: Final = "_op"
 OP_DELETE: Final = 4
+FACTS_MAX: Final = 64
+"""So many commits are remembered for those who ask what they made; few do not."""
 SUMMARY_CONF: Final = "spark.sql.iceberg.snapshot-property."
 _EMPTY_BRANCH: Final = "ALTER TABLE {table} CREATE BRANCH {branch}"
 
@@ -219,6 +221,8 @@ class SparkTables:
         for snapshot in _line(self._metadata(table), branch, sid):
             if summary.items() <= snapshot.summary.items():
                 self._facts[snapshot.snapshot_id] = _facts_of(snapshot)
+                while len(self._facts) > FACTS_MAX:
+                    self._facts.pop(next(iter(self._facts)))
                 return snapshot.snapshot_id
         raise CommitUnknown(
             "snapshot of the commit is not there any more, look before anything else", table=table

@@ -84,9 +84,9 @@ def test_a_table_that_is_gone_is_not_found(world):
 
 
 def test_rows_of_other_columns_are_refused(world):
-    """A frame that does not fit is no conflict that would be tried again."""
+    """Columns that changed since the stages looked are a conflict; nothing is written."""
     topic = world.topic(COLUMNS)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(Conflict, match="columns"):
         world.tables.cas_append(
             topic.table, world.session.range(3), sid=None, summary={"frazil.offset-end": "3"}
         )

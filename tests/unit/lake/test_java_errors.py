@@ -41,7 +41,8 @@ CASES = [
     ([("Py4JNetworkError", "Answer from Java side is empty")], CommitUnknown, Unavailable),
     ([("NoSuchTableException", "Table does not exist")], NotFound, NotFound),
     ([("AnalysisException", "[TABLE_OR_VIEW_NOT_FOUND] gone")], NotFound, NotFound),
-    ([("AnalysisException", "[INCOMPATIBLE_DATA] x")], InvalidRequest, InvalidRequest),
+    ([("AnalysisException", "[INCOMPATIBLE_DATA] x")], Conflict, InvalidRequest),
+    ([("IllegalArgumentException", "Cannot fast-forward: main is no")], Conflict, Unavailable),
     ([("NotAuthorizedException", "401")], InvalidRequest, InvalidRequest),
     (
         [("SparkException", "Job aborted"), ("IOException", "No space left on device")],
