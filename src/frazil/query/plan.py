@@ -16,6 +16,7 @@ from attrs import frozen
 
 from frazil.errors import InvalidRequest
 from frazil.query.arrow_scan import EVERY_FILTER, ScanRules, scan_rules
+from frazil.query.borders import Border, borders_of
 from frazil.query.growth import limit_growth
 from frazil.query.guard import check_statement
 from frazil.query.keys import key_conditions
@@ -25,6 +26,7 @@ from frazil.query.relations import empty_relation
 from frazil.query.sources import Request, TopicInfo, TopicName
 from frazil.query.tables import (
     TableUse,
+    WantedNames,
     check_rewritten,
     resolve_tables,
     unnamed_columns,
@@ -141,7 +143,8 @@ class Planner:
         uses = resolve_tables(statement, topics, self._placeholder)
         wanted = wanted_names(statement)
         folds: list[Node] = []
-        planned = tuple(_planned(use, wanted, folds) for use in uses)
+        borders = borders_of(statement)
+        planned = tuple(_planned(use, wanted, folds, borders) for use in uses)
         # The text of constants is made first: the tree of the statement must not be changed later.
         fold_text = self._text_of(folds) if folds else ""
         text = self._parser.text(statement)
@@ -193,24 +196,27 @@ def _parameters_of(statement: Node) -> frozenset[str]:
     return frozenset(entry["key"] for entry in statement["named_param_map"])
 
 
-def _planned(use: TableUse, wanted: frozenset[str] | None, folds: list[Node]) -> PlannedUse:
+def _planned(
+    use: TableUse, wanted: WantedNames | None, folds: list[Node], borders: Mapping[int, Border]
+) -> PlannedUse:
     if use.info is None:
         return PlannedUse(("", ""), None, False, use.catalog, (), (), None)
     every = view_columns(use.info, log=use.log)
     renamed = bool(use.node["column_name_alias"])
     needed = every if renamed else _needed(every, wanted, use.name)
-    conditions = conditions_of(use, every, folds)
+    conditions = conditions_of(use, every, folds, borders)
     key = None if use.log else key_conditions(use.info, conditions)
     return PlannedUse(use.topic, use.info, use.log, "", needed, conditions, key, use.described)
 
 
 def _needed(
-    columns: tuple[ViewColumn, ...], wanted: frozenset[str] | None, name: str
+    columns: tuple[ViewColumn, ...], wanted: WantedNames | None, name: str
 ) -> tuple[ViewColumn, ...]:
     """Return the columns that the statement can name, at least one that has rows of its own."""
-    if wanted is None or name in wanted:
+    if wanted is None or name in wanted.alone:
+        # The name of a table stands for its rows as a whole.
         return columns
-    needed = tuple(column for column in columns if column.name.casefold() in wanted)
+    needed = tuple(column for column in columns if column.name.casefold() in wanted.names)
     if any(column.name not in {"_op", "_part"} for column in needed):
         return needed
     return (*needed, _cheapest(columns))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as pt
 
+from frazil.query.borders import Border, Columns, picked_columns
 from frazil.query.constants import (
     Constant,
     Literal,
@@ -179,18 +180,42 @@ class Limits:
 
 
 def conditions_of(
-    use: TableUse, columns: Sequence[ViewColumn], folds: list[Node]
+    use: TableUse,
+    columns: Sequence[ViewColumn],
+    folds: list[Node],
+    borders: Mapping[int, Border],
 ) -> tuple[Condition, ...]:
-    """Find the conditions that every row of `use` must fulfil to matter to the query."""
-    select = use.select
-    if select is None or select["where_clause"] is None or select["sample"] is not None:
-        return ()
-    if use.node["sample"] is not None or use.node["column_name_alias"]:
-        return ()
+    """Find the conditions that every row of `use` must fulfil to matter to the query.
+
+    They are those of the query in whose FROM it stands, and those around that query as long as it
+    only picks columns.
+    """
+    found: list[Condition] = []
+    place: Border | None = Border(use.node, use.select)
+    name = use.name
+    seen: Columns | None = {column.name.casefold(): column for column in columns}
+    while place is not None and place.select is not None and seen is not None:
+        if place.node["sample"] is not None or place.node["column_name_alias"]:
+            break
+        found += _conditions_in(place, name, seen, folds)
+        seen = picked_columns(place.select, place.node, name, seen)
+        place = borders.get(id(place.select))
+        name = "" if place is None else place.name
+    return tuple(found)
+
+
+def _conditions_in(
+    place: Border, name: str, columns: Columns, folds: list[Node]
+) -> list[Condition]:
+    select = place.select
+    assert select is not None
+    if select["where_clause"] is None or select["sample"] is not None:
+        return []
     joins = _joins_of(select["from_table"])
     if any(join["ref_type"] not in _LOCAL_JOINS for join in joins):
-        return ()
-    reader = _Reader(use, columns, joins, folds)
+        return []
+    alone = select["from_table"] is place.node
+    reader = _Reader(name, columns, joins, folds, alone=alone)
     todo = [select["where_clause"]]
     found: list[Condition] = []
     while todo:
@@ -199,7 +224,7 @@ def conditions_of(
             todo += node["children"]
         else:
             found += reader.read(node)
-    return tuple(found)
+    return found
 
 
 def limits_of(
@@ -227,19 +252,20 @@ class _Reader:
 
     def __init__(
         self,
-        use: TableUse,
-        columns: Sequence[ViewColumn],
+        name: str,
+        columns: Columns,
         joins: Sequence[Node],
         folds: list[Node],
+        *,
+        alone: bool,
     ) -> None:
-        self._name = use.name
-        self._columns = {column.name.casefold(): column for column in columns}
+        self._name = name
+        self._columns = columns
         self._merged = {name.casefold() for join in joins for name in join["using_columns"]}
         self._visible = all(join["join_type"] in _VISIBLE_JOINS for join in joins)
         self._folds = folds
-        assert use.select is not None
-        self._alone = use.select["from_table"] is use.node
-        self._hidden = frozenset(self._columns) if self._alone else None
+        self._alone = alone
+        self._hidden = frozenset(columns) if alone else None
 
     def read(self, node: Node) -> list[Condition]:
         operator = _COMPARISONS.get(node["type"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from attrs import define
 
@@ -23,6 +23,7 @@ from frazil.query.views import LOG_SUFFIX
 
 __all__ = [
     "TableUse",
+    "WantedNames",
     "check_rewritten",
     "resolve_tables",
     "topic_of",
@@ -100,9 +101,17 @@ def check_rewritten(statement: Node, placeholders: frozenset[str]) -> None:
             raise InvalidRequest("statement cannot be rewritten", table=node.get("table_name"))
 
 
-def wanted_names(statement: Node) -> frozenset[str] | None:
-    """Return the names, folded, that columns of the statement may have; None if any name may."""
+class WantedNames(NamedTuple):
+    """The names in a statement, folded: all of them, and those that stand without another."""
+
+    names: frozenset[str]
+    alone: frozenset[str]
+
+
+def wanted_names(statement: Node) -> WantedNames | None:
+    """Return the names that columns of the statement may have; None if any name may."""
     names: set[str] = set()
+    alone: set[str] = set()
     todo: list[Any] = [statement]
     while todo:
         item = todo.pop()
@@ -117,10 +126,12 @@ def wanted_names(statement: Node) -> frozenset[str] | None:
                     return None
                 names.update(name.casefold() for name in item["using_columns"])
             elif kind == "COLUMN_REF":
-                names.update(name.casefold() for name in item["column_names"])
+                parts = [name.casefold() for name in item["column_names"]]
+                names.update(parts)
+                alone.update(parts if len(parts) == 1 else ())
                 continue
             todo += item.values()
-    return frozenset(names)
+    return WantedNames(frozenset(names), frozenset(alone))
 
 
 def unnamed_columns(statement: Node) -> list[Node]:
