@@ -22,7 +22,8 @@ POM = """<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupI
 <artifactId>one</artifactId><version>1.0</version></project>"""
 SETTINGS = """<ivysettings><settings defaultResolver="mirror"/><resolvers>
 <ibiblio name="mirror" m2compatible="true" root="file://{place}"/></resolvers></ivysettings>"""
-VALUE = " a \\ tricky: value = 'of' \"mine\" #1 ü"
+# Spark itself cuts spaces off around a value.
+VALUE = "a \\ tricky: value = 'of' \"mine\" #1 ü"
 
 CHILD = """
 import json, os, sys

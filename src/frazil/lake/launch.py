@@ -82,7 +82,7 @@ def spark_environment(java: Java, environment: Mapping[str, str]) -> dict[str, s
 
 
 def properties_text(conf: Mapping[str, str]) -> str:
-    """Return settings as the text of a Java properties file."""
+    """Return settings as the text of a Java properties file; Spark cuts spaces around values."""
     lines = (f"{_escaped(key, key=True)}={_escaped(value)}\n" for key, value in conf.items())
     return "".join(lines)
 
