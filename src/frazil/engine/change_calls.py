@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from frazil.engine.change_feed import ChangeFeed
 from frazil.engine.change_input import (
@@ -22,13 +22,15 @@ from frazil.log import format as fmt
 from frazil.log.committer import Pending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from frazil.engine.changing import Step
     from frazil.engine.lookup import KeyLookup
     from frazil.engine.runtime import Prepared, TopicRuntime
     from frazil.log.codec import Sender
     from frazil.model import Ack
+
+T = TypeVar("T")
 
 
 class ChangeCalls:
@@ -159,7 +161,7 @@ class ChangeCalls:
 
     def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> list[Pending]:
         """Queue a piece of a bulk, waiting for room; return what its frames wait with."""
-        self._pass_door()
+        self.pass_door()
         if isinstance(piece, list):
             return self._queued(piece, sender)
         runtime = self._runtime
@@ -181,7 +183,7 @@ class ChangeCalls:
         sender = self._runtime.sender(ack, producer, sequence, epoch)
         for step in steps:
             self._runtime.changes.check_part(step)
-        self._pass_door()
+        self.pass_door()
         return joined_ack(self.submit_steps(steps, sender))
 
     def submit_steps(self, steps: Sequence[Step], sender: Sender | None) -> list[Ack | FrazilError]:
@@ -190,19 +192,15 @@ class ChangeCalls:
 
     def _queued(self, steps: Sequence[Step], sender: Sender | None) -> list[Pending]:
         assert len(steps) <= STEPS_MAX
-        queue = self._runtime.queue
-        clock = self._runtime.clock
-        deadline = clock.monotonic() + queue.wait_s
-        while True:
-            waiting = self._runtime.changes.try_submit(steps, sender, Pending)
-            if waiting is not None:
-                return waiting
-            room = threading.Event()
-            queue.on_space(room.set)
-            if not room.wait(max(deadline - clock.monotonic(), 0)):
-                raise queue.overloaded()
+        changes = self._runtime.changes
+        return when_room(self._runtime, lambda: changes.try_submit(steps, sender, Pending))
 
-    def _pass_door(self) -> None:
+    def pass_door(self) -> None:
+        """Return when a publish may go on.
+
+        Raises:
+            Overloaded: if publishing to the topic is stopped, or memory stays short.
+        """
         runtime = self._runtime
         if runtime.refusal is not None:
             pass_stop(runtime)
@@ -244,6 +242,24 @@ class ChangeCalls:
                 topic=self._runtime.name,
             )
         return tiers.lookup
+
+
+def when_room(runtime: TopicRuntime, submit: Callable[[], T | None]) -> T:
+    """Submit, waiting for room in the queue as long as the settings allow.
+
+    Raises:
+        Overloaded: if the queue stays full.
+    """
+    queue, clock = runtime.queue, runtime.clock
+    deadline = clock.monotonic() + queue.wait_s
+    while True:
+        found = submit()
+        if found is not None:
+            return found
+        room = threading.Event()
+        queue.on_space(room.set)
+        if not room.wait(max(deadline - clock.monotonic(), 0)):
+            raise queue.overloaded()
 
 
 def _answer(pending: Pending) -> Ack | FrazilError:

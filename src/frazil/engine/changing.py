@@ -234,7 +234,7 @@ class TopicChanges:
         prepared: list[Prepared] = []
         at = 0
         for count in counts:
-            prepared += self._prepared(changes[at : at + count])
+            prepared += self.prepared(changes[at : at + count])
             at += count
         waiters = [new_waiter() for _each in prepared]
         if not queue.submit_repeat(self._runtime.entries(prepared, waiters, sender)):
@@ -253,7 +253,7 @@ class TopicChanges:
 
         def entries_of(changes: Sequence[Written]) -> Sequence[Entry]:
             nonlocal waiters
-            prepared = self._prepared(changes)
+            prepared = self.prepared(changes)
             waiters = [new_waiter() for _each in prepared]
             return self._runtime.entries(prepared, waiters, sender)
 
@@ -354,7 +354,7 @@ class TopicChanges:
             change.base = image.base
             return change
         if image.stored is not None:
-            return self._stored(change, image.stored, image.codec)
+            return stored_row(change, image.stored, image.codec)
         if image.values is not None:
             fresh = merged(change, image.values, image.codec)
         elif policy == "insert":
@@ -366,41 +366,16 @@ class TopicChanges:
         fresh.base = image.base
         return fresh
 
-    def _stored(self, change: Change, batch: pa.RecordBatch, codec: ChangeCodec) -> StoredRow:
-        """Return a stored row with the columns that a partial change names."""
-        if change.codec is not codec:
-            raise Conflict("the topic's columns changed meanwhile, try again")
-        assert change.present is not None
-        arrays = batch.columns
-        for position in positions_of(change.present):
-            kind = batch.schema.field(position).type
-            arrays[position] = pa.array([change.values[position]], kind)
-        arrays[-2:] = [pa.array([change.op], pa.int8()), pa.nulls(1, pa.binary())]
-        row = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
-        return StoredRow(change.key, change.op, row)
-
     def _moved(self, move: Move, images: dict[Key, Image]) -> list[Written]:
         old = images[move.delete.key]
-        policy = self._runtime.state.spec.unknown_key
-        name = self._runtime.name
-        if not old.exists:
-            if policy == "error":
-                raise NotFound("no row has this key", topic=name, key=move.delete.key)
-            if policy == "ignore":
-                # Two records as ever: the numbers of an idempotent producer do not depend on rows.
-                return [move.delete, move.delete.codec.with_op(move.delete, fmt.OP_DELETE)]
-        target = images.get(move.insert.key)
-        if policy == "error" and target is not None and target.exists:
-            raise Conflict("a row has the new key already", topic=name, key=move.insert.key)
-        if old.stored is not None:
-            row = self._stored(move.insert, old.stored, old.codec)
+        insert = self.row_moved(move, old, images.get(move.insert.key))
+        if insert is None:
+            # Two records as ever: the numbers of an idempotent producer do not depend on rows.
+            return [move.delete, move.delete.codec.with_op(move.delete, fmt.OP_DELETE)]
+        if isinstance(insert, StoredRow):
             # One batch: the delete must not be written without the insert.
-            batch = pa.concat_batches([_deletion(move.delete, row.batch.schema), row.batch])
-            return [StoredRow(row.key, row.op, batch, gone=move.delete.key)]
-        if old.values is None:
-            insert = completed(move.insert)
-        else:
-            insert = merged(move.insert, old.values, old.codec)
+            batch = pa.concat_batches([_deletion(move.delete, insert.batch.schema), insert.batch])
+            return [StoredRow(insert.key, insert.op, batch, gone=move.delete.key)]
         delete = move.delete
         if delete.codec is not insert.codec:
             # The columns changed meanwhile: only under the same ones they make one entry.
@@ -409,7 +384,29 @@ class TopicChanges:
         delete.base = insert.base = old.base
         return [delete, insert]
 
-    def _prepared(self, changes: Sequence[Written]) -> list[Prepared]:
+    def row_moved(self, move: Move, old: Image, target: Image | None) -> Written | None:
+        """Return what a move inserts, None if there is nothing to move and that is no error.
+
+        Raises:
+            NotFound: if no row has the old key and the topic's policy is `error`.
+            Conflict: if one has the new key and the policy is `error`.
+        """
+        policy = self._runtime.state.spec.unknown_key
+        name = self._runtime.name
+        if not old.exists:
+            if policy == "error":
+                raise NotFound("no row has this key", topic=name, key=move.delete.key)
+            if policy == "ignore":
+                return None
+        if policy == "error" and target is not None and target.exists:
+            raise Conflict("a row has the new key already", topic=name, key=move.insert.key)
+        if old.stored is not None:
+            return stored_row(move.insert, old.stored, old.codec)
+        if old.values is None:
+            return completed(move.insert)
+        return merged(move.insert, old.values, old.codec)
+
+    def prepared(self, changes: Sequence[Written]) -> list[Prepared]:
         """Return changes as few entries, a new one where the columns changed in between."""
         result: list[Prepared] = []
         for codec, run in groupby(changes, key=_codec_of):
@@ -427,6 +424,20 @@ class TopicChanges:
             else:
                 result.append((codec, some, len(some), size))
         return result
+
+
+def stored_row(change: Change, batch: pa.RecordBatch, codec: ChangeCodec) -> StoredRow:
+    """Return a stored row with the columns that a partial change names."""
+    if change.codec is not codec:
+        raise Conflict("the topic's columns changed meanwhile, try again")
+    assert change.present is not None
+    arrays = batch.columns
+    for position in positions_of(change.present):
+        kind = batch.schema.field(position).type
+        arrays[position] = pa.array([change.values[position]], kind)
+    arrays[-2:] = [pa.array([change.op], pa.int8()), pa.nulls(1, pa.binary())]
+    row = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+    return StoredRow(change.key, change.op, row)
 
 
 def step_of(codec: ChangeCodec, raw: RawChange) -> Step:

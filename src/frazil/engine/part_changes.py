@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.catalog import PUBLISH_OPTIONS
+from frazil.engine.change_calls import when_room
 from frazil.engine.change_input import (
     batch_steps,
     change_batches,
@@ -17,13 +18,15 @@ from frazil.engine.change_input import (
 )
 from frazil.engine.changing import STEPS_MAX, step_of
 from frazil.engine.part_acks import answer, part_acks
+from frazil.engine.part_moves import Crossing, Side, crossing, try_move
 from frazil.errors import Conflict, FrazilError, InvalidRequest
 from frazil.ingest.routing import part_of_values, parts_of_batch
 from frazil.log import format as fmt
+from frazil.log.committer import Pending
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -32,10 +35,11 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import Prepared
     from frazil.engine.topic import Topic
     from frazil.ingest.debezium import RawChange
-    from frazil.log.committer import Pending
+    from frazil.log.codec import Sender
     from frazil.model import TopicSpec
 
     Piece = list[Step] | Prepared
+    Stage = dict[int, list[Piece]] | Crossing
 
 
 class PartChangeCalls:
@@ -111,25 +115,26 @@ class PartChangeCalls:
         """Publish changes in bulk to their parts; one ack for each part that got some.
 
         All changes are checked before the first is written, and those of one part keep their
-        order. `data` is what `Topic.append_changes` takes; of tombstones alone there is no ack.
+        order. An event that gives a row a key of another part deletes it here and inserts it
+        there; both are written together, unless each part has a journal of its own: then it is
+        refused. `data` is what `Topic.append_changes` takes; of tombstones alone there is no ack.
 
         Raises:
             InvalidRequest: with the number of the first change that is wrong.
             Conflict, NotFound: as for `Topic.append_changes`.
             Unavailable: storage failed, or only some parts were written; the details name them.
         """
+        stages: Sequence[Stage]
         if is_arrow(data):
-            pieces = self._arrow_pieces(data, op_column)
+            stages = [self._arrow_pieces(data, op_column)]
         else:
-            pieces = self._debezium_pieces(data)
-        if not pieces:
+            stages = self._debezium_stages(data)
+        if not stages:
             self.parts[0].runtime.sender(ack, None, None, 0)
             check_there(self.parts[0].runtime)
             return []
-        if sum(map(len, pieces.values())) > 1:
-            for part, own in pieces.items():
-                check_keys(self.parts[part].runtime, [*own, []])
-        return self._publish_pieces(dict(sorted(pieces.items())), ack)
+        self._check_keys(stages)
+        return self._publish_stages(stages, ack)
 
     def _arrow_pieces(self, data: object, op_column: str) -> dict[int, list[Piece]]:
         keyed = self._changes().columns
@@ -154,58 +159,114 @@ class PartChangeCalls:
             raise Conflict("the topic's columns changed meanwhile, try again", topic=name)
         return batch_steps(runtime, keyed, batch)
 
-    def _debezium_pieces(self, data: object) -> dict[int, list[Piece]]:
-        by_part: dict[int, list[list[Step]]] = {}
+    def _debezium_stages(self, data: object) -> list[Stage]:
+        """Return events as stages: a row that goes to another part is one of its own."""
+        stages: list[Stage] = []
         codec = self._changes().columns.changes
         for number, raw in debezium_changes(self._spec.name, codec, data):
             try:
-                part, step = self._step(raw)
+                part, step = self._placed(raw)
             except InvalidRequest as error:
                 details = {"change": number, **error.details}
                 raise InvalidRequest(error.message, **details) from error
-            runs = by_part.setdefault(part, [[]])
-            if len(runs[-1]) >= STEPS_MAX:
-                runs.append([])
-            runs[-1].append(step)
-        return {part: list(runs) for part, runs in by_part.items()}
+            if isinstance(step, Crossing):
+                stages.append(step)
+                continue
+            if not stages or isinstance(stages[-1], Crossing):
+                stages.append({})
+            pieces = stages[-1]
+            assert isinstance(pieces, dict)
+            runs = pieces.setdefault(part, [])
+            last = runs[-1] if runs else ()
+            if isinstance(last, list) and len(last) < STEPS_MAX:
+                last.append(step)
+            else:
+                runs.append([step])
+        return stages
 
-    def _step(self, raw: RawChange) -> tuple[int, Step]:
+    def _placed(self, raw: RawChange) -> tuple[int, Step | Crossing]:
         """Check one operation on the part that it belongs to."""
-        whole = raw.op in {fmt.OP_INSERT, fmt.OP_UPSERT}
         names = self._changes().columns.changes.shape.names
         key = raw.key
-        if whole:
+        if raw.op in {fmt.OP_INSERT, fmt.OP_UPSERT}:
             missing = [name for name in names if name not in raw.row]
             if missing:
                 raise InvalidRequest("row lacks its primary key", columns=", ".join(missing))
             key = {name: raw.row[name] for name in names}
         part = self.part_of_key(key)
-        changes = self.parts[part].runtime.changes
-        step = step_of(changes.columns.changes, raw)
-        return changes.part_of(step, len(self.parts)), step
+        runtime = self.parts[part].runtime
+        if raw.op == fmt.OP_UPDATE:
+            part_new = self.part_of_key({name: raw.row.get(name, key[name]) for name in names})
+            if part_new != part:
+                other = Side(part_new, self.parts[part_new].runtime)
+                return part, crossing(Side(part, runtime), other, raw)
+        return part, step_of(runtime.changes.columns.changes, raw)
 
-    def _publish_pieces(self, pieces: Mapping[int, list[Piece]], ack: str | None) -> list[Ack]:
+    def _check_keys(self, stages: Sequence[Stage]) -> None:
+        """Refuse a bulk of several writes before the first one, where a later one would be."""
+        by_part: dict[int, list[Piece]] = {}
+        writes = 0
+        for stage in stages:
+            if isinstance(stage, Crossing):
+                by_part.setdefault(stage.old.part, []).append([stage.move.delete])
+                by_part.setdefault(stage.new.part, []).append([stage.move.insert])
+                writes += 1
+                continue
+            for part, own in stage.items():
+                by_part.setdefault(part, []).extend(own)
+                writes += len(own)
+        for part, own in by_part.items() if writes > 1 else ():
+            check_keys(self.parts[part].runtime, [*own, []])
+
+    def _publish_stages(self, stages: Sequence[Stage], ack: str | None) -> list[Ack]:
+        """Publish stage by stage; behind one that failed nothing more is written."""
+        sender = self.parts[0].runtime.sender(ack, None, None, 0)
+        answers: dict[int, Answers] = {}
+        for stage in stages:
+            if isinstance(stage, Crossing):
+                self._publish_crossing(stage, sender, answers)
+            else:
+                self._publish_pieces(dict(sorted(stage.items())), sender, answers)
+            if any(isinstance(each, FrazilError) for own in answers.values() for each in own):
+                break
+        check_refused([each for own in answers.values() for each in own])
+        parts = sorted(answers)
+        return part_acks(parts, [answers[part] for part in parts])
+
+    def _publish_pieces(
+        self, pieces: Mapping[int, list[Piece]], sender: Sender | None, answers: dict[int, Answers]
+    ) -> None:
         """Publish piece by piece, of all parts at once: they share their syncs.
 
         A part whose piece failed gets no more: its changes keep their order, without a hole.
         """
-        sender = self.parts[0].runtime.sender(ack, None, None, 0)
-        answers: dict[int, Answers] = {part: [] for part in pieces}
         for turn in range(max(map(len, pieces.values()))):
             waiting: list[tuple[int, list[Pending]]] = []
             for part, own in pieces.items():
-                failed = any(isinstance(each, FrazilError) for each in answers[part])
+                found = answers.setdefault(part, [])
+                failed = any(isinstance(each, FrazilError) for each in found)
                 if failed or turn >= len(own):
                     continue
                 try:
                     waiting.append((part, self.parts[part].begin(own[turn], sender)))
                 except FrazilError as error:
-                    answers[part].append(error)
+                    found.append(error)
             for part, pendings in waiting:
                 answers[part] += [answer(pending) for pending in pendings]
-        found = [each for own in answers.values() for each in own]
-        check_refused(found)
-        return part_acks(list(pieces), list(answers.values()))
+
+    def _publish_crossing(
+        self, found: Crossing, sender: Sender | None, answers: dict[int, Answers]
+    ) -> None:
+        """Publish a move from one part to another."""
+        try:
+            for side in (found.old, found.new):
+                self.parts[side.part].pass_door()
+            waiting = when_room(found.old.runtime, lambda: try_move(found, sender, Pending))
+        except FrazilError as error:
+            answers.setdefault(found.old.part, []).append(error)
+            return
+        for part, pending in waiting:
+            answers.setdefault(part, []).append(answer(pending))
 
     # -- look-ups --------------------------------------------------------------------------------
 
