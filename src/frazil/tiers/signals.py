@@ -166,9 +166,9 @@ def _section(name: str) -> type[MemorySettings | DiskSettings | LakeWriterSettin
 
 
 def _unknown(name: object) -> InvalidRequest:
-    nearest = difflib.get_close_matches(str(name), LIMIT_NAMES, n=1)
+    (nearest,) = difflib.get_close_matches(str(name), LIMIT_NAMES, n=1, cutoff=0)
     return InvalidRequest(
-        "a topic has no such limit", key=name, nearest=nearest[0] if nearest else LIMIT_NAMES
+        "a topic has no such limit", key=name, nearest=nearest, known=", ".join(LIMIT_NAMES)
     )
 
 

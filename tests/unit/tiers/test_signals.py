@@ -144,13 +144,21 @@ def test_a_wrong_limit_is_refused_with_what_is_allowed(name, value):
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("flush_ofsets", "flush_offsets"), ("budget_bytes", ""), ("commit_byte", "commit_bytes")],
+    [
+        ("flush_ofsets", "flush_offsets"),
+        ("budget_bytes", None),
+        ("commit_byte", "commit_bytes"),
+        ("nope", None),
+        (5, None),
+    ],
 )
 def test_an_unknown_limit_is_refused_with_the_nearest(name, nearest):
     """A topic cannot have what is no signal's limit, the budget for one."""
     with pytest.raises(InvalidRequest, match="no such limit") as caught:
         checked_limits({name: 1})
-    assert nearest in str(caught.value.details["nearest"])
+    told = caught.value.details["nearest"]
+    assert told in LIMIT_NAMES if nearest is None else told == nearest
+    assert caught.value.details["known"] == ", ".join(LIMIT_NAMES)
     assert caught.value.details["key"] == name
 
 
