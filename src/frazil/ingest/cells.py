@@ -1,7 +1,7 @@
 """Strict checks of one value against one column type, and the value as Arrow will take it.
 
 A check returns the value it was given, or an equal one of the plain type (bytes for a memoryview,
-float for an int in a float column). It never rounds, truncates, parses or guesses: what does not
+float for an int in a float column, an int for one of NumPy's). It never rounds, truncates, parses or guesses: what does not
 fit is refused with the column, what was expected and what came. None is the caller's business.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final, NoReturn
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -87,13 +88,20 @@ def _refuse(path: str, expected: str, got: object, *, why: str = "") -> NoReturn
     )
 
 
+def _whole_number(value: object, *, path: str, expected: str) -> int:
+    """Return what is no int of Python's as one, if it is an integer of NumPy's."""
+    if isinstance(value, np.integer):
+        return int(value)
+    _refuse(path, expected, value)
+
+
 def _integer_check(data_type: pa.DataType, *, path: str) -> Check:
     least, greatest = integer_range(data_type)
     expected = type_name(data_type)
 
     def check(value: object) -> object:
         if not isinstance(value, int) or isinstance(value, bool):
-            _refuse(path, expected, value)
+            value = _whole_number(value, path=path, expected=expected)
         if not least <= value <= greatest:
             _refuse(path, f"{least}..{greatest}", value, why="column value is out of range")
         return int(value)
@@ -105,7 +113,10 @@ def _boolean_check(data_type: pa.DataType, path: str) -> Check:
     expected = type_name(data_type)
 
     def check(value: object) -> object:
-        return value if isinstance(value, bool) else _refuse(path, expected, value)
+        if isinstance(value, bool):
+            return value
+        # NumPy's bool is no subclass of Python's.
+        return bool(value) if isinstance(value, np.bool_) else _refuse(path, expected, value)
 
     return check
 
@@ -116,12 +127,14 @@ def _float_check(data_type: pa.DataType, path: str) -> Check:
     expected = type_name(data_type)
 
     def check(value: object) -> object:
+        if not isinstance(value, float) and isinstance(value, np.floating):
+            value = float(value)
         if isinstance(value, float):
             if narrow and math.isfinite(value) and abs(value) > FLOAT32_MAX:
                 _refuse(path, expected, value, why="column value is out of range")
             return float(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            _refuse(path, expected, value)
+            value = _whole_number(value, path=path, expected=expected)
         if abs(value) > exact_max:
             why = "integer is too large for an exact float, pass a float"
             _refuse(path, f"at most {exact_max}", value, why=why)
@@ -224,7 +237,11 @@ def _decimal_check(data_type: pa.DataType, path: str) -> Check:
 
     def check(value: object) -> object:
         if not isinstance(value, Decimal):
-            _refuse(path, expected, value)
+            if not isinstance(value, int) or isinstance(value, bool):
+                value = _whole_number(value, path=path, expected=expected)
+            if value.bit_length() > SHOWN_BITS_MAX:
+                _refuse(path, expected, value, why="decimal has more digits than the column")
+            value = Decimal(value)
         sign, digits, exponent = value.as_tuple()
         if not isinstance(exponent, int):
             _refuse(path, expected, value, why="decimal must be finite")

@@ -6,6 +6,7 @@ import datetime as dt
 from decimal import Decimal
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -316,3 +317,16 @@ def test_merging_goes_to_the_newer_of_both_versions():
     assert (result.codec, result.values) == (new, (1, 6, 9))
     result = merged(new.prepare_update(1, {"z": 3}), image, old)
     assert (result.codec, result.values) == (new, (1, 5, 3))
+
+
+def test_a_key_is_found_by_an_equal_number():
+    """An int finds a decimal's row, and NumPy's integers those of Python's."""
+    whole = topic_codec({"id": "long", "v": "int"}, ["id"])[0].columns.keyed.changes
+    assert whole.key_of(np.int64(7)) == whole.key_of(7)
+    exact = topic_codec({"id": "decimal(10,2)", "v": "int"}, ["id"])[0].columns.keyed.changes
+    wanted = exact.key_of(Decimal("100.00"))
+    assert exact.key_of(100) == exact.key_of(np.int16(100)) == wanted
+    assert exact.prepare_upsert({"id": 100, "v": 1}).key == wanted
+    for wrong in (10**8, 100.0, True):
+        with pytest.raises(InvalidRequest):
+            exact.key_of(wrong)

@@ -8,6 +8,7 @@ import math
 from decimal import Decimal
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
@@ -93,6 +94,17 @@ def test_a_wide_row_in_any_order_is_accepted():
         ("decimal(5,2)", Decimal("1.500"), Decimal("1.50")),
         ("decimal(5,2)", Decimal("1E+2"), Decimal("100.00")),
         ("decimal(5,2)", Decimal("0E-9"), Decimal("0.00")),
+        ("decimal(5,2)", -999, Decimal("-999.00")),
+        ("decimal(2,2)", 0, Decimal("0.00")),
+        ("decimal(38,0)", 10**38 - 1, Decimal(10**38 - 1)),
+        ("decimal(5,2)", np.int32(7), Decimal("7.00")),
+        ("long", np.int64(-(2**63)), -(2**63)),
+        ("int8", np.uint64(127), 127),
+        ("double", np.int16(3), 3.0),
+        ("double", np.float32(0.5), 0.5),
+        ("boolean", np.bool_(True), True),
+        ("string", np.str_("x"), "x"),
+        ("list<int>", [np.int8(1)], [1]),
         ("list<int>", (1, None), [1, None]),
         ("struct<a:int,b:string>", {"b": "x"}, {"a": None, "b": "x"}),
         ("map<string,int>", {"k": 1}, [("k", 1)]),
@@ -161,6 +173,17 @@ def test_nan_survives_both_forms():
         ("decimal(5,2)", Decimal("NaN")),
         ("decimal(5,2)", Decimal("1e999999")),
         ("decimal(5,2)", 1.5),
+        ("decimal(5,2)", 1000),
+        ("decimal(5,2)", True),
+        pytest.param("decimal(5,2)", 10**5000, id="huge"),
+        ("int8", np.int64(128)),
+        ("long", np.float64(1)),
+        ("long", np.bool_(True)),
+        ("boolean", np.int8(1)),
+        ("double", np.bool_(True)),
+        ("double", np.int64(2**53 + 1)),
+        ("long", np.array([1, 2])),
+        ("long", np.datetime64("2026-01-01", "ns")),
         ("list<int>", "12"),
         ("list<int>", [1, "x"]),
         ("list<int not null>", [None]),
