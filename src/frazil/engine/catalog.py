@@ -31,6 +31,7 @@ _SYNC_MODES: Final = ("none", "periodic", "commit")
 _LANES: Final = ("shared", "dedicated")
 _ON_FULL: Final = ("block", "expire")
 _UNKNOWN_KEY: Final = ("ignore", "error", "insert")
+NAMESPACE_OF_SQL: Final = "information_schema"
 _HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
 PUBLISH_OPTIONS: Final = frozenset({"ack", "producer", "sequence", "producer_epoch"})
 """Keywords of a publish that are no fields of the record."""
@@ -72,6 +73,11 @@ def request_topic(
     if is_part_name(full):
         raise InvalidRequest(
             "names that end in -part-<number> belong to partitioned topics, use partitions=",
+            topic=full,
+        )
+    if full.split("/")[1].casefold() == NAMESPACE_OF_SQL:
+        raise InvalidRequest(
+            "this namespace is SQL's own and its topics could not be queried, use another",
             topic=full,
         )
     keys = (primary_key,) if isinstance(primary_key, str) else _names("primary_key", primary_key)

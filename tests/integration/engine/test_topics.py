@@ -90,7 +90,22 @@ def test_an_existing_topic_is_a_conflict_unless_allowed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a b", "/x", "/x/", "//y", "/a/b/c", "x" * 201, "a.b", "t-part-1", 5, None]
+    "name",
+    [
+        "",
+        "a b",
+        "/x",
+        "/x/",
+        "//y",
+        "/a/b/c",
+        "x" * 201,
+        "a.b",
+        "t-part-1",
+        5,
+        None,
+        "/information_schema/t",
+        "/Information_Schema/tables",
+    ],
 )
 def test_wrong_names_are_refused(tmp_path, name):
     """A name is two parts of letters, digits, _ and -; nothing is written for another."""
