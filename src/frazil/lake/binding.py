@@ -133,12 +133,13 @@ def bind(
     with calls("create namespace", namespace=table.namespace):
         catalog.create_namespace_if_not_exists((table.namespace,))
     main, created = _made(catalog, table, lambda: _create_main(catalog, definition, clock))
-    side, _ = _made(catalog, table.rejects, lambda: _create_rejects(catalog, definition, clock))
     found = _checked(table, main, definition)
     foreign = _check_columns(table, found, definition, columns)
-    beside = _checked(table.rejects, side, definition)
     if not created:
         _probe(catalog, main.config, found.location, clock)
+    # Only beside a table that is this topic's: another's would get a side table of ours.
+    side, _ = _made(catalog, table.rejects, lambda: _create_rejects(catalog, definition, clock))
+    beside = _checked(table.rejects, side, definition)
     compare(table.rejects, beside.schema(), rejects_schema(partitioned=definition.parts > 0))
     view = view_of(catalog, table, main)
     assert view.schema_version is not None
@@ -173,6 +174,10 @@ def table_properties(definition: Definition, *, side: bool = False) -> dict[str,
         PROTOCOL: PROTOCOL_VERSION,
         **{end_key(part): str(end) for part, end in definition.ends.items()},
     }
+    if definition.partition_by and not side:
+        # A directory named by a value that is too long for one would stop the topic for good.
+        properties["write.object-storage.enabled"] = "true"
+        properties["write.object-storage.partitioned-paths"] = "false"
     if definition.parts:
         properties[f"write.metadata.metrics.column.{PART}"] = "full"
     if not side:
@@ -221,14 +226,16 @@ def _create_rejects(catalog: Catalog, definition: Definition, clock: Clock) -> N
     catalog.create_table(
         tuple(definition.table.rejects),
         schema=rejects_schema(partitioned=definition.parts > 0),
-        location=_new_location(catalog, definition, clock),
+        location=_new_location(catalog, definition, clock, suffix="-rejects"),
         properties=table_properties(definition, side=True),
     )
 
 
-def _new_location(catalog: Catalog, definition: Definition, clock: Clock) -> str:
+def _new_location(
+    catalog: Catalog, definition: Definition, clock: Clock, *, suffix: str = ""
+) -> str:
     """Return a directory of its own, without the topic's name, in a warehouse that takes files."""
-    name = f"{definition.uid}-{clock.random_bytes(2).hex()}"
+    name = f"{definition.uid}-{clock.random_bytes(2).hex()}{suffix}"
     location = f"{definition.root.rstrip('/')}/{name}"
     _probe(catalog, {}, location, clock)
     return location
@@ -301,7 +308,8 @@ def _checked(table: TableName, loaded: Loaded, definition: Definition) -> TableM
         )
     if metadata.format_version != FORMAT_VERSION:
         raise Conflict(
-            "table has another format version than topics with a lake use",
+            "table has another format version than topics with a lake use: make it anew, or give the "
+            "topic another name",
             table=table,
             format_version=metadata.format_version,
             expected=FORMAT_VERSION,

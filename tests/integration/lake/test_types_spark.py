@@ -10,6 +10,7 @@ import pytest
 from frazil.ingest.columns import field_with_ids, schema_with
 from frazil.ingest.partitioning import parse_partition_spec
 from frazil.lake.types import check_lake_schema
+from tests.integration.lake.spark_world import MARKS
 from tests.integration.lake.type_trial import (
     CASES,
     ROWS,
@@ -18,6 +19,8 @@ from tests.integration.lake.type_trial import (
     trial_columns,
     values_of,
 )
+
+pytestmark = MARKS
 
 READERS = ("by_spark", "by_pyiceberg", "by_duckdb")
 PARTITIONS = [

@@ -15,9 +15,10 @@ from frazil.clock import SystemClock
 from frazil.errors import Conflict, InvalidRequest, Unavailable
 from frazil.ingest.columns import declare_schema
 from frazil.ingest.partitioning import parse_partition_spec
-from frazil.lake.binding import bind
+from frazil.lake.binding import bind, table_properties
 from frazil.lake.connection import CatalogAddress, connect
 from frazil.lake.names import table_of
+from frazil.lake.types import iceberg_schema
 from frazil.model import PartitionField
 from tests.integration.lake.binding.tables import append, defined
 
@@ -48,6 +49,7 @@ def test_a_new_table_has_what_the_protocol_needs(catalog, served, topic):
         ("ts_day", "day"),
         ("id_bucket", "bucket[16]"),
     ]
+    assert table.properties["write.object-storage.partitioned-paths"] == "false"
     expected = {
         "write.metadata.metrics.column._offset": "full",
         "write.metadata.delete-after-commit.enabled": "true",
@@ -154,6 +156,7 @@ def test_a_table_of_nobody_is_left_alone(catalog, served, topic):
     with pytest.raises(Conflict, match="not made by frazil: rename it"):
         bind(catalog, defined(topic, served), clock=CLOCK)
     assert catalog.load_table(tuple(table)).schema().column_names == ["a"]
+    assert not catalog.table_exists(tuple(table.rejects))
 
 
 def test_a_table_of_another_topic_is_refused(catalog, served, topic):
@@ -162,6 +165,26 @@ def test_a_table_of_another_topic_is_refused(catalog, served, topic):
     with pytest.raises(Conflict, match="frazil lake adopt") as caught:
         bind(catalog, defined(topic, served, uid="1" * 16), clock=CLOCK)
     assert caught.value.details["found"] == "0" * 16
+
+
+def test_a_table_of_another_format_is_refused(catalog, served, topic):
+    """A table of a format version that is not written is not taken."""
+    definition = defined(topic, served)
+    properties = {**table_properties(definition), "format-version": "1"}
+    catalog.create_namespace_if_not_exists((definition.table.namespace,))
+    schema = iceberg_schema(definition.schema, partitioned=False)
+    catalog.create_table(tuple(definition.table), schema, properties=properties)
+    with pytest.raises(Conflict, match="another format version"):
+        bind(catalog, definition, clock=CLOCK)
+
+
+def test_a_side_table_of_another_topic_is_refused(catalog, served, topic):
+    """A left-over table of rejects is another's, even where the main table is new."""
+    bound = bind(catalog, defined(topic, served, uid="0" * 16), clock=CLOCK)
+    catalog.drop_table(tuple(bound.table))
+    with pytest.raises(Conflict, match="frazil lake adopt") as caught:
+        bind(catalog, defined(topic, served, uid="1" * 16), clock=CLOCK)
+    assert caught.value.details["table"] == bound.table.rejects
 
 
 def test_a_table_of_another_protocol_is_refused(catalog, served, topic):
