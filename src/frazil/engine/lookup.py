@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 KEYS_MAX: Final = 100_000
 """One call looks at most so many keys up."""
 STEP_PAUSE_S: Final = 0.0002
+_EPOCH: Final = pa.scalar(0, pa.timestamp("us", "UTC")).as_py()
+"""In the time zone that Arrow gives to a UTC of its own: all ways to a row give the same."""
 
 
 class StoredRow(NamedTuple):
@@ -110,7 +112,7 @@ class KeyLookup:
             if found is None:
                 result.append(None)
                 continue
-            time = dt.datetime.fromtimestamp(found.time_us / 1e6, dt.UTC)
+            time = _EPOCH + dt.timedelta(microseconds=found.time_us)
             result.append({"_offset": found.offset, "_time": time, **_as_dict(found, codec)})
         return result
 

@@ -183,9 +183,9 @@ class TierCalls(Registry):
         for runtime in self.runtimes if name is None else self.parts_of(name):
             try:
                 moved[runtime.name] = move(tiers.topic(runtime.state.id))
-            except NotFound:
+            except NotFound as error:
                 if name is not None or self._topics.get(runtime.name) is runtime:
-                    raise
+                    raise NotFound("no such topic, it was deleted", topic=runtime.name) from error
         return moved
 
     def tier_files(self, name: str) -> list[dict[str, Any]]:

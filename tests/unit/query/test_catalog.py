@@ -78,6 +78,11 @@ def test_information_schema_describes_every_view(engine):
         ("id", 4, "BIGINT"),
         ("tags", 5, "VARCHAR[]"),
     ]
+    nulls = engine.query(
+        "SELECT column_name, is_nullable FROM information_schema.columns WHERE table_name = 'users'"
+    ).rows()
+    described = engine.query('DESCRIBE "app"."users"').arrow().to_pylist()
+    assert nulls == [(column["column_name"], column["null"]) for column in described]
     schemata = engine.query("SELECT schema_name FROM information_schema.schemata").rows()
     assert schemata == [("app",), ("default",)]
     with pytest.raises(NotFound, match="known=columns"):
