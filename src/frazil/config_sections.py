@@ -450,7 +450,7 @@ class LakeWorkerSettings(Section):
         GIB, "The worker's Java heap has at most this size.", low=256 * MIB, high=TIB
     )
     start_timeout_s: Seconds = setting(
-        180.0, "A worker that is not ready after this time is replaced.", low=1, high=HOUR
+        10 * MINUTE, "A worker that is not ready after this time is replaced.", low=1, high=HOUR
     )
     ping_timeout_s: Seconds = setting(
         10.0, "A worker that answers nothing for so long is replaced.", low=0.1, high=HOUR

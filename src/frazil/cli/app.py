@@ -8,9 +8,23 @@ from typing import Annotated
 import typer
 
 from frazil import __version__
-from frazil.cli import bench, config, demo, doctor, get, log, publish, read, sql, tier, top, topic
+from frazil.cli import (
+    bench,
+    catalog,
+    config,
+    demo,
+    doctor,
+    get,
+    lake,
+    log,
+    publish,
+    read,
+    sql,
+    tier,
+    top,
+    topic,
+)
 from frazil.cli.failures import EXIT_BROKEN_PIPE, RootGroup, quiet_stdout, report
-from frazil.cli.lake_setup import lake_app
 from frazil.cli.session import Output, Session
 
 __all__ = ["app", "main"]
@@ -30,7 +44,8 @@ app.command("get", context_settings={"ignore_unknown_options": True})(get.get)
 app.command("sql")(sql.sql)
 app.command("top")(top.top)
 app.add_typer(tier.app, name="tier")
-app.add_typer(lake_app, name="lake")
+app.add_typer(lake.lake_app, name="lake")
+app.add_typer(catalog.app, name="catalog")
 app.add_typer(log.app, name="log")
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")

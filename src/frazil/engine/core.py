@@ -314,13 +314,24 @@ class Engine(LakeCalls):
         if "lane" in clean:
             raise InvalidRequest("the lane of a topic cannot be changed", topic=name)
         changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
+        if clean.get("lake") is False:
+            self._leave_lake(name, confirm=confirm)
+        try:
+            return self._alter(name, clean, changes)
+        finally:
+            # Without the lock, which the lake's thread may wait for.
+            self._note_lake(name)
+
+    def _alter(
+        self, name: str, clean: dict[str, Any], changes: Sequence[Change]
+    ) -> Topic | PartitionedTopic:
         with self._control:
             self._check_open()
             handle = self.topic(name)
             runtimes = self._runtimes(handle.name)
             if runtimes[0].state.spec.part_of and handle.name not in self._parents:
                 raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
-            self._check_lake_option(runtimes, clean, confirm=confirm)
+            self._check_lake_option(runtimes, clean)
             fresh = self._evolved(runtimes, changes) if changes else None
             parent = self._parents.get(handle.name)
             if clean and parent is not None:
@@ -336,7 +347,6 @@ class Engine(LakeCalls):
                 if clean:
                     self._redefine(runtime.state.spec, clean)
                 self._indexer.topic_changed(runtime.lane.journal, [runtime.state])
-            self._note_lake(handle.name)
             return self.topic(name)
 
     def _evolved(

@@ -128,15 +128,18 @@ class Lake:
 
     def changed(self, name: str) -> None:
         """Take note that a topic came or changed."""
-        spec, runtimes = self._engine.whole_topic(name)
+        spec, _runtimes = self._engine.whole_topic(name)
         if spec.lake and name not in self.topics:
             self._take_up(name)
             self.begin()
-        elif not spec.lake and name in self.topics:
-            self.call(lambda: self._let_go(name))
-            for runtime in runtimes:
-                if HOLD in runtime.state.holds:
-                    self.set_hold(runtime, None)
+
+    def leave(self, name: str) -> None:
+        """End a topic's way into its table and drop the lake's hold; the table stays."""
+        _spec, runtimes = self._engine.whole_topic(name)
+        self.call(lambda: self._let_go(name))
+        for runtime in runtimes:
+            if HOLD in runtime.state.holds:
+                self.set_hold(runtime, None)
 
     def deleted(self, spec: TopicSpec, *, drop_table: bool) -> None:
         """Take note that a topic was deleted; its table stays unless it is to be dropped.

@@ -67,7 +67,6 @@ class CommitWaits:
         """Note where the table stands and wake those who waited for it."""
         with self._lock:
             self.committed = dict(ends)
-            self.refusal = ""
             ready = [each for each in self._waiting if ends.get(each[0], 0) >= each[1]]
             self._waiting = [each for each in self._waiting if ends.get(each[0], 0) < each[1]]
         for _part, _end, tell in ready:

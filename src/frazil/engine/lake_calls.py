@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from frazil.engine.hold_calls import HoldCalls
-from frazil.errors import InvalidRequest
+from frazil.errors import Closed, InvalidRequest, NotFound
 from frazil.lake.names import check_lake_name
 from frazil.lake.types import check_lake_schema
+from frazil.model import full_topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,21 +74,35 @@ class LakeCalls(HoldCalls):
             check_lake_schema(schema, partition_by)
 
     def _check_lake_option(
-        self, runtimes: Sequence[TopicRuntime], options: Mapping[str, Any], *, confirm: bool
+        self, runtimes: Sequence[TopicRuntime], options: Mapping[str, Any]
     ) -> None:
-        """Refuse to give a topic a lake that cannot have one, or to take one unasked."""
-        spec, wanted = runtimes[0].state.spec, options.get("lake")
-        name = self._whole_name(spec)
-        if wanted is False and spec.lake and not confirm:
+        """Refuse to give a topic a lake that cannot have one."""
+        spec = runtimes[0].state.spec
+        if options.get("lake") and not spec.lake:
+            schema = None if spec.kind == "message" else runtimes[0].codec.schema
+            self._check_lake(self._whole_name(spec), schema, spec.partition_by)
+
+    def _leave_lake(self, name: str, *, confirm: bool) -> None:
+        """End a topic's way into its table, before its definition says so.
+
+        A crash in between leaves a topic with a lake whose hold is made again, never a hold that
+        nobody moves.
+
+        Raises:
+            InvalidRequest: if the topic has a lake and `confirm` is missing.
+        """
+        self._check_open()
+        spec, _runtimes = self.whole_topic(full_topic_name(name))
+        if not spec.lake or spec.part_of:
+            return
+        if not confirm:
             raise InvalidRequest(
                 "without its lake the topic no longer keeps records for the table: those that are "
                 "not committed go with its retention; give confirm=True",
-                topic=name,
-                committed=self.lake.committed(name),
+                topic=spec.name,
+                committed=self.lake.committed(spec.name),
             )
-        if wanted and not spec.lake:
-            schema = None if spec.kind == "message" else runtimes[0].codec.schema
-            self._check_lake(name, schema, spec.partition_by)
+        self.lake.leave(spec.name)
 
     def _check_lake_columns(self, spec: TopicSpec, schema: pa.Schema) -> None:
         """Refuse changed columns that a table cannot have."""
@@ -100,8 +116,9 @@ class LakeCalls(HoldCalls):
         return self.main.journal.state.topics[spec.part_of].spec.name
 
     def _note_lake(self, name: str) -> None:
-        """Tell the lake that a topic came or changed."""
-        self.lake.changed(name)
+        """Tell the lake that a topic came or changed, or that nothing came of it."""
+        with contextlib.suppress(NotFound, Closed):
+            self.lake.changed(full_topic_name(name))
 
     def _forget_lake(self, spec: TopicSpec, *, drop_table: bool) -> None:
         """Tell the lake that a topic was deleted."""

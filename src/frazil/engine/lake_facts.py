@@ -21,7 +21,9 @@ def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int)
     """Describe one topic with a lake: state, how far it is, what waits and why."""
     committed = topic.waits.committed or topic.remembered()
     durable = topic.durable()
-    state = topic.state if topic.state != "stopped" else f"stopped: {topic.reason}"
+    state: str = topic.state if topic.state != "stopped" else f"stopped: {topic.reason}"
+    if state == "running" and worker.state != "ready":
+        state = "starting"
     return {
         "state": state,
         "why": _why(topic, worker),

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.lake.plan import PartRange, TableName
-    from frazil.lake.table import Ends
+    from frazil.log.state import SpecialRange
     from frazil.model import TopicSpec
     from frazil.tiers.disk_catalog import Span, TopicFiles
     from frazil.tiers.disk_file import DiskFile
 
-__all__ = ["part_of", "part_sets", "plan_of", "planned_files"]
+__all__ = ["before_gaps", "part_of", "part_sets", "plan_of", "planned_files"]
 
 PLAN_BYTES_MAX: Final = 1 << 30
 PLAN_FILES_MAX: Final = 1000
@@ -32,11 +32,33 @@ def part_of(spec: TopicSpec) -> int:
 
 
 def part_sets(
-    picture: TopicFiles, *, part: int, committed: int, path: Callable[[DiskFile], str]
+    picture: TopicFiles,
+    *,
+    part: int,
+    committed: int,
+    path: Callable[[DiskFile], str],
+    gaps: Sequence[SpecialRange] = (),
 ) -> PartSets:
-    """Return the sets of one topic or part that its table does not have all of."""
-    sets = tuple(_staged_set(span, path) for span in picture.spans if span.end > committed)
-    return PartSets(part, picture.topic, committed, sets)
+    """Return the sets of one topic or part that its table does not have all of.
+
+    `gaps` are the ranges without records that the topic knows: where files begin behind one that
+    was declared, a set without files leads up to them.
+    """
+    sets = [_staged_set(span, path) for span in picture.spans if span.end > committed]
+    if sets and committed < sets[0].first and before_gaps(gaps, sets[0].first) <= committed:
+        begin = sets[0].first
+        sets.insert(
+            0, StagedSet(committed, begin, sets[0].schema_version, (), ((committed, begin),))
+        )
+    return PartSets(part, picture.topic, committed, tuple(sets))
+
+
+def before_gaps(gaps: Iterable[SpecialRange], offset: int) -> int:
+    """Return where the gaps begin that lead up to an offset without a record between them."""
+    for each in sorted(gaps, reverse=True):
+        if each.first < offset <= each.end:
+            offset = each.first
+    return offset
 
 
 def _staged_set(span: Span, path: Callable[[DiskFile], str]) -> StagedSet:
@@ -102,8 +124,3 @@ def plan_of(
         parts=ranges,
         created_us=now_us,
     )
-
-
-def behind(ends: Ends, position: Ends) -> bool:
-    """Tell whether a table stands below given offsets."""
-    return any(end > position.get(part, 0) for part, end in ends.items())

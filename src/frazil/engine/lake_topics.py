@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from frazil.engine.facts import special_ranges
 from frazil.engine.lake_acks import CommitWaits
 from frazil.engine.lake_plans import Wishes
 from frazil.engine.lake_staging import (
     PLAN_BYTES_MAX,
     PLAN_FILES_MAX,
+    before_gaps,
     part_sets,
     plan_of,
 )
@@ -117,7 +119,10 @@ class LakeTopic:
         return {each.part: disk.committed(each.state.id) for each in self.runtimes}
 
     def _first_held(self) -> Ends:
-        return {each.part: first_held(each) for each in self.runtimes}
+        """Return from where on everything is held or declared to be no record, by part."""
+        return {
+            each.part: before_gaps(special_ranges(each), first_held(each)) for each in self.runtimes
+        }
 
     def _known(self) -> Known:
         return Known(
@@ -188,19 +193,19 @@ class LakeTopic:
         self._failures = 0
         self._retry_at = 0.0
         self._set("starting", "", "")
-        self.waits.refuse("")
 
     def leave(self) -> None:
         """End it: the topic is gone, or has no lake any more."""
+        self.plan = None
         self._world.plans.forget(self.uid)
-        self.waits.refuse("the topic has no lake any more")
+        self._set("stopped", "gone", "the topic has no lake any more")
 
     def _set(self, state: State, reason: str, why: str) -> None:
         if (state, reason) != (self.state, self.reason):
             event("lake_state", topic=self.name, state=state, reason=reason, why=why)
         self.state, self.reason, self.why = state, reason, why
-        if state in {"paused", "stopped"}:
-            self.waits.refuse(f"{state}: {why}")
+        # Who waits for a table that does not move on is told so at once.
+        self.waits.refuse(f"{state}: {why}" if state in {"paused", "stopped"} else "")
 
     def _stop(self, reason: str, message: str) -> None:
         warn("lake_stopped", topic=self.name, reason=reason, message=message)
@@ -352,6 +357,7 @@ class LakeTopic:
                 disk.picture(topic.id),
                 part=topic.runtime.part,
                 committed=self.position.get(topic.runtime.part, 0),
+                gaps=special_ranges(topic.runtime),
                 path=disk.path,
             )
             for topic in self._parts()

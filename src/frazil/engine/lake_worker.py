@@ -31,6 +31,7 @@ RESTART_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """How long to wait before the next start, after so many that came to nothing."""
 STEADY_S: Final = 60.0
 """A worker that lasted so long was a good one: the next starts after the first pause."""
+STARTING_FACTOR: Final = 6
 IDLE_STOP_S: Final = 10.0
 SEND_TIMEOUT_S: Final = 5
 
@@ -189,7 +190,12 @@ class LakeWorker:
         talk.heard = self._clock.monotonic()
         if isinstance(found, socket.socket):
             talk.connection = found
-            self._send(talk, "hello", self._hello(talk.epoch), lambda a: self._greeted(talk, a))
+            try:
+                body = self._hello(talk.epoch)
+            except FrazilError as error:
+                self._lost(talk, f"the worker cannot be told what it needs: {error}")
+                return
+            self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
         elif isinstance(found, Answer):
             answered = talk.waiting.get(found.id)
             if found.state != "progress":
@@ -256,11 +262,16 @@ class LakeWorker:
         code = talk.process.poll()
         if code is not None:
             self._lost(talk, f"the worker ended with code {code}")
-        elif not talk.ready:
-            if now - talk.begun > settings.start_timeout_s:
-                self._lost(talk, f"the worker was not ready in {settings.start_timeout_s:g} s")
-        elif now - talk.heard > settings.ping_timeout_s:
-            self._lost(talk, f"the worker said nothing for {settings.ping_timeout_s:g} s")
+            return
+        if not talk.ready and now - talk.begun > settings.start_timeout_s:
+            self._lost(talk, f"the worker was not ready in {settings.start_timeout_s:g} s")
+            return
+        if talk.connection is None:
+            return
+        # While it starts it may be busy for longer: Python loads Spark's modules.
+        silent_s = settings.ping_timeout_s * (1 if talk.ready else STARTING_FACTOR)
+        if now - talk.heard > silent_s:
+            self._lost(talk, f"the worker said nothing for {silent_s:g} s")
         elif now - talk.pinged > settings.ping_timeout_s / 4:
             talk.pinged = now
             self._send(talk, "ping", {})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from frazil.engine.lake_acks import CommitWaits
-from frazil.engine.lake_staging import part_of, part_sets, planned_files
-from frazil.errors import CorruptionError
+from frazil.engine.lake_staging import before_gaps, part_of, part_sets, planned_files
+from frazil.errors import CorruptionError, InvalidRequest
 from frazil.lake.plan import plan_parts
+from frazil.log.state import SpecialRange
 from frazil.model import TopicSpec, topic_uid
 from frazil.tiers.disk_catalog import TopicFiles, TopicMarks
 from frazil.tiers.disk_file import DiskFile, Member
@@ -73,6 +74,18 @@ def test_a_set_without_rows_is_planned_for_its_offsets():
     assert (only.hi, only.rows, len(only.files)) == (9, 5, 1)
 
 
+def test_a_gap_that_was_declared_leads_up_to_the_files():
+    """Records that expired at a quota are no records: the watermark passes them; others stop it."""
+    gone = [SpecialRange(3, 5, "gap", ""), SpecialRange(5, 10, "gap", "")]
+    found = part_sets(picture(file(10, 12)), part=-1, committed=3, path=str, gaps=gone)
+    _version, [only] = plan_parts([found], bytes_max=10**9, files_max=100)
+    assert (only.lo, only.hi, only.rows) == (3, 12, 2)
+    assert (before_gaps(gone, 10), before_gaps(gone, 11), before_gaps(gone, 4)) == (3, 11, 3)
+    missing = part_sets(picture(file(10, 12)), part=-1, committed=2, path=str, gaps=gone)
+    with pytest.raises(InvalidRequest, match="do not follow"):
+        plan_parts([missing], bytes_max=10**9, files_max=100)
+
+
 def test_files_of_one_set_with_different_columns_are_damage():
     """No plan could say which columns they have."""
     with pytest.raises(CorruptionError, match="different columns"):
@@ -117,6 +130,8 @@ def test_waits_end_when_the_table_is_there_or_will_not_be():
     assert not waits.watch(0, 5, lambda: told.append("never"))
     waits.refuse("stopped: gone")
     assert told == ["five", "nine", "other"]
+    assert not waits.watch(0, 99, lambda: told.append("never"))
+    waits.moved({0: 6})
     assert not waits.watch(0, 99, lambda: told.append("never"))
     waits.refuse("")
     assert waits.watch(0, 99, lambda: told.append("late"))

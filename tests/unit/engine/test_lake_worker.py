@@ -199,14 +199,32 @@ def test_a_worker_that_answers_pings_may_work_for_long(world):
 def test_a_worker_that_is_never_ready_is_replaced(world):
     """One that says nothing after its start has `start_timeout_s`, then it is killed."""
     world.script["hello"] = [{"state": "progress", "body": {"step": "java"}}]
+    world.script["ping"] = [{"state": "done"}]
     world.until(lambda: world.processes and "hello" in world.processes[0].asked)
-    world.clock.now += 59.9
+    world.clock.now += 49.0
+    world.until(lambda: "ping" in world.processes[0].asked)
+    world.clock.now += 10.9
     world.worker.step()
     assert world.worker.state == "starting"
     world.clock.now += 0.2
     world.worker.step()
     assert world.processes[0].signals == ["kill"]
     assert "not ready in 60 s" in world.worker.why
+
+
+def test_a_worker_that_hangs_while_it_starts_is_replaced(world):
+    """It answers pings while Spark starts; a minute without one is its end."""
+    world.script["hello"] = []
+    world.until(lambda: world.processes and "hello" in world.processes[0].asked)
+    world.clock.now += 30.0
+    world.until(lambda: "ping" in world.processes[0].asked)
+    assert world.worker.state == "starting"
+    world.clock.now += 29.0
+    world.worker.step()
+    assert world.worker.state == "starting"
+    world.clock.now += 1.5
+    world.worker.step()
+    assert world.worker.state == "waiting"
 
 
 def test_a_worker_that_refuses_to_start_says_why(world):
