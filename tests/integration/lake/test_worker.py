@@ -73,7 +73,8 @@ class Engine:
         return self.ask("hello", hello_body(settings, self.world.address))
 
     def steps(self, number):
-        return [each.body["step"] for each in self.heard if each.id == number and each.body]
+        told = [each for each in self.heard if each.id == number and each.state == "progress"]
+        return [each.body["step"] for each in told]
 
     def end(self):
         self.connection.close()
