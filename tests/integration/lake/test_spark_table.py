@@ -7,6 +7,7 @@ import socket
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from frazil.clock import SystemClock
 from frazil.errors import (
     CommitUnknown,
     Conflict,
@@ -15,9 +16,14 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
+from frazil.fs import RealFileSystem
+from frazil.lake.halting import Halt
 from frazil.lake.maintain import maintain
 from frazil.lake.plan import TableName
 from frazil.lake.spark_table import SparkTables
+from frazil.lake.wire import Request
+from frazil.lake.worker_calls import commit_body
+from frazil.lake.worker_jobs import Jobs
 from tests.integration.lake.spark_world import MARKS
 
 pytestmark = MARKS
@@ -203,3 +209,28 @@ def test_maintenance_expires_what_is_not_needed(world):
     assert topic.offsets() == list(range(26))
     again = maintain(world.tables, world.catalog, topic.table, snapshots_max=24)
     assert again.expired == 0
+
+
+def test_a_table_that_has_grown_is_maintained_behind_the_answer(world, monkeypatch):
+    """The commit is answered first; then snapshots go, and the next commit finds fewer."""
+    topic = world.topic(COLUMNS)
+    sid = None
+    for number in range(24):
+        sid = append(world, topic, number, number + 1, sid)
+    topic.ends = {-1: 24}
+    monkeypatch.setattr("frazil.lake.spark_table.SNAPSHOTS_MAX", 24)
+    monkeypatch.setitem(maintain.__kwdefaults__, "snapshots_max", 24)
+    answers = []
+
+    def answer(given):
+        answers.append((given.state, world.tables.load(topic.table).snapshots))
+
+    jobs = Jobs(answer, Halt({}, RealFileSystem()), SystemClock())
+    jobs.open(world.spark)
+    plan = topic.plan(topic.stage([{"id": 24, "name": "n"}]))
+    jobs.take(Request(1, "commit", commit_body(topic.request(plan))))
+    assert jobs.drain(120.0)
+    assert answers[-1] == ("done", 25)
+    view = world.tables.load(topic.table)
+    assert (view.snapshots, view.summary_ends) == (20, {-1: 25})
+    assert topic.offsets() == list(range(25))
