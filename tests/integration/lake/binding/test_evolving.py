@@ -194,6 +194,46 @@ def test_a_lost_answer_is_looked_up(make, address):
     assert list(topic.fields()) == ["_offset", "_time", "a", "b"]
 
 
+class Overtaken(RestTables):
+    """Lets something else happen right before its first commit."""
+
+    before = None
+
+    def commit_table(self, *args, **options):
+        if self.before is not None:
+            happens, self.before = self.before, None
+            happens()
+        return super().commit_table(*args, **options)
+
+
+def test_an_overtaken_evolver_changes_nothing(make, address):
+    """One that stalled while another made this version and the next does not set it back."""
+    topic = make({"a": "int"})
+    topic.change(AddColumn("b", "int"))
+    topic.change(RenameColumn("b", "c"))
+    slow = Overtaken(address)
+    slow.before = topic.evolve
+    assert topic.evolve(wanted=2, catalog=slow) == 3
+    assert list(topic.fields()) == ["_offset", "_time", "a", "c"]
+    assert topic.loaded().properties["frazil.schema-version"] == "3"
+
+
+def test_a_foreign_change_in_between_is_seen(make, address):
+    """A column that somebody drops between load and commit is not put back silently."""
+    topic = make({"a": "int", "s": "string"})
+    topic.change(AddColumn("b", "int"))
+
+    def drop():
+        with topic.loaded().update_schema() as update:
+            update.delete_column("a")
+
+    slow = Overtaken(address)
+    slow.before = drop
+    with pytest.raises(Conflict, match="dropped or renamed"):
+        topic.evolve(catalog=slow)
+    assert list(topic.fields()) == ["_offset", "_time", "s"]
+
+
 def test_foreign_columns_stay(make):
     """Columns that somebody else added, also inside a struct, survive a change of the topic's."""
     topic = make({"a": "int", "s": "struct<x:int>"})

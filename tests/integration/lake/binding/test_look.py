@@ -118,6 +118,21 @@ def test_bounds_tell_each_part(catalog, served, topic):
     assert look(catalog, table).bound_ends == {0: 11, 1: 102, 2: 21}
 
 
+def test_only_files_that_can_matter_are_read(catalog, served, topic):
+    """A file of several parts is read if its highest offset is beyond what is known, else not."""
+    table = bound_table(catalog, served, topic, parts=2)
+    append(catalog, table, [(0, 9)])
+    append(catalog, table, [(1, 9)])
+    append(catalog, table, [(0, 10), (1, 3)])
+    assert look(catalog, table).bound_ends == {0: 11, 1: 10}
+    found = append(catalog, table, [(0, 8), (1, 9)])
+    for manifest in found.current_snapshot().manifests(found.io):
+        for entry in manifest.fetch_manifest_entry(found.io):
+            if entry.data_file.upper_bounds[1] == (9).to_bytes(8, "little"):
+                found.io.delete(entry.data_file.file_path)
+    assert look(catalog, table).bound_ends == {0: 11, 1: 10}
+
+
 def test_files_without_a_bound_are_read(catalog, served, topic, tmp_path):
     """A live file whose metadata tells nothing of its offsets is read for them."""
     table = bound_table(catalog, served, topic)
