@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from frazil.engine.changing import Move, check_stays
 from frazil.engine.sequencer import Sequencer
 from frazil.errors import Conflict, InvalidRequest
+from frazil.log.codec import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.sequencer import Image, Seen
     from frazil.ingest.debezium import RawChange
-    from frazil.log.codec import Entry, Sender
+    from frazil.log.codec import Entry
     from frazil.tiers.keys import Key
 
 
@@ -90,7 +91,9 @@ def try_move(
                 prepared = side.runtime.changes.prepared([written])
                 waiters = [new_waiter() for _each in prepared]
                 waiting += [(side.part, waiter) for waiter in waiters]
-                own = side.runtime.entries(prepared, waiters, sender)
+                # Never the delete alone: sent again, the move would find no row.
+                behind = (sender or Sender())._replace(behind=True) if side is old else sender
+                own = side.runtime.entries(prepared, waiters, behind)
                 entries.append((side.runtime.queue, own))
         with _ordered(keys):
             if all(side.runtime.queue.seen(key) == seen[side] for side, key in keys.items()):

@@ -120,12 +120,17 @@ class Tail(Protocol):
 
 
 class Sender(NamedTuple):
-    """Who sent an entry and how safe it must be, where that differs from the topic's default."""
+    """Who sent an entry and how safe it must be, where that differs from the topic's default.
+
+    `behind` says that its frame must lie behind those of all entries before it, of other topics as
+    well: a torn group then never has it without them.
+    """
 
     producer: str | None = None
     epoch: int = 0
     sequence: int = 0
     sync: bool = False
+    behind: bool = False
 
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from frazil.log.state import STATE_PRODUCER, Producer, Sent
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -100,15 +100,12 @@ class Group:
         if len(set(map(_topic_of, entries))) == 1:
             self._encode_topic(entries)
             return
-        buckets: dict[Any, list[Entry]] = {}
-        for entry in entries:
-            topic = entry[0]
-            bucket = buckets.get(topic)
-            if bucket is None:
-                buckets[topic] = [entry]
-            else:
-                bucket.append(entry)
-        for bucket in buckets.values():
+        if any(sender is not None and sender.behind for sender in map(_sender_of, entries)):
+            for run in _runs_behind(entries):
+                for bucket in _by_topic(run):
+                    self._encode_topic(bucket)
+            return
+        for bucket in _by_topic(entries):
             if len(bucket) == 1:
                 self._encode_single(bucket[0])
             else:
@@ -549,6 +546,31 @@ def _invalid(error: Exception) -> FrazilError:
     if isinstance(error, (InvalidRequest, Conflict)):
         return error
     return InvalidRequest("record cannot be encoded; nothing of it was written", error=repr(error))
+
+
+def _by_topic(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
+    """Part entries by topic; the order within each is kept."""
+    buckets: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        topic = entry[0]
+        bucket = buckets.get(topic)
+        if bucket is None:
+            buckets[topic] = [entry]
+        else:
+            bucket.append(entry)
+    return buckets.values()
+
+
+def _runs_behind(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Part entries into runs that begin with those that must lie behind all before them."""
+    run: list[Entry] = []
+    for entry in entries:
+        sender = entry[6]
+        if run and sender is not None and sender.behind:
+            yield run
+            run = []
+        run.append(entry)
+    yield run
 
 
 def _without_sender(entry: Entry) -> Entry:
