@@ -7,8 +7,10 @@ import duckdb_extensions
 import pyarrow as pa
 import pytest
 
-from frazil.ingest.columns import field_with_ids, schema_with
+from frazil.ingest.columns import declare_schema, field_with_ids, schema_with
+from frazil.ingest.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
 from frazil.ingest.partitioning import parse_partition_spec
+from frazil.lake.evolving import evolve as evolve_table
 from frazil.lake.types import check_lake_schema
 from tests.integration.lake.spark_world import MARKS
 from tests.integration.lake.type_trial import (
@@ -161,3 +163,39 @@ def test_odd_names_of_columns(world):
         row = getattr(topic, reader)().to_pylist()[0]
         assert [row[name] for name in ODD_NAMES] == list(range(len(ODD_NAMES)))
         assert row["s"] == {"a b": 1, "1": 2}
+
+
+def test_changed_columns_in_every_engine(world):
+    """Rows from before and behind a change of columns are read alike by all three engines."""
+    before = declare_schema(
+        {"a": "int", "b": "string", "c": "float", "d": "long", "s": "struct<x:int>"}
+    )
+    topic = world.topic(before, partition_by=parse_partition_spec(["bucket[4](a)"], before))
+    row = {"a": 2**31 - 1, "b": "old", "c": 0.5, "d": 4, "s": {"x": 1}}
+    assert topic.commit(topic.plan(topic.stage([row]))).state == "committed"
+    changes = [
+        WidenColumn("a", "long"),
+        WidenColumn("c", "double"),
+        DropColumn("d"),
+        RenameColumn("b", "d"),
+        RenameColumn("s", "b"),
+        AddColumn("s", "list<struct<y:string>>"),
+    ]
+    after = evolve(before, changes)
+    evolve_table(
+        world.catalog,
+        topic.table,
+        topic_id=topic.uid,
+        wanted=2,
+        columns={1: before, 2: after}.__getitem__,
+        partitioned=False,
+    )
+    topic.foreign(
+        "INSERT INTO {table} SELECT 1, current_timestamp(), 9223372036854775807, 'new', 1e300D, "
+        "named_struct('x', 2), array(named_struct('y', 'z'))"
+    )
+    old = {"a": 2**31 - 1, "d": "old", "c": 0.5, "b": {"x": 1}, "s": None}
+    new = {"a": 2**63 - 1, "d": "new", "c": 1e300, "b": {"x": 2}, "s": [{"y": "z"}]}
+    for reader in READERS:
+        found = getattr(topic, reader)().drop_columns(["_offset", "_time"]).to_pylist()
+        assert found == [old, new], reader
