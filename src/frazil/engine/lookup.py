@@ -140,18 +140,15 @@ class KeyLookup:
         return images
 
     def has(self, key: Key) -> bool:
-        """Tell whether a row has a key, as far as was refreshed."""
-        found = self._keyed.newest(key)
+        """Tell whether a visible row has a key, once this was refreshed."""
+        found = self._newest(key, None)
         return found is not None and found.op != OP_DELETE
 
     def refresh(self) -> int:
-        """See everything that is visible now; return the offset behind it."""
+        """Be ready to look everything up that is visible now; return the offset behind it."""
         tiers = self._tiers
         tiers.ensure_loaded()
-        end = tiers.state.visible
-        if self._keyed.folded_to < end:
-            self.fold_to(end)
-        return end
+        return tiers.state.visible
 
     def fold_to(self, end: int) -> None:
         """Fold all below an offset, step by step; the caller has no lock of the topic's.
@@ -176,7 +173,7 @@ class KeyLookup:
         self, key: Key, codec: ChangeCodec, *, before: int | None = None
     ) -> StoredRow | None:
         """Return the state of a key below an offset, under a codec's columns."""
-        found = self._keyed.newest(key, before)
+        found = self._newest(key, before)
         if found is None or found.op == OP_DELETE:
             return None
         # Values that may be finer than Python's are read from Arrow.
@@ -185,6 +182,16 @@ class KeyLookup:
         if image is not None and plain and image.values is not None:
             return StoredRow(found.offset, image.time_us, image.values)
         return self._read(found.offset, codec)
+
+    def _newest(self, key: Key, before: int | None) -> Found | None:
+        """Return the newest visible change of a key below an offset; fold only if that needs it."""
+        keyed, visible = self._keyed, self._tiers.state.visible
+        end = visible if before is None else min(before, visible)
+        known, found = keyed.latest(key, end)
+        if known:
+            return found
+        self.fold_to(end)
+        return keyed.newest(key, end)
 
     def _read(self, offset: int, codec: ChangeCodec) -> StoredRow:
         """Return a row as Arrow holds it: in a chunk, or in a file."""

@@ -24,6 +24,7 @@ from frazil.tiers.key_index import CODE_SHIFT, OP_MASK, PARTIAL_BIT, KeyIndex
 from frazil.tiers.key_search import Below, Found, KeySearch, code_of
 from frazil.tiers.keys import KeyShape
 from frazil.tiers.superseded import Superseded
+from frazil.tiers.tail_keys import UNKNOWN, TailKeys, add_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -95,6 +96,7 @@ class KeyedState:
         self._search = KeySearch(memory, below, self._superseded.files, self.shape_of)
         self._images = Images(memory, below)
         self._shapes: dict[int, KeyShape] = {}
+        self._tail_keys = TailKeys(memory, self.shape_of, self._of_arrow)
         memory.on_settled = self._superseded.settled
         memory.on_evict = self._evicted
 
@@ -189,6 +191,10 @@ class KeyedState:
             codes |= partial[start : start + count].astype(np.int64) * PARTIAL_BIT
         return keys, codes.tolist()
 
+    def _of_arrow(self, entry: TailEntry) -> tuple[list[Key], list[int]]:
+        chunk = self.memory.decoded(entry)
+        return self._of_chunk(chunk, 0, chunk.count)
+
     def _of_tail(self, first: int, end: int) -> tuple[list[Key], list[int], int]:
         tail = self.memory.tail
         keys: list[Key] = []
@@ -211,31 +217,12 @@ class KeyedState:
             if offset < first:
                 records = records[first - offset :]
                 offset = min(first, offset + entry[1])
-            self._of_records(records, offset, entry[6], keys, codes)
+            add_codes(records, offset, self.shape_of(entry[6]), keys, codes)
             first = max(first, offset + len(records))
             if len(keys) >= STEP_ROWS:
                 return keys, codes, first
         # Behind the last entry there can only be a gap.
         return keys, codes, end if whole else first
-
-    def _of_records(
-        self,
-        records: Sequence[Any],
-        offset: int,
-        version: int,
-        keys: list[Key],
-        codes: list[int],
-    ) -> None:
-        """Add keys and codes of validated records: rows with their packed form, or changes."""
-        for record in records:
-            if type(record) is tuple:
-                keys.append(self.shape_of(version).row_key(record[0]))
-                codes.append(offset << CODE_SHIFT | OP_UPSERT)
-            else:
-                keys.append(record.key)
-                code = offset << CODE_SHIFT | record.op
-                codes.append(code if record.present is None else code | PARTIAL_BIT)
-            offset += 1
 
     def _apply(self, keys: list[Key], codes: list[int]) -> None:
         """Fold changes: each supersedes what the index, or what lies below, has of its key."""
@@ -358,10 +345,15 @@ class KeyedState:
         A key whose newest change is a delete is absent. What lies at or above the offset that
         everything is folded to is not seen.
         """
-        with self.memory.lock:
-            self._begin()
-            code = self.index.codes.get(key)
-            complete, folded_to = self.complete, self.folded_to
+        # Before the index: what it has is then at least as new. A miss tells nothing without the
+        # lock, as a key that is folded anew may be out for a moment; nor does a fold under way.
+        folded_to, complete = self.folded_to, False
+        code = self.index.codes.get(key)
+        if code is None or code >> CODE_SHIFT >= folded_to:
+            with self.memory.lock:
+                self._begin()
+                code = self.index.codes.get(key)
+                complete, folded_to = self.complete, self.folded_to
         before = folded_to if before is None else min(before, folded_to)
         if (code is None and complete) or code == _ABSENT:
             return None
@@ -372,6 +364,23 @@ class KeyedState:
         else:
             found = self._search.find(key, before=before)
         return None if found is None or found.offset < self.floor else found
+
+    def latest(self, key: Key, end: int) -> tuple[bool, Found | None]:
+        """Return whether it is known without a fold, and the newest change of a key below `end`.
+
+        All below `end` is visible; what of it is not folded yet is looked for in the tail's keys.
+        """
+        folded_to = self.folded_to
+        if folded_to < end:
+            if folded_to < 0:
+                return False, None
+            code = self._tail_keys.newest(key, folded_to=folded_to, end=end)
+            if code == UNKNOWN:
+                return False, None
+            if code is not None:
+                found = Found(code >> CODE_SHIFT, code & OP_MASK)
+                return True, None if found.offset < self.floor else found
+        return True, self.newest(key, end)
 
     def row(self, key: Key, before: int | None = None) -> Image | None:
         """Return the newest image of a key, None if it is absent.
@@ -388,12 +397,10 @@ class KeyedState:
         memory = self.memory
         chunk = memory.chunk_at(offset)
         if chunk is None:
+            image = self._tail_image(offset)
+            if image is not None:
+                return image
             with memory.lock:
-                entry = memory.entry_at(offset)
-                if entry is not None and entry.records is not None:
-                    image = _entry_image(entry, offset)
-                    if image.present is None:
-                        return image
                 memory.settle(offset + 1)
                 chunk = memory.chunk_at(offset)
         if chunk is None:
@@ -405,6 +412,16 @@ class KeyedState:
         self.fold(offset + 1)
         values = tuple([column[row].as_py() for column in self.image(chunk).columns])
         return Image(offset, op, time_us, chunk.version, values, chunk.present_at(row))
+
+    def _tail_image(self, offset: int) -> Image | None:
+        """Return the row at an offset if the tail has it whole; without the lock, in a copy."""
+        tail = self.memory.tail.copy()
+        number = bisect_right(tail, offset, key=_entry_offset) - 1
+        entry = tail[number] if number >= 0 else None
+        if entry is None or entry.records is None or offset >= entry.offset + entry.count:
+            return None
+        image = _entry_image(entry, offset)
+        return image if image.present is None else None
 
     def image(self, chunk: Chunk) -> pa.RecordBatch:
         """Return the topic's columns as they are after each change of a chunk that is folded."""

@@ -147,14 +147,6 @@ class TopicMemory:
         chunk = held.chunks[number]
         return chunk if offset < chunk.end else None
 
-    def entry_at(self, offset: int) -> TailEntry | None:
-        """Return the entry of the tail that holds an offset; the caller has the lock."""
-        number = bisect_right(self.tail, offset, key=_offset_of) - 1
-        if number < 0:
-            return None
-        entry = self.tail[number]
-        return entry if offset < entry.offset + entry.count else None
-
     def unflushed(self, from_offset: int) -> Unflushed:
         """Say how much lies in memory from an offset on, and how old it is."""
         with self.lock:
@@ -295,7 +287,7 @@ class TopicMemory:
         made = self._decode_small(run) if len(run) > 1 else None
         if made is None:
             run = run[:1]
-            made = self._decode_one(run[0])
+            made = self.decoded(run[0])
         chunks = list(self._held.chunks)
         chunks.append(made)
         _join_end(chunks, min(JOIN_AT_ONCE_ROWS, self.merge_rows))
@@ -330,7 +322,12 @@ class TopicMemory:
             changes=batch.num_rows if run[0].flags & fmt.FLAG_OP else 0,
         )
 
-    def _decode_one(self, entry: TailEntry) -> Chunk:
+    def decoded(self, entry: TailEntry) -> Chunk:
+        """Return the chunk of one entry of the tail, which stays as it is; needs no lock.
+
+        Raises:
+            CorruptionError: if it cannot be decoded.
+        """
         codec = self.state.codec
         frame = _frame(entry)
         version = -1

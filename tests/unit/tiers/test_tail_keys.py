@@ -1,0 +1,218 @@
+"""Look-ups behind the fold: what the tail tells of a key, and when only a fold can tell."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.tiers import tail_keys
+from frazil.tiers.fold import Found
+from tests.unit.tiers.keyed_model import KeyedTopic
+
+UNKNOWN = (False, None)
+
+
+def a_topic(**options):
+    """Return a topic with the row k0 at offset 0, which alone is folded."""
+    world = KeyedTopic(**options)
+    world.upsert_rows([("k0", 0, "r")])
+    world.state.fold(1)
+    return world
+
+
+def one(world, key, a):
+    """Write a row as a frame of its own."""
+    world.upsert_rows([(key, a, "r")])
+
+
+def test_a_row_behind_the_fold_is_found_without_one():
+    """Each write is seen at once, with its values, though nothing is folded or decoded."""
+    world = a_topic()
+    for number in range(1, 20):
+        one(world, f"k{number % 3}", number)
+        assert world.state.latest(f"k{number % 3}", world.end) == (True, (number, OP_UPSERT))
+        assert world.state.image_at(number).values == (f"k{number % 3}", number, "r")
+    assert world.state.latest("never", world.end) == (True, None)
+    assert world.state.folded_to == 1
+    assert not world.topic.memory.chunks
+
+
+def test_a_key_that_only_the_index_has_is_found_in_it():
+    """What the tail does not have is what it was when everything was folded last."""
+    world = a_topic()
+    one(world, "k1", 1)
+    assert world.state.latest("k0", 2) == (True, Found(0, OP_UPSERT))
+
+
+def test_a_delete_behind_the_fold_hides_the_row():
+    """The newest change counts, be it a delete, or a row after one."""
+    world = a_topic()
+    world.change([(OP_DELETE, "k0", {})])
+    assert world.state.latest("k0", 2) == (True, Found(1, OP_DELETE))
+    one(world, "k0", 2)
+    assert world.state.latest("k0", 3) == (True, Found(2, OP_UPSERT))
+
+
+def test_a_row_that_takes_another_key_is_found_under_that_alone():
+    """A change of a key is a delete of one and a row of the other."""
+    world = a_topic()
+    world.change([(OP_DELETE, "k0", {}), (OP_UPSERT, "k1", {"a": 7, "b": "x"})])
+    assert world.state.latest("k0", 3)[1].op == OP_DELETE
+    assert world.state.latest("k1", 3) == (True, Found(2, OP_UPSERT))
+
+
+def test_a_partial_change_needs_the_fold():
+    """It may have done nothing; a whole row after it tells all again."""
+    world = a_topic()
+    world.change([(OP_UPDATE, "k0", {"a": 1})])
+    world.change([(OP_UPDATE, "k1", {"a": 1})])
+    assert world.state.latest("k0", 3) == UNKNOWN
+    assert world.state.latest("k1", 3) == UNKNOWN
+    one(world, "k0", 3)
+    assert world.state.latest("k0", 4) == (True, Found(3, OP_UPSERT))
+    world.state.fold(3)
+    # It is noted still, but the index knows better.
+    assert world.state.latest("k1", 4) == (True, None)
+
+
+def test_nothing_at_or_above_the_end_is_seen():
+    """Neither where only that was noted, nor where a newer change hides the one to be seen."""
+    world = a_topic()
+    one(world, "k1", 1)
+    one(world, "k0", 2)
+    one(world, "k1", 3)
+    assert world.state.latest("k0", 2) == (True, Found(0, OP_UPSERT))
+    assert world.state.latest("k1", 4) == (True, Found(3, OP_UPSERT))
+    assert world.state.latest("k1", 3) == UNKNOWN
+    assert world.state.latest("k0", 1) == (True, Found(0, OP_UPSERT))
+
+
+def test_a_frame_is_noted_in_parts():
+    """An end in the middle of a frame, of rows or Arrow, shows the records before it."""
+    for arrow_min in (1, 64):
+        world = a_topic(arrow_min=arrow_min)
+        world.upsert_rows([("k0", 1, "r"), ("k1", 2, "r"), ("k0", 3, "r"), ("k1", 4, "r")])
+        for end in range(2, 6):
+            for key in ("k0", "k1"):
+                assert world.state.latest(key, end) == (True, world.model.newest(key, end))
+        assert world.state.folded_to == 1
+
+
+def test_the_rest_of_a_frame_that_is_folded_in_part_is_noted():
+    """Of a frame of rows, what is folded already is left out and the rest has its own offsets."""
+    world = a_topic(arrow_min=64)
+    world.upsert_rows([("k0", 1, "r"), ("k1", 2, "r"), ("k0", 3, "r"), ("k1", 4, "r")])
+    world.state.fold(3)
+    for end in range(4, 6):
+        for key in ("k0", "k1"):
+            assert world.state.latest(key, end) == (True, world.model.newest(key, end))
+    assert world.state.folded_to == 3
+
+
+def test_arrow_frames_between_row_frames_are_noted_too():
+    """The order of offsets counts, not the form that the records have."""
+    world = a_topic(arrow_min=3)
+    one(world, "k1", 1)
+    world.upsert_rows([("k0", 2, "r"), ("k1", 3, "r"), ("k2", 4, "r")])
+    one(world, "k0", 5)
+    world.change([(OP_DELETE, "k2", {}), (OP_UPDATE, "k1", {"a": 1}), (OP_DELETE, "k3", {})])
+    kinds = [entry.records is None for entry in world.topic.memory.tail]
+    assert kinds[-4:] == [False, True, False, True]
+    state = world.state
+    assert state.latest("k0", 6) == (True, Found(5, OP_UPSERT))
+    assert state.latest("k1", 6) == (True, Found(3, OP_UPSERT))
+    assert state.latest("k0", 8) == (True, Found(5, OP_UPSERT))
+    assert state.latest("k2", 9) == (True, Found(6, OP_DELETE))
+    assert state.latest("k1", 9) == UNKNOWN
+    assert state.folded_to == 1
+
+
+def test_what_was_decoded_before_it_was_folded_needs_the_fold():
+    """The tail has it no more; what was noted before is known still."""
+    world = a_topic()
+    one(world, "k1", 1)
+    assert world.state.latest("k1", 2)[0]
+    one(world, "k1", 2)
+    world.topic.memory.settle(3)
+    assert world.state.latest("k1", 2) == (True, Found(1, OP_UPSERT))
+    assert world.state.latest("k1", 3) == UNKNOWN
+    world.state.fold(3)
+    assert world.state.latest("k1", 3) == (True, Found(2, OP_UPSERT))
+
+
+def test_before_the_first_fold_nothing_is_known():
+    """Where the fold begins, only the fold tells."""
+    world = KeyedTopic()
+    one(world, "k0", 0)
+    assert world.state.latest("k0", 1) == UNKNOWN
+
+
+def test_too_much_is_left_to_the_fold(monkeypatch):
+    """What is noted stays bounded, whoever folds and however often it is looked at."""
+    monkeypatch.setattr(tail_keys, "CHANGES_MAX", 8)
+    world = a_topic()
+    for number in range(1, 60):
+        one(world, f"k{number}", number)
+        known, found = world.state.latest(f"k{number}", world.end)
+        assert known == (world.end - world.state.folded_to <= 8)
+        if known:
+            assert found == Found(number, OP_UPSERT)
+        elif number % 2:
+            world.state.fold(world.end - 3)
+        assert len(world.state._tail_keys._codes) <= 16
+
+
+def test_an_expired_row_is_not_found():
+    """What lies below the floor is gone, wherever it is found."""
+    world = a_topic()
+    one(world, "k1", 1)
+    world.state.expire(2)
+    assert world.state.latest("k1", 2) == (True, None)
+    assert world.state.latest("k0", 2) == (True, None)
+
+
+@pytest.mark.parametrize("index_bytes", [1 << 30, 600])
+def test_readers_never_miss_a_write_while_others_fold_and_decode(index_bytes):
+    """A reader beside folds, decoding and eviction sees each key as new as it was acknowledged."""
+    world = a_topic(index_bytes=index_bytes, arrow_min=3)
+    state, memory, names = world.state, world.topic.memory, ("k0", "k1", "k2", "k3")
+    stop, wrong, answers = threading.Event(), [], [0]
+    one(world, "k1", 0)
+    one(world, "k2", 0)
+    one(world, "k3", 0)
+    acked = [4]
+
+    def read():
+        while not stop.is_set():
+            for place, key in enumerate(names):
+                end = acked[0]
+                # The keys take turns.
+                offset = end - 1 - (end - 1 - place) % 4
+                known, found = state.latest(key, end)
+                answers[0] += known
+                if known and found != (offset, OP_UPSERT):
+                    wrong.append((key, end, found))
+
+    def fold():
+        while not stop.is_set():
+            end = acked[0]
+            state.fold(end - 2, budget_rows=7)
+            memory.settle(end - 1)
+
+    threads = [threading.Thread(target=target) for target in (read, read, fold)]
+    for thread in threads:
+        thread.start()
+    for number in range(4, 3000):
+        if number % 4 == 0 and number % 16:
+            world.upsert_rows([(name, number, "r") for name in names])
+        elif number % 4 == 0:
+            for name in names:
+                one(world, name, number)
+        acked[0] = world.end
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert answers[0]
