@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-
 import pytest
 
 from tests.contract.catalogs import EmbeddedCatalog
@@ -14,6 +11,5 @@ from tests.contract.catalogs import EmbeddedCatalog
 def catalog(request, tmp_path_factory):
     """A running catalog; each test makes a namespace of its own in it."""
     home = EmbeddedCatalog(tmp_path_factory.mktemp("catalog"), in_memory=request.param == "memory")
-    with home, contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+    with home:
         yield home

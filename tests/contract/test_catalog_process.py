@@ -40,6 +40,11 @@ def wait_for(condition, what):
     raise AssertionError(f"{what} did not happen in {SECONDS_MAX} s")
 
 
+def wait_for_more(answered):
+    count = len(answered)
+    wait_for(lambda: len(answered) >= count + 5, "five more commits")
+
+
 def is_alive(pid):
     try:
         os.kill(pid, 0)
@@ -71,7 +76,7 @@ def test_every_answered_commit_survives_kills(home):
     namespace = home.namespace()
     home.http.table(namespace, "t")
     first = home.address
-    answered, failures = [], []
+    answered, failures, killed = [], [], set()
     done = threading.Event()
 
     def stream(writer):
@@ -92,23 +97,22 @@ def test_every_answered_commit_survives_kills(home):
     writers = [threading.Thread(target=stream, args=(writer,)) for writer in range(2)]
     for writer in writers:
         writer.start()
-    killed = set()
-    for _number in range(KILLS):
-        count = len(answered)
-        wait_for(lambda count=count: len(answered) >= count + 5, "five more commits")
-        victim = home.address.pid
-        assert victim not in killed
-        killed.add(victim)
-        os.kill(victim, signal.SIGKILL)
-        wait_for(
-            lambda: (found := home.process.address) is not None and found.pid not in killed,
-            "a restart",
-        )
-    count = len(answered)
-    wait_for(lambda: len(answered) >= count + 5, "commits after the last restart")
-    done.set()
-    for writer in writers:
-        writer.join()
+    try:
+        for _number in range(KILLS):
+            wait_for_more(answered)
+            victim = home.address.pid
+            killed.add(victim)
+            os.kill(victim, signal.SIGKILL)
+            wait_for(
+                lambda: (found := home.process.address) is not None and found.pid not in killed,
+                "a restart",
+            )
+        wait_for_more(answered)
+    finally:
+        done.set()
+        for writer in writers:
+            writer.join()
+    assert len(killed) == KILLS
     assert not failures
     assert home.process.restarts == KILLS
     assert home.address.uri == first.uri
