@@ -37,19 +37,20 @@ def part_sets(
     part: int,
     committed: int,
     path: Callable[[DiskFile], str],
+    version: int = 1,
     gaps: Sequence[SpecialRange] = (),
 ) -> PartSets:
     """Return the sets of one topic or part that its table does not have all of.
 
     `gaps` are the ranges without records that the topic knows: where files begin behind one that
-    was declared, a set without files leads up to them.
+    was declared, or there are none any more, a set without files leads up to them. It has the
+    version of the columns behind it, else the present one.
     """
     sets = [_staged_set(span, path) for span in picture.spans if span.end > committed]
-    if sets and committed < sets[0].first and before_gaps(gaps, sets[0].first) <= committed:
-        begin = sets[0].first
-        sets.insert(
-            0, StagedSet(committed, begin, sets[0].schema_version, (), ((committed, begin),))
-        )
+    begin = sets[0].first if sets else picture.flushed
+    if committed < begin and before_gaps(gaps, begin) <= committed:
+        columns = sets[0].schema_version if sets else version
+        sets.insert(0, StagedSet(committed, begin, columns, (), ((committed, begin),)))
     return PartSets(part, picture.topic, committed, tuple(sets))
 
 

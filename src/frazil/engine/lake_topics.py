@@ -358,6 +358,7 @@ class LakeTopic:
                 part=topic.runtime.part,
                 committed=self.position.get(topic.runtime.part, 0),
                 gaps=special_ranges(topic.runtime),
+                version=self._newest(),
                 path=disk.path,
             )
             for topic in self._parts()

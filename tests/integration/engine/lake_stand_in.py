@@ -84,7 +84,8 @@ class StandIn:
     Attributes:
         deaf: a worker answers nothing any more.
         die_at: a worker is gone when a commit reaches this step; once.
-        slow_s: what each commit takes longer.
+        refuse: what each commit is answered instead.
+        slow_s: what each commit takes longer; `waiting` are those that do.
     """
 
     def __init__(self):
@@ -95,6 +96,11 @@ class StandIn:
         self.commits = []
         self.steps = []
         self.refuse = None
+        self.waiting = 0
+
+    def reached(self, step):
+        """Take note of a step of a commit."""
+        self.steps.append(step)
 
     def launch(self, epoch):
         ours, theirs = socket.socketpair()
@@ -153,7 +159,7 @@ class Worker(threading.Thread):
         stand_in = self.stand_in
 
         def progress(step):
-            stand_in.steps.append(step)
+            stand_in.reached(step)
             if step == stand_in.die_at:
                 stand_in.die_at = ""
                 self.kill()
@@ -161,7 +167,9 @@ class Worker(threading.Thread):
             self.answer(Answer(request.id, "progress", {"step": step}))
 
         try:
+            stand_in.waiting += 1
             time.sleep(stand_in.slow_s)
+            stand_in.waiting -= 1
             if stand_in.refuse is not None:
                 raise stand_in.refuse
             found = msgspec.convert(request.body, CommitRequest, str_keys=True)

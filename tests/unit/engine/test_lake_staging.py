@@ -81,6 +81,10 @@ def test_a_gap_that_was_declared_leads_up_to_the_files():
     _version, [only] = plan_parts([found], bytes_max=10**9, files_max=100)
     assert (only.lo, only.hi, only.rows) == (3, 12, 2)
     assert (before_gaps(gone, 10), before_gaps(gone, 11), before_gaps(gone, 4)) == (3, 11, 3)
+    empty = TopicFiles(7, (), TopicMarks(10, 10))
+    found = part_sets(empty, part=-1, committed=4, path=str, gaps=gone, version=3)
+    version, [only] = plan_parts([found], bytes_max=10**9, files_max=100)
+    assert (version, only.lo, only.hi, only.rows, only.files) == (3, 4, 10, 0, ())
     missing = part_sets(picture(file(10, 12)), part=-1, committed=2, path=str, gaps=gone)
     with pytest.raises(InvalidRequest, match="do not follow"):
         plan_parts([missing], bytes_max=10**9, files_max=100)
