@@ -19,6 +19,7 @@ from frazil.cli import (
     log,
     publish,
     read,
+    rejects,
     sql,
     tier,
     top,
@@ -45,6 +46,7 @@ app.command("sql")(sql.sql)
 app.command("top")(top.top)
 app.add_typer(tier.app, name="tier")
 app.add_typer(lake.lake_app, name="lake")
+app.add_typer(rejects.app, name="rejects")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(log.app, name="log")
 app.command("doctor")(doctor.doctor)

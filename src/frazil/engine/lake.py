@@ -37,6 +37,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from frazil.engine.lake_rejects import TopicRejects
     from frazil.engine.lake_world import Tables
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
@@ -73,6 +74,8 @@ class Lake:
         self._woken = threading.Event()
         self._calls: list[tuple[Callable[[], Any], Pending]] = []
         self._lock = threading.RLock()
+        self.settling = threading.Lock()
+        """Held while rejects are replayed or dropped: their marks are read, changed and written."""
         self._thread: threading.Thread | None = None
         self.catalog = LakeCatalog(engine.settings, engine.paths, engine.clock)
         if engine.tiers is not None:
@@ -406,6 +409,19 @@ class Lake:
             if again is not None:
                 publish_again(runtime, *again)
         return done
+
+    def rejects(self, topic: str) -> TopicRejects:
+        """Return the records of a topic that its table could not take.
+
+        Raises:
+            InvalidRequest: if the topic has no lake.
+            NotFound: if there is no such topic.
+        """
+        from frazil.engine.lake_rejects import TopicRejects
+
+        self._check_open()
+        [found] = self._chosen(topic)
+        return TopicRejects(self, found)
 
     def ask_worker(
         self, op: str, body: Mapping[str, Any], progress: Callable[[Answer], None] | None = None
