@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -111,6 +112,21 @@ def test_committed_records_are_in_the_table_and_in_the_watermark(db, stand_in):
     state = status_of(db, "acked")
     assert (state["state"], state["committed"], state["lag_records"]) == ("running", 6, 0)
     assert not stand_in.die_at
+
+
+def test_many_who_wait_share_one_commit_a_second(db, stand_in):
+    """Publishes that all want to be committed make at most one commit a second a table."""
+    topic = db.create_topic("hurried", COLUMNS, lake=True)
+    topic.append(id=0, text="", ack="committed")
+    before = len(stand_in.commits)
+    begun = time.monotonic()
+    pending = []
+    for number in range(1, 25):
+        pending.append(topic.send(id=number, text="", ack="committed"))
+        time.sleep(0.05)
+    assert [each.result().offset for each in pending] == list(range(1, 25))
+    assert len(stand_in.commits) - before <= time.monotonic() - begun + 1
+    assert ids_of(db, "hurried") == list(range(25))
 
 
 def test_a_message_topic_is_a_table_of_its_envelope(db):
