@@ -20,6 +20,7 @@ KILLS = int(os.environ.get("FRAZIL_CRASH_KILLS", "100"))
 EARLY_S = 0.02
 LATE_S = 0.16
 CHECK_SHARE = 0.35
+ACK_WAIT_S = 60.0
 
 
 class Peer:
@@ -50,6 +51,13 @@ class Peer:
         self.process.stdout.close()
 
 
+def wait_for_ack(directory, size):
+    """Wait until a publisher has written an ack down: on a busy machine it may begin late."""
+    acks, deadline = directory / "acks", time.monotonic() + ACK_WAIT_S
+    while time.monotonic() < deadline and not (acks.exists() and acks.stat().st_size > size):
+        time.sleep(0.002)
+
+
 def kill_loop(directory, *, lanes, kills, seed):
     """Kill publishers at random times; return the checker's last answer and how often it checked."""
     chosen = random.Random(seed)
@@ -58,8 +66,13 @@ def kill_loop(directory, *, lanes, kills, seed):
     checks = 0
     with contextlib.closing(child), contextlib.closing(checker):
         for kill in range(kills):
+            acks = directory / "acks"
+            size = acks.stat().st_size if acks.exists() else 0
             pid = int(child.ask("start"))
             early = chosen.random() < 0.35
+            if not early:
+                # The others die while they open; these while they publish.
+                wait_for_ack(directory, size)
             time.sleep(chosen.uniform(0, EARLY_S if early else LATE_S))
             os.kill(pid, signal.SIGKILL)
             code = int(child.ask(f"reap {pid}"))

@@ -68,6 +68,8 @@ class Engine:
             overrides={
                 "data_dir": str(self.directory),
                 "lake.spark.conf": {"spark.driver.extraJavaOptions": QUICK_JAVA},
+                # The first commit of a JVM takes long where others want the machine as well.
+                "lake.worker.stop_timeout_s": 240.0,
             },
         )
         return self.ask("hello", hello_body(settings, self.world.address))
