@@ -24,6 +24,7 @@ from frazil.cli import (
     tier,
     top,
     topic,
+    verify,
 )
 from frazil.cli.failures import EXIT_BROKEN_PIPE, RootGroup, quiet_stdout, report
 from frazil.cli.session import Output, Session
@@ -46,6 +47,7 @@ app.command("sql")(sql.sql)
 app.command("top")(top.top)
 app.add_typer(tier.app, name="tier")
 app.add_typer(lake.lake_app, name="lake")
+app.command("verify")(verify.verify)
 app.add_typer(rejects.app, name="rejects")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(log.app, name="log")

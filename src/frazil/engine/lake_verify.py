@@ -1,0 +1,191 @@
+"""Have a topic's table verified: gather what the tiers know of it and ask the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.engine.facts import special_ranges
+from frazil.engine.lake_staging import part_sets, plan_of
+from frazil.errors import InvalidRequest, NotFound, Unavailable
+from frazil.ingest.columns import column_id
+from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows, VerifyRequest
+from frazil.lake.plan import PartRange
+from frazil.model import full_topic_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from frazil.engine.lake import Lake
+    from frazil.engine.lake_topics import LakeTopic
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.lake.plan import StagedSet
+    from frazil.lake.wire import Answer
+
+__all__ = ["bundles", "column_names", "verify_topic"]
+
+READY_PAUSE_S: Final = 0.2
+READY_TIMEOUT_S: Final = 300.0
+VERIFY_TIMEOUT_S: Final = 24 * 3600.0
+
+
+def verify_topic(
+    lake: Lake,
+    topic: str,
+    *,
+    timeout_s: float = VERIFY_TIMEOUT_S,
+    progress: Callable[[str], None] = lambda _step: None,
+) -> Certificate:
+    """Prove that a topic's table has each of its records once; return what was found.
+
+    Files of the disk tier that it is compared with stay in place meanwhile.
+
+    Raises:
+        InvalidRequest: if the topic has no lake, or is keyed.
+        NotFound: if it has no table yet.
+        Unavailable: if Spark does not come, or takes too long.
+    """
+    found = lake.topics.get(full_topic_name(topic))
+    if found is None:
+        raise InvalidRequest("the topic is not there or has no lake", topic=topic)
+    if found.keyed:
+        raise InvalidRequest("keyed tables come later", topic=found.name)
+    lake.start()
+    _wait_ready(lake, found, progress)
+    version = lake.call(lambda: lake.tables().look(found.table)).schema_version
+    if version is None:
+        raise NotFound("the table has no columns of this topic", table=found.table)
+
+    def told(answer: Answer) -> None:
+        progress(str(answer.body.get("step", "")))
+
+    with _kept(lake, found.runtimes):
+        request = _request(lake, found, version)
+        body = msgspec.to_builtins(request, str_keys=True)
+        answer = lake.ask_worker("verify", body, told).result(timeout_s)
+    findings = msgspec.convert(answer, Findings, str_keys=True)
+    return Certificate(findings, lake.clock.now_us())
+
+
+def _wait_ready(lake: Lake, topic: LakeTopic, progress: Callable[[str], None]) -> None:
+    deadline = lake.clock.monotonic() + READY_TIMEOUT_S
+    pause = threading.Event()
+    progress("starting")
+    while lake.worker.state != "ready":
+        idle = topic.state in {"paused", "stopped"} and lake.worker.state == "off"
+        if idle and lake.clock.monotonic() > deadline - READY_TIMEOUT_S + 2:
+            raise Unavailable(
+                "Spark does not run while the topic waits, let it go on with `frazil lake resume`",
+                topic=topic.name,
+                state=topic.state,
+                why=topic.why,
+            )
+        if lake.clock.monotonic() > deadline:
+            raise Unavailable("Spark did not start in time", why=lake.worker.why or topic.why)
+        pause.wait(READY_PAUSE_S)
+
+
+@contextlib.contextmanager
+def _kept(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
+    """Keep the files of the disk tier in place."""
+    disk = lake.tiers.disk
+    with contextlib.ExitStack() as stack:
+        for runtime in runtimes:
+            stack.enter_context(disk.pin_files(disk.files(runtime.state.id)))
+        yield
+
+
+def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
+    """Return what the worker needs; `version` is that of the table's columns."""
+    disk = lake.tiers.disk
+    message = topic.runtimes[0].state.spec.kind == "message"
+    runs: list[tuple[int, PartRange]] = []
+    parts: list[PartFacts] = []
+    for runtime in topic.runtimes:
+        gaps = tuple(_merged((each.first, each.end) for each in special_ranges(runtime)))
+        parts.append(PartFacts(runtime.part, gaps))
+        picture = disk.picture(runtime.state.id)
+        sets = part_sets(picture, part=runtime.part, committed=0, path=disk.path).sets
+        # Columns that the table has not got yet are those of records that it has not got either.
+        older = [each for each in sets if each.schema_version <= version]
+        runs += _runs(runtime.part, runtime.state.id, older)
+    now = topic.columns(version)
+    staged: list[StagedRows] = []
+    for number, (own, ranges) in enumerate(bundles(runs)):
+        schema = topic.columns(own)
+        names, added = column_names(schema, now, by_id=not message)
+        plan = plan_of(
+            identity=f"verify-{number}",
+            topic=topic.name,
+            uid=topic.uid,
+            table=topic.table,
+            kind="message" if message else "table",
+            version=own,
+            schema=schema,
+            ranges=ranges,
+            now_us=lake.clock.now_us(),
+        )
+        staged.append(StagedRows(plan, names, added))
+    return VerifyRequest(
+        topic=topic.name,
+        topic_id=topic.uid,
+        table=topic.table,
+        parts=tuple(parts),
+        staged=tuple(staged),
+    )
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Give ranges in order, those that touch or overlap as one."""
+    low = high = -1
+    for first, end in sorted(ranges):
+        if first > high:
+            if high > low:
+                yield low, high
+            low, high = first, end
+        high = max(high, end)
+    if high > low:
+        yield low, high
+
+
+def _runs(part: int, topic: int, sets: Sequence[StagedSet]) -> list[tuple[int, PartRange]]:
+    """Join sets of one version that touch."""
+    found: list[tuple[int, PartRange]] = []
+    for each in sets:
+        if found and found[-1][0] == each.schema_version and found[-1][1].hi == each.first:
+            last = found.pop()[1]
+            files, gaps = (*last.files, *each.files), (*last.gaps, *each.gaps)
+            joined = PartRange(part, topic, last.lo, each.end, files, gaps)
+        else:
+            joined = PartRange(part, topic, each.first, each.end, each.files, each.gaps)
+        found.append((each.schema_version, joined))
+    return found
+
+
+def bundles(
+    runs: Sequence[tuple[int, PartRange]],
+) -> list[tuple[int, tuple[PartRange, ...]]]:
+    """Put ranges of one schema version together, of each part at most one."""
+    made: dict[tuple[int, int], list[PartRange]] = {}
+    counts: dict[tuple[int, int], int] = {}
+    for version, each in runs:
+        number = counts.get((version, each.part), 0)
+        counts[version, each.part] = number + 1
+        made.setdefault((version, number), []).append(each)
+    return [(version, tuple(ranges)) for (version, _number), ranges in sorted(made.items())]
+
+
+def column_names(
+    then: pa.Schema, now: pa.Schema, *, by_id: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what columns are called now, without those that were dropped, and which came later."""
+    if not by_id:
+        return {name: name for name in then.names if name in now.names}, ()
+    names = {column_id(field): field.name for field in now}
+    found = {field.name: names[column_id(field)] for field in then if column_id(field) in names}
+    return found, tuple(name for name in now.names if name not in found.values())

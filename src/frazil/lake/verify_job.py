@@ -1,0 +1,355 @@
+"""Prove with Spark that a table has every record once, from the table and the tiers alone."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake.certificate import (
+    SHOWN_MAX,
+    Findings,
+    Problem,
+    VerifyRequest,
+    offset_text,
+    ranges_text,
+)
+from frazil.lake.connection import calls, load
+from frazil.lake.java_errors import java_calls
+from frazil.lake.look import look
+from frazil.lake.session import CATALOG_NAME
+from frazil.lake.stages.columns import by_name, quoted
+from frazil.lake.verify_chain import Chain, check_chain, holes, line_of, records_between
+from frazil.lake.verify_rows import KEY, comparable, compare_staged, placed
+from frazil.lake.watermark import watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from frazil.lake.certificate import Kind
+    from frazil.lake.plan import PartRange, Plan, TableName
+    from frazil.lake.table import View
+    from frazil.lake.worker_calls import Job
+
+__all__ = ["examine", "verify"]
+
+BUCKET: Final = 1 << 16
+"""Offsets are counted in so large groups; only groups that lack some are looked into."""
+LOOKS_MAX: Final = 5
+
+
+class _Seen(NamedTuple):
+    """A table at one snapshot."""
+
+    table: TableName
+    view: View
+    chain: Chain
+
+
+def verify(job: Job) -> Mapping[str, Any]:
+    """Verify a table; see `frazil.lake.certificate` for request and answer."""
+    try:
+        request = msgspec.convert(job.body, VerifyRequest, str_keys=True)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest("request to verify cannot be read", reason=error) from error
+    found = examine(job.spark, job.catalog, request, progress=job.progress)
+    body: dict[str, Any] = msgspec.to_builtins(found, str_keys=True)
+    return body
+
+
+def examine(
+    spark: SparkSession,
+    catalog: Catalog,
+    request: VerifyRequest,
+    *,
+    progress: Callable[[str], None] = lambda _step: None,
+) -> Findings:
+    """Examine a table at its present snapshot.
+
+    Raises:
+        NotFound: there is no such table.
+        Conflict: it is another topic's.
+    """
+    # The main table first: its rejects are committed before it.
+    main = _see(catalog, request.table, request, side=False)
+    try:
+        side: _Seen | None = _see(catalog, request.table.rejects, request, side=True)
+    except NotFound:
+        side = None
+    seen = [each for each in (main, side) if each is not None]
+    ends, _certain = watermarks(main.view, {})
+    found = Findings(
+        topic=request.topic,
+        topic_id=request.topic_id,
+        table=request.table,
+        sid=main.view.sid,
+        begins=dict(main.chain.begins or {}),
+        ends=ends,
+        snapshots=main.chain.length,
+        problems=tuple(problem for each in seen for problem in each.chain.problems),
+        versions={"spark": spark.version, "python": sys.version.split()[0]},
+    )
+    progress("verify_files")
+    found.files, missing = _check_files(catalog, seen)
+    if missing:
+        # Spark could not read the table.
+        found.problems += (Problem("file", len(missing), tuple(missing[:SHOWN_MAX])),)
+        return found
+    with java_calls("verify", request.table):
+        rows = _Rows(spark, request, main, side, found)
+        rows.check(progress)
+    for each in rows.unpinned:
+        if look(catalog, each.table).sid != each.view.sid:
+            raise Unavailable("the table changed meanwhile, try again", table=each.table)
+    return found
+
+
+def _see(catalog: Catalog, table: TableName, request: VerifyRequest, *, side: bool) -> _Seen:
+    """Read where a table stands and its snapshots, both of one moment."""
+    for _attempt in range(LOOKS_MAX):
+        view = look(catalog, table)
+        line = line_of(load(catalog, table).metadata)
+        if (line[-1].snapshot_id if line else None) == view.sid:
+            break
+    else:
+        raise Unavailable("others keep changing the table, try again", table=table)
+    if view.topic_id != request.topic_id:
+        raise Conflict("the table is another topic's", table=table, topic_id=view.topic_id)
+    return _Seen(table, view, check_chain(line, request.topic_id, request.gaps, side=side))
+
+
+def _check_files(catalog: Catalog, seen: Sequence[_Seen]) -> tuple[int, list[str]]:
+    """Look for every file of the snapshots; return how many there are, and which are not right."""
+    count = 0
+    wrong: list[str] = []
+    for each in seen:
+        if each.view.sid is None:
+            continue
+        with calls("list the table's files", table=each.table):
+            loaded = catalog.load_table(tuple(each.table))
+            files = loaded.inspect.files(each.view.sid)
+        paths = files.column("file_path").to_pylist()
+        sizes = files.column("file_size_in_bytes").to_pylist()
+        count += len(paths)
+        for path, size in zip(paths, sizes, strict=True):
+            try:
+                found = len(loaded.io.new_input(path))
+            except FileNotFoundError:
+                found = -1
+            if found != size:
+                wrong.append(path)
+    return count, wrong
+
+
+class _Rows:
+    """The rows of one table at one snapshot, under examination."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        request: VerifyRequest,
+        main: _Seen,
+        side: _Seen | None,
+        found: Findings,
+    ) -> None:
+        self._spark = spark
+        self._request = request
+        self._seen = main
+        self._found = found
+        self.unpinned: list[_Seen] = []
+        self._main = self._now(main)
+        self._side = None if side is None else self._now(side)
+
+    def check(self, progress: Callable[[str], None]) -> None:
+        """Fill the findings in."""
+        progress("verify_offsets")
+        self._measure()
+        places = self._places().groupBy(*KEY).agg(F.count(F.lit(1)).alias("n")).persist()
+        try:
+            self._check_places(places)
+            deleted = self._deleted(places)
+            self._check_dense(places, deleted)
+            progress("verify_rows")
+            self._check_staged(deleted)
+        finally:
+            places.unpersist()
+
+    def _add(self, *problems: Problem) -> None:
+        self._found.problems += problems
+
+    def _at(self, table: TableName, sid: int | None) -> DataFrame:
+        name = ".".join(quoted(each) for each in (CATALOG_NAME, *table))
+        if sid is None:
+            return self._spark.table(name).limit(0)
+        return self._spark.read.option("versionAsOf", str(sid)).table(name)
+
+    def _now(self, seen: _Seen) -> DataFrame:
+        """Return a table at the snapshot that was looked at, with the columns of today.
+
+        A snapshot has the columns of its own time: where they have changed since, the table itself
+        is read, and `examine` sees to it that it did not move meanwhile.
+        """
+        pinned = self._at(seen.table, seen.view.sid)
+        current = self._at(seen.table, None)
+        if pinned.schema == current.schema:
+            return pinned
+        self.unpinned.append(seen)
+        name = ".".join(quoted(each) for each in (CATALOG_NAME, *seen.table))
+        return self._spark.table(name)
+
+    def _measure(self) -> None:
+        """Count the rows and take their fingerprint; find where they begin if nothing tells."""
+        columns = [comparable(by_name(f.name), f.dataType) for f in self._main.schema]
+        rows = self._main.agg(F.count(F.lit(1)), F.bit_xor(F.xxhash64(*columns))).first()
+        assert rows is not None
+        self._found.rows = int(rows[0])
+        self._found.content = "" if rows[1] is None else f"{int(rows[1]) & (1 << 64) - 1:016x}"
+        if self._side is not None:
+            self._found.rejected = self._side.where(self._below(self._side)).count()
+        known = self._found.begins
+        if self._seen.chain.begins is None:
+            first = self._places().groupBy("part").agg(F.min("offset").alias("first")).collect()
+            known |= {each["part"]: int(each["first"]) for each in first}
+            for staged in self._request.staged:
+                for each in staged.plan.parts:
+                    # A table begins with what was held when it was made.
+                    known[each.part] = min(known.get(each.part, each.lo), each.lo)
+        for part, end in self._found.ends.items():
+            known[part] = min(known.get(part, end), end)
+        gaps = self._request.gaps
+        self._found.gaps = sum(
+            end - known[part] - records_between(known[part], end, gaps.get(part, ()))
+            for part, end in self._found.ends.items()
+        )
+
+    def _below(self, frame: DataFrame) -> Column:
+        part, offset = placed(frame)
+        return _any((part == p) & (offset < end) for p, end in self._found.ends.items())
+
+    def _places(self) -> DataFrame:
+        """Return the place of every row; rejects of a commit that is not there yet are left out."""
+        places = self._main.select(*placed(self._main))
+        if self._side is None:
+            return places
+        side = self._side.where(self._below(self._side))
+        return places.unionAll(side.select(*placed(side)))
+
+    def _inside(self) -> Column:
+        """Return whether a place is one of a record."""
+        part, offset = F.col("part"), F.col("offset")
+        found, gaps = self._found, self._request.gaps
+        return _any(
+            (part == p)
+            & (offset >= found.begins[p])
+            & (offset < end)
+            & ~_any((offset >= a) & (offset < b) for a, b in gaps.get(p, ()))
+            for p, end in found.ends.items()
+        )
+
+    def _check_places(self, places: DataFrame) -> None:
+        checks: list[tuple[Kind, Column]] = [
+            ("doubled", F.col("n") > 1),
+            ("extra", ~self._inside()),
+        ]
+        for kind, wrong in checks:
+            count = places.where(wrong).count()
+            if count:
+                first = places.where(wrong).orderBy(*KEY).limit(SHOWN_MAX).collect()
+                shown = tuple(offset_text(each.part, each.offset) for each in first)
+                self._add(Problem(kind, count, shown))
+
+    def _deleted(self, places: DataFrame) -> DataFrame | None:
+        """Return the places of rows that snapshots of others removed and nobody put back."""
+        frames: list[DataFrame] = []
+        for removal in self._seen.chain.removals:
+            if removal.parent is not None:
+                before = self._at(self._request.table, removal.parent)
+                after = self._at(self._request.table, removal.sid)
+                gone = before.select(*placed(before)).join(
+                    after.select(*placed(after)), list(KEY), "left_anti"
+                )
+                frames.append(gone)
+        if not frames:
+            return None
+        gone = functools.reduce(lambda one, other: one.unionAll(other), frames).distinct()
+        gone = gone.join(places, list(KEY), "left_anti").where(self._inside())
+        self._found.deleted = gone.count()
+        first = gone.orderBy(*KEY).limit(SHOWN_MAX).collect()
+        self._found.deleted_places = tuple(offset_text(each.part, each.offset) for each in first)
+        if self._found.deleted:
+            self._found.foreign = tuple(each.sid for each in self._seen.chain.removals)
+        return gone
+
+    def _check_dense(self, places: DataFrame, deleted: DataFrame | None) -> None:
+        """Look for offsets that should be there: count them in groups, then look into groups."""
+        covered = places.where(self._inside()).select(*KEY)
+        if deleted is not None:
+            covered = covered.unionAll(deleted.select(*KEY))
+        bucket = F.floor(F.col("offset") / F.lit(BUCKET)).alias("bucket")
+        counted = covered.groupBy("part", bucket).count().collect()
+        counts = {(each["part"], each["bucket"]): each["count"] for each in counted}
+        missing = 0
+        shown: list[str] = []
+        for part, first, end in self._groups():
+            gaps = self._request.gaps.get(part, ())
+            wanted = records_between(first, end, gaps)
+            lacking = wanted - counts.get((part, first // BUCKET), 0)
+            missing += lacking
+            if lacking and len(shown) < SHOWN_MAX:
+                here = (F.col("part") == part) & F.col("offset").between(first, end - 1)
+                present = [each["offset"] for each in covered.where(here).collect()]
+                shown += ranges_text(part, holes(present, first, end, gaps))
+        if missing:
+            self._judge_missing(missing, shown[:SHOWN_MAX])
+
+    def _groups(self) -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = []
+        for part, end in sorted(self._found.ends.items()):
+            first = self._found.begins[part]
+            while first < end:
+                following = min((first // BUCKET + 1) * BUCKET, end)
+                found.append((part, first, following))
+                first = following
+        return found
+
+    def _judge_missing(self, missing: int, shown: list[str]) -> None:
+        """Call it loss, unless others removed as many and what was before is not left to see."""
+        unseen = [each for each in self._seen.chain.removals if each.parent is None]
+        if missing > sum(each.rows for each in unseen):
+            self._add(Problem("missing", missing, tuple(shown)))
+            return
+        self._found.deleted += missing
+        self._found.deleted_places += tuple(shown)
+        self._found.foreign = tuple(each.sid for each in self._seen.chain.removals)
+
+    def _check_staged(self, deleted: DataFrame | None) -> None:
+        for staged in self._request.staged:
+            rows = msgspec.structs.replace(staged, plan=self._clamped(staged.plan))
+            if not rows.plan.parts:
+                continue
+            found = compare_staged(self._spark, rows, self._main, self._side, deleted)
+            self._found.compared += found.rows
+            self._add(*found.problems)
+
+    def _clamped(self, plan: Plan) -> Plan:
+        """Return what a plan has of the offsets that the table should have."""
+        parts: list[PartRange] = []
+        for each in plan.parts:
+            lo = max(each.lo, self._found.begins.get(each.part, 0))
+            hi = min(each.hi, self._found.ends.get(each.part, 0))
+            files = tuple(f for f in each.files if f.offset_first < hi and f.offset_last >= lo)
+            if lo < hi:
+                parts.append(msgspec.structs.replace(each, lo=lo, hi=hi, files=files))
+        return msgspec.structs.replace(plan, parts=tuple(parts))
+
+
+def _any(conditions: Iterable[Column]) -> Column:
+    return functools.reduce(operator.or_, conditions, F.lit(False))
