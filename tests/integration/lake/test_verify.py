@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
 
+from frazil.errors import Conflict
+from frazil.ingest.columns import declare_schema
 from frazil.lake.certificate import Certificate, PartFacts, StagedRows, VerifyRequest
 from frazil.lake.verify_job import examine
 from tests.integration.lake.spark_world import MARKS, TIME_US
 
 pytestmark = MARKS
 
+BEYOND_MS = 1 << 60
 COLUMNS = {"id": "long", "name": "string", "tags": "map<string, int>"}
 
 
@@ -174,3 +180,69 @@ def test_rows_deleted_by_others_are_listed_and_are_no_damage(subject, staged):
     after = subject.verify(staged=staged)
     assert after.exit_code == 8
     assert after.findings.problems[1].places == ("61",)
+
+
+def test_declared_gaps_are_no_loss_and_rows_in_them_are_damage(world):
+    """Offsets that were declared to have no record need none, and may have none."""
+    subject = Subject(world)
+    subject.move(rows(10), offsets=[*range(5), *range(8, 13)], gaps=((5, 8),))
+    good = subject.verify(gaps=((5, 8),))
+    assert (good.verdict, good.findings.gaps, good.findings.compared) == ("good", 3, 10)
+    assert subject.kinds(staged=False)["missing"] == (3, ("5..7",))
+    subject.topic.foreign(
+        "INSERT INTO {table} SELECT 6, _time, id, name, tags FROM {table} WHERE _offset = 1"
+    )
+    kinds = subject.kinds(gaps=((5, 8),))
+    assert kinds == {"extra": (1, ("6",)), "unmatched": (1, ("6",))}
+
+
+def test_rejected_records_count_once_and_are_compared(world):
+    """A record in the side table is there; one in both is doubled; a changed one is altered."""
+    schema = declare_schema({"id": "long", "at": "timestamp[ms, UTC]"})
+    times = [0, 1, BEYOND_MS, *range(3, 40)]
+    data = pa.table(
+        {
+            "id": pa.array(range(40), pa.int64()),
+            "at": pa.array(times, pa.int64()).view(pa.timestamp("ms", "UTC")),
+        }
+    )
+    subject = Subject(world, schema)
+    assert subject.move(data).rows_rejected == 1
+    found = subject.verify()
+    assert (found.verdict, found.findings.problems) == ("good", ())
+    assert (found.findings.rows, found.findings.rejected) == (39, 1)
+    assert found.findings.compared == 40
+    name = subject.topic.spark_name.removesuffix("`") + "__rejects`"
+    world.session.sql(f"UPDATE {name} SET reason = 'none' WHERE _offset = 2").collect()
+    assert subject.kinds() == {"altered": (1, ("2 (reason)",))}
+    subject.topic.foreign("INSERT INTO {table} SELECT 2, _time, 2, _time FROM {table} LIMIT 1")
+    assert subject.kinds(staged=False) == {"doubled": (1, ("2",))}
+
+
+def test_a_missing_file_is_found(subject):
+    """A data file that is gone is named; Spark is not even asked."""
+    table = subject.world.catalog.load_table(tuple(subject.topic.table))
+    path = table.inspect.files().column("file_path").to_pylist()[0]
+    Path(path.removeprefix("file://").removeprefix("file:")).unlink()
+    assert subject.kinds() == {"file": (1, (path,))}
+
+
+def test_parts_are_verified_each_by_itself(world):
+    """The same offset in two parts is two records; a part's missing row is named with its part."""
+    topic_rows = rows(6)
+    subject = Subject(world, parts=2)
+    topic = subject.topic
+    ranges = [topic.range(topic.stage(topic_rows, first=0, part=p), part=p) for p in range(2)]
+    plan = topic.plan_of(*ranges)
+    subject.plans.append(plan)
+    assert topic.commit(plan).state == "committed"
+    good = subject.verify(parts=(0, 1))
+    assert (good.verdict, good.findings.compared) == ("good", 12)
+    topic.foreign("DELETE FROM {table} WHERE _part = 1 AND _offset = 2")
+    assert subject.verify(parts=(0, 1)).findings.deleted_places == ("part 1: 2",)
+
+
+def test_another_topics_table_is_refused(subject):
+    """A table of another topic proves nothing."""
+    with pytest.raises(Conflict, match="another topic"):
+        subject.verify(topic_id="0" * 16)
