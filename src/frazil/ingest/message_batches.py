@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,16 +37,37 @@ def check_message_batch(batch: pa.RecordBatch, limits: IngestLimits, now_us: int
     Raises:
         InvalidRequest: with the number of the first row that is too large or too far in the future.
     """
+    times = batch.column("publish_time")
     latest = pa.scalar(now_us + limits.future_time_max_us, _TIME_TYPE)
-    _refuse(
-        pc.greater(batch.column("publish_time"), latest), "publish time is too far in the future"
-    )
-    lengths = pc.binary_length(batch.column("key"))
-    _refuse(pc.greater(lengths, limits.key_bytes_max), "key is too large")
+    _refuse(pc.greater(times, latest), "publish time is too far in the future")
+    _refuse(pc.less(times, pa.scalar(0, _TIME_TYPE)), "publish time is below zero")
+    keys = pc.fill_null(pc.binary_length(batch.column("key")), 0)
+    _refuse(pc.greater(keys, limits.key_bytes_max), "key is too large")
+    names = pc.fill_null(pc.binary_length(batch.column("producer_name")), 0)
+    _refuse(pc.greater(names, limits.key_bytes_max), "producer_name is too large")
+    sizes = pc.add(pc.binary_length(batch.column("payload")).cast(pa.int64()), pc.add(keys, names))
     attributes = batch.column("attributes")
     if attributes.null_count < len(attributes):
-        counts = pc.list_value_length(attributes)
-        _refuse(pc.greater(counts, limits.attributes_max), "message has too many attributes")
+        sizes = pc.add(sizes, _attribute_bytes(attributes, limits))
+    _refuse(pc.greater(sizes, limits.message_bytes_max), "message is too large")
+
+
+def _attribute_bytes(attributes: pa.MapArray, limits: IngestLimits) -> pa.Array:
+    """Return the bytes of each row's attributes, after a look at their number and size."""
+    offsets = np.asarray(attributes.offsets)
+    valid = np.asarray(attributes.is_valid())
+    counts = np.where(valid, np.diff(offsets), 0)
+    _refuse(pa.array(counts > limits.attributes_max), "message has too many attributes")
+    inside = slice(int(offsets[0]), int(offsets[-1]))
+    items = attributes.items[inside]
+    if items.null_count:
+        raise InvalidRequest("attributes must have texts as values, not null")
+    lengths = np.asarray(pc.add(pc.binary_length(attributes.keys[inside]), pc.binary_length(items)))
+    until = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    places = offsets - offsets[0]
+    sizes = np.where(valid, until[places[1:]] - until[places[:-1]], 0)
+    _refuse(pa.array(sizes > limits.attributes_bytes_max), "attributes are too large")
+    return pa.array(sizes, pa.int64())
 
 
 def _refuse(mask: pa.Array, what: str) -> None:
