@@ -113,7 +113,6 @@ _OPERATIONS: Final[dict[str, tuple[str, str]]] = {
     "commit": ("frazil.lake.worker_calls", "commit_plan"),
     "maintain": ("frazil.lake.worker_calls", "maintain_table"),
     "verify": ("frazil.lake.verify_job", "verify"),
-    "rejects": ("frazil.lake.verify_job", "rejects"),
 }
 """Which function of which module does what is asked; it is imported when it is first needed."""
 
