@@ -38,6 +38,8 @@ from frazil.tiers.disk_file import file_schema
 MARKS = [
     pytest.mark.integration,
     pytest.mark.timeout(600),
+    # With `--dist loadgroup` one process takes all of them: one JVM.
+    pytest.mark.xdist_group("spark"),
     # PySpark leaves sockets to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -115,6 +117,8 @@ def shared_world():
     )
     spark = Spark.of_session(session, settings, connect(address), run_dir)
     atexit.register(spark.end)
+    # Before its JVM goes: threads of PySpark would complain about that at length.
+    atexit.register(session.stop)
     return World(root, address, catalog, spark)
 
 
