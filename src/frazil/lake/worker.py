@@ -76,6 +76,7 @@ class Worker:
         self._stop_seconds = STOP_SECONDS
         self._spark: Spark | None = None
         self._starting: threading.Thread | None = None
+        self._launching = False
         self._jobs = Jobs(self.answer, self._halt, self._clock)
 
     # -- the socket --
@@ -117,7 +118,7 @@ class Worker:
     @property
     def starting(self) -> bool:
         """Tell whether Spark is just being started."""
-        return self._spark is None and self._starting is not None and self._starting.is_alive()
+        return self._launching
 
     def end(self) -> None:
         """End Spark, whatever it is doing."""
@@ -162,12 +163,7 @@ class Worker:
         """Start Spark and say so; pings are answered meanwhile."""
         try:
             try:
-                config = self._config or _config_of(request.body)
-                settings = config.to_settings()
-                self._stop_seconds = settings.lake.worker.stop_timeout_s
-                keep_log(settings.data_dir, self._file_system)
-                self.answer(Answer(request.id, "progress", {"step": "starting"}))
-                spark = Spark.start(config, epoch=self._epoch, file_system=self._file_system)
+                spark = self._launched(request)
             except FrazilError as error:
                 warn("lake_worker_failed", error=error)
                 self.answer(Answer(request.id, "failed", error=error.code, message=str(error)))
@@ -177,13 +173,26 @@ class Worker:
                 told = Unavailable("Spark does not start, logs/lake.log has the trace")
                 self.answer(Answer(request.id, "failed", error=told.code, message=str(told)))
                 raise
-            self._spark = spark
             self._jobs.open(spark)
             self.answer(Answer(request.id, "done", self._facts(spark)))
             event("lake_worker_ready", epoch=self._epoch, pid=os.getpid(), java=spark.pid)
         except Closed:
             # The thread that reads notices too, and ends the process.
             event("lake_engine_gone", epoch=self._epoch)
+
+    def _launched(self, request: Request) -> Spark:
+        config = self._config or _config_of(request.body)
+        settings = config.to_settings()
+        self._stop_seconds = settings.lake.worker.stop_timeout_s
+        keep_log(settings.data_dir, self._file_system)
+        self.answer(Answer(request.id, "progress", {"step": "starting"}))
+        self._launching = True
+        try:
+            self._spark = Spark.start(config, epoch=self._epoch, file_system=self._file_system)
+        finally:
+            # Only now: in between the JVM would have no handle, and could not be ended.
+            self._launching = False
+        return self._spark
 
     def _facts(self, spark: Spark) -> dict[str, Any]:
         return {
