@@ -3,7 +3,9 @@
 `FRAZIL_LAKE_HALT_AT=committing` kills the worker and its JVM when a job reaches the step
 `committing`; `committing:stop` freezes both instead. A third part names a file that is created by
 the first worker that halts: those that find it go on, so that a restarted worker does not halt
-again. Nothing else reads the variable, and nobody sets it outside of tests.
+again. `@FILE` names a file that is looked for at each step: it has `step[:kill|stop]`, may come and
+change while the worker runs, and is removed by the worker that halts. Nothing else reads the
+variable, and nobody sets it outside of tests.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ class Halt:
     """
 
     def __init__(self, environment: Mapping[str, str], file_system: FileSystem) -> None:
-        step, _, rest = environment.get(VARIABLE, "").partition(":")
-        action, _, self._once = rest.partition(":")
-        self._step = step
+        text = environment.get(VARIABLE, "")
+        self._orders = text.removeprefix("@") if text.startswith("@") else ""
         self._file_system = file_system
-        if (action or "kill") not in _ACTIONS:
-            raise InvalidRequest("test hook must be step[:kill|stop[:file]]", variable=VARIABLE)
-        self._signal = _ACTIONS[action or "kill"]
+        self._step, self._signal, self._once = _understood("" if self._orders else text)
 
     def reached(self, step: str) -> None:
         """End or freeze the process group of this worker if this is the step."""
+        if self._orders:
+            self._obey(step)
+            return
         if not self._step or step != self._step:
             return
         if self._once:
@@ -50,3 +52,26 @@ class Halt:
             except FileExistsError:
                 return
         os.killpg(os.getpgid(0), self._signal)
+
+    def _obey(self, step: str) -> None:
+        """Do what the file of orders says, if there is one now."""
+        try:
+            file = self._file_system.open(self._orders, "read")
+        except FileNotFoundError:
+            return
+        try:
+            text = file.read_at(0, file.size()).decode()
+        finally:
+            file.close()
+        wanted, number, _once = _understood(text)
+        if wanted == step:
+            self._file_system.unlink(self._orders)
+            os.killpg(os.getpgid(0), number)
+
+
+def _understood(text: str) -> tuple[str, signal.Signals, str]:
+    step, _, rest = text.strip().partition(":")
+    action, _, once = rest.partition(":")
+    if (action or "kill") not in _ACTIONS:
+        raise InvalidRequest("test hook must be step[:kill|stop[:file]]", variable=VARIABLE)
+    return step, _ACTIONS[action or "kill"], once

@@ -42,6 +42,19 @@ def test_a_worker_is_killed_at_its_step(tmp_path):
     assert (second.returncode, second.stdout.split()[-1]) == (0, "committed")
 
 
+def test_orders_may_come_while_the_worker_runs(tmp_path):
+    """The file is obeyed once, and by the worker that reaches its step alone."""
+    orders = tmp_path / "orders"
+    assert run(f"@{orders}").returncode == 0
+    orders.write_text("missing:kill")
+    assert (run(f"@{orders}").returncode, orders.exists()) == (0, True)
+    orders.write_text("committing")
+    killed = run(f"@{orders}")
+    assert (killed.returncode, orders.exists()) == (-signal.SIGKILL, False)
+    assert killed.stdout.split() == ["looked", "committing"]
+    assert run(f"@{orders}").returncode == 0
+
+
 def test_without_the_variable_nothing_happens():
     """No step of a worker is one at which it halts."""
     halt = Halt({}, RealFileSystem())
