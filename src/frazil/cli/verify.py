@@ -38,12 +38,10 @@ def verify(
         status.update(f"{topic}: {STEPS.get(step, step)}")
 
     with session.engine() as engine:
-        from frazil.engine.lake_verify import verify_topic
-
         if screen.is_terminal:
             status.start()
         try:
-            found = verify_topic(engine.lake, topic, progress=progress)
+            found = engine.lake.verify(topic, progress=progress)
         finally:
             status.stop()
     found.findings.versions["frazil"] = __version__

@@ -6,6 +6,7 @@ first topic with a lake needs them, and again when they die.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,9 +19,10 @@ from frazil.engine.lake_facts import topic_facts
 from frazil.engine.lake_plans import LakePlans
 from frazil.engine.lake_process import launcher
 from frazil.engine.lake_topics import HOLD, LakeTopic
-from frazil.engine.lake_worker import LakeWorker
+from frazil.engine.lake_worker import LakeWorker, error_of
 from frazil.errors import (
     Closed,
+    CommitUnknown,
     FrazilError,
     InvalidRequest,
     NotFound,
@@ -35,13 +37,14 @@ from frazil.model import full_topic_name, topic_uid
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from frazil.engine.lake_rejects import TopicRejects
     from frazil.engine.lake_world import Tables
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tiering import Tiers
+    from frazil.lake.certificate import Certificate
     from frazil.lake.table import Ends
     from frazil.lake.watermark import Choice
     from frazil.lake.wire import Answer
@@ -69,6 +72,7 @@ class Lake:
         self.by_itself = True
         """The children are started after a moment; else only when somebody asks for them."""
         self._started = False
+        self._needs = 0
         self._stopping = False
         self._opened_at = engine.clock.monotonic()
         self._woken = threading.Event()
@@ -213,7 +217,7 @@ class Lake:
         self._answer_calls()
         wanted = self._is_wanted()
         # The worker is told where the catalog is: that comes first.
-        self.worker.wanted = wanted and self.catalog.uri() is not None
+        self.worker.wanted = (wanted or self._needs > 0) and self.catalog.uri() is not None
         if self.catalog.has_moved():
             self.worker.replace("the catalog has another address")
         self.worker.step()
@@ -223,7 +227,7 @@ class Lake:
             topic.step(begin=wanted)
 
     def _is_wanted(self) -> bool:
-        """Tell whether the catalog and Spark are to run."""
+        """Tell whether topics are to be moved, which takes the catalog and Spark."""
         active = [each for each in self.topics.values() if each.state in {"starting", "running"}]
         if not active or self._stopping:
             return False
@@ -423,10 +427,52 @@ class Lake:
         [found] = self._chosen(topic)
         return TopicRejects(self, found)
 
+    def verify(
+        self,
+        topic: str,
+        *,
+        timeout_s: float | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Certificate:
+        """Prove with Spark that a topic's table has each of its records once.
+
+        Works for paused and stopped topics as well. Returns a certificate: its `verdict` is `good`,
+        `rows deleted by others` or `damaged`, its `lines` are for people.
+
+        Args:
+            topic: one topic.
+            timeout_s: how long to wait; a day without it.
+            progress: told the steps.
+
+        Raises:
+            InvalidRequest: if the topic has no lake, or is keyed.
+            NotFound: if there is no such topic, or it has no table yet.
+            Conflict: if the table is another topic's.
+            Unavailable: if Spark does not come, is lost, or takes too long.
+        """
+        from frazil.engine.lake_verify import verify_topic
+
+        self._check_open()
+        [found] = self._chosen(topic)
+        return verify_topic(self, found, timeout_s=timeout_s, progress=progress)
+
+    @contextlib.contextmanager
+    def needed(self) -> Iterator[None]:
+        """Have Spark run meanwhile, whatever state the topics are in; none is moved by this."""
+        with self._lock:
+            self._needs += 1
+        self.begin()
+        self.wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._needs -= 1
+
     def ask_worker(
         self, op: str, body: Mapping[str, Any], progress: Callable[[Answer], None] | None = None
     ) -> Pending:
-        """Send a request to the worker; the answer's body, or an error, settles what is returned.
+        """Send a request that only reads; its answer's body or error settles what is returned.
 
         Raises:
             Unavailable: if there is no worker that is ready.
@@ -440,7 +486,7 @@ class Lake:
             elif answer.state == "done":
                 pending.settle(answer.body)
             else:
-                pending.settle(Unavailable(answer.message, **answer.body))
+                pending.settle(_read_error(answer))
 
         try:
             self.call(lambda: self.worker.request(op, body, take))
@@ -462,3 +508,11 @@ class Lake:
     def _check_open(self) -> None:
         if self._engine.closed:
             raise Closed("the engine is closed")
+
+
+def _read_error(answer: Answer) -> FrazilError:
+    """Return why a request that writes nothing failed: its outcome is never in doubt."""
+    error = error_of(answer)
+    if isinstance(error, CommitUnknown):
+        return Unavailable("the lake worker was lost meanwhile, try again", why=error)
+    return error

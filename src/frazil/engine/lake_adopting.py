@@ -59,7 +59,7 @@ def adopt(topic: LakeTopic, tables: Tables, *, confirm: bool) -> dict[str, Any]:
     raised = {each.part: _raise_head(each, marks.get(each.part, 0)) for each in topic.runtimes}
     if foreign:
         tables.take_over(topic.table, topic.uid)
-    topic.decide(Wishes())
+    topic.decide(Wishes(paused=topic.wishes.paused))
     event("lake_adopted", topic=topic.name, foreign=foreign, ends=marks)
     return {
         "table": str(topic.table),

@@ -7,7 +7,7 @@ table says how far it is: what is remembered here is only compared with that.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -21,10 +21,10 @@ from frazil.engine.lake_staging import (
     part_sets,
     plan_of,
 )
+from frazil.engine.lake_worker import error_of
 from frazil.engine.lake_world import Definition
 from frazil.engine.moments import first_held
 from frazil.errors import (
-    CODES,
     Closed,
     CommitUnknown,
     FrazilError,
@@ -435,7 +435,7 @@ class LakeTopic:
     def _take(self, answer: Answer) -> None:
         """Take in how a commit ended."""
         if answer.state == "failed":
-            raise _error(answer)
+            raise error_of(answer)
         result = msgspec.convert(answer.body, CommitResult, strict=False, str_keys=True)
         self._rejects = result.rejects_recent
         if result.state in {"committed", "already"}:
@@ -495,15 +495,6 @@ class LakeTopic:
     def _drop_plan(self) -> None:
         self.plan = None
         self._world.plans.drop(self.uid)
-
-
-_BY_CODE: Final = {each.code: each for each in CODES}
-
-
-def _error(answer: Answer) -> FrazilError:
-    """Return what a worker's failure is here."""
-    facts: dict[str, Any] = {key: value for key, value in answer.body.items() if key != "message"}
-    return _BY_CODE.get(answer.error, Unavailable)(answer.message or "the worker failed", **facts)
 
 
 def _word(error: FrazilError) -> str:

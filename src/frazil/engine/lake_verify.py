@@ -10,11 +10,10 @@ import msgspec
 
 from frazil.engine.facts import special_ranges
 from frazil.engine.lake_staging import part_sets, plan_of
-from frazil.errors import InvalidRequest, NotFound, Unavailable
+from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.ingest.columns import column_id
 from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows, VerifyRequest
 from frazil.lake.plan import PartRange
-from frazil.model import full_topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,55 +35,48 @@ VERIFY_TIMEOUT_S: Final = 24 * 3600.0
 
 def verify_topic(
     lake: Lake,
-    topic: str,
+    topic: LakeTopic,
     *,
-    timeout_s: float = VERIFY_TIMEOUT_S,
-    progress: Callable[[str], None] = lambda _step: None,
+    timeout_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Certificate:
-    """Prove that a topic's table has each of its records once; return what was found.
+    """Prove that a topic's table has each of its records once; see `Lake.verify`.
 
     Files of the disk tier that it is compared with stay in place meanwhile.
-
-    Raises:
-        InvalidRequest: if the topic has no lake, or is keyed.
-        NotFound: if it has no table yet.
-        Unavailable: if Spark does not come, or takes too long.
     """
-    found = lake.topics.get(full_topic_name(topic))
-    if found is None:
-        raise InvalidRequest("the topic is not there or has no lake", topic=topic)
-    if found.keyed:
-        raise InvalidRequest("keyed tables come later", topic=found.name)
-    lake.start()
-    _wait_ready(lake, found, progress)
-    version = lake.call(lambda: lake.tables().look(found.table)).schema_version
-    if version is None:
-        raise NotFound("the table has no columns of this topic", table=found.table)
+    if topic.keyed:
+        raise InvalidRequest("keyed tables come later", topic=topic.name)
+    tell = progress or _silent
 
     def told(answer: Answer) -> None:
-        progress(str(answer.body.get("step", "")))
+        tell(str(answer.body.get("step", "")))
 
-    with _kept(lake, found.runtimes):
-        request = _request(lake, found, version)
-        body = msgspec.to_builtins(request, str_keys=True)
-        answer = lake.ask_worker("verify", body, told).result(timeout_s)
+    with lake.needed():
+        # Without Spark: what cannot be verified is refused before it has started.
+        view = lake.call(lambda: lake.tables().look(topic.table))
+        if view.topic_id != topic.uid:
+            raise Conflict(
+                "the table is another topic's", table=topic.table, topic_id=view.topic_id
+            )
+        if view.schema_version is None:
+            raise NotFound("the table has no columns of this topic", table=topic.table)
+        tell("starting")
+        _wait_ready(lake, topic)
+        with _kept(lake, topic.runtimes):
+            body = msgspec.to_builtins(_request(lake, topic, view.schema_version), str_keys=True)
+            answer = lake.ask_worker("verify", body, told).result(timeout_s or VERIFY_TIMEOUT_S)
     findings = msgspec.convert(answer, Findings, str_keys=True)
     return Certificate(findings, lake.clock.now_us())
 
 
-def _wait_ready(lake: Lake, topic: LakeTopic, progress: Callable[[str], None]) -> None:
+def _silent(_step: str) -> None:
+    """Tell nobody."""
+
+
+def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
     deadline = lake.clock.monotonic() + READY_TIMEOUT_S
     pause = threading.Event()
-    progress("starting")
     while lake.worker.state != "ready":
-        idle = topic.state in {"paused", "stopped"} and lake.worker.state == "off"
-        if idle and lake.clock.monotonic() > deadline - READY_TIMEOUT_S + 2:
-            raise Unavailable(
-                "Spark does not run while the topic waits, let it go on with `frazil lake resume`",
-                topic=topic.name,
-                state=topic.state,
-                why=topic.why,
-            )
         if lake.clock.monotonic() > deadline:
             raise Unavailable("Spark did not start in time", why=lake.worker.why or topic.why)
         pause.wait(READY_PAUSE_S)

@@ -15,7 +15,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-from frazil.errors import Closed, FrazilError
+from frazil.errors import CODES, Closed, FrazilError, Unavailable
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.telemetry import event, warn
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config_sections import LakeWorkerSettings
 
-__all__ = ["LakeWorker", "Launched", "WorkerProcess"]
+__all__ = ["LakeWorker", "Launched", "WorkerProcess", "error_of"]
 
 RESTART_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """How long to wait before the next start, after so many that came to nothing."""
@@ -36,6 +36,14 @@ IDLE_STOP_S: Final = 10.0
 SEND_TIMEOUT_S: Final = 5
 
 State = Literal["off", "starting", "ready", "waiting"]
+
+_BY_CODE: Final = {each.code: each for each in CODES}
+
+
+def error_of(answer: Answer) -> FrazilError:
+    """Return what a worker's failure is here: the same class, sentence and facts."""
+    facts: dict[str, Any] = {key: value for key, value in answer.body.items() if key != "message"}
+    return _BY_CODE.get(answer.error, Unavailable)(answer.message or "the worker failed", **facts)
 
 
 class WorkerProcess(Protocol):

@@ -86,6 +86,7 @@ class StandIn:
         die_at: a worker is gone when a commit reaches this step; once.
         refuse: what each commit is answered instead.
         slow_s: what each commit takes longer; `waiting` are those that do.
+        answers: what other requests are answered, by operation; `asked` are their bodies.
     """
 
     def __init__(self):
@@ -97,6 +98,8 @@ class StandIn:
         self.steps = []
         self.refuse = None
         self.waiting = 0
+        self.answers = {}
+        self.asked = []
 
     def reached(self, step):
         """Take note of a step of a commit."""
@@ -145,7 +148,12 @@ class Worker(threading.Thread):
                 if request.op == "hello":
                     address = msgspec.convert(request.body["catalog"], CatalogAddress)
                     self.tables = Tables(connect(address))
-                self.answer(Answer(request.id, "done", {"versions": {}}))
+                self.stand_in.asked.append((request.op, request.body))
+                found = self.stand_in.answers.get(request.op, ("done", {"versions": {}}))
+                if found == "die":
+                    self.kill()
+                    continue
+                self.answer(Answer(request.id, *found))
         except Closed:
             self.kill()
         finally:

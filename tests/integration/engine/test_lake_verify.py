@@ -1,0 +1,142 @@
+"""`db.lake.verify`: what is asked of the worker, and how its answers and failures come back."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+
+import frazil
+from frazil.engine import lake as engine_lake
+from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake.certificate import Findings, VerifyRequest
+from frazil.lake.connection import connect
+from frazil.lake.plan import TableName
+from tests.integration.engine.lake_stand_in import StandIn
+
+pytestmark = pytest.mark.integration
+
+COLUMNS = {"id": "long", "text": "string"}
+SETTINGS = {
+    "lake.catalog.port": 0,
+    "lake.writer.flush_interval": "1h",
+    "log.ballast_bytes": 0,
+    "log.free_bytes_min": 0,
+    "log.free_ratio_min": 0,
+}
+
+
+@contextlib.contextmanager
+def opened(path):
+    """Open an engine whose lake has a worker without Spark; yield both."""
+    stand_in = StandIn()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_lake, "launcher", lambda *_, **__: stand_in.launch)
+        with frazil.open(path, **SETTINGS) as db:
+            yield db, stand_in
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """One engine for all tests that do not open another."""
+    with opened(tmp_path_factory.mktemp("verify")) as found:
+        yield found
+
+
+@pytest.fixture
+def db(world):
+    """Return the shared engine."""
+    return world[0]
+
+
+@pytest.fixture
+def stand_in(world):
+    """Return the shared engine's worker; its answers are forgotten."""
+    yield world[1]
+    world[1].answers = {}
+
+
+def good(name):
+    """Return the answer of a worker that found nothing wrong."""
+    table = TableName("default", name)
+    found = Findings(
+        topic=f"/default/{name}", topic_id="u", table=table, sid=1, begins={-1: 0}, ends={-1: 1}
+    )
+    return "done", msgspec.to_builtins(found, str_keys=True)
+
+
+def asked(stand_in):
+    """Return the last request to verify."""
+    [*_, body] = [body for op, body in stand_in.asked if op == "verify"]
+    return msgspec.convert(body, VerifyRequest, str_keys=True)
+
+
+def test_what_cannot_be_verified_says_so_by_its_class(db):
+    """No such topic, no lake, a keyed one, one without a table: each is another error."""
+    with pytest.raises(NotFound, match="nowhere"):
+        db.lake.verify("nowhere")
+    db.create_topic("plain", COLUMNS)
+    with pytest.raises(InvalidRequest, match="has no lake"):
+        db.lake.verify("plain")
+    db.create_topic("by_key", COLUMNS, primary_key="id", lake=True)
+    with pytest.raises(InvalidRequest, match="keyed"):
+        db.lake.verify("by_key")
+
+
+def test_the_failures_of_the_worker_keep_their_class_and_facts(db, stand_in):
+    """A conflict stays one, with sentence and facts; a lost worker is one to try again."""
+    db.create_topic("failing", COLUMNS, lake=True).append(id=1, text="", ack="committed")
+    for code, error in [
+        ("conflict", Conflict),
+        ("not_found", NotFound),
+        ("invalid", InvalidRequest),
+        ("unavailable", Unavailable),
+    ]:
+        stand_in.answers["verify"] = ("failed", {"table": "default.failing"}, code, "a sentence")
+        with pytest.raises(error) as caught:
+            db.lake.verify("failing")
+        assert type(caught.value) is error
+        assert str(caught.value) == "a sentence (table=default.failing)"
+    stand_in.answers["verify"] = "die"
+    with pytest.raises(Unavailable, match="lost meanwhile"):
+        db.lake.verify("failing")
+    stand_in.answers["verify"] = good("failing")
+    assert db.lake.verify("failing").verdict == "good"
+
+
+def test_another_topics_table_is_not_verified(db):
+    """It is told before Spark is asked."""
+    db.create_topic("taken", COLUMNS, lake=True).append(id=1, text="", ack="committed")
+    db.delete_topic("taken")
+    db.create_topic("taken", COLUMNS, lake=True)
+    with pytest.raises(Conflict, match="another topic's"):
+        db.lake.verify("taken")
+
+
+def test_paused_topics_are_verified_and_stay_paused(tmp_path):
+    """Spark is started for it although no topic goes on, and nothing is committed by that."""
+    with opened(tmp_path) as (db, stand_in):
+        db.create_topic("resting", COLUMNS, lake=True).append(id=1, text="", ack="committed")
+        db.lake.pause()
+    with opened(tmp_path) as (db, stand_in):
+        stand_in.answers["verify"] = good("resting")
+        db.topic("resting").append(id=2, text="")
+        steps = []
+        found = db.lake.verify("resting", progress=steps.append)
+        assert (found.verdict, steps) == ("good", ["starting"])
+        assert len(stand_in.epochs) == 1
+        assert stand_in.commits == []
+        assert db.lake.status()["topics"]["/default/resting"]["state"] == "paused"
+        assert [each.table.name for each in (asked(stand_in),)] == ["resting"]
+        assert db.lake.rejects("resting").rows() == []
+        assert db.lake.adopt("resting")["taken_over"] is False
+        assert db.lake.status()["topics"]["/default/resting"]["state"] == "paused"
+
+
+def test_a_topic_without_its_table_is_not_found(db):
+    """There is nothing to verify once somebody dropped it."""
+    db.create_topic("bare", COLUMNS, lake=True).append(id=1, text="", ack="committed")
+    connect(db.lake.catalog.address()).purge_table(("default", "bare"))
+    with pytest.raises(NotFound, match="bare"):
+        db.lake.verify("bare")
