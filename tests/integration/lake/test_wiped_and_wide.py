@@ -1,0 +1,142 @@
+"""Others work on a topic's table, and what the engine knew of it is lost."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+import pytest
+
+from frazil.errors import Unavailable
+from frazil.lake.connection import connect
+from tests.integration.lake.spark_engine import check_rows, opened, session_at
+from tests.integration.lake.spark_world import MARKS
+
+pytestmark = MARKS
+
+COLUMNS = {"id": "long", "text": "string"}
+WIDE = {"id": "long", **{f"c{number}": "int" for number in range(149)}}
+
+
+def publish(topic, wanted, count):
+    """Publish rows of the next numbers and note what each offset has."""
+    ids = [10_000 + len(wanted) + number for number in range(count)]
+    columns = {"id": pa.array(ids, pa.int64())}
+    names = topic.describe()["columns"]
+    for name in (each["name"] for each in names):
+        if name.startswith("c"):
+            columns[name] = pa.array([number * 7 for number in range(count)], pa.int32())
+    first = topic.append_arrow(pa.table(columns)).offset
+    wanted.update(enumerate(ids, start=first))
+
+
+def catalog_of(db):
+    return connect(db.lake.catalog.address())
+
+
+def compact(world, db, name):
+    """Rewrite a table's files as somebody else would."""
+    call(world, db, f"rewrite_data_files(table => 'default.{name}', {REWRITE_ALL})")
+
+
+def expire(world, db, name):
+    """Expire everything but the newest snapshot, as somebody else would."""
+    call(world, db, f"expire_snapshots(table => 'default.{name}', {KEEP_ONE})")
+
+
+REWRITE_ALL = "options => map('rewrite-all', 'true')"
+KEEP_ONE = "older_than => TIMESTAMP '2999-01-01', retain_last => 1"
+
+
+def call(world, db, text):
+    session_at(world, db.lake.catalog.address()).sql(f"CALL frazil.system.{text}").collect()
+
+
+def check(db, name, wanted, *, gaps=0):
+    """Assert that the table has what was published, once, by three readers."""
+    check_rows(catalog_of(db), name, wanted)
+    found = db.lake.verify(name)
+    assert (found.verdict, found.findings.problems) == ("good", ())
+    assert (found.findings.rows, found.findings.gaps) == (len(wanted), gaps)
+
+
+def wipe(path):
+    """Remove everything but the catalog and the tables: a data directory that was lost."""
+    for each in path.iterdir():
+        if each.name.startswith(("catalog.db", "warehouse")):
+            continue
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def test_others_compact_and_expire_between_all_commits(world, tmp_path):
+    """With none of our summaries left after any commit, no record is lost or there twice."""
+    wanted = {}
+    with opened(world, tmp_path) as db:
+        topic = db.create_topic("shared", COLUMNS, lake=True)
+        for _round in range(3):
+            publish(topic, wanted, 10)
+            db.lake.flush("shared")
+            compact(world, db, "shared")
+            expire(world, db, "shared")
+            [left] = catalog_of(db).load_table(("default", "shared")).metadata.snapshots
+            assert not any(key.startswith("frazil.") for key in left.summary.additional_properties)
+        check(db, "shared", wanted)
+    with opened(world, tmp_path) as db:
+        publish(db.topic("shared"), wanted, 5)
+        db.lake.flush("shared")
+        check(db, "shared", wanted)
+
+
+def test_a_wiped_directory_does_not_touch_a_full_table(world, tmp_path):
+    """A new topic of the same name waits with a reason until it is told to adopt the table."""
+    wanted, again = {}, {}
+    with opened(world, tmp_path) as db:
+        publish(db.create_topic("full", COLUMNS, lake=True), wanted, 30)
+        db.lake.flush("full")
+        sid = catalog_of(db).load_table(("default", "full")).metadata.current_snapshot_id
+    wipe(tmp_path)
+    with opened(world, tmp_path) as db:
+        topic = db.create_topic("full", COLUMNS, lake=True)
+        publish(topic, again, 4)
+        with pytest.raises(Unavailable) as told:
+            db.lake.flush("full")
+        assert "frazil lake adopt" in str(told.value)
+        assert "belongs to another topic" in str(told.value)
+        assert db.lake.status()["topics"]["/default/full"]["state"] == "stopped: foreign_table"
+        table = catalog_of(db).load_table(("default", "full"))
+        assert table.metadata.current_snapshot_id == sid
+        check_rows(catalog_of(db), "full", wanted)
+        assert [row["id"] for row in rows_waiting(topic)] == list(again.values())
+        done = db.lake.adopt("full", confirm=True)
+        assert (done["taken_over"], done["again"]) == (True, {"-1": [0, 4]})
+        db.lake.flush("full")
+        # What the new topic had below the table's end is published again behind it.
+        wanted |= enumerate(again.values(), start=30)
+        publish(topic, wanted, 3)
+        db.lake.flush("full")
+        check_rows(catalog_of(db), "full", wanted)
+
+
+def rows_waiting(topic):
+    return [row for batch in topic.read() for row in batch.data.to_pylist()]
+
+
+def test_150_columns_with_all_marks_and_all_memory_lost(world, tmp_path):
+    """The files' bounds alone tell where a wide table stands, also to an engine that forgot it."""
+    wanted = {}
+    with opened(world, tmp_path) as db:
+        topic = db.create_topic("wide", WIDE, lake=True)
+        publish(topic, wanted, 25)
+        db.lake.flush("wide")
+        compact(world, db, "wide")
+        expire(world, db, "wide")
+        publish(topic, wanted, 5)
+    for path in tmp_path.glob("meta.db*"):
+        path.unlink()
+    with opened(world, tmp_path) as db:
+        topic = db.topic("wide")
+        publish(topic, wanted, 5)
+        db.lake.flush("wide")
+        check(db, "wide", wanted)
+        found = catalog_of(db).load_table(("default", "wide")).scan().to_arrow().to_pylist()
+        assert {(row["c0"], row["c148"]) for row in found} == {(n * 7, n * 7) for n in range(25)}
