@@ -15,10 +15,11 @@ from frazil.lake.binding import bind
 from frazil.lake.connection import calls, connect
 from frazil.lake.evolving import evolve
 from frazil.lake.look import look
+from frazil.lake.skipped import SKIPPED, decode_skipped, encode_skipped
 from frazil.lake.table import TOPIC_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CatalogTables"]
 
-TAKE_OVER_TRIES = 5
+CHANGE_TRIES = 5
 
 
 class CatalogTables:
@@ -87,14 +88,30 @@ class CatalogTables:
                     raise
 
     def _own(self, table: TableName, uid: str) -> None:
-        for _attempt in range(TAKE_OVER_TRIES):
+        self._change("take the table over", table, lambda _found: {TOPIC_ID: uid})
+
+    def declare_skipped(self, table: TableName, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Add to the table's property which offsets it goes on without."""
+        self._change(
+            "declare skipped offsets",
+            table,
+            lambda found: {SKIPPED: encode_skipped(decode_skipped(found), ranges)},
+        )
+
+    def _change(
+        self, what: str, table: TableName, wanted: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
+        """Set properties, which depend on those that are there; on return they are set."""
+        for _attempt in range(CHANGE_TRIES):
             try:
-                with calls("take the table over", writes=True, table=table):
+                with calls(what, writes=True, table=table):
                     loaded = self._catalog.load_table(tuple(table))
-                    if loaded.properties.get(TOPIC_ID) == uid:
+                    found = loaded.properties
+                    new = wanted(found)
+                    if all(found.get(key) == value for key, value in new.items()):
                         return
                     with loaded.transaction() as change:
-                        change.set_properties({TOPIC_ID: uid})
+                        change.set_properties(new)
             except (Conflict, CommitUnknown):
                 continue
             else:

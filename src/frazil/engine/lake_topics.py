@@ -35,6 +35,7 @@ from frazil.errors import (
 from frazil.lake.commit import CommitRequest, CommitResult
 from frazil.lake.names import table_of
 from frazil.lake.plan import plan_parts
+from frazil.lake.skipped import skipped_ranges
 from frazil.lake.watermark import Known, decide
 from frazil.model import topic_uid
 from frazil.telemetry import event, warn
@@ -281,6 +282,11 @@ class LakeTopic:
             self.position = dict(decision.told)
             self._stop(decision.reason, decision.message)
             return
+        skipped = skipped_ranges(decision.told, decision.marks)
+        if skipped:
+            # Into the table itself, and before any row behind them: they were given up knowingly.
+            warn("lake_skipped", topic=self.name, ranges=skipped)
+            tables.declare_skipped(self.table, skipped)
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
         self._bound = True
         self._failures = 0

@@ -14,6 +14,7 @@ from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.ingest.columns import column_id
 from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows, VerifyRequest
 from frazil.lake.plan import PartRange
+from frazil.lake.skipped import merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,7 +100,7 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
     runs: list[tuple[int, PartRange]] = []
     parts: list[PartFacts] = []
     for runtime in topic.runtimes:
-        gaps = tuple(_merged((each.first, each.end) for each in special_ranges(runtime)))
+        gaps = merged((each.first, each.end) for each in special_ranges(runtime))
         parts.append(PartFacts(runtime.part, gaps))
         picture = disk.picture(runtime.state.id)
         sets = part_sets(picture, part=runtime.part, committed=0, path=disk.path).sets
@@ -130,19 +131,6 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
         parts=tuple(parts),
         staged=tuple(staged),
     )
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Give ranges in order, those that touch or overlap as one."""
-    low = high = -1
-    for first, end in sorted(ranges):
-        if first > high:
-            if high > low:
-                yield low, high
-            low, high = first, end
-        high = max(high, end)
-    if high > low:
-        yield low, high
 
 
 def _runs(part: int, topic: int, sets: Sequence[StagedSet]) -> list[tuple[int, PartRange]]:

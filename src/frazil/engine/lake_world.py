@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
@@ -61,6 +61,9 @@ class Tables(Protocol):
 
     def take_over(self, table: TableName, uid: str) -> None:
         """Make a table of another topic this one's."""
+
+    def declare_skipped(self, table: TableName, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Write into a table which offsets it goes on without, by part."""
 
     def drop(self, table: TableName, uid: str) -> None:
         """Remove a topic's table and its side table with all their files."""

@@ -26,6 +26,7 @@ __all__ = [
     "Problem",
     "StagedRows",
     "VerifyRequest",
+    "joined_problems",
     "offset_text",
     "ranges_text",
 ]
@@ -101,6 +102,16 @@ class Problem(msgspec.Struct, frozen=True):
         return f"{self.kind}: {self.count:,} {_MEANINGS[self.kind]}: {shown}{more}"
 
 
+def joined_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return problems with one for each kind: counts added up, places one behind the other."""
+    found: dict[Kind, Problem] = {}
+    for each in problems:
+        before = found.get(each.kind, Problem(each.kind, 0))
+        places = (*before.places, *each.places)[:SHOWN_MAX]
+        found[each.kind] = Problem(each.kind, before.count + each.count, places)
+    return tuple(found.values())
+
+
 class Findings(msgspec.Struct, kw_only=True):
     """What Spark found in one snapshot of a table; `begins` and `ends` are by part."""
 
@@ -113,6 +124,9 @@ class Findings(msgspec.Struct, kw_only=True):
     rows: int = 0
     rejected: int = 0
     gaps: int = 0
+    skipped: int = 0
+    """Offsets that an operator gave up and that are not there."""
+    skipped_places: tuple[str, ...] = ()
     compared: int = 0
     snapshots: int = 0
     files: int = 0
@@ -172,6 +186,9 @@ class Certificate(msgspec.Struct, frozen=True):
             f"content    {found.content or '-'}",
             *(f"PROBLEM    {problem.text}" for problem in found.problems),
         ]
+        if found.skipped:
+            shown = ", ".join(found.skipped_places[:SHOWN_MAX])
+            lines.append(f"skipped    {found.skipped:,} offsets given up by an operator: {shown}")
         if found.deleted:
             lines.append(f"deleted    {_deleted(found)}")
         versions = ", ".join(f"{name} {text}" for name, text in sorted(found.versions.items()))

@@ -6,12 +6,15 @@ Pure: it is given the metadata as the catalog sent it.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from frazil.errors import CorruptionError
 from frazil.lake.certificate import Problem
+from frazil.lake.skipped import decode_skipped, merged
 from frazil.lake.table import (
     ROWS_DROPPED,
     ROWS_IN,
@@ -23,15 +26,27 @@ from frazil.lake.table import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["Chain", "Removal", "Snapshot", "check_chain", "holes", "line_of", "records_between"]
+    from frazil.lake.skipped import Ranges
+
+__all__ = [
+    "Chain",
+    "Removal",
+    "Snapshot",
+    "check_chain",
+    "holes",
+    "line_of",
+    "records_between",
+    "skipped_of",
+]
 
 REMOVED: Final = ("deleted-records", "added-position-deletes", "added-equality-deletes")
 PLACES_MAX: Final = 20
 REPLACE: Final = "replace"
 
 Gaps = tuple[tuple[int, int], ...]
+NONE: Final[Mapping[int, Gaps]] = MappingProxyType({})
 
 
 class Snapshot(msgspec.Struct, frozen=True, rename="kebab"):
@@ -49,6 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, rename="kebab"):
 class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
     current_snapshot_id: int | None = None
     snapshots: list[Snapshot] = []
+    properties: dict[str, str] = {}
 
 
 class Removal(NamedTuple):
@@ -77,10 +93,7 @@ def line_of(metadata: bytes) -> list[Snapshot]:
     Raises:
         CorruptionError: if the metadata cannot be read.
     """
-    try:
-        found = msgspec.json.decode(metadata, type=_Metadata)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError("metadata of the table cannot be read", reason=error) from error
+    found = _decoded(metadata)
     by_id = {each.snapshot_id: each for each in found.snapshots}
     line: list[Snapshot] = []
     following = found.current_snapshot_id
@@ -90,16 +103,38 @@ def line_of(metadata: bytes) -> list[Snapshot]:
     return line[::-1]
 
 
+def skipped_of(metadata: bytes) -> Ranges:
+    """Return the ranges that an operator gave up, by part, as the table has them.
+
+    Raises:
+        CorruptionError: if the metadata cannot be read.
+    """
+    return decode_skipped(_decoded(metadata).properties)
+
+
+def _decoded(metadata: bytes) -> _Metadata:
+    try:
+        return msgspec.json.decode(metadata, type=_Metadata)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError("metadata of the table cannot be read", reason=error) from error
+
+
 def records_between(first: int, end: int, gaps: Gaps) -> int:
     """Return how many offsets of `[first, end)` have a record."""
     return end - first - sum(max(0, min(end, b) - max(first, a)) for a, b in gaps)
 
 
 def check_chain(
-    line: Sequence[Snapshot], topic_id: str, gaps: Mapping[int, Gaps], *, side: bool = False
+    line: Sequence[Snapshot],
+    topic_id: str,
+    gaps: Mapping[int, Gaps],
+    *,
+    side: bool = False,
+    skipped: Mapping[int, Gaps] = NONE,
 ) -> Chain:
     """Check the counts of each commit, and that each goes on where the one before ended.
 
+    A commit may have the records of ranges that were given up later or not, both is right.
     A side table has no commit for a plan without rejects: its own do not chain, and it may have had
     a part of a plan's rejects before.
     """
@@ -107,6 +142,9 @@ def check_chain(
     broken: list[str] = []
     before: Ends | None = None
     begins: Ends | None = None
+    without = {
+        part: merged([*gaps.get(part, ()), *skipped.get(part, ())]) for part in {*gaps, *skipped}
+    }
     for snapshot in line:
         if snapshot.summary.get(TOPIC_ID) != topic_id or ROWS_IN not in snapshot.summary:
             continue
@@ -116,9 +154,9 @@ def check_chain(
         ends = ends_of(snapshot.summary)
         if before is None:
             if snapshot.parent_snapshot_id is None:
-                begins = _begins(snapshot, ends, gaps)
+                begins = _begins(snapshot, ends, without)
             before = ends
-        elif not _follows(snapshot, before, ends, gaps):
+        elif not any(_follows(snapshot, before, ends, each) for each in (gaps, without)):
             broken.append(sid)
         before = {part: max(end, before.get(part, 0)) for part, end in {**before, **ends}.items()}
     found = [Problem("miscounted", len(bad), tuple(bad[:PLACES_MAX]))] if bad else []

@@ -16,6 +16,7 @@ from frazil.lake.certificate import (
     Findings,
     Problem,
     VerifyRequest,
+    joined_problems,
     offset_text,
     ranges_text,
 )
@@ -23,8 +24,16 @@ from frazil.lake.connection import calls, load
 from frazil.lake.java_errors import java_calls
 from frazil.lake.look import look
 from frazil.lake.session import CATALOG_NAME
+from frazil.lake.skipped import merged
 from frazil.lake.stages.columns import by_name, quoted
-from frazil.lake.verify_chain import Chain, check_chain, holes, line_of, records_between
+from frazil.lake.verify_chain import (
+    Chain,
+    check_chain,
+    holes,
+    line_of,
+    records_between,
+    skipped_of,
+)
 from frazil.lake.verify_rows import KEY, comparable, compare_staged, placed
 from frazil.lake.watermark import watermarks
 
@@ -36,6 +45,7 @@ if TYPE_CHECKING:
 
     from frazil.lake.certificate import Kind
     from frazil.lake.plan import PartRange, Plan, TableName
+    from frazil.lake.skipped import Ranges
     from frazil.lake.table import View
     from frazil.lake.worker_calls import Job
 
@@ -52,6 +62,7 @@ class _Seen(NamedTuple):
     table: TableName
     view: View
     chain: Chain
+    skipped: Ranges
 
 
 def verify(job: Job) -> Mapping[str, Any]:
@@ -116,14 +127,17 @@ def _see(catalog: Catalog, table: TableName, request: VerifyRequest, *, side: bo
     """Read where a table stands and its snapshots, both of one moment."""
     for _attempt in range(LOOKS_MAX):
         view = look(catalog, table)
-        line = line_of(load(catalog, table).metadata)
+        metadata = load(catalog, table).metadata
+        line = line_of(metadata)
         if (line[-1].snapshot_id if line else None) == view.sid:
             break
     else:
         raise Unavailable("others keep changing the table, try again", table=table)
     if view.topic_id != request.topic_id:
         raise Conflict("the table is another topic's", table=table, topic_id=view.topic_id)
-    return _Seen(table, view, check_chain(line, request.topic_id, request.gaps, side=side))
+    skipped = skipped_of(metadata)
+    chain = check_chain(line, request.topic_id, request.gaps, side=side, skipped=skipped)
+    return _Seen(table, view, chain, skipped)
 
 
 def _check_files(catalog: Catalog, seen: Sequence[_Seen]) -> tuple[int, list[str]]:
@@ -164,6 +178,12 @@ class _Rows:
         self._request = request
         self._seen = main
         self._found = found
+        gaps, skipped = request.gaps, main.skipped
+        self._needless = {
+            part: merged([*gaps.get(part, ()), *skipped.get(part, ())])
+            for part in {*gaps, *skipped}
+        }
+        """Offsets that need not be there, by part: declared gaps, and what was given up."""
         self.unpinned: list[_Seen] = []
         self._main = self._now(main)
         self._side = None if side is None else self._now(side)
@@ -175,6 +195,7 @@ class _Rows:
         places = self._places().groupBy(*KEY).agg(F.count(F.lit(1)).alias("n")).persist()
         try:
             self._check_places(places)
+            self._count_skipped(places)
             deleted = self._deleted(places)
             self._check_dense(places, deleted)
             progress("verify_rows")
@@ -183,7 +204,7 @@ class _Rows:
             places.unpersist()
 
     def _add(self, *problems: Problem) -> None:
-        self._found.problems += problems
+        self._found.problems = joined_problems((*self._found.problems, *problems))
 
     def _at(self, table: TableName, sid: int | None) -> DataFrame:
         name = ".".join(quoted(each) for each in (CATALOG_NAME, *table))
@@ -254,6 +275,28 @@ class _Rows:
             for p, end in found.ends.items()
         )
 
+    def _is_skipped(self) -> Column:
+        """Return whether a place is one that an operator gave up."""
+        part, offset = F.col("part"), F.col("offset")
+        return _any(
+            (part == p) & (offset >= first) & (offset < end)
+            for p, ranges in self._seen.skipped.items()
+            for first, end in ranges
+        )
+
+    def _count_skipped(self, places: DataFrame) -> None:
+        """List what was given up and is not there."""
+        if not self._seen.skipped:
+            return
+        here = places.where(self._inside() & self._is_skipped()).count()
+        for part, ranges in sorted(self._seen.skipped.items()):
+            begin, end = self._found.begins.get(part, 0), self._found.ends.get(part, 0)
+            own = [(max(a, begin), min(b, end)) for a, b in ranges if max(a, begin) < min(b, end)]
+            gaps = self._request.gaps.get(part, ())
+            self._found.skipped += sum(records_between(a, b, gaps) for a, b in own)
+            self._found.skipped_places += tuple(ranges_text(part, own))
+        self._found.skipped -= here
+
     def _check_places(self, places: DataFrame) -> None:
         checks: list[tuple[Kind, Column]] = [
             ("doubled", F.col("n") > 1),
@@ -290,16 +333,16 @@ class _Rows:
 
     def _check_dense(self, places: DataFrame, deleted: DataFrame | None) -> None:
         """Look for offsets that should be there: count them in groups, then look into groups."""
-        covered = places.where(self._inside()).select(*KEY)
+        covered = places.where(self._inside() & ~self._is_skipped()).select(*KEY)
         if deleted is not None:
-            covered = covered.unionAll(deleted.select(*KEY))
+            covered = covered.unionAll(deleted.where(~self._is_skipped()).select(*KEY))
         bucket = F.floor(F.col("offset") / F.lit(BUCKET)).alias("bucket")
         counted = covered.groupBy("part", bucket).count().collect()
         counts = {(each["part"], each["bucket"]): each["count"] for each in counted}
         missing = 0
         shown: list[str] = []
         for part, first, end in self._groups():
-            gaps = self._request.gaps.get(part, ())
+            gaps = self._needless.get(part, ())
             wanted = records_between(first, end, gaps)
             lacking = wanted - counts.get((part, first // BUCKET), 0)
             missing += lacking
@@ -335,9 +378,28 @@ class _Rows:
             rows = msgspec.structs.replace(staged, plan=self._clamped(staged.plan))
             if not rows.plan.parts:
                 continue
-            found = compare_staged(self._spark, rows, self._main, self._side, deleted)
+            found = compare_staged(
+                self._spark, rows, self._main, self._side, self._excused(rows.plan, deleted)
+            )
             self._found.compared += found.rows
             self._add(*found.problems)
+
+    def _excused(self, plan: Plan, deleted: DataFrame | None) -> DataFrame | None:
+        """Return the places of rows that need not be in the table: deleted ones, or given up."""
+        frames = [] if deleted is None else [deleted.select(*KEY)]
+        for each in plan.parts:
+            for first, end in self._seen.skipped.get(each.part, ()):
+                low, high = max(first, each.lo), min(end, each.hi)
+                if low < high:
+                    offsets = self._spark.range(low, high)
+                    frames.append(
+                        offsets.select(F.lit(each.part).alias("part"), F.col("id").alias("offset"))
+                    )
+        if not frames:
+            return None
+        excused = functools.reduce(lambda one, other: one.unionAll(other), frames)
+        there = self._main.select(*placed(self._main))
+        return excused.join(there, list(KEY), "left_anti")
 
     def _clamped(self, plan: Plan) -> Plan:
         """Return what a plan has of the offsets that the table should have."""

@@ -17,6 +17,7 @@ from frazil.engine.asynchronous import AsyncEngine
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake.commit import STEPS
 from frazil.lake.connection import connect
+from frazil.lake.skipped import decode_skipped
 from tests.integration.engine.lake_stand_in import StandIn
 
 COLUMNS = {"id": "long", "text": "string"}
@@ -349,6 +350,8 @@ def test_a_table_that_was_rolled_back_waits_for_a_choice(db):
         db.lake.resume(name, **{choice: True})
         db.lake.flush(name)
         assert ids_of(db, name) == ([1, 2, 3] if choice == "replay" else [1, 3])
+        skipped = decode_skipped(table_of(db, name).properties)
+        assert skipped == ({} if choice == "replay" else {-1: ((1, 2),)})
     with pytest.raises(InvalidRequest, match="not both"):
         db.lake.resume("replayed", replay=True, accept=True)
 

@@ -10,6 +10,7 @@ import pytest
 from frazil.errors import Conflict
 from frazil.ingest.columns import declare_schema
 from frazil.lake.certificate import Certificate, PartFacts, StagedRows, VerifyRequest
+from frazil.lake.skipped import SKIPPED, encode_skipped
 from frazil.lake.verify_job import examine
 from tests.integration.lake.spark_world import MARKS, TIME_US
 
@@ -115,6 +116,17 @@ def test_compaction_and_expiry_by_others_change_no_verdict(subject):
     assert (found.findings.content, found.findings.compared) == (before, 60)
 
 
+def test_columns_that_others_add_are_not_compared(subject):
+    """A column that came after the last commit changes no verdict, filled or not."""
+    subject.topic.foreign("ALTER TABLE {table} ADD COLUMN more int")
+    assert subject.verify().verdict == "good"
+    subject.topic.foreign("UPDATE {table} SET more = 1 WHERE _offset < 9")
+    found = subject.verify()
+    assert (found.verdict, found.findings.compared) == ("good", 60)
+    subject.topic.foreign("ALTER TABLE {table} RENAME COLUMN name TO title")
+    assert subject.kinds()["altered"][0] == 60
+
+
 @pytest.mark.parametrize("staged", [True, False])
 def test_a_removed_row_is_found(subject, staged):
     """A commit that lacks one row is damage, with the offset, also without the disk tier."""
@@ -194,6 +206,31 @@ def test_declared_gaps_are_no_loss_and_rows_in_them_are_damage(world):
     )
     kinds = subject.kinds(gaps=((5, 8),))
     assert kinds == {"extra": (1, ("6",)), "unmatched": (1, ("6",))}
+
+
+def test_ranges_that_an_operator_gave_up_are_listed_and_are_no_loss(subject):
+    """Rolled back and accepted: the table itself says what it goes on without."""
+    first, second = subject.topic.snapshots()
+    table = subject.world.catalog.load_table(tuple(subject.topic.table))
+    with table.manage_snapshots() as snapshots:
+        snapshots.rollback_to_snapshot(first.snapshot_id)
+    plan = subject.topic.plan(subject.topic.stage(rows(10, start=60)))
+    subject.plans.append(plan)
+    done = subject.topic.commit(plan, choice="accept", chosen={-1: 30})
+    assert (done.state, done.rows_in) == ("committed", 10)
+    lost = subject.kinds()
+    assert lost["missing"] == (30, ("30..59",))
+    assert set(lost) == {"missing", "unchained", "unmatched"}
+    with table.refresh().transaction() as change:
+        change.set_properties({SKIPPED: encode_skipped({}, {-1: (30, 60)})})
+    found = subject.verify()
+    assert (found.verdict, found.findings.problems) == ("good", ())
+    assert (found.findings.skipped, found.findings.skipped_places) == (30, ("30..59",))
+    assert found.findings.compared == 40
+    assert "skipped    30 offsets given up by an operator: 30..59" in found.lines
+    with table.refresh().manage_snapshots() as snapshots:
+        snapshots.set_current_snapshot(second.snapshot_id)
+    assert (subject.verify().verdict, subject.verify().findings.skipped) == ("good", 0)
 
 
 def test_rejected_records_count_once_and_are_compared(world):

@@ -8,7 +8,7 @@ import pytest
 from frazil.engine.lake_verify import bundles, column_names
 from frazil.errors import CorruptionError
 from frazil.ingest.columns import declare_schema
-from frazil.lake.certificate import Certificate, Findings, Problem, ranges_text
+from frazil.lake.certificate import Certificate, Findings, Problem, joined_problems, ranges_text
 from frazil.lake.plan import PartRange, TableName
 from frazil.lake.verify_chain import Snapshot, check_chain, holes, line_of, records_between
 
@@ -78,6 +78,19 @@ def test_a_problem_says_what_how_often_and_where():
     many = Problem("missing", 30, tuple(map(str, range(30)))).text
     assert many.endswith("18, 19, …")
     assert ranges_text(3, [(4, 5), (7, 9)]) == ["part 3: 4", "part 3: 7..8"]
+
+
+def test_problems_of_one_kind_are_one():
+    """Counts add up, and of the places the first are kept."""
+    many = tuple(map(str, range(19)))
+    found = joined_problems(
+        [
+            Problem("altered", 19, many),
+            Problem("file", 1, ("x",)),
+            Problem("altered", 3, ("a", "b")),
+        ]
+    )
+    assert found == (Problem("altered", 22, (*many, "a")), Problem("file", 1, ("x",)))
 
 
 def test_findings_outlive_the_wire():
