@@ -180,7 +180,7 @@ class KeyLookup:
         image = None if codec.exact else self._keyed.image_at(found.offset)
         plain = image is not None and image.version == codec.version
         if image is not None and plain and image.values is not None:
-            return StoredRow(found.offset, image.time_us, image.values)
+            return StoredRow(found.offset, image.time_us, codec.as_stored(image.values))
         return self._read(found.offset, codec)
 
     def _newest(self, key: Key, before: int | None) -> Found | None:

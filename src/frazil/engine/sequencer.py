@@ -131,7 +131,22 @@ class Sequencer:
 
     def submit(self, entry: Entry) -> bool:
         """Take an entry; False if there is no room."""
-        return self.submit_all((entry,))
+        _topic, codec, change, count, size, _waiter, sender = entry
+        if count or sender is not None or codec is None or codec.solo:
+            return self.submit_all((entry,))
+        # One change of nobody in particular, the plain case without detours.
+        with self._lock:
+            if len(self._newest) > self._newest_max or self._newest_bytes > NEWEST_BYTES_MAX:
+                self._forget()
+            newest, key = self._newest, change.key
+            known = newest.get(key)
+            change.previous = None if known is None else _standing(known)
+            if not self._queue.submit(entry):
+                change.previous = None
+                return False
+            newest[key] = change
+            self._newest_bytes += size
+        return True
 
     def submit_all(self, entries: Sequence[Entry]) -> bool:
         """Take entries next to each other, all or none; False if there is no room."""

@@ -19,7 +19,7 @@ from frazil.log.state import RANGE_GAP, RANGE_LOST, SpecialRange
 from frazil.query.watched import check_watch
 from frazil.telemetry import event
 from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
-from frazil.tiers.flush import flush_set
+from frazil.tiers.flush import cut_set, flush_set
 from frazil.tiers.fold import KeyedState
 from frazil.tiers.keys import KeyShape
 from frazil.tiers.memory import TopicMemory
@@ -45,8 +45,6 @@ REBUILDS_MAX: Final = 3
 WATCH_S: Final = 0.02
 SLICE_ROWS: Final = 2048
 SLICE_PAUSE_S: Final = 0.0002
-SET_BYTES_MAX: Final = 512 << 20
-"""A flush set takes about this much; more becomes several sets, each with its own registration."""
 
 
 class TopicTiers:
@@ -292,7 +290,7 @@ class TopicTiers:
                 for chunk in self.memory.snapshot(target)
                 if chunk.end > first
             ]
-            end, chosen = _cut(chunks, first, target)
+            end, chosen = cut_set(chunks, first, target)
             deltas = None
             if self.keyed is not None and folded:
                 deltas = self.keyed.deltas_between(first, end)
@@ -520,14 +518,17 @@ class TopicTiers:
 
     def settle(self, rows_max: int) -> None:
         """Decode, join and fold some of what was written; for the background."""
-        memory = self.memory
+        memory, keyed = self.memory, self.keyed
+        end = self.state.visible
         try:
-            if self.keyed is not None:
-                self.keyed.fold(self.state.visible, budget_rows=rows_max)
+            if keyed is not None:
+                keyed.fold(end, budget_rows=rows_max)
+                # Keys of what is not folded are looked for in the tail.
+                end = keyed.folded_to
         finally:
             # Though a damaged file may keep changes from being folded.
             if memory.tail:
-                memory.settle(self.state.visible, budget_rows=rows_max)
+                memory.settle(end, budget_rows=rows_max)
                 memory.merge_small()
 
     def note_fired(self, reasons: Sequence[str]) -> None:
@@ -586,15 +587,3 @@ def _partitions(chunk: Chunk, partitioner: Partitioner) -> dict[str, int]:
     """Return how many records of a chunk are of each partition; counted once."""
     found: dict[str, int] = chunk.cached("partitions", lambda: partitioner.counts(chunk.batch))
     return found
-
-
-def _cut(chunks: Sequence[Chunk], first: int, target: int) -> tuple[int, list[Chunk]]:
-    """Choose chunks for one set: all of them, or so many that the set stays small enough."""
-    chosen: list[Chunk] = []
-    size = 0
-    for chunk in chunks:
-        if chosen and size + chunk.nbytes > SET_BYTES_MAX:
-            return max(chosen[-1].end, first), chosen
-        chosen.append(chunk)
-        size += chunk.nbytes
-    return target, chosen

@@ -110,6 +110,7 @@ class BulkCodec:
 
     solo = True
     tracked = True
+    readable = False
 
     def __init__(self, columns: BulkColumns, origin: BulkCodec | None = None) -> None:
         self._columns = columns

@@ -22,9 +22,10 @@ tells each change what became of it; one that builds on a failed one is refused.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import msgspec
 import pyarrow as pa
@@ -111,6 +112,7 @@ class ChangeCodec:
         self.version = version
         self.shape = KeyShape(schema, primary_key)
         self.ids = tuple(column_id(field) for field in schema)
+        self.readable = encoder.packable
         self._encoder = encoder
         self._frames = frames
         self._bytes_max = limits.message_bytes_max
@@ -130,6 +132,7 @@ class ChangeCodec:
         self._head = _array_head(self._width + 2)
         self._row_head = _array_head(self._width)
         self._skip = len(self._row_head)
+        self._narrow = [n for n, kind in enumerate(schema.types) if pt.is_float32(kind)]
         self._has_ns = tuple(_has_nanoseconds(data_type) for data_type in schema.types)
         self.exact = any(self._has_ns)
         """Values of some column may be finer than Python's: they are read from Arrow."""
@@ -261,6 +264,17 @@ class ChangeCodec:
         except (pa.ArrowException, OverflowError, ValueError):
             return None
         return tuple(values)
+
+    def as_stored(self, values: Row) -> Row:
+        """Return validated values as Arrow holds them: floats of a narrow column are rounded."""
+        if not self._narrow:
+            return values
+        stored = list(values)
+        for position in self._narrow:
+            value = stored[position]
+            if value is not None:
+                stored[position] = ctypes.c_float(cast("float", value)).value
+        return tuple(stored)
 
     def carried(self, values: Row, ids: Sequence[int]) -> Row:
         """Return values of another schema version by column id: new columns null, others gone."""

@@ -88,6 +88,7 @@ class RowCodec(Untracked):
         self.version = version
         self.schema = schema
         self.encoder = RowEncoder(schema, owner.limits)
+        self.readable = self.encoder.packable
 
     def encode(self, records: Sequence[PackedRow]) -> Payload:
         encoder = self.encoder

@@ -5,6 +5,8 @@ The codecs of tables and messages live in `frazil.ingest`; the log knows payload
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from frazil.log import format as fmt
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
     from frazil.log.state import TopicState
     from frazil.model import Ack
+
+_codec_of = itemgetter(1)
 
 
 class Payload(NamedTuple):
@@ -38,6 +42,8 @@ class Codec(Protocol):
     """The schema version its records were validated against."""
     tracked: bool
     """Its records want to be told by `settled` whether they were written."""
+    readable: bool
+    """Its records tell who looks a key up the same as the frame that they become."""
 
     def encode(self, records: Sequence[Any]) -> Payload:
         """Encode records into one payload.
@@ -57,6 +63,7 @@ class Untracked:
     """A codec whose records nobody depends on before they are written."""
 
     tracked = False
+    readable = False
 
     def settled(self, data: Any, *, many: bool, written: bool) -> None:
         """Do nothing."""
@@ -147,6 +154,14 @@ if TYPE_CHECKING:
 
 def settle_tracked(entries: Sequence[Entry], *, written: bool) -> None:
     """Tell the records of tracked entries whether they were written."""
-    for _topic, codec, data, count, _size, _waiter, _sender in entries:
-        if codec is not None and codec.tracked:
-            codec.settled(data, many=count > 0, written=written)
+    for codec, run in groupby(entries, key=_codec_of):
+        if codec is None or not codec.tracked:
+            continue
+        singles: list[Any] = []
+        for entry in run:
+            if entry[3]:
+                codec.settled(entry[2], many=True, written=written)
+            else:
+                singles.append(entry[2])
+        if singles:
+            codec.settled(singles, many=True, written=written)

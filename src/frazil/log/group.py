@@ -132,9 +132,7 @@ class Group:
             self._refuse(topic, entry, _invalid(error))
             return
         offset = topic.next
-        self._frame(
-            topic, payload, (data,), offset=offset, count=1, version=codec.version, runs=b""
-        )
+        self._frame(topic, payload, codec, (data,), offset=offset, count=1, runs=b"")
         self.waiters.append(waiter)
         self.results.append(Ack(offset, offset, self.lsn))
         self.sync = True
@@ -219,9 +217,7 @@ class Group:
             self._reserve_block(topic, offset + count)
         lsn = self.lsn + 1
         runs = self._runs(topic, entries, offset, lsn) if any(map(_sender_of, entries)) else b""
-        self._frame(
-            topic, payload, records, offset=offset, count=count, version=codec.version, runs=runs
-        )
+        self._frame(topic, payload, codec, records, offset=offset, count=count, runs=runs)
         if codec.tracked:
             self.tracked += entries
         self._next[topic.id] = offset + count
@@ -462,11 +458,11 @@ class Group:
         self,
         topic: TopicState,
         payload: Payload,
+        codec: Codec,
         records: Sequence[Any],
         *,
         offset: int,
         count: int,
-        version: int,
         runs: bytes,
     ) -> None:
         self.lsn += 1
@@ -483,13 +479,13 @@ class Group:
             time_us=self.time_us,
             topic=topic.id,
             count=count,
-            schema=version,
+            schema=codec.version,
             flags=payload.flags,
             runs=runs,
         )
         self.data.append((topic, offset, self._position + self.size, size, count))
         if topic.memory is not None:
-            keyed = payload.kind == fmt.KIND_ROWS and topic.spec.primary_key
+            looked_up = codec.readable and topic.spec.primary_key
             self.kept.append(
                 (
                     topic.memory,
@@ -500,10 +496,10 @@ class Group:
                         self.lsn,
                         payload.kind,
                         payload.flags,
-                        version,
+                        codec.version,
                         payload.size,
                         payload.data,
-                        records if keyed else None,
+                        records if looked_up else None,
                     ),
                 )
             )

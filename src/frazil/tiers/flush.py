@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,12 +20,28 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.log.state import SpecialRange
+    from frazil.tiers.chunk import Chunk
     from frazil.tiers.disk import DiskTier, TierSettings
     from frazil.tiers.disk_file import DiskFile
     from frazil.tiers.keys import KeyShape
     from frazil.tiers.partitions import Partitioner
 
-__all__ = ["flush_set"]
+__all__ = ["cut_set", "flush_set"]
+
+SET_BYTES_MAX: Final = 512 << 20
+"""A flush set takes about this much; more becomes several sets, each with its own registration."""
+
+
+def cut_set(chunks: Sequence[Chunk], first: int, target: int) -> tuple[int, list[Chunk]]:
+    """Choose chunks for one set: all of them, or so many that the set stays small enough."""
+    chosen: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if chosen and size + chunk.nbytes > SET_BYTES_MAX:
+            return max(chosen[-1].end, first), chosen
+        chosen.append(chunk)
+        size += chunk.nbytes
+    return target, chosen
 
 
 def flush_set(

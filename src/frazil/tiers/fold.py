@@ -262,6 +262,7 @@ class KeyedState:
         old: list[int] = []
         kept: list[int] = []
         idle: list[int] = []
+        self.index.moves += 1
         for key, code in zip(keys, codes, strict=True):
             base = take(key, None)
             if base is None:
@@ -277,6 +278,7 @@ class KeyedState:
             old.append(base)
             kept.append(code)
             known[key] = code
+        self.index.moves += 1
         if idle:
             offsets = np.array(idle, np.int64)
             self._superseded.mark(offsets, offsets)
@@ -345,14 +347,17 @@ class KeyedState:
         A key whose newest change is a delete is absent. What lies at or above the offset that
         everything is folded to is not seen.
         """
-        # Before the index: what it has is then at least as new. A miss tells nothing without the
-        # lock, as a key that is folded anew may be out for a moment; nor does a fold under way.
-        folded_to, complete = self.folded_to, False
-        code = self.index.codes.get(key)
-        if code is None or code >> CODE_SHIFT >= folded_to:
+        # Before the index: what it has is then at least as new. Without the lock a fold under way
+        # tells nothing, nor does a miss while keys are moved; and keys are forgotten only once the
+        # index is no longer complete.
+        index, folded_to = self.index, self.folded_to
+        moves = index.moves
+        code = index.codes.get(key)
+        complete = self.complete and folded_to >= 0 and not moves & 1 and index.moves == moves
+        if not complete if code is None else code >> CODE_SHIFT >= folded_to:
             with self.memory.lock:
                 self._begin()
-                code = self.index.codes.get(key)
+                code = index.codes.get(key)
                 complete, folded_to = self.complete, self.folded_to
         before = folded_to if before is None else min(before, folded_to)
         if (code is None and complete) or code == _ABSENT:

@@ -41,6 +41,8 @@ class KeyIndex:
         self.codes: dict[Key, int] = {}
         self.bytes = 0
         self.evictions = 0
+        self.moves = 0
+        """Odd while keys that are there may be out for a moment."""
         self._bytes_max = bytes_max
 
     def __len__(self) -> int:

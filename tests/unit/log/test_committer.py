@@ -204,6 +204,7 @@ def test_a_bug_in_the_thread_is_a_fail_stop(tmp_path):
     class Broken:
         solo = False
         tracked = False
+        readable = False
         version = 0
 
         def encode(self, records):
@@ -229,6 +230,7 @@ def test_a_bug_behind_a_barrier_answers_each_waiter_once(tmp_path):
     class Broken:
         solo = False
         tracked = False
+        readable = False
         version = 0
 
         def encode(self, records):
@@ -258,6 +260,7 @@ def test_one_bad_record_does_not_spoil_its_group(tmp_path):
     class Picky:
         solo = False
         tracked = False
+        readable = False
         version = 0
 
         def encode(self, records):

@@ -53,6 +53,7 @@ def test_a_record_that_cannot_be_encoded_is_refused_alone():
     class Broken:
         solo = False
         tracked = False
+        readable = False
         version = 0
 
         def encode(self, records):

@@ -219,6 +219,7 @@ def test_a_payload_that_does_not_decode_names_its_range(disk, log):
     class Liar:
         solo = True
         tracked = False
+        readable = False
         version = 0
 
         def encode(self, records):

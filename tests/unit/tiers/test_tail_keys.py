@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -216,3 +217,26 @@ def test_readers_never_miss_a_write_while_others_fold_and_decode(index_bytes):
         thread.join()
     assert not wrong
     assert answers[0]
+
+
+def test_a_key_that_a_complete_index_lacks_is_absent_without_the_lock():
+    """Who folds may have the lock for long: a look-up of an absent key does not wait for it."""
+    world = a_topic()
+    assert world.state.complete
+    with ThreadPoolExecutor(1) as pool, world.topic.memory.lock:
+        assert pool.submit(world.state.newest, "never").result(timeout=30) is None
+
+
+def test_a_miss_while_keys_are_moved_waits_for_the_fold():
+    """A key may be out of the index for a moment: only with the lock a miss means something."""
+    world = a_topic()
+    code = world.state.index.codes.pop("k0")
+    world.state.index.moves += 1
+    with ThreadPoolExecutor(1) as pool:
+        with world.topic.memory.lock:
+            found = pool.submit(world.state.newest, "k0")
+            with pytest.raises(TimeoutError):
+                found.result(timeout=0.05)
+            world.state.index.codes["k0"] = code
+            world.state.index.moves += 1
+        assert found.result(timeout=30) == Found(0, OP_UPSERT)
