@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import pyarrow as pa
 
 from frazil.engine.hold_calls import HoldCalls
 from frazil.errors import Closed, InvalidRequest, NotFound
@@ -16,8 +17,6 @@ from frazil.model import full_topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import pyarrow as pa
 
     from frazil.engine.catalog import TopicRequest
     from frazil.engine.runtime import TopicRuntime
@@ -107,7 +106,11 @@ class LakeCalls(HoldCalls):
     def _check_lake_columns(self, spec: TopicSpec, schema: pa.Schema) -> None:
         """Refuse changed columns that a table cannot have."""
         if spec.lake:
-            check_lake_schema(schema, spec.partition_by)
+            _spec, runtimes = self.whole_topic(self._whole_name(spec))
+            schemas = runtimes[0].state.schemas
+            # The table's partitions keep names that they got from columns of long ago.
+            former = [pa.ipc.read_schema(pa.py_buffer(each)) for each in schemas.values()]
+            check_lake_schema(schema, spec.partition_by, former=former)
 
     def _whole_name(self, spec: TopicSpec) -> str:
         """Return a topic's name; of a part, that of the partitioned topic."""

@@ -16,6 +16,7 @@ from frazil.lake.stages.footers import staged_facts
 from frazil.lake.stages.pipeline import REJECT_STAGES, run_stages
 from frazil.lake.stages.project import project
 from frazil.lake.stages.read import read_staged
+from frazil.lake.stages.shapes import shaped, without_others
 from frazil.lake.stages.split import keep_accepted
 from frazil.lake.stages.validate import validate
 
@@ -129,15 +130,18 @@ def _compare(
     A column that the table has not got any more makes every row differ.
     """
     types = {field.name: field.dataType for field in actual.schema}
+    known = {field.name: field.dataType for field in expected.schema}
     left: list[Column] = []
     right: list[Column] = []
     for number, (old, new) in enumerate([*names.items(), *((None, each) for each in added)]):
         if new not in types:
             continue
-        data_type = types[new]
         column = F.lit(None) if old is None else by_name(old)
+        # Fields that others added inside of a column are not compared.
+        data_type = types[new] if old is None else without_others(types[new], known[old])
+        found = shaped(by_name(new), types[new], data_type)
         left.append(comparable(column.cast(data_type), data_type).alias(f"e{number}"))
-        right.append(comparable(by_name(new), data_type).alias(f"a{number}"))
+        right.append(comparable(found, data_type).alias(f"a{number}"))
     shown = [*names.values(), *added]
     theirs = expected.select(*placed(expected), *left, F.lit(True).alias("staged"))
     if deleted is not None:

@@ -242,6 +242,16 @@ def test_columns_that_change_change_the_table(db):
         db.alter_topic("growing", add={"_pos": "long"})
 
 
+def test_a_column_may_not_have_the_name_of_a_partition_of_long_ago(db):
+    """The table's partition keeps the name that it got before its column was renamed."""
+    columns = {"id": "long", "at": "timestamp"}
+    db.create_topic("dated", columns, partition_by=["day(at)"], lake=True)
+    db.alter_topic("dated", rename={"at": "moment"})
+    with pytest.raises(InvalidRequest, match="at_day"):
+        db.alter_topic("dated", add={"at_day": "long"})
+    db.alter_topic("dated", add={"other_day": "long"})
+
+
 def test_names_and_columns_that_no_table_can_have_are_refused(db):
     """Nothing is made: the same names are free afterwards."""
     db.create_topic("Folded", COLUMNS, lake=True)

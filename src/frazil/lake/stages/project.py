@@ -19,6 +19,7 @@ from frazil.lake.stages.columns import (
     leaves,
     spark_type,
 )
+from frazil.lake.stages.shapes import difference, shaped
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -35,7 +36,18 @@ def project(frame: DataFrame, context: Context) -> DataFrame:
         InvalidRequest: if the table has not got the topic's columns; see `check_columns`.
     """
     check_columns(context)
+    if _is_table(frame, context):
+        # Each column of a select costs Spark's driver more than a millisecond.
+        return frame
     return frame.select(*(_column(field, context) for field in context.table))
+
+
+def _is_table(frame: DataFrame, context: Context) -> bool:
+    """Tell whether rows already have the table's columns, in their order and types."""
+    if context.raw:
+        return False
+    found = [(field.name, field.dataType.simpleString()) for field in frame.schema]
+    return found == [(field.name, field.dataType.simpleString()) for field in context.table]
 
 
 def check_columns(context: Context) -> None:
@@ -55,13 +67,14 @@ def check_columns(context: Context) -> None:
                 column=name,
                 columns=",".join(found),
             )
-        if field.dataType.simpleString() != data_type.simpleString():
+        other = difference(field.dataType, data_type, name)
+        if other is not None:
             raise InvalidRequest(
                 "column of the table has another type than the topic's: undo that",
                 table=context.plan.table,
-                column=name,
-                type=field.dataType.simpleString(),
-                wanted=data_type.simpleString(),
+                column=other.path,
+                type=other.found or "none",
+                wanted=other.wanted or "none",
             )
     for name, field in found.items():
         if name not in wanted and not field.nullable:
@@ -88,6 +101,9 @@ def _column(field: T.StructField, context: Context) -> Column:
         source = context.schema.field(index)
         if any(is_doubtful(leaf.type) for leaf in leaves(source)):
             column = _exact(column, source.type)
+    if index >= 0:
+        # Others may have added fields inside of it.
+        column = shaped(column, spark_type(context.schema.field(index).type), field.dataType)
     return column.alias(field.name)
 
 
