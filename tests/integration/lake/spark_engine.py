@@ -83,8 +83,8 @@ class SharedWorker(Worker):
 
 
 @contextlib.contextmanager
-def opened(world, path, *, way=lambda address: address, **settings):
-    """Open an engine with the shared Spark; `way` gives the address that its worker is to use."""
+def shared_workers(world, *, way=lambda address: address):
+    """Let all engines of this process have workers on the shared session meanwhile."""
 
     def launch(epoch):
         ours, theirs = socket.socketpair()
@@ -94,8 +94,14 @@ def opened(world, path, *, way=lambda address: address, **settings):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_lake, "launcher", lambda *_, **__: launch)
-        with frazil.open(path, **{**SETTINGS, **settings}) as db:
-            yield db
+        yield
+
+
+@contextlib.contextmanager
+def opened(world, path, *, way=lambda address: address, **settings):
+    """Open an engine with the shared Spark; `way` gives the address that its worker is to use."""
+    with shared_workers(world, way=way), frazil.open(path, **{**SETTINGS, **settings}) as db:
+        yield db
 
 
 # -- reading a table without Frazil and without Spark --
