@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+
+import pytest
 
 import frazil
 from frazil.engine.asynchronous import AsyncPartitionedTopic, AsyncTopic
@@ -91,3 +95,24 @@ def test_publishing_states_what_is_durable_and_what_is_raised():
     for call in (frazil.Engine.create_topic, frazil.Engine.alter_topic, frazil.Topic.hold):
         assert "durable" in inspect.getdoc(call)
     assert "fsynced" in inspect.getdoc(frazil.Topic)
+
+
+def test_importing_the_package_loads_no_engine():
+    """The lake's catalog is a child that imports it: it must not pay for what it does not use."""
+    program = (
+        "import sys, frazil.lake.catalog.server\n"
+        "heavy = {'pyarrow', 'duckdb', 'numpy', 'frazil.engine', 'frazil.query'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "assert frazil.open is sys.modules['frazil.engine'].open_engine\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stdout) == (0, "[]\n"), found.stderr
+
+
+def test_what_is_no_public_name_is_no_attribute():
+    """A misspelt name fails as it does in any module, and all names are listed."""
+    with pytest.raises(AttributeError, match="opne"):
+        _ = frazil.opne
+    assert set(NAMES) <= set(dir(frazil))
