@@ -11,7 +11,7 @@ import msgspec
 
 HOLD_SECONDS = 120.0
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
-FAULTS = ("drop_request", "drop_reply", "hold_request", "hold_reply")
+FAULTS = ("pass", "drop_request", "drop_reply", "hold_request", "hold_reply")
 
 
 class CatalogProxy:
@@ -19,7 +19,8 @@ class CatalogProxy:
 
     `drop_request` closes the connection instead of forwarding, `drop_reply` after the catalog has
     answered. `hold_request` and `hold_reply` wait there for `release`; `reached` tells that they
-    do. What was held is forwarded whether the caller is still there or not.
+    do. What was held is forwarded whether the caller is still there or not. `pass` does nothing:
+    the fault behind it is for the commit after the next.
     """
 
     def __init__(self, address):
