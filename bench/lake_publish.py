@@ -33,7 +33,7 @@ REST_S = 1.0
 
 
 def run(bench: Bench) -> list[Row]:
-    seconds = bench.pick(10.0, 3.0)
+    seconds = bench.pick(8.0, 3.0)
     with lake_engine(bench.fresh("engine"), interval_s=INTERVAL_S) as engine:
         topic = engine.create_topic("events", workload.COLUMNS, lake=True)
         begin(engine, topic, commits=bench.pick(20, 2))
@@ -63,7 +63,7 @@ def run(bench: Bench) -> list[Row]:
         engine.lake.pause("events")
         _wait_paused(engine)
         sides = {"idle": idle, "committing": committing, "hammered": hammered}
-        found = in_turn(sides, bench.pick(5, 1))
+        found = in_turn(sides, bench.pick(4, 1))
     title = f"publish at {RECORDS_PER_SECOND:,} records/s"
     return [
         compare(

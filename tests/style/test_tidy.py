@@ -43,6 +43,7 @@ SEAM_EXCEPTIONS = {
         {"os.lstat", "tempfile"},
         "spark's resolver works in a directory that is gone afterwards; its growth is watched",
     ),
+    "lake/priority.py": ({"os.open"}, "the kernel's file of a session's priority takes no pwrite"),
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
     "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),

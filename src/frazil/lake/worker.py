@@ -25,6 +25,7 @@ from frazil.clock import SystemClock
 from frazil.errors import Closed, CorruptionError, FrazilError, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.lake.halting import Halt
+from frazil.lake.priority import step_back
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_calls import WorkerConfig
 from frazil.lake.worker_jobs import Jobs
@@ -239,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.getpgid(0) != os.getpid():
         # A group of its own: the JVM belongs to it, and both end together.
         os.setpgid(0, 0)
+    step_back()
     file_system = RealFileSystem()
     config = _read_config(given.config, file_system) if given.config else None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

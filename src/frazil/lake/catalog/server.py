@@ -34,6 +34,7 @@ from frazil.lake.catalog.app import make_app
 from frazil.lake.catalog.files import Warehouse, local_path
 from frazil.lake.catalog.service import Catalog
 from frazil.lake.catalog.store import Store
+from frazil.lake.priority import step_back
 from frazil.telemetry import LOGGER, TextFormatter, configure, event
 
 if TYPE_CHECKING:
@@ -273,6 +274,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process and return its exit code."""
     given = _parsed(arguments)
+    if given.parent:
+        # Beside an engine: its readers, however many, take no core from those who publish.
+        step_back()
     configure(sys.stderr, log_level="info", log_format="text")
     if given.log:
         RealFileSystem().make_directory(os.path.dirname(os.path.abspath(given.log)))
