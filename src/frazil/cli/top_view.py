@@ -25,6 +25,8 @@ def render(figures: Mapping[str, Any], *, kind: str) -> RenderableType:
     parts: list[RenderableType] = [_heading(figures, kind), _memory(figures), _disk(figures)]
     if figures["latencies"]:
         parts.append(_latencies(figures["latencies"]))
+    if figures["lake"].get("topics"):
+        parts.append(_lake(figures["lake"]))
     parts.append(_topics(figures["topics"]))
     parts += [
         Text(f"error in {task}: {text}", style="red") for task, text in figures["errors"].items()
@@ -85,6 +87,42 @@ def _latency(measure: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value / 1e3:.2f} ms" if measure.endswith("_us") else f"{value:,.0f}"
+
+
+def _lake(lake: Mapping[str, Any]) -> Table:
+    """Return the lake as one row: all topics together."""
+    names = (
+        "worker",
+        "restarts",
+        "commits",
+        "rows",
+        "rejected",
+        "behind",
+        "for",
+        "commit p50, p99",
+    )
+    table = Table("lake", *names, "stopped")
+    totals = lake.get("totals") or {}
+    took = totals.get("commit_seconds") or {}
+    waits = totals.get("lag_seconds")
+    stopped = (totals.get("states") or {}).get("stopped", 0)
+    table.add_row(
+        lake["state"],
+        lake["worker"]["state"],
+        _number(lake["worker"].get("restarts")),
+        _number(totals.get("commits")),
+        f"{_number(totals.get('rows'))} in {_size(totals.get('bytes'))}",
+        _number(totals.get("rejected")),
+        f"{_number(totals.get('lag_records'))} in {_size(totals.get('lag_bytes'))}",
+        UNKNOWN if waits is None else f"{waits:,.1f} s",
+        f"{_seconds(took.get('p50'))}, {_seconds(took.get('p99'))}",
+        Text(str(stopped), style="red" if stopped else ""),
+    )
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f} s"
 
 
 def _topics(topics: list[dict[str, Any]]) -> Table:

@@ -15,7 +15,7 @@ import msgspec
 
 from frazil.engine.lake_adopting import adopt, publish_again
 from frazil.engine.lake_catalog import LakeCatalog
-from frazil.engine.lake_facts import topic_facts
+from frazil.engine.lake_facts import topic_facts, totals
 from frazil.engine.lake_plans import LakePlans
 from frazil.engine.lake_process import launcher
 from frazil.engine.lake_topics import HOLD, LakeTopic
@@ -333,15 +333,15 @@ class Lake:
         state = "running" if worker["state"] == "ready" else "starting"
         if not any(each.state in {"starting", "running"} for each in topics):
             state = "idle"
+        now_us = self.clock.now_us()
+        facts = {each.name: topic_facts(each, self.tiers, self.worker, now_us) for each in topics}
         return {
             "state": state,
             "worker": worker,
             "catalog": self.catalog.describe(),
             "error": self.error,
-            "topics": {
-                each.name: topic_facts(each, self.tiers, self.worker, self.clock.now_us())
-                for each in topics
-            },
+            "totals": totals(topics, facts),
+            "topics": facts,
         }
 
     def committed(self, topic: str) -> Ends:

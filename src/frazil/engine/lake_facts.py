@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.facts import special_ranges
+from frazil.engine.lake_topics import COUNTS
 from frazil.errors import NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from frazil.engine.lake_topics import LakeTopic
     from frazil.engine.lake_worker import LakeWorker
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.tiering import Tiers
     from frazil.lake.table import Ends
 
-__all__ = ["topic_facts"]
+__all__ = ["topic_facts", "totals"]
 
 
 def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int) -> dict[str, Any]:
@@ -40,6 +44,32 @@ def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int)
         "schema_version": topic.table_version,
         **topic.counts,
     }
+
+
+def totals(topics: Sequence[LakeTopic], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counters of all topics together, and how far they are behind.
+
+    Counters begin with the engine. `commit_seconds` is of the last hundred commits of each topic.
+    """
+    waits = [each["lag_seconds"] for each in facts.values() if each["lag_seconds"] is not None]
+    return {
+        **{name: sum(topic.counts[name] for topic in topics) for name in COUNTS},
+        "lag_records": sum(each["lag_records"] for each in facts.values()),
+        "lag_bytes": sum(each["lag_bytes"] for each in facts.values()),
+        "lag_seconds": max(waits, default=None),
+        "commit_seconds": _quantiles([each for topic in topics for each in topic.results]),
+        "states": dict(Counter(topic.state for topic in topics)),
+    }
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, Any]:
+    """Return the middle, the slow end and the slowest of some durations."""
+    if not seconds:
+        return {"count": 0, "p50": None, "p99": None, "max": None}
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    shown = {"p50": ordered[last // 2], "p99": ordered[last * 99 // 100], "max": ordered[-1]}
+    return {"count": len(ordered), **{name: round(value, 3) for name, value in shown.items()}}
 
 
 def _why(topic: LakeTopic, worker: LakeWorker) -> str:

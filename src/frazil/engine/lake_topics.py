@@ -7,7 +7,7 @@ table says how far it is: what is remembered here is only compared with that.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -62,6 +62,8 @@ RETRY_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 CONTENDED_PAUSE_S: Final = 60.0
 PLAN_TRIES: Final = 10
 KEYED: Final = "keyed tables come later"
+COUNTS: Final = ("commits", "rows", "rejected", "files", "bytes", "failures", "stops")
+"""What is counted since the engine was opened; failures are tried again, stops wait for somebody."""
 _RETRIED: Final = (Unavailable, CommitUnknown, Overloaded, Closed)
 
 State = Literal["starting", "running", "paused", "stopped", "waiting"]
@@ -90,7 +92,7 @@ class LakeTopic:
         self.table_version: int | None = None
         self.results: deque[float] = deque(maxlen=100)
         """How long the last commits took, in seconds."""
-        self.counts = {"commits": 0, "rows": 0, "rejected": 0, "files": 0, "bytes": 0}
+        self.counts = dict.fromkeys(COUNTS, 0)
         self.last_commit_us: int | None = None
         self._bound = False
         self._sent = False
@@ -209,7 +211,15 @@ class LakeTopic:
         self.waits.refuse(f"{state}: {why}" if state in {"paused", "stopped"} else "")
 
     def _stop(self, reason: str, message: str) -> None:
-        warn("lake_stopped", topic=self.name, reason=reason, message=message)
+        self.counts["stops"] += 1
+        warn(
+            "lake_stopped",
+            topic=self.name,
+            table=self.table,
+            reason=reason,
+            message=message,
+            **_spans(self.plan),
+        )
         self._set("stopped", reason, message)
 
     # -- the lake's thread -------------------------------------------------------------------------
@@ -243,9 +253,17 @@ class LakeTopic:
         if pause_s is None:
             pause_s = RETRY_PAUSES_S[min(self._failures, len(RETRY_PAUSES_S) - 1)]
         self._failures += 1
+        self.counts["failures"] += 1
         self._retry_at = self._world.clock.monotonic() + pause_s
         if self.why != why:
-            warn("lake_put_off", topic=self.name, why=why, pause_s=pause_s)
+            warn(
+                "lake_put_off",
+                topic=self.name,
+                table=self.table,
+                why=why,
+                pause_s=pause_s,
+                **_spans(self.plan),
+            )
         self.why = why
 
     def _keep_records(self) -> None:
@@ -463,8 +481,8 @@ class LakeTopic:
 
     def _committed(self, result: CommitResult) -> None:
         clock = self._world.clock
-        if self._begun_at is not None:
-            self.results.append(clock.monotonic() - self._begun_at)
+        seconds = 0.0 if self._begun_at is None else clock.monotonic() - self._begun_at
+        self.results.append(seconds)
         self.last_commit_us = clock.now_us()
         if result.state == "committed":
             self.counts["commits"] += 1
@@ -472,6 +490,7 @@ class LakeTopic:
             self.counts["rejected"] += result.rows_rejected
             self.counts["files"] += result.files
             self.counts["bytes"] += result.bytes
+        done = _spans(self.plan)
         self._advance(result.ends)
         self._drop_plan()
         self._spend(choice=result.choice_spent, rejects=result.state == "committed")
@@ -481,9 +500,14 @@ class LakeTopic:
         event(
             "lake_committed",
             topic=self.name,
+            table=self.table,
             state=result.state,
+            **done,
             rows=result.rows_out,
             rejected=result.rows_rejected,
+            files=result.files,
+            bytes=result.bytes,
+            seconds=round(seconds, 3),
             snapshot=result.sid,
         )
 
@@ -501,6 +525,16 @@ class LakeTopic:
     def _drop_plan(self) -> None:
         self.plan = None
         self._world.plans.drop(self.uid)
+
+
+def _spans(plan: Plan | None) -> dict[str, Any]:
+    """Return a plan's id and ranges as facts of an event."""
+    if plan is None:
+        return {}
+    spans = [
+        ("" if each.part < 0 else f"{each.part}:") + f"{each.lo}..{each.hi}" for each in plan.parts
+    ]
+    return {"plan": plan.id, "range": " ".join(spans)}
 
 
 def _word(error: FrazilError) -> str:

@@ -144,6 +144,7 @@ class LakeWorker:
             "pid": None if talk is None else talk.process.pid,
             "epoch": self.epoch,
             "starts": self.starts,
+            "restarts": max(self.starts - 1, 0),
             "why": self.why,
             **({} if talk is None else dict(talk.facts)),
         }

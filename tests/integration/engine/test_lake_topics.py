@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import threading
 import time
@@ -217,6 +218,40 @@ def test_a_worker_that_fails_is_asked_again(db, stand_in):
     db.lake.flush("failing")
     assert stand_in.commits[-1].plan.id == plan
     assert ids_of(db, "failing") == [0, 1]
+
+
+def test_commits_and_refusals_are_counted_and_told_as_events(db, stand_in, caplog):
+    """An event names topic, range, rows, files, seconds and snapshot; `stats` has the sums."""
+    caplog.set_level(logging.INFO, logger="frazil")
+    topic = db.create_topic("counted", COLUMNS, lake=True)
+    before = db.stats()["lake"]["totals"]
+    topic.append_many([{"id": n, "text": ""} for n in range(3)], ack="committed")
+
+    def told(name):
+        wait_for(lambda: any(each.message == name for each in caplog.records))
+        return next(each.facts for each in caplog.records if each.message == name)
+
+    done = told("lake_committed")
+    assert (done["topic"], done["range"], done["rows"]) == ("/default/counted", "0..3", 3)
+    assert (done["files"], str(done["table"])) == (1, "default.counted")
+    assert done["seconds"] > 0
+    assert done["snapshot"] == table_of(db, "counted").metadata.current_snapshot_id
+    stand_in.refuse = InvalidRequest("a column cannot be written")
+    with pytest.raises(Unavailable):
+        topic.append(id=3, text="", ack="committed")
+    refused = told("lake_stopped")
+    assert (refused["topic"], refused["range"]) == ("/default/counted", "3..4")
+    assert "cannot be written" in refused["message"]
+    totals = db.stats()["lake"]["totals"]
+    grown = {name: totals[name] - before[name] for name in ("commits", "rows", "stops")}
+    assert grown == {"commits": 1, "rows": 3, "stops": 1}
+    assert totals["bytes"] > before["bytes"]
+    assert totals["lag_records"] >= 1
+    assert totals["lag_seconds"] > 0
+    assert totals["commit_seconds"]["max"] >= totals["commit_seconds"]["p50"] > 0
+    assert totals["states"]["stopped"] >= 1
+    worker = db.stats()["lake"]["worker"]
+    assert worker["restarts"] == worker["starts"] - 1
 
 
 def test_the_interval_moves_records_by_itself(db):

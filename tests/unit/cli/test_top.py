@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -190,3 +191,35 @@ def test_a_file_that_is_no_sample_is_passed_over(data):
 def test_impossible_processes_are_not_alive(pid):
     """Numbers that no process has are not asked for."""
     assert not is_alive(pid)
+
+
+def test_the_lake_is_shown_where_a_topic_has_one():
+    """Commits, lag, restarts of the worker and stopped topics are in one row."""
+    lake = {
+        "state": "running",
+        "worker": {"state": "ready", "restarts": 41},
+        "totals": {
+            "commits": 1234,
+            "rows": 56789,
+            "bytes": 10_000_000,
+            "rejected": 77,
+            "lag_records": 888,
+            "lag_bytes": 4_000_000,
+            "lag_seconds": 12.34,
+            "commit_seconds": {"count": 5, "p50": 0.81, "p99": 2.75, "max": 3.0},
+            "states": {"running": 1, "stopped": 6},
+        },
+        "topics": {"/default/t": {}},
+    }
+
+    def shown(found):
+        sample = Sample(2_000_000, 1, stats(100) | found)
+        console = Console(width=250, record=True, file=io.StringIO())
+        console.print(render(figures(sample, sample), kind="running"))
+        return console.export_text()
+
+    text = shown({"lake": lake})
+    for word in ("ready", "41", "1,234", "56,789", "77", "888", "12.3 s", "0.81 s, 2.75 s", "6"):
+        assert word in text
+    assert "restarts" in text
+    assert "restarts" not in shown({"lake": {"state": "off", "topics": {}}})
