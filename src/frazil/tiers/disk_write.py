@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from frazil.tiers.disk_file import (
     set_name,
 )
 from frazil.tiers.disk_rows import offsets_of
-from frazil.tiers.keys import KeyMap
+from frazil.tiers.growing_keys import GrowingKeys
 from frazil.tiers.parquet_file import ParquetSettings, RowsWriter
 from frazil.tiers.partitions import UNPARTITIONED, Partition
 
@@ -52,12 +53,14 @@ KEYED_GROUP_ROWS_MAX: Final = 16 * 1024
 class _Part:
     """One file of the set while it is written."""
 
-    def __init__(self, name: SetName, partition: Partition, writer: RowsWriter) -> None:
+    def __init__(
+        self, name: SetName, partition: Partition, writer: RowsWriter, keys: GrowingKeys | None
+    ) -> None:
         self.name = set_name(name)
         self.number = name.number
         self.partition = partition
         self.writer = writer
-        self.hashes: list[npt.NDArray[np.uint32]] = []
+        self.keys = keys
         self.deltas = 0
 
 
@@ -113,6 +116,8 @@ class SetWriter:
         self._done: list[DiskFile] = []
         self._count = 0
         self._keep = False
+        # Its thread starts with the first piece of keys that is worth it.
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="frazil-keys")
         self._limits = settings = settings or tier.settings
         group_rows = settings.row_group_rows
         self._settings = ParquetSettings(
@@ -127,6 +132,7 @@ class SetWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._tier.writing.pop(id(self), None)
+        self._beside.shutdown(cancel_futures=True)
         if self._keep:
             return
         # The writers first: an unfinished one would write its footer when it is forgotten.
@@ -209,12 +215,13 @@ class SetWriter:
             throttle=self._throttle,
         )
         self._count += 1
-        part = self._live[partition.text] = _Part(name, partition, writer)
+        keys = None if self._shape is None else GrowingKeys(self._beside)
+        part = self._live[partition.text] = _Part(name, partition, writer, keys)
         return part
 
     def _write(self, part: _Part, batch: pa.RecordBatch, deltas: int) -> None:
-        if self._shape is not None:
-            part.hashes.append(self._shape.hashes(batch))
+        if self._shape is not None and part.keys is not None:
+            part.keys.add(self._shape.hashes(batch))
         part.deltas += deltas
         if self._deltas is not None and len(self._deltas):
             places = np.searchsorted(self._deltas, offsets_of(batch))
@@ -251,11 +258,13 @@ class SetWriter:
             deltas=part.deltas,
             gaps=self._gaps if part.number == 0 else (),
         )
+        if part.keys is not None:
+            part.keys.end()
         facts = part.writer.finish(label.to_metadata())
         del self._live[key]
         self._done.append(file_of(part.name, label, facts))
-        if part.hashes:
-            keys = KeyMap.build(np.concatenate(part.hashes)).to_bytes()
+        if part.keys is not None and part.writer.rows:
+            keys = part.keys.file_form()
             # Derived data: without it the file is complete, and the map is built when needed.
             with contextlib.suppress(OSError):
                 size = self._tier.directory.write_keys(self._topic, part.name, keys)

@@ -296,10 +296,10 @@ class KeyMap:
         self.entries = entries
 
     @classmethod
-    def build(cls, hashes: Hashes) -> KeyMap:
-        """Return the map of rows 0, 1, ... with these hashes."""
+    def build(cls, hashes: Hashes, *, first: int = 0) -> KeyMap:
+        """Return the map of rows `first`, `first + 1`, ... with these hashes."""
         entries = hashes.astype(np.uint64) << np.uint64(32)
-        entries |= np.arange(len(hashes), dtype=np.uint64)
+        entries |= np.arange(first, first + len(hashes), dtype=np.uint64)
         entries.sort()
         return cls(entries)
 
