@@ -23,6 +23,7 @@ from tests.integration.lake.spark_world import MARKS, TIME_US
 pytestmark = MARKS
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+TIMEOUT = pytest.mark.timeout(7200 if EXHAUSTIVE else 600)
 BEYOND_MS = 1 << 60
 """A time that the table cannot hold: its record is rejected."""
 ROWS = 10
@@ -257,6 +258,7 @@ def stage(world, tmp_path_factory):
     made.close()
 
 
+@TIMEOUT
 def test_workers_that_sleep_or_die_at_a_step_double_and_lose_nothing(world, stage):
     """Who sleeps over another's commit adds nothing; who dies is followed by one that ends it."""
     story = Story(world)

@@ -19,7 +19,7 @@ from tests.integration.lake.killing import GONE_SECONDS, Orders, wake
 from tests.integration.lake.spark_engine import by_pyiceberg, check_rows, opened
 from tests.integration.lake.spark_program import MISFIT
 from tests.integration.lake.spark_world import MARKS
-from tests.integration.lake.test_kills_spark import EXHAUSTIVE, SLEEPS
+from tests.integration.lake.test_kills_spark import EXHAUSTIVE, SLEEPS, TIMEOUT
 from tests.integration.lake.test_worker import java_children, wait_gone
 
 pytestmark = MARKS
@@ -100,6 +100,7 @@ def lives(tmp_path):
     made.end()
 
 
+@TIMEOUT
 def test_programs_killed_during_a_commit_double_and_lose_nothing(world, lives):
     """Its worker goes on or sleeps until the next program has committed; `verify` exits with 0."""
     asleep = []
