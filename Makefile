@@ -11,6 +11,8 @@ KILLS ?= 500
 LIVES ?= 5000
 JOBS ?= 2
 
+SPARK_KILLS := $(addprefix tests/integration/lake/test_,kills_spark.py programs_spark.py planted_spark.py)
+
 VENV := .venv
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
@@ -40,7 +42,7 @@ bench: environment-dev ## Run the benchmark NAME=log
 
 crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n LIVES=n, exhaustive damage
 	@FRAZIL_CRASH_SEEDS=$(SEEDS) FRAZIL_CRASH_KILLS=$(KILLS) FRAZIL_TIERS_RUNS=$(LIVES) FRAZIL_LAKE_SEEDS=$(SEEDS) FRAZIL_EXHAUSTIVE=1 \
-		$(PYTEST) tests/crash tests/property/test_tiers_model.py tests/unit/metadata/test_sqlite_store.py -m "crash_long or not crash_long" --timeout 0 -n $(JOBS) --dist worksteal
+		$(PYTEST) tests/crash tests/property/test_tiers_model.py tests/unit/metadata/test_sqlite_store.py $(SPARK_KILLS) -m "crash_long or not crash_long" --timeout 0 -n $(JOBS) --dist worksteal
 
 fuzz: environment-dev ## Fuzz every decoder for SECONDS=n
 	@$(PY) -m tests.fuzz.run --seconds $(SECONDS)
