@@ -1,7 +1,8 @@
 """Everything at once for a while: `python bench/soak.py [--minutes 10]`.
 
-Producers of all kinds, readers, tails, holds, rotation, retention, and a restart now and then. At
-the end every producer's records are accounted for, and memory and descriptors must not have grown.
+Producers of all kinds, readers, tails, holds, rotation, retention, a lake, and a restart now and
+then. At the end every producer's records are accounted for, those of the lake in its table, and
+memory and descriptors must not have grown.
 Then a minute of more load than flushes can take (`bench/overload.py`), in a process of its own.
 Prints one line for the record of runs and returns 1 if anything was wrong.
 """
@@ -28,6 +29,8 @@ SETTINGS = {
     "log.retention_bytes": 64 << 20,
     "log.retention_age_s": 30.0,
     "log.retention_check_s": 0.5,
+    "lake.writer.flush_interval": 5.0,
+    "lake.catalog.port": 0,
 }
 
 
@@ -43,6 +46,7 @@ class Ledger:
         self.repeats = 0
         self.restarts = 0
         self.batches_read = 0
+        self.committed = 0
         self.problems: list[str] = []
         self.lock = threading.Lock()
 
@@ -74,6 +78,7 @@ class Round:
             (self.idempotent, "once"),
             (self.relaxed, "periodic"),
             (self.laned, "laned"),
+            (self.rows, "lake"),
             (self.tails, "plain"),
             (self.tails, "arrow"),
             (self.scans, "rows"),
@@ -210,6 +215,7 @@ def prepare(engine) -> None:
     engine.create_topic("arrow", workload.BATCH_COLUMNS)
     engine.create_topic("periodic", sync="periodic")
     engine.create_topic("laned", lane="dedicated")
+    engine.create_topic("lake", workload.COLUMNS, lake=True)
     for name in ("plain", "arrow", "many"):
         engine.topic(name).hold("soak", 0)
 
@@ -226,7 +232,23 @@ def verify(engine, ledger: Ledger) -> int:
     stats = engine.stats()
     if stats["health"] != "ok" or stats["warnings"]:
         ledger.problem(f"health {stats['health']}, warnings {stats['warnings']}")
+    verify_lake(engine, ledger)
     return sum(ledger.acked.values())
+
+
+def verify_lake(engine, ledger: Ledger) -> None:
+    """Compare the rows of the table with what was acked, as another program reads them."""
+    from frazil.lake.connection import connect
+
+    engine.lake.flush("lake")
+    table = connect(engine.lake.catalog.address()).load_table(("default", "lake"))
+    offsets = table.scan(selected_fields=("_offset",)).to_arrow().column(0).to_pylist()
+    ledger.committed = len(offsets)
+    if sorted(offsets) != list(range(ledger.acked["lake"])):
+        ledger.problem(
+            f"table has {len(offsets)} rows of {len(set(offsets))} offsets, "
+            f"acked were {ledger.acked['lake']}"
+        )
 
 
 def soak(directory: str, minutes: float, ledger: Ledger) -> dict[str, float]:
@@ -297,7 +319,8 @@ def main() -> int:
     print(
         f"soak seed={arguments.seed} commit={harness.commit()}: {figures}, "
         f"restarts {ledger.restarts}, batches read {ledger.batches_read}, "
-        f"repeats {ledger.repeats}, problems {len(ledger.problems)}"
+        f"repeats {ledger.repeats}, rows in the lake {ledger.committed}, "
+        f"problems {len(ledger.problems)}"
     )
     return 1 if ledger.problems else 0
 
