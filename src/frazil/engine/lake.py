@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from frazil.engine.lake_adopting import adopt, publish_again
+from frazil.engine.lake_adopting import begin_adoption, finish_adoption, publish_again
 from frazil.engine.lake_catalog import LakeCatalog
 from frazil.engine.lake_facts import topic_facts, totals
 from frazil.engine.lake_plans import LakePlans
@@ -39,6 +39,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from frazil.engine.lake_adopting import Begun
     from frazil.engine.lake_rejects import TopicRejects
     from frazil.engine.lake_world import Tables
     from frazil.engine.registry import Registry
@@ -80,6 +81,7 @@ class Lake:
         self._lock = threading.RLock()
         self.settling = threading.Lock()
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
+        self._adopting = threading.Lock()
         self._thread: threading.Thread | None = None
         self.catalog = LakeCatalog(engine.settings, engine.paths, engine.clock)
         if engine.tiers is not None:
@@ -397,7 +399,8 @@ class Lake:
 
         The topic's head is raised to the table's end with a declared gap, so that no offset means
         two records. A table of another topic is taken over with `confirm`; records of this topic
-        that lie below its end are published again behind it.
+        that lie below its end are published again behind it, first. Called again after a crash, it
+        goes on where it stood.
 
         Raises:
             InvalidRequest: if there is nothing to adopt, or the table is another topic's and
@@ -406,13 +409,19 @@ class Lake:
         [found] = self._chosen(topic)
         if found.keyed:
             raise InvalidRequest("keyed tables come later", topic=found.name)
-        self._started = True
-        done: dict[str, Any] = self.call(lambda: adopt(found, self.tables(), confirm=confirm))
-        for runtime in found.runtimes:
-            again = done["again"].get(str(runtime.part))
-            if again is not None:
-                publish_again(runtime, *again)
-        return done
+        self._check_open()
+        with self._adopting:
+            name = self.clock.random_bytes(8).hex()
+            begun: Begun = self.call(
+                lambda: begin_adoption(found, self.tables(), self.plans, confirm=confirm, name=name)
+            )
+            again = 0
+            if begun.adoption is not None:
+                # Here, not in the lake's thread: it may take long, and other tables go on.
+                again = publish_again(found, self.plans, begun.adoption)
+            self._started = True
+            self.call(lambda: finish_adoption(found, self.tables(), self.plans, begun))
+        return begun.told(found, again)
 
     def rejects(self, topic: str) -> TopicRejects:
         """Return the records of a topic that its table could not take.

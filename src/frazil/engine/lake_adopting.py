@@ -1,15 +1,23 @@
-"""Go on behind the end of a table that a topic did not fill: no offset may mean two records."""
+"""Go on behind the end of a table that a topic did not fill: no offset may mean two records.
+
+A table of another topic has rows where this topic has records of its own. These are published again
+behind the table's end, and only then the table becomes this topic's: a crash before leaves a table
+that is not ours, and calling it again goes on where it stood. What is left to do is in the metadata;
+records that were published and not yet noted there are known by their producer.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from frazil.engine.lake_plans import Wishes
+from frazil.engine.lake_plans import Adoption, Wishes
 from frazil.engine.moments import first_held
 from frazil.engine.reading import Reader
-from frazil.errors import InvalidRequest
+from frazil.errors import InvalidRequest, NotFound
+from frazil.lake.declared import ADOPTED, ranges_between
 from frazil.lake.watermark import watermarks
 from frazil.log import format as fmt
 from frazil.log.codec import Control, Sender
@@ -18,60 +26,117 @@ from frazil.log.state import RANGE_GAP
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.engine.lake_plans import LakePlans
     from frazil.engine.lake_topics import LakeTopic
     from frazil.engine.lake_world import Tables
     from frazil.engine.runtime import TopicRuntime
-    from frazil.lake.table import Ends
+    from frazil.lake.table import Ends, View
 
-__all__ = ["adopt", "publish_again"]
+__all__ = ["Begun", "begin_adoption", "finish_adoption", "publish_again"]
 
 REASON: Final = "the table has records of another log"
 
 
-def adopt(topic: LakeTopic, tables: Tables, *, confirm: bool) -> dict[str, Any]:
-    """Raise the topic's head to the table's end; take the table over if it is another topic's.
+class Begun(NamedTuple):
+    """An adoption whose offsets are safe: `adoption` is None if the table was ours already."""
 
-    Returns what was done: where the table stands, and the ranges that must be published again.
+    marks: Ends
+    raised: Ends
+    adoption: Adoption | None
+
+    def told(self, topic: LakeTopic, again: int) -> dict[str, Any]:
+        """Return what was done, ready for JSON."""
+        return {
+            "table": str(topic.table),
+            "ends": {str(part): end for part, end in sorted(self.marks.items())},
+            "raised": {str(part): count for part, count in self.raised.items() if count},
+            "taken_over": self.adoption is not None,
+            "again": again,
+        }
+
+
+def begin_adoption(
+    topic: LakeTopic, tables: Tables, plans: LakePlans, *, confirm: bool, name: str
+) -> Begun:
+    """Raise the topic's head to the table's end, and note what must be published again.
 
     Raises:
         InvalidRequest: if the table is another topic's and `confirm` is missing.
         NotFound: if there is no table.
     """
     view = tables.look(topic.table)
-    marks, _certain = watermarks(view, {})
+    marks = _marks(topic, tables, view)
     foreign = view.topic_id != topic.uid
-    again: dict[int, tuple[int, int]] = {}
-    if foreign:
-        again = {
-            each.part: (first, min(each.state.durable, marks.get(each.part, 0)))
-            for each in topic.runtimes
-            if (first := first_held(each)) < min(each.state.durable, marks.get(each.part, 0))
-        }
-        if not confirm:
-            raise InvalidRequest(
-                "the table is another topic's; with confirm=True it becomes this one's, and this "
-                "topic's records below the table's end are published again behind it",
-                table=topic.table,
-                topic_id=view.topic_id,
-                ours=topic.uid,
-                records_again=sum(end - first for first, end in again.values()),
-            )
+    if foreign and not confirm:
+        raise InvalidRequest(
+            "the table is another topic's; with confirm=True it becomes this one's, and this "
+            "topic's records below the table's end are published again behind it",
+            table=topic.table,
+            topic_id=view.topic_id,
+            ours=topic.uid,
+            records_again=sum(_own_below(each, marks) for each in topic.runtimes),
+        )
+    if not foreign:
+        # Before the head is raised: afterwards nothing tells where the own records ended.
+        heads = {each.part: each.state.next for each in topic.runtimes}
+        ahead = ranges_between(heads, {part: marks.get(part, 0) for part in heads})
+        if ahead:
+            tables.declare(topic.table, ADOPTED, ahead)
     raised = {each.part: _raise_head(each, marks.get(each.part, 0)) for each in topic.runtimes}
-    if foreign:
-        tables.take_over(topic.table, topic.uid)
+    if not foreign:
+        return Begun(marks, raised, None)
+    known = plans.adoption(topic.uid)
+    if known is None or known.owner != view.topic_id:
+        known = Adoption(name=name, owner=view.topic_id or "")
+    adoption = _extended(known, topic, marks)
+    plans.set_adoption(topic.uid, adoption)
+    return Begun(marks, raised, adoption)
+
+
+def _marks(topic: LakeTopic, tables: Tables, view: View) -> Ends:
+    """Return where the table ends, its side table included."""
+    marks, _certain = watermarks(view, {})
+    try:
+        beside = tables.look(topic.table.rejects)
+    except NotFound:
+        return marks
+    if beside.topic_id not in {view.topic_id, topic.uid}:
+        return marks
+    others, _certain = watermarks(beside, {})
+    return {part: max(marks.get(part, 0), others.get(part, 0)) for part in {*marks, *others}}
+
+
+def _own_below(runtime: TopicRuntime, marks: Ends) -> int:
+    end = min(runtime.state.durable, marks.get(runtime.part, 0))
+    return max(end - first_held(runtime), 0)
+
+
+def _extended(known: Adoption, topic: LakeTopic, marks: Ends) -> Adoption:
+    """Return an adoption with everything of this topic that the table's end is above.
+
+    A table that grew since the last call may be above what was published again then.
+    """
+    left, ends = dict(known.left), dict(known.ends)
+    for runtime in topic.runtimes:
+        part, end = runtime.part, marks.get(runtime.part, 0)
+        first = ends.get(part, first_held(runtime))
+        if first < end:
+            left[part] = (*left.get(part, ()), (first, end))
+            ends[part] = end
+    return replace(known, left=left, ends=ends)
+
+
+def finish_adoption(topic: LakeTopic, tables: Tables, plans: LakePlans, begun: Begun) -> None:
+    """Make the table this topic's, once everything is published again, and go on with it."""
+    if begun.adoption is not None:
+        everything = {part: (0, end) for part, end in begun.marks.items() if end}
+        tables.take_over(topic.table, topic.uid, everything)
+    # Also where a crash came between the two: the table is ours, nothing is left to do.
+    plans.set_adoption(topic.uid, None)
     topic.decide(Wishes(paused=topic.wishes.paused))
-    event("lake_adopted", topic=topic.name, foreign=foreign, ends=marks)
-    return {
-        "table": str(topic.table),
-        "ends": _ends(marks),
-        "raised": {str(part): count for part, count in raised.items() if count},
-        "taken_over": foreign,
-        "again": {str(part): list(each) for part, each in again.items()},
-    }
-
-
-def _ends(marks: Ends) -> dict[str, int]:
-    return {str(part): end for part, end in sorted(marks.items())}
+    event("lake_adopted", topic=topic.name, foreign=begun.adoption is not None, ends=begun.marks)
 
 
 def _raise_head(runtime: TopicRuntime, end: int) -> int:
@@ -98,20 +163,54 @@ def _raise_head(runtime: TopicRuntime, end: int) -> int:
     return count
 
 
-def publish_again(runtime: TopicRuntime, first: int, end: int) -> int:
-    """Publish a topic's own records of a range once more, behind everything; return how many."""
+def publish_again(topic: LakeTopic, plans: LakePlans, adoption: Adoption) -> int:
+    """Publish what an adoption has left, behind everything; return how many records that were."""
     count = 0
+    for runtime in topic.runtimes:
+        part = runtime.part
+        while adoption.left.get(part):
+            (first, end), *rest = adoption.left[part]
+            for offset, sent in _published(runtime, adoption, first, end):
+                count += sent - adoption.sent.get(part, 0)
+                left = {**adoption.left, part: ((offset, end), *rest)}
+                adoption = replace(adoption, left=left, sent={**adoption.sent, part: sent})
+                plans.set_adoption(topic.uid, adoption)
+            adoption = replace(adoption, left={**adoption.left, part: tuple(rest)})
+            plans.set_adoption(topic.uid, adoption)
+    return count
+
+
+def _published(
+    runtime: TopicRuntime, adoption: Adoption, first: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """Publish the records of a range; give the offset behind each batch, and how many were sent."""
+    producer = f"frazil-adopt-{adoption.name}"
+    sent = adoption.sent.get(runtime.part, 0)
+    # Published by a life that ended before it could take note.
+    before = _sent_by(runtime, producer) - sent
     reader = Reader(runtime, start=first, follow=False, limit=None, bytes_max=None, timeout_s=None)
     with reader:
         for batch in reader:
             own = batch.slice(0, max(end - batch.offset, 0))
             if not own.count:
-                break
-            prepared = runtime.prepare_arrow(own.data)
-            waiting = [Pending() for _each in prepared]
-            sender = Sender(sync=True)
-            runtime.queue.submit_waiting(*runtime.entries(prepared, waiting, sender))
-            for pending in waiting:
-                pending.result()
-            count += own.count
-    return count
+                return
+            known = min(max(before, 0), own.count)
+            before -= known
+            sent += known
+            if known < own.count:
+                for frame in runtime.prepare_arrow(own.slice(known).data):
+                    pending = Pending()
+                    sender = Sender(producer, 0, sent, sync=True)
+                    runtime.queue.submit_waiting(*runtime.entries([frame], [pending], sender))
+                    pending.result()
+                    sent += frame[2] or 1
+            yield own.offset_next, sent
+
+
+def _sent_by(runtime: TopicRuntime, producer: str) -> int:
+    """Return how many records a producer has published, as far as the topic remembers."""
+    found = runtime.state.producers.get(producer)
+    if found is None or not found.window:
+        return 0
+    last = found.window[-1]
+    return last.sequence + last.records

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.engine.lake_staging import planned_files
-from frazil.errors import InvalidRequest
+from frazil.errors import CorruptionError, InvalidRequest
 from frazil.lake.plan import decode_plan, encode_plan
 from frazil.lake.table import Ends
 from frazil.lake.watermark import Choice
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from frazil.tiers.disk import DiskTier
     from frazil.tiers.disk_pins import FilesPin
 
-__all__ = ["LakePlans", "Wishes"]
+__all__ = ["Adoption", "LakePlans", "Wishes"]
 
 PLANS: Final = "/lake/plans/"
 WISHES: Final = "/lake/wishes/"
+ADOPTIONS: Final = "/lake/adoptions/"
 EPOCH: Final = "/lake/epoch"
 
 
@@ -38,6 +39,21 @@ class Wishes(msgspec.Struct, frozen=True):
     choice: Choice = ""
     chosen: Ends = {}
     rejects_allowed: bool = False
+
+
+class Adoption(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of taking another topic's table over; all by part.
+
+    `owner` is the topic id that the table had, `name` tells the records that are published again
+    from all others. `left` are the ranges of own records that are still to be published behind the
+    table's end, `ends` where it stood, `sent` how many records were published already.
+    """
+
+    owner: str
+    name: str
+    left: dict[int, tuple[tuple[int, int], ...]] = {}
+    ends: Ends = {}
+    sent: dict[int, int] = {}
 
 
 class LakePlans:
@@ -129,9 +145,28 @@ class LakePlans:
         else:
             self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(wishes)}))
 
+    def adoption(self, uid: str) -> Adoption | None:
+        """Return what is left of an adoption that was begun."""
+        entry = self._store.get(f"{ADOPTIONS}{uid}")
+        try:
+            return None if entry is None else msgspec.msgpack.decode(entry.value, type=Adoption)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                "what is left of an adoption cannot be read", uid=uid, reason=error
+            ) from error
+
+    def set_adoption(self, uid: str, adoption: Adoption | None) -> None:
+        """Take note of an adoption, or that it is done; durable on return."""
+        key = f"{ADOPTIONS}{uid}"
+        if adoption is None:
+            self._store.commit(Transaction(deletes=(key,)))
+        else:
+            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(adoption)}))
+
     def forget(self, uid: str) -> None:
         """Forget everything about a topic that is gone."""
-        self._store.commit(Transaction(deletes=(f"{PLANS}{uid}", f"{WISHES}{uid}")))
+        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, ADOPTIONS))
+        self._store.commit(Transaction(deletes=keys))
         self.release(uid)
 
     def next_epoch(self) -> int:

@@ -5,6 +5,7 @@ Imported when the first topic with a lake is bound: it needs the extra `lake`.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import NoSuchTableError
@@ -13,9 +14,9 @@ from frazil.errors import CommitUnknown, Conflict, NotFound, Unavailable
 from frazil.lake.binding import Definition as TableDefinition
 from frazil.lake.binding import bind
 from frazil.lake.connection import calls, connect
+from frazil.lake.declared import ADOPTED, decode_ranges, encode_ranges
 from frazil.lake.evolving import evolve
 from frazil.lake.look import look
-from frazil.lake.skipped import SKIPPED, decode_skipped, encode_skipped
 from frazil.lake.table import TOPIC_ID
 
 if TYPE_CHECKING:
@@ -77,25 +78,24 @@ class CatalogTables:
             partitioned=definition.parts > 0,
         )
 
-    def take_over(self, table: TableName, uid: str) -> None:
-        """Make a table of another topic this one's, its side table as well."""
-        for each in (table.rejects, table):
-            try:
-                self._own(each, uid)
-            except NotFound:
-                # The side table is made when the topic is bound.
-                if each == table:
-                    raise
+    def take_over(self, table: TableName, uid: str, adopted: Mapping[int, tuple[int, int]]) -> None:
+        """Make a table of another topic this one's, its side table first."""
+        # The side table is made when the topic is bound.
+        with contextlib.suppress(NotFound):
+            self._change("take the table over", table.rejects, lambda _found: {TOPIC_ID: uid})
 
-    def _own(self, table: TableName, uid: str) -> None:
-        self._change("take the table over", table, lambda _found: {TOPIC_ID: uid})
+        def owned(found: dict[str, str]) -> dict[str, str]:
+            text = encode_ranges(decode_ranges(found, ADOPTED), adopted)
+            return {TOPIC_ID: uid, ADOPTED: text}
 
-    def declare_skipped(self, table: TableName, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Add to the table's property which offsets it goes on without."""
+        self._change("take the table over", table, owned)
+
+    def declare(self, table: TableName, key: str, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Add ranges, by part, to a table's property."""
         self._change(
-            "declare skipped offsets",
+            "declare offsets",
             table,
-            lambda found: {SKIPPED: encode_skipped(decode_skipped(found), ranges)},
+            lambda found: {key: encode_ranges(decode_ranges(found, key), ranges)},
         )
 
     def _change(

@@ -33,9 +33,9 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.lake.commit import CommitRequest, CommitResult
+from frazil.lake.declared import SKIPPED, ranges_between
 from frazil.lake.names import table_of
 from frazil.lake.plan import plan_parts
-from frazil.lake.skipped import skipped_ranges
 from frazil.lake.watermark import Known, decide
 from frazil.model import topic_uid
 from frazil.telemetry import event, warn
@@ -300,12 +300,19 @@ class LakeTopic:
             self.position = dict(decision.told)
             self._stop(decision.reason, decision.message)
             return
-        skipped = skipped_ranges(decision.told, decision.marks)
+        skipped = ranges_between(decision.told, decision.marks)
         if skipped:
             # Into the table itself, and before any row behind them: they were given up knowingly.
             warn("lake_skipped", topic=self.name, ranges=skipped)
-            tables.declare_skipped(self.table, skipped)
+            tables.declare(self.table, SKIPPED, skipped)
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
+        # Its side table may be ahead of it by one commit, never of the log.
+        beside = Known(self.uid, {}, self.durable(), {})
+        found = decide(self.table.rejects, tables.look(self.table.rejects), beside)
+        if found.case == "stop":
+            self.position = dict(decision.told)
+            self._stop(found.reason, found.message)
+            return
         self._bound = True
         self._failures = 0
         self._set("running", "", "")

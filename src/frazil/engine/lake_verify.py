@@ -13,8 +13,8 @@ from frazil.engine.lake_staging import part_sets, plan_of
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.ingest.columns import column_id
 from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows, VerifyRequest
+from frazil.lake.declared import merged
 from frazil.lake.plan import PartRange
-from frazil.lake.skipped import merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

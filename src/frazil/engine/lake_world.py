@@ -59,11 +59,11 @@ class Tables(Protocol):
             Conflict: somebody else changed them.
         """
 
-    def take_over(self, table: TableName, uid: str) -> None:
-        """Make a table of another topic this one's."""
+    def take_over(self, table: TableName, uid: str, adopted: Mapping[int, tuple[int, int]]) -> None:
+        """Make a table of another topic this one's; the rows in `adopted`, by part, are not."""
 
-    def declare_skipped(self, table: TableName, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Write into a table which offsets it goes on without, by part."""
+    def declare(self, table: TableName, key: str, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Write ranges, by part, into a table's property; see `frazil.lake.declared`."""
 
     def drop(self, table: TableName, uid: str) -> None:
         """Remove a topic's table and its side table with all their files."""

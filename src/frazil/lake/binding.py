@@ -289,6 +289,14 @@ def _checked(table: TableName, loaded: Loaded, definition: Definition) -> TableM
             table=table,
             topic=definition.topic,
         )
+    if owner != definition.uid and table != definition.table:
+        raise Conflict(
+            "side table belongs to another topic: rename or drop it, then frazil lake resume",
+            table=table,
+            topic=definition.topic,
+            topic_id=definition.uid,
+            found=owner,
+        )
     if owner != definition.uid:
         raise Conflict(
             "table belongs to another topic, one of that name before perhaps: rename or drop it, "

@@ -127,6 +127,9 @@ class Findings(msgspec.Struct, kw_only=True):
     skipped: int = 0
     """Offsets that an operator gave up and that are not there."""
     skipped_places: tuple[str, ...] = ()
+    adopted: int = 0
+    """Offsets of another log, which this one goes on behind: compared with nothing."""
+    adopted_places: tuple[str, ...] = ()
     compared: int = 0
     snapshots: int = 0
     files: int = 0
@@ -189,6 +192,9 @@ class Certificate(msgspec.Struct, frozen=True):
         if found.skipped:
             shown = ", ".join(found.skipped_places[:SHOWN_MAX])
             lines.append(f"skipped    {found.skipped:,} offsets given up by an operator: {shown}")
+        if found.adopted:
+            shown = ", ".join(found.adopted_places[:SHOWN_MAX])
+            lines.append(f"adopted    {found.adopted:,} offsets of another log: {shown}")
         if found.deleted:
             lines.append(f"deleted    {_deleted(found)}")
         versions = ", ".join(f"{name} {text}" for name, text in sorted(found.versions.items()))

@@ -14,7 +14,7 @@ import msgspec
 
 from frazil.errors import CorruptionError
 from frazil.lake.certificate import Problem
-from frazil.lake.skipped import decode_skipped, merged
+from frazil.lake.declared import decode_ranges, united, without
 from frazil.lake.table import (
     ROWS_DROPPED,
     ROWS_IN,
@@ -28,17 +28,17 @@ from frazil.lake.table import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.lake.skipped import Ranges
+    from frazil.lake.declared import Ranges
 
 __all__ = [
     "Chain",
     "Removal",
     "Snapshot",
     "check_chain",
+    "declared_in",
     "holes",
     "line_of",
     "records_between",
-    "skipped_of",
 ]
 
 REMOVED: Final = ("deleted-records", "added-position-deletes", "added-equality-deletes")
@@ -103,13 +103,13 @@ def line_of(metadata: bytes) -> list[Snapshot]:
     return line[::-1]
 
 
-def skipped_of(metadata: bytes) -> Ranges:
-    """Return the ranges that an operator gave up, by part, as the table has them.
+def declared_in(metadata: bytes, key: str) -> Ranges:
+    """Return the ranges that a property of the table declares, by part.
 
     Raises:
         CorruptionError: if the metadata cannot be read.
     """
-    return decode_skipped(_decoded(metadata).properties)
+    return decode_ranges(_decoded(metadata).properties, key)
 
 
 def _decoded(metadata: bytes) -> _Metadata:
@@ -131,10 +131,12 @@ def check_chain(
     *,
     side: bool = False,
     skipped: Mapping[int, Gaps] = NONE,
+    adopted: Mapping[int, Gaps] = NONE,
 ) -> Chain:
     """Check the counts of each commit, and that each goes on where the one before ended.
 
-    A commit may have the records of ranges that were given up later or not, both is right.
+    A commit may have the records of ranges that were given up later or not, both is right; so may
+    one of another life of the log, whose records are gaps in this one.
     A side table has no commit for a plan without rejects: its own do not chain, and it may have had
     a part of a plan's rejects before.
     """
@@ -142,9 +144,8 @@ def check_chain(
     broken: list[str] = []
     before: Ends | None = None
     begins: Ends | None = None
-    without = {
-        part: merged([*gaps.get(part, ()), *skipped.get(part, ())]) for part in {*gaps, *skipped}
-    }
+    fewer = united(gaps, skipped)
+    views = (gaps, fewer, without(gaps, adopted), without(fewer, adopted))
     for snapshot in line:
         if snapshot.summary.get(TOPIC_ID) != topic_id or ROWS_IN not in snapshot.summary:
             continue
@@ -154,9 +155,9 @@ def check_chain(
         ends = ends_of(snapshot.summary)
         if before is None:
             if snapshot.parent_snapshot_id is None:
-                begins = _begins(snapshot, ends, without)
+                begins = _begins(snapshot, ends, fewer)
             before = ends
-        elif not any(_follows(snapshot, before, ends, each) for each in (gaps, without)):
+        elif not any(_follows(snapshot, before, ends, each) for each in views):
             broken.append(sid)
         before = {part: max(end, before.get(part, 0)) for part, end in {**before, **ends}.items()}
     found = [Problem("miscounted", len(bad), tuple(bad[:PLACES_MAX]))] if bad else []

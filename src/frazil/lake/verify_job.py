@@ -21,18 +21,18 @@ from frazil.lake.certificate import (
     ranges_text,
 )
 from frazil.lake.connection import calls, load
+from frazil.lake.declared import ADOPTED, SKIPPED, united, without
 from frazil.lake.java_errors import java_calls
 from frazil.lake.look import look
 from frazil.lake.session import CATALOG_NAME
-from frazil.lake.skipped import merged
 from frazil.lake.stages.columns import by_name, quoted
 from frazil.lake.verify_chain import (
     Chain,
     check_chain,
+    declared_in,
     holes,
     line_of,
     records_between,
-    skipped_of,
 )
 from frazil.lake.verify_rows import KEY, comparable, compare_staged, placed
 from frazil.lake.watermark import watermarks
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from frazil.lake.certificate import Kind
+    from frazil.lake.declared import Ranges
     from frazil.lake.plan import PartRange, Plan, TableName
-    from frazil.lake.skipped import Ranges
     from frazil.lake.table import View
     from frazil.lake.worker_calls import Job
 
@@ -54,6 +54,7 @@ __all__ = ["examine", "verify"]
 BUCKET: Final = 1 << 16
 """Offsets are counted in so large groups; only groups that lack some are looked into."""
 LOOKS_MAX: Final = 5
+LAST: Final = 1 << 63
 
 
 class _Seen(NamedTuple):
@@ -63,6 +64,7 @@ class _Seen(NamedTuple):
     view: View
     chain: Chain
     skipped: Ranges
+    adopted: Ranges
 
 
 def verify(job: Job) -> Mapping[str, Any]:
@@ -135,9 +137,11 @@ def _see(catalog: Catalog, table: TableName, request: VerifyRequest, *, side: bo
         raise Unavailable("others keep changing the table, try again", table=table)
     if view.topic_id != request.topic_id:
         raise Conflict("the table is another topic's", table=table, topic_id=view.topic_id)
-    skipped = skipped_of(metadata)
-    chain = check_chain(line, request.topic_id, request.gaps, side=side, skipped=skipped)
-    return _Seen(table, view, chain, skipped)
+    skipped, adopted = declared_in(metadata, SKIPPED), declared_in(metadata, ADOPTED)
+    chain = check_chain(
+        line, request.topic_id, request.gaps, side=side, skipped=skipped, adopted=adopted
+    )
+    return _Seen(table, view, chain, skipped, adopted)
 
 
 def _check_files(catalog: Catalog, seen: Sequence[_Seen]) -> tuple[int, list[str]]:
@@ -178,12 +182,11 @@ class _Rows:
         self._request = request
         self._seen = main
         self._found = found
-        gaps, skipped = request.gaps, main.skipped
-        self._needless = {
-            part: merged([*gaps.get(part, ()), *skipped.get(part, ())])
-            for part in {*gaps, *skipped}
-        }
-        """Offsets that need not be there, by part: declared gaps, and what was given up."""
+        self._gaps = without(request.gaps, main.adopted)
+        """Offsets that have no record, by part; another log may have had one there."""
+        self._excepted = united(main.skipped, main.adopted)
+        self._needless = united(self._gaps, self._excepted)
+        """Offsets that need not be there, by part."""
         self.unpinned: list[_Seen] = []
         self._main = self._now(main)
         self._side = None if side is None else self._now(side)
@@ -195,7 +198,7 @@ class _Rows:
         places = self._places().groupBy(*KEY).agg(F.count(F.lit(1)).alias("n")).persist()
         try:
             self._check_places(places)
-            self._count_skipped(places)
+            self._count_declared(places)
             deleted = self._deleted(places)
             self._check_dense(places, deleted)
             progress("verify_rows")
@@ -245,7 +248,7 @@ class _Rows:
                     known[each.part] = min(known.get(each.part, each.lo), each.lo)
         for part, end in self._found.ends.items():
             known[part] = min(known.get(part, end), end)
-        gaps = self._request.gaps
+        gaps = self._gaps
         self._found.gaps = sum(
             end - known[part] - records_between(known[part], end, gaps.get(part, ()))
             for part, end in self._found.ends.items()
@@ -266,7 +269,7 @@ class _Rows:
     def _inside(self) -> Column:
         """Return whether a place is one of a record."""
         part, offset = F.col("part"), F.col("offset")
-        found, gaps = self._found, self._request.gaps
+        found, gaps = self._found, self._gaps
         return _any(
             (part == p)
             & (offset >= found.begins[p])
@@ -275,27 +278,15 @@ class _Rows:
             for p, end in found.ends.items()
         )
 
-    def _is_skipped(self) -> Column:
-        """Return whether a place is one that an operator gave up."""
-        part, offset = F.col("part"), F.col("offset")
-        return _any(
-            (part == p) & (offset >= first) & (offset < end)
-            for p, ranges in self._seen.skipped.items()
-            for first, end in ranges
-        )
-
-    def _count_skipped(self, places: DataFrame) -> None:
-        """List what was given up and is not there."""
-        if not self._seen.skipped:
-            return
-        here = places.where(self._inside() & self._is_skipped()).count()
-        for part, ranges in sorted(self._seen.skipped.items()):
-            begin, end = self._found.begins.get(part, 0), self._found.ends.get(part, 0)
-            own = [(max(a, begin), min(b, end)) for a, b in ranges if max(a, begin) < min(b, end)]
-            gaps = self._request.gaps.get(part, ())
-            self._found.skipped += sum(records_between(a, b, gaps) for a, b in own)
-            self._found.skipped_places += tuple(ranges_text(part, own))
-        self._found.skipped -= here
+    def _count_declared(self, places: DataFrame) -> None:
+        """List what was given up and is not there, and what is of another log."""
+        found, seen = self._found, self._seen
+        outside = {part: ((0, found.begins[part]), (end, LAST)) for part, end in found.ends.items()}
+        skipped = without(without(seen.skipped, outside), self._gaps)
+        found.skipped, found.skipped_places = _told(skipped)
+        found.adopted, found.adopted_places = _told(without(seen.adopted, outside))
+        if found.skipped:
+            found.skipped -= places.where(_within(skipped)).count()
 
     def _check_places(self, places: DataFrame) -> None:
         checks: list[tuple[Kind, Column]] = [
@@ -333,9 +324,10 @@ class _Rows:
 
     def _check_dense(self, places: DataFrame, deleted: DataFrame | None) -> None:
         """Look for offsets that should be there: count them in groups, then look into groups."""
-        covered = places.where(self._inside() & ~self._is_skipped()).select(*KEY)
+        ours = ~_within(self._excepted)
+        covered = places.where(self._inside() & ours).select(*KEY)
         if deleted is not None:
-            covered = covered.unionAll(deleted.where(~self._is_skipped()).select(*KEY))
+            covered = covered.unionAll(deleted.where(ours).select(*KEY))
         bucket = F.floor(F.col("offset") / F.lit(BUCKET)).alias("bucket")
         counted = covered.groupBy("part", bucket).count().collect()
         counts = {(each["part"], each["bucket"]): each["count"] for each in counted}
@@ -379,10 +371,21 @@ class _Rows:
             if not rows.plan.parts:
                 continue
             found = compare_staged(
-                self._spark, rows, self._main, self._side, self._excused(rows.plan, deleted)
+                self._spark, rows, *self._own(), self._excused(rows.plan, deleted)
             )
             self._found.compared += found.rows
             self._add(*found.problems)
+
+    def _own(self) -> tuple[DataFrame, DataFrame | None]:
+        """Return the rows that are of this log, of the table and of its side table."""
+        if not self._seen.adopted:
+            return self._main, self._side
+        frames = [
+            None if each is None else each.where(~_within(self._seen.adopted, *placed(each)))
+            for each in (self._main, self._side)
+        ]
+        assert frames[0] is not None
+        return frames[0], frames[1]
 
     def _excused(self, plan: Plan, deleted: DataFrame | None) -> DataFrame | None:
         """Return the places of rows that need not be in the table: deleted ones, or given up."""
@@ -406,11 +409,32 @@ class _Rows:
         parts: list[PartRange] = []
         for each in plan.parts:
             lo = max(each.lo, self._found.begins.get(each.part, 0))
+            for first, end in self._seen.adopted.get(each.part, ()):
+                # What this log had there was published again behind it.
+                lo = end if first <= lo < end else lo
             hi = min(each.hi, self._found.ends.get(each.part, 0))
             files = tuple(f for f in each.files if f.offset_first < hi and f.offset_last >= lo)
             if lo < hi:
                 parts.append(msgspec.structs.replace(each, lo=lo, hi=hi, files=files))
         return msgspec.structs.replace(plan, parts=tuple(parts))
+
+
+def _within(ranges: Ranges, part: Column | None = None, offset: Column | None = None) -> Column:
+    """Return whether a place lies in ranges."""
+    number = F.col("part") if part is None else part
+    at = F.col("offset") if offset is None else offset
+    return _any(
+        (number == own) & (at >= first) & (at < end)
+        for own, each in ranges.items()
+        for first, end in each
+    )
+
+
+def _told(ranges: Ranges) -> tuple[int, tuple[str, ...]]:
+    """Return how many offsets ranges have, and the ranges as places."""
+    count = sum(end - first for each in ranges.values() for first, end in each)
+    places = [text for part, each in sorted(ranges.items()) for text in ranges_text(part, each)]
+    return count, tuple(places)
 
 
 def _any(conditions: Iterable[Column]) -> Column:

@@ -10,7 +10,7 @@ import pytest
 from frazil.errors import Conflict
 from frazil.ingest.columns import declare_schema
 from frazil.lake.certificate import Certificate, PartFacts, StagedRows, VerifyRequest
-from frazil.lake.skipped import SKIPPED, encode_skipped
+from frazil.lake.declared import SKIPPED, encode_ranges
 from frazil.lake.verify_job import examine
 from tests.integration.lake.spark_world import MARKS, TIME_US
 
@@ -222,7 +222,7 @@ def test_ranges_that_an_operator_gave_up_are_listed_and_are_no_loss(subject):
     assert lost["missing"] == (30, ("30..59",))
     assert set(lost) == {"missing", "unchained", "unmatched"}
     with table.refresh().transaction() as change:
-        change.set_properties({SKIPPED: encode_skipped({}, {-1: (30, 60)})})
+        change.set_properties({SKIPPED: encode_ranges({}, {-1: (30, 60)})})
     found = subject.verify()
     assert (found.verdict, found.findings.problems) == ("good", ())
     assert (found.findings.skipped, found.findings.skipped_places) == (30, ("30..59",))

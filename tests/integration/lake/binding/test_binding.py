@@ -183,7 +183,7 @@ def test_a_side_table_of_another_topic_is_refused(catalog, served, topic):
     """A left-over table of rejects is another's, even where the main table is new."""
     bound = bind(catalog, defined(topic, served, uid="0" * 16), clock=CLOCK)
     catalog.drop_table(tuple(bound.table))
-    with pytest.raises(Conflict, match="frazil lake adopt") as caught:
+    with pytest.raises(Conflict, match="rename or drop it") as caught:
         bind(catalog, defined(topic, served, uid="1" * 16), clock=CLOCK)
     assert caught.value.details["table"] == bound.table.rejects
 
