@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from frazil.tiers.disk import DiskTier
     from frazil.tiers.disk_pins import FilesPin
 
-__all__ = ["Adoption", "LakePlans", "Wishes"]
+__all__ = ["Adoption", "LakePlans", "Replay", "Wishes"]
 
 PLANS: Final = "/lake/plans/"
 WISHES: Final = "/lake/wishes/"
 ADOPTIONS: Final = "/lake/adoptions/"
+REPLAYS: Final = "/lake/replays/"
 EPOCH: Final = "/lake/epoch"
 
 
@@ -54,6 +55,15 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[int, tuple[tuple[int, int], ...]] = {}
     ends: Ends = {}
     sent: dict[int, int] = {}
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """Rejects that are being published again: by `[part, offset]`, when that began and the head.
+
+    One that stays in it was published or not when the engine ended.
+    """
+
+    begun: dict[str, tuple[int, int]] = {}
 
 
 class LakePlans:
@@ -163,9 +173,27 @@ class LakePlans:
         else:
             self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(adoption)}))
 
+    def replay(self, uid: str) -> Replay:
+        """Return the rejects whose replay was begun and not seen to its end."""
+        entry = self._store.get(f"{REPLAYS}{uid}")
+        try:
+            return Replay() if entry is None else msgspec.msgpack.decode(entry.value, type=Replay)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                "what is left of a replay cannot be read", uid=uid, reason=error
+            ) from error
+
+    def set_replay(self, uid: str, replay: Replay) -> None:
+        """Take note of the rejects that are being replayed; durable on return."""
+        key = f"{REPLAYS}{uid}"
+        if replay.begun:
+            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(replay)}))
+        else:
+            self._store.commit(Transaction(deletes=(key,)))
+
     def forget(self, uid: str) -> None:
         """Forget everything about a topic that is gone."""
-        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, ADOPTIONS))
+        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, ADOPTIONS, REPLAYS))
         self._store.commit(Transaction(deletes=keys))
         self.release(uid)
 

@@ -2,7 +2,9 @@
 
 Replaying publishes a record anew under an idempotent producer of its own, named by the topic and
 the place of the reject, and marks the reject as settled behind the ack. A crash in between leaves
-it open; replayed again, the topic recognises the producer and writes nothing.
+it open; replayed again, the topic recognises the producer and writes nothing. A topic forgets
+producers after a time: before a record is published, the metadata takes note of it and of the
+topic's head, and where the producer may have been forgotten the record is looked for from there on.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from frazil.engine.lake_plans import Replay
+from frazil.engine.moments import first_held
+from frazil.engine.reading import Reader
 from frazil.engine.stops import pass_stop
 from frazil.errors import CorruptionError, InvalidRequest, NotFound
 from frazil.lake.connection import connect
@@ -23,16 +28,16 @@ from frazil.lake.types import topic_column_id
 from frazil.lake.watermark import watermarks
 from frazil.log.codec import Sender
 from frazil.log.committer import Pending
+from frazil.model import Ack
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from frazil.engine.lake import Lake
     from frazil.engine.lake_topics import LakeTopic
     from frazil.engine.runtime import TopicRuntime
     from frazil.lake.rejects import Original, Reject
-    from frazil.model import Ack
 
 __all__ = ["Replayed", "TopicRejects"]
 
@@ -51,6 +56,16 @@ class Replayed(NamedTuple):
     done: list[Place]
     settled_before: list[Place]
     acks: list[Ack]
+
+
+class _Ready(NamedTuple):
+    """A rejected record that can be published: in frames, and as it was with its columns."""
+
+    place: Place
+    runtime: TopicRuntime
+    frames: list[Any]
+    record: dict[str, Any]
+    schema: pa.Schema
 
 
 class TopicRejects:
@@ -107,8 +122,9 @@ class TopicRejects:
                 self._prepared(table, places)
             acks: list[Ack] = []
             for places in _chunks(todo):
-                acks += self._published(self._prepared(table, places))
+                acks += self._replayed(self._prepared(table, places))
                 table.settle(places, "replayed", everywhere)
+                self._note(without=places)
         event("rejects_replayed", topic=self._topic.name, records=len(todo))
         return Replayed(todo, before, acks)
 
@@ -126,6 +142,7 @@ class TopicRejects:
             if todo:
                 table.check_room(todo, "dropped", everywhere)
                 table.settle(todo, "dropped", everywhere)
+                self._note(without=todo)
         event("rejects_dropped", topic=self._topic.name, records=len(todo))
         return Replayed(todo, before, [])
 
@@ -164,9 +181,7 @@ class TopicRejects:
             raise NotFound("no such reject", topic=self._topic.name, offset=missing[0])
         return found
 
-    def _prepared(
-        self, table: RejectsTable, places: Sequence[Place]
-    ) -> list[tuple[Place, TopicRuntime, list[Any]]]:
+    def _prepared(self, table: RejectsTable, places: Sequence[Place]) -> list[_Ready]:
         """Read records and make them ready for publishing.
 
         Raises:
@@ -174,12 +189,13 @@ class TopicRejects:
         """
         originals = table.originals(places)
         runtimes = {each.part: each for each in self._topic.runtimes}
-        found = []
+        found: list[_Ready] = []
         for place in places:
             runtime = runtimes[place.part]
             record, schema = self._decoded(place, _one(originals, place))
             try:
-                found.append((place, runtime, _frames(runtime, record, schema)))
+                frames = _frames(runtime, record, schema)
+                found.append(_Ready(place, runtime, frames, record, schema))
             except InvalidRequest as error:
                 raise InvalidRequest(
                     "rejected record does not fit the topic, drop it and publish a corrected one",
@@ -190,19 +206,52 @@ class TopicRejects:
                 ) from error
         return found
 
-    def _published(self, prepared: Sequence[tuple[Place, TopicRuntime, list[Any]]]) -> list[Ack]:
+    def _replayed(self, prepared: Sequence[_Ready]) -> list[Ack]:
         """Publish records, each by a producer of its own; durable on return."""
-        waiting: list[Pending] = []
-        for place, runtime, frames in prepared:
+        before = self._lake.plans.replay(self._topic.uid).begun
+        known = [self._published_before(each, before.get(_key(each.place))) for each in prepared]
+        self._note(also=prepared)
+        waiting: list[Pending | Ack] = []
+        for each, ack in zip(prepared, known, strict=True):
+            runtime = each.runtime
+            if ack is not None:
+                waiting.append(ack)
+                continue
             pass_stop(runtime)
             if runtime.pressure.level:
                 runtime.pressure.admit()
-            producer = f"frazil-replay-{self._topic.uid}-{place.part}-{place.offset}"
-            own = [Pending() for _each in frames]
-            entries = runtime.entries(frames, own, Sender(producer, 0, 0, sync=True))
-            runtime.queue.submit_waiting(*entries)
+            own = [Pending() for _frame in each.frames]
+            sender = Sender(self._producer(each.place), 0, 0, sync=True)
+            runtime.queue.submit_waiting(*runtime.entries(each.frames, own, sender))
             waiting += own
-        return [pending.result() for pending in waiting]
+        return [each if isinstance(each, Ack) else each.result() for each in waiting]
+
+    def _producer(self, place: Place) -> str:
+        return f"frazil-replay-{self._topic.uid}-{place.part}-{place.offset}"
+
+    def _note(self, *, also: Sequence[_Ready] = (), without: Sequence[Place] = ()) -> None:
+        """Take note of records before they are published, and forget those that are settled."""
+        plans, uid = self._lake.plans, self._topic.uid
+        now_us = self._lake.clock.now_us()
+        gone = {_key(place) for place in without}
+        begun = {key: each for key, each in plans.replay(uid).begun.items() if key not in gone}
+        for each in also:
+            begun.setdefault(_key(each.place), (now_us, each.runtime.state.next))
+        plans.set_replay(uid, Replay(begun))
+
+    def _published_before(self, each: _Ready, begun: tuple[int, int] | None) -> Ack | None:
+        """Return where a record is that an earlier life published and its topic may not know."""
+        if begun is None or self._producer(each.place) in each.runtime.state.producers:
+            return None
+        time_us, head = begun
+        limits = each.runtime.settings.producers
+        age_s = (self._lake.clock.now_us() - time_us) / 1e6
+        crowd = len(each.runtime.lane.journal.state.producers)
+        if 0 <= age_s < limits.window_age_s and crowd < limits.producers_max:
+            # It would be remembered: it was never published.
+            return None
+        offset = find_record(each.runtime, head, _columns(each))
+        return None if offset is None else Ack(offset, offset, 0, each.place.part)
 
     def _decoded(self, place: Place, original: Original) -> tuple[dict[str, Any], pa.Schema]:
         """Return a record's values with the columns that it was published under."""
@@ -228,6 +277,46 @@ def _open(rejects: Sequence[Reject]) -> tuple[list[Place], list[Place]]:
     """Return the places of those that are open, and of those that are settled."""
     todo = [each.place for each in rejects if each.state == "open"]
     return todo, [each.place for each in rejects if each.state != "open"]
+
+
+def _key(place: Place) -> str:
+    return f"{place.part}:{place.offset}"
+
+
+def _columns(ready: _Ready) -> dict[str, pa.Array]:
+    """Return a record's values as the topic would have them, by column; nulls are left out."""
+    wanted = ready.runtime.codec.schema
+    if ready.runtime.is_message:
+        found = pa.table(
+            {field.name: _array(ready.record.get(field.name), field) for field in ready.schema}
+        )
+    else:
+        found = _under(wanted, ready.record, ready.schema)
+    return {
+        name: found.column(name).combine_chunks().cast(wanted.field(name).type)
+        for name in found.column_names
+        if found.column(name).null_count == 0
+    }
+
+
+def find_record(runtime: TopicRuntime, start: int, wanted: Mapping[str, pa.Array]) -> int | None:
+    """Return the offset of the first record from `start` on that has just these values."""
+    begin = max(start, first_held(runtime))
+    reader = Reader(runtime, start=begin, follow=False, limit=None, bytes_max=None, timeout_s=None)
+    with reader:
+        for batch in reader:
+            for index in range(batch.count):
+                row = batch.data.slice(index, 1)
+                if all(_same(row, name, wanted.get(name)) for name in row.schema.names):
+                    return batch.offset + index
+    return None
+
+
+def _same(row: pa.RecordBatch, name: str, wanted: pa.Array | None) -> bool:
+    column = row.column(name)
+    if wanted is None:
+        return bool(column.null_count)
+    return bool(column.cast(wanted.type).equals(wanted))
 
 
 def _chunks(places: Sequence[Place]) -> Iterator[Sequence[Place]]:

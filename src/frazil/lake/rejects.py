@@ -5,8 +5,9 @@ count yet: a commit under way may have written them. Rows are never removed; whi
 settled is a property of the side table, as ranges of offsets. A range goes from one reject to
 another and covers the accepted records in between, so that settling everything is one range.
 
-One engine owns a topic, and settles under one lock. Iceberg has no compare for a property, so each
-write is read again and made anew if somebody else's took its place.
+Iceberg has no compare for a property, but it has one for the current snapshot: marks are set in one
+commit with an empty snapshot, which must follow the one that was read. Of two who settle at once
+the second reads again what the first marked.
 """
 
 from __future__ import annotations
@@ -221,12 +222,17 @@ class RejectsTable:
             if all(settled.state(place) != "open" for place in places):
                 return
             text = msgspec.json.encode(settled.settle(places, state, known)).decode()
+            # PyIceberg would set the same text behind a commit that it does not know: of the table
+            # as it lies here only, so that the marks are read again instead.
+            loaded.metadata.properties["commit.retry.num-retries"] = "0"
             try:
                 with (
                     calls("settle rejects", writes=True, table=self.table),
                     loaded.transaction() as change,
                 ):
                     change.set_properties({SETTLED: text})
+                    with change.update_snapshot().fast_append():
+                        pass
             except (Conflict, CommitUnknown):
                 continue
         if any(self._settled(self._load().properties).state(each) == "open" for each in places):

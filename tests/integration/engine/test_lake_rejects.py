@@ -16,9 +16,11 @@ from frazil.cli.app import app
 from frazil.cli.session import Session
 from frazil.engine import lake as engine_lake
 from frazil.engine import lake_rejects
+from frazil.engine.lake_plans import Replay
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.lake import rejects as side
 from frazil.lake.connection import connect
+from frazil.lake.plan import TableName
 from frazil.lake.rejects import Place, RejectsTable
 from frazil.lake.table import TOPIC_ID
 from tests.integration.engine.lake_stand_in import StandIn
@@ -147,6 +149,68 @@ def test_a_crash_between_publishing_and_marking_publishes_once(db, monkeypatch):
     assert [ack.offset for ack in done.acks] == [6, 7]
     assert ids(topic, 4) == [100, 101, 102, 103]
     assert set(states(db, "crashed").values()) == {"replayed"}
+
+
+@pytest.mark.parametrize("kind", ["table", "message"])
+def test_a_record_is_published_once_though_its_producer_is_forgotten(db, monkeypatch, kind):
+    """Cut off behind the publish, and replayed when the topic knows no such producer any more."""
+    name = f"forgotten_{kind}"
+    if kind == "table":
+        topic = made(db, name)
+        reject(db, name, (1, {"id": 101, "text": "a"}), (2, {"id": 102}))
+    else:
+        topic = db.create_topic(name, lake=True)
+        for _number in range(4):
+            topic.append(b"x", ack="committed")
+        key = {"key": "k", "publish_time": 1_000_000, "attributes": [{"key": "a", "value": "1"}]}
+        reject(db, name, (1, {"payload": "AP8=", **key}), (2, {"payload": "AA=="}))
+
+    def killed(*_words):
+        raise Unavailable("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RejectsTable, "settle", killed)
+        with pytest.raises(Unavailable):
+            db.lake.rejects(name).replay(1)
+    state = topic.runtime.state
+    producers = topic.runtime.lane.journal.state.producers
+    for producer in list(state.producers.values()):
+        del producers[producer.id]
+        del state.producers[producer.name]
+    # It would be remembered for a day: before that, one that is not known was never published.
+    plans, uid = db.lake.plans, db.lake.topics[topic.name].uid
+    old = {key: (1, head) for key, (_time, head) in plans.replay(uid).begun.items()}
+    plans.set_replay(uid, Replay(old))
+    done = db.lake.rejects(name).replay([1, 2])
+    assert [ack.offset for ack in done.acks] == [4, 5]
+    assert topic.describe()["watermarks"]["head"] == 6
+    assert set(states(db, name).values()) == {"replayed"}
+    assert plans.replay(uid) == Replay()
+
+
+def test_of_two_who_settle_at_once_neither_loses_its_marks(db, monkeypatch):
+    """The second read the marks before the first wrote: its write is refused and made anew."""
+    made(db, "both")
+    reject(db, "both", *((n, {"id": n}) for n in range(3)))
+    catalog = connect(db.lake.catalog.address())
+    table, uid = TableName("default", "both"), db.lake.topics["/default/both"].uid
+    one, two = (RejectsTable(catalog, table, topic_id=uid, ends={-1: 4}) for _ in range(2))
+    known = [each.place for each in one.rejects()]
+    real, loads = RejectsTable._load, []
+    stale = one._load()
+
+    def late(self):
+        if self is two and not loads:
+            loads.append(stale)
+            one.settle(known[:1], "replayed", known)
+            return stale
+        return real(self)
+
+    monkeypatch.setattr(RejectsTable, "_load", late)
+    two.settle(known[1:2], "dropped", known)
+    monkeypatch.undo()
+    assert loads == [stale]
+    assert states(db, "both") == {0: "replayed", 1: "dropped", 2: "open"}
 
 
 def test_dropped_rejects_are_hidden_and_their_rows_stay(db):
