@@ -31,7 +31,7 @@ run: environment ## Install and start the guided run in DATA=./data
 test: environment-dev static ## Install and run every check and all tests
 	@$(PYTEST) tests -n $(JOBS) --dist worksteal
 
-test-times: environment-dev ## Run checks and suites one by one; print each one's time and its share
+test-times: environment-dev ## Run checks and each part's tests; print their time and share
 	@$(PY) scripts/test_times.py --jobs $(JOBS)
 
 check: environment-dev static ## Format, lint, types, layers, unit + contract + property tests
