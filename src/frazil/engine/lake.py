@@ -415,13 +415,12 @@ class Lake:
             begun: Begun = self.call(
                 lambda: begin_adoption(found, self.tables(), self.plans, confirm=confirm, name=name)
             )
-            again = 0
             if begun.adoption is not None:
                 # Here, not in the lake's thread: it may take long, and other tables go on.
-                again = publish_again(found, self.plans, begun.adoption)
+                publish_again(found, self.plans, begun.adoption)
             self._started = True
             self.call(lambda: finish_adoption(found, self.tables(), self.plans, begun))
-        return begun.told(found, again)
+        return begun.told(found)
 
     def rejects(self, topic: str) -> TopicRejects:
         """Return the records of a topic that its table could not take.

@@ -44,16 +44,18 @@ class Begun(NamedTuple):
 
     marks: Ends
     raised: Ends
+    below: dict[int, tuple[int, int]]
+    """The own records that lay below the table's end."""
     adoption: Adoption | None
 
-    def told(self, topic: LakeTopic, again: int) -> dict[str, Any]:
+    def told(self, topic: LakeTopic) -> dict[str, Any]:
         """Return what was done, ready for JSON."""
         return {
             "table": str(topic.table),
             "ends": {str(part): end for part, end in sorted(self.marks.items())},
             "raised": {str(part): count for part, count in self.raised.items() if count},
             "taken_over": self.adoption is not None,
-            "again": again,
+            "again": {str(part): list(each) for part, each in self.below.items()},
         }
 
 
@@ -69,6 +71,7 @@ def begin_adoption(
     view = tables.look(topic.table)
     marks = _marks(topic, tables, view)
     foreign = view.topic_id != topic.uid
+    below = _below(topic, marks) if foreign else {}
     if foreign and not confirm:
         raise InvalidRequest(
             "the table is another topic's; with confirm=True it becomes this one's, and this "
@@ -76,7 +79,7 @@ def begin_adoption(
             table=topic.table,
             topic_id=view.topic_id,
             ours=topic.uid,
-            records_again=sum(_own_below(each, marks) for each in topic.runtimes),
+            records_again=sum(end - first for first, end in below.values()),
         )
     if not foreign:
         # Before the head is raised: afterwards nothing tells where the own records ended.
@@ -86,13 +89,13 @@ def begin_adoption(
             tables.declare(topic.table, ADOPTED, ahead)
     raised = {each.part: _raise_head(each, marks.get(each.part, 0)) for each in topic.runtimes}
     if not foreign:
-        return Begun(marks, raised, None)
+        return Begun(marks, raised, below, None)
     known = plans.adoption(topic.uid)
     if known is None or known.owner != view.topic_id:
         known = Adoption(name=name, owner=view.topic_id or "")
     adoption = _extended(known, topic, marks)
     plans.set_adoption(topic.uid, adoption)
-    return Begun(marks, raised, adoption)
+    return Begun(marks, raised, below, adoption)
 
 
 def _marks(topic: LakeTopic, tables: Tables, view: View) -> Ends:
@@ -108,9 +111,11 @@ def _marks(topic: LakeTopic, tables: Tables, view: View) -> Ends:
     return {part: max(marks.get(part, 0), others.get(part, 0)) for part in {*marks, *others}}
 
 
-def _own_below(runtime: TopicRuntime, marks: Ends) -> int:
-    end = min(runtime.state.durable, marks.get(runtime.part, 0))
-    return max(end - first_held(runtime), 0)
+def _below(topic: LakeTopic, marks: Ends) -> dict[int, tuple[int, int]]:
+    """Return, by part, the own offsets that the table has too."""
+    firsts = {each.part: first_held(each) for each in topic.runtimes}
+    durable = topic.durable()
+    return ranges_between(firsts, {p: min(end, marks.get(p, 0)) for p, end in durable.items()})
 
 
 def _extended(known: Adoption, topic: LakeTopic, marks: Ends) -> Adoption:
@@ -163,21 +168,18 @@ def _raise_head(runtime: TopicRuntime, end: int) -> int:
     return count
 
 
-def publish_again(topic: LakeTopic, plans: LakePlans, adoption: Adoption) -> int:
-    """Publish what an adoption has left, behind everything; return how many records that were."""
-    count = 0
+def publish_again(topic: LakeTopic, plans: LakePlans, adoption: Adoption) -> None:
+    """Publish what an adoption has left, behind everything; durable on return."""
     for runtime in topic.runtimes:
         part = runtime.part
         while adoption.left.get(part):
             (first, end), *rest = adoption.left[part]
             for offset, sent in _published(runtime, adoption, first, end):
-                count += sent - adoption.sent.get(part, 0)
                 left = {**adoption.left, part: ((offset, end), *rest)}
                 adoption = replace(adoption, left=left, sent={**adoption.sent, part: sent})
                 plans.set_adoption(topic.uid, adoption)
             adoption = replace(adoption, left={**adoption.left, part: tuple(rest)})
             plans.set_adoption(topic.uid, adoption)
-    return count
 
 
 def _published(

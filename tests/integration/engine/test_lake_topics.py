@@ -374,6 +374,7 @@ def test_another_topics_table_is_taken_over_with_a_confirmation(db):
     assert caught.value.details["records_again"] == 2
     done = db.lake.adopt("adopted", confirm=True)
     assert (done["taken_over"], done["ends"]) == (True, {"-1": 5})
+    assert done["again"] == {"-1": [0, 2]}
     assert second.append(id=12, text="new", ack="committed").offset == 7
     assert ids_of(db, "adopted") == [0, 1, 2, 3, 4, 10, 11, 12]
     assert [row["_offset"] for row in rows_of(db, "adopted")] == list(range(8))
