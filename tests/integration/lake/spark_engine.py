@@ -26,6 +26,7 @@ from frazil.lake.worker_calls import WorkerConfig
 from frazil.lake.worker_spark import Spark
 from tests.integration.lake.spark_world import QUICK_JAVA
 
+END_SECONDS = 30.0
 SETTINGS = {
     "lake.catalog.port": 0,
     "lake.writer.flush_interval": "1h",
@@ -85,16 +86,25 @@ class SharedWorker(Worker):
 @contextlib.contextmanager
 def shared_workers(world, *, way=lambda address: address):
     """Let all engines of this process have workers on the shared session meanwhile."""
+    begun = []
 
     def launch(epoch):
         ours, theirs = socket.socketpair()
         worker = SharedWorker(world, ours, epoch=epoch, way=way)
-        threading.Thread(target=worker.live, daemon=True).start()
+        thread = threading.Thread(target=worker.live, daemon=True)
+        begun.append((thread, theirs))
+        thread.start()
         return Launched(worker, lambda _timeout_s: theirs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_lake, "launcher", lambda *_, **__: launch)
-        yield
+        try:
+            yield
+        finally:
+            for thread, theirs in begun:
+                # An engine that ends before it has taken the socket up does not close it.
+                theirs.close()
+                thread.join(END_SECONDS)
 
 
 @contextlib.contextmanager
