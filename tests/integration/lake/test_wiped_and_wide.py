@@ -113,7 +113,7 @@ def test_a_wiped_directory_does_not_touch_a_full_table(world, tmp_path):
         check_rows(catalog_of(db), "full", wanted)
         assert [row["id"] for row in rows_waiting(topic)] == list(again.values())
         done = db.lake.adopt("full", confirm=True)
-        assert (done["taken_over"], done["again"]) == (True, 4)
+        assert (done["taken_over"], done["again"]) == (True, {"-1": [0, 4]})
         db.lake.flush("full")
         # What the new topic had below the table's end is published again behind it.
         wanted |= enumerate(again.values(), start=30)
