@@ -425,7 +425,8 @@ def _image(change: Change) -> Image:
     if change.op == fmt.OP_DELETE or change.present is not None:
         # A partial change is written only where there is nothing to complete it with.
         return Image(None, base, change.codec)
-    return Image(change.values, base, change.codec)
+    # Else a column that is widened meanwhile would get digits back that the log does not have.
+    return Image(change.codec.as_stored(change.values), base, change.codec)
 
 
 def _same(now: Sequence[Change | None], before: Sequence[Change | None]) -> bool:

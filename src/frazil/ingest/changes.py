@@ -22,10 +22,9 @@ tells each change what became of it; one that builds on a failed one is refused.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +36,7 @@ from frazil.ingest.change_frames import CHANGE_FLAGS
 from frazil.ingest.columns import column_id
 from frazil.ingest.payloads import arrow_payload
 from frazil.ingest.rows import Row, join_packed
+from frazil.ingest.stored_form import stored_forms
 from frazil.log import format as fmt
 from frazil.log.codec import Payload
 from frazil.log.present import BitmapMoves, bitmap_bytes, positions_of
@@ -132,7 +132,7 @@ class ChangeCodec:
         self._head = _array_head(self._width + 2)
         self._row_head = _array_head(self._width)
         self._skip = len(self._row_head)
-        self._narrow = [n for n, kind in enumerate(schema.types) if pt.is_float32(kind)]
+        self._stored_forms = stored_forms(schema)
         self._has_ns = tuple(_has_nanoseconds(data_type) for data_type in schema.types)
         self.exact = any(self._has_ns)
         """Values of some column may be finer than Python's: they are read from Arrow."""
@@ -266,14 +266,14 @@ class ChangeCodec:
         return tuple(values)
 
     def as_stored(self, values: Row) -> Row:
-        """Return validated values as Arrow holds them: floats of a narrow column are rounded."""
-        if not self._narrow:
+        """Return validated values as Arrow gives them back, whether they are decoded or not."""
+        if not self._stored_forms:
             return values
         stored = list(values)
-        for position in self._narrow:
+        for position, form in self._stored_forms:
             value = stored[position]
             if value is not None:
-                stored[position] = ctypes.c_float(cast("float", value)).value
+                stored[position] = form(value)
         return tuple(stored)
 
     def carried(self, values: Row, ids: Sequence[int]) -> Row:

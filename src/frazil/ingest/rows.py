@@ -52,6 +52,7 @@ class RowEncoder:
         "_floats",
         "_names",
         "_struct",
+        "_texts",
         "_types",
         "_wide",
         "packable",
@@ -77,6 +78,11 @@ class RowEncoder:
         )
         self._floats: tuple[str, ...] = tuple(
             field.name for field in schema if pt.is_floating(field.type)
+        )
+        self._texts: tuple[int, ...] = tuple(
+            index
+            for index, data_type in enumerate(schema.types)
+            if _fast_annotation(data_type) is str
         )
         self.packable = not any(pt.is_nested(data_type) for data_type in schema.types)
         self._decoder: msgspec.msgpack.Decoder[list[Row]] | None = (
@@ -105,12 +111,17 @@ class RowEncoder:
                 # A decimal is the one thing that msgspec converts and the slow path refuses.
                 if type(row.get(name)) is Decimal:
                     raise TypeError(name)
+            for index in self._texts:
+                text = values[index]
+                if type(text) is not str and text is not None:
+                    # Of an enum's members msgspec keeps the member, the slow path its text.
+                    raise TypeError(index)
             if self._checks:
                 values = self._checked(values)
             packed = _pack_value(values)
         except _FAST_ERRORS:
             values = self._slow(row)
-            packed = _pack_value(values)
+            packed = self._pack_slow(values)
         if len(packed) > self._bytes_max:
             raise InvalidRequest("row is too large", bytes=len(packed), bytes_max=self._bytes_max)
         return values, packed
@@ -188,6 +199,13 @@ class RowEncoder:
                 raise InvalidRequest("column is missing and must not be null", column=name)
             values.append(check_cell(check, row.get(name), nullable=nullable, path=name))
         return tuple(values)
+
+    def _pack_slow(self, values: Row) -> bytes:
+        try:
+            return _pack_value(values)
+        except (OverflowError, UnicodeEncodeError, TypeError) as error:
+            # A subclass of a date, say, may be finer than its column.
+            raise InvalidRequest("row does not fit the topic's columns", error=error) from error
 
     def unknown(self, name: object) -> InvalidRequest:
         """Return the error for a name that no column has; it tells the nearest one."""

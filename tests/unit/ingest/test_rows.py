@@ -314,3 +314,14 @@ def test_a_batch_has_the_schema_with_its_ids():
     empty = encoder.batch([])
     assert empty.num_rows == 0
     assert empty.schema.equals(FIVE, check_metadata=True)
+
+
+class _Day(dt.date):
+    """May be more than a date."""
+
+
+def test_a_subclass_without_a_packed_form_is_refused():
+    """It is the caller's mistake, told as such, on the way that is taken for all odd values."""
+    encoder = RowEncoder(declare_schema({"c": "date"}))
+    with pytest.raises(InvalidRequest, match="row does not fit"):
+        encoder.encode({"c": _Day(2026, 1, 31)})
