@@ -6,19 +6,22 @@ by a thread beside the writer, and what is left to do at the end is to join sort
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from frazil.tiers.keys import KeyMap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Executor, Future
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
 
     import numpy.typing as npt
 
     from frazil.tiers.keys import Hashes
+
+T = TypeVar("T")
 
 __all__ = ["PIECE_ROWS", "GrowingKeys"]
 
@@ -48,7 +51,7 @@ class GrowingKeys:
     def end(self) -> None:
         """Take note that no more rows come: what is left to do can begin."""
         if self._pieces and self._file_form is None:
-            self._file_form = self._beside.submit(self._join)
+            self._file_form = self._begun(self._join)
 
     def file_form(self) -> bytes:
         """Return the map of all rows as a file holds it."""
@@ -65,9 +68,19 @@ class GrowingKeys:
         return KeyMap(entries).to_bytes()
 
     def _give_away(self) -> None:
-        self._pieces.append(self._beside.submit(_sorted, self._waiting, self._rows))
+        self._pieces.append(self._begun(_sorted, self._waiting, self._rows))
         self._rows += self._waiting_rows
         self._waiting, self._waiting_rows = [], 0
+
+    def _begun(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Have work done beside the writer, or at once where no thread can be had for it."""
+        try:
+            return self._beside.submit(work, *arguments)
+        except RuntimeError:
+            # The interpreter is about to end, or the system has no thread left.
+            done: Future[T] = Future()
+            done.set_result(work(*arguments))
+            return done
 
 
 def _sorted(hashes: Sequence[Hashes], first: int) -> npt.NDArray[np.uint64]:

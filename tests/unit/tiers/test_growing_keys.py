@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -29,3 +31,36 @@ def test_it_is_the_map_that_all_keys_give_at_once(counts, early):
             growing.end()
         found = growing.file_form()
     assert found == KeyMap.build(np.concatenate(pieces)).to_bytes()
+
+
+def test_it_needs_no_thread():
+    """At the end of the interpreter, or of the system's threads, the writer sorts by itself."""
+    hashes = np.random.default_rng(1).integers(0, 1000, 3 * PIECE_ROWS).astype(np.uint32)
+    beside = ThreadPoolExecutor(1)
+    growing = GrowingKeys(beside)
+    growing.add(hashes[:PIECE_ROWS])
+    beside.shutdown()
+    growing.add(hashes[PIECE_ROWS : 2 * PIECE_ROWS])
+    growing.add(hashes[2 * PIECE_ROWS :])
+    growing.end()
+    assert growing.file_form() == KeyMap.build(hashes).to_bytes()
+
+
+def test_a_flush_at_the_end_of_the_interpreter_writes_its_files(tmp_path):
+    """Who flushes when a program ends, after which no thread can be started, loses nothing."""
+    program = f"""
+import atexit
+import frazil, numpy, pyarrow
+db = frazil.open({str(tmp_path)!r})
+topic = db.create_topic("t", {{"id": "long"}}, primary_key="id")
+topic.append_arrow(pyarrow.table({{"id": numpy.arange({2 * PIECE_ROWS})}}))
+@atexit.register
+def end():
+    print(db.flush())
+    db.close()
+"""
+    done = subprocess.run(  # the program is the one above
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert str(2 * PIECE_ROWS) in done.stdout
+    assert not done.stderr
