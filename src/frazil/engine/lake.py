@@ -83,7 +83,9 @@ class Lake:
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
         self._adopting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.catalog = LakeCatalog(engine.settings, engine.paths, engine.clock)
+        self.catalog = LakeCatalog(
+            engine.settings, engine.paths, file_system=engine.file_system, clock=engine.clock
+        )
         if engine.tiers is not None:
             self.plans = LakePlans(store, engine.tiers.disk)
             self.worker = LakeWorker(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.errors import Closed
+from frazil.errors import Closed, Unavailable
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.engine.directory import DataDirectory
     from frazil.engine.lake_tables import CatalogTables
+    from frazil.fs import FileSystem
     from frazil.lake.catalog.process import CatalogProcess
     from frazil.lake.connection import CatalogAddress
 
@@ -27,8 +28,11 @@ class LakeCatalog:
     Starting takes a moment and is done by who asks first; the lake's thread, as a rule.
     """
 
-    def __init__(self, settings: Settings, paths: DataDirectory, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, paths: DataDirectory, *, file_system: FileSystem, clock: Clock
+    ) -> None:
         self._settings = settings
+        self._file_system = file_system
         self._paths = paths
         self._clock = clock
         self._process: CatalogProcess | None = None
@@ -79,7 +83,7 @@ class LakeCatalog:
             options = CatalogOptions(
                 run_directory=paths.run,
                 db=paths.catalog,
-                warehouse=lake.warehouse or paths.warehouse,
+                warehouse=self._warehouse(),
                 port=lake.catalog.port,
                 log_path=f"{paths.logs}/catalog.log",
             )
@@ -87,6 +91,25 @@ class LakeCatalog:
             process.start()
             self._process = process
         return self._process
+
+    def _warehouse(self) -> str:
+        """Return where the tables lie; the catalog itself could only die of a wrong place.
+
+        Raises:
+            Unavailable: if it is a local path that cannot be made.
+        """
+        warehouse = self._settings.lake.warehouse or self._paths.warehouse
+        path = warehouse.removeprefix("file://")
+        if "://" not in path:
+            try:
+                self._file_system.make_directory(path)
+            except OSError as error:
+                raise Unavailable(
+                    "tables cannot lie there, correct lake.warehouse or its rights",
+                    warehouse=warehouse,
+                    error=error,
+                ) from error
+        return warehouse
 
     def uri(self) -> str | None:
         """Return where the catalog listens now, None while it does not."""

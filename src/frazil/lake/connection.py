@@ -7,6 +7,7 @@ wire (its model takes 50 ms for a table of 500 snapshots), and Frazil's errors.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -171,6 +172,7 @@ _REFUSALS: Final = (
     theirs.NoSuchNamespaceError,
     theirs.CommitFailedException,
 )
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _UNREADABLE: Final = (pydantic.ValidationError, msgspec.MsgspecError)
 _BUSY: Final = (
     theirs.ServerError,
@@ -214,6 +216,10 @@ def _meaning(error: Exception, *, writes: bool) -> Callable[..., FrazilError]:
     for classes, meaning, message in meanings:
         if isinstance(error, classes):
             return functools.partial(meaning, message)
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return functools.partial(
+            Unavailable, "disk of the tables is full, free room or let lake.warehouse lie elsewhere"
+        )
     return functools.partial(
         Unavailable, "storage of the table failed, check lake.warehouse and its rights"
     )

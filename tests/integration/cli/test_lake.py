@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import frazil
 from frazil.cli.app import app
 from frazil.engine import lake as engine_lake
+from frazil.lake.connection import connect
 from tests.integration.engine.lake_stand_in import StandIn
 
 pytestmark = pytest.mark.integration
@@ -54,6 +55,23 @@ def test_a_topic_is_flushed_paused_and_shown(data):
     described = json.loads(call(data, "-o", "json", "topic", "describe", "orders"))
     assert described["lake"] is True
     assert described["watermarks"]["committed"] == 3
+
+
+def test_a_topic_is_deleted_with_or_without_its_table(data):
+    """The table stays, and is dropped with --drop-table; a topic without one says so."""
+    call(data, "topic", "create", "kept", *COLUMNS, "--lake")
+    with frazil.open(data) as db:
+        for name in ("orders", "kept"):
+            db.topic(name).append(id=1)
+    call(data, "lake", "flush")
+    call(data, "topic", "delete", "kept", "--yes")
+    call(data, "topic", "delete", "orders", "--yes", "--drop-table")
+    call(data, "topic", "create", "dry", *COLUMNS, "--no-lake")
+    assert "no table" in call(data, "topic", "delete", "dry", "--yes", "--drop-table", code=2)
+    with frazil.open(data, **{"lake.catalog.port": 0}) as db:
+        catalog = connect(db.lake.catalog.address())
+        found = {name for _namespace, name in catalog.list_tables("default")}
+    assert found == {"kept", "kept__rejects"}
 
 
 def test_a_lake_is_taken_away_with_a_confirmation_only(data):

@@ -586,6 +586,29 @@ def test_a_table_ahead_of_the_log_is_adopted(tmp_path):
         assert db.topic("ahead").describe()["watermarks"]["head"] == 6
 
 
+def test_a_warehouse_that_takes_no_files_is_named_and_the_records_wait(tmp_path):
+    """Publishing goes on, `status` names the setting, and with a good one nothing is lost."""
+    (tmp_path / "file").write_bytes(b"")
+    wrong = {"lake.warehouse": str(tmp_path / "file")}
+    with opened(tmp_path / "data", **wrong) as (db, _stand_in):
+        db.create_topic("waiting", COLUMNS, lake=True).append(id=1, text="")
+        db.lake.start()
+        wait_for(lambda: "lake.warehouse" in status_of(db, "waiting")["why"])
+        db.topic("waiting").append(id=2, text="")
+        assert status_of(db, "waiting")["lag_records"] == 2
+    with opened(tmp_path / "data") as (db, _stand_in):
+        db.lake.flush("waiting")
+        assert ids_of(db, "waiting") == [1, 2]
+
+
+def test_a_partition_column_that_is_not_there_is_refused_at_creation(db):
+    """The column is named, and no topic is made."""
+    with pytest.raises(InvalidRequest, match="nowhere"):
+        db.create_topic("cut", COLUMNS, partition_by=["nowhere"], lake=True)
+    with pytest.raises(NotFound):
+        db.topic("cut")
+
+
 def test_without_the_extra_a_lake_is_refused_with_what_to_install(tmp_path, monkeypatch):
     """The topic is not made; everything but the lake works."""
     from frazil.engine import lake_calls

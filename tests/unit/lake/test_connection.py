@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import requests
 from pyiceberg import exceptions as theirs
@@ -31,6 +33,16 @@ WRITING = {
     requests.ConnectionError: CommitUnknown,
     requests.ReadTimeout: CommitUnknown,
 }
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_as_such(code):
+    """The setting is named, and what to do."""
+    with (
+        pytest.raises(Unavailable, match=r"full, free room.*lake\.warehouse"),
+        calls("write to the warehouse", path="w"),
+    ):
+        raise OSError(code, "full")
 
 
 @pytest.mark.parametrize(("error", "meaning"), READING, ids=lambda each: str(type(each)))
