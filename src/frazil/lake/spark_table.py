@@ -158,15 +158,22 @@ class SparkTables:
                 transaction.set_properties(dict(properties))
 
     def expire(self, table: TableName, snapshots: Sequence[int]) -> None:
-        """Expire these snapshots and no others, with the files that only they had."""
+        """Expire these snapshots and no others, with the files that only they had.
+
+        By Iceberg's own call: the procedure runs jobs of Spark over the files of all snapshots,
+        and the table's next commit waits for it.
+        """
+        java: Any = self._spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no call for it
         with java_calls("expire snapshots", table, writes=True):
-            # Without a time of its own the procedure would expire by age as well.
-            self._call(
-                "expire_snapshots",
-                "table => :table, snapshot_ids => :ids, older_than => TIMESTAMP '1970-01-01'",
-                table,
-                ids=list(snapshots),
+            found = java.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+                self._spark._jsparkSession,  # noqa: SLF001 - as above
+                self._identifier(table),
             )
+            # Without a time of its own it would expire by age as well.
+            change = found.expireSnapshots().expireOlderThan(0)
+            for sid in snapshots:
+                change = change.expireSnapshotId(sid)
+            change.cleanExpiredFiles(True).commit()
 
     # -- with Spark --
 
