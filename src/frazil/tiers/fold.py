@@ -97,7 +97,9 @@ class KeyedState:
         self._images = Images(memory, below)
         self._shapes: dict[int, KeyShape] = {}
         self._tail_keys = TailKeys(memory, self.shape_of, self._of_arrow)
-        memory.on_settled = self._superseded.settled
+        self._torn = False
+        """A step is under way, or was left half-way, as by Ctrl-C in the thread that folded."""
+        memory.on_settled = self._settled
         memory.on_evict = self._evicted
 
     # -- facts -------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ class KeyedState:
 
         With a budget, no more than about so many changes at least one at a time.
         """
-        if 0 <= end <= self.folded_to:
+        if 0 <= end <= self.folded_to and not self._torn:
             return
         memory = self.memory
         with memory.lock:
@@ -158,13 +160,34 @@ class KeyedState:
                 keys, codes, folded_to = self._gather(end)
                 if keys:
                     self._apply(keys, codes)
+                # Nothing is called from here on, so that nothing comes between.
                 self.folded_to = folded_to
+                self._torn = False
                 rows += len(keys)
 
     def _begin(self) -> None:
+        if self._torn:
+            self._fold_again()
         if self.folded_to < 0:
             self.folded_to = self.memory.start
             self.complete = self.complete or self.memory.start == 0
+
+    def _fold_again(self) -> None:
+        """Fold all that is in memory again: what supersedes what is marked as it was before."""
+        index, end = self.index, self.folded_to
+        index.moves += 1 - (index.moves & 1)
+        self._filter = None
+        index.forget_all()
+        self.complete = self.memory.start == 0
+        self.folded_to = self.memory.start
+        self._torn = False
+        index.moves += 1
+        self.fold(end)
+
+    def _settled(self) -> None:
+        torn, self._torn = self._torn, True
+        self._superseded.settled()
+        self._torn = torn
 
     def _gather(self, end: int) -> tuple[list[Key], list[int], int]:
         """Return the next keys and codes to fold, and how far they go."""
@@ -228,6 +251,7 @@ class KeyedState:
         """Fold changes: each supersedes what the index, or what lies below, has of its key."""
         index = self.index
         below = {} if self.complete else self._look_below(keys)
+        self._torn = True
         newest = dict(zip(keys, codes, strict=True))
         if (
             len(newest) == len(keys)
@@ -350,8 +374,9 @@ class KeyedState:
         # Before the index: what it has is then at least as new. Without the lock a fold under way
         # tells nothing, nor does a miss while keys are moved; and keys are forgotten only once the
         # index is no longer complete.
-        index, folded_to = self.index, self.folded_to
+        index = self.index
         moves = index.moves
+        folded_to = self.folded_to
         code = index.codes.get(key)
         complete = self.complete and folded_to >= 0 and not moves & 1 and index.moves == moves
         if not complete if code is None else code >> CODE_SHIFT >= folded_to:

@@ -87,6 +87,12 @@ class KeyIndex:
             self.bytes -= keys_bytes(oldest)
             self.evictions += len(oldest)
 
+    def forget_all(self) -> None:
+        """Forget all keys; the caller keeps others from reading a miss as absence."""
+        self.evictions += len(self.codes)
+        self.codes.clear()
+        self.bytes = 0
+
 
 def keys_bytes(keys: Collection[Key]) -> int:
     """Return what keys of one topic take in the index."""

@@ -86,6 +86,8 @@ class TopicMemory:
         self.on_settled: Callable[[], None] | None = None
         self.on_evict: Callable[[Sequence[Chunk]], None] | None = None
         self._held = _Held((), [])
+        self._told = -1
+        """How far `on_settled` knows what has become chunks."""
         self._chunk_bytes: int | None = 0
         # Each counter has one writer, so that no addition is lost: the journal's thread for what
         # came in, the holder of the lock for what went on.
@@ -218,8 +220,10 @@ class TopicMemory:
                 while tail and tail[0].offset < end and (budget_rows is None or rows < budget_rows):
                     rows += self._settle_run(end)
             finally:
-                if rows and self.on_settled is not None:
+                settled = self.settled
+                if self.on_settled is not None and self._told != settled:
                     self.on_settled()
+                    self._told = settled
 
     def snapshot(self, end: int) -> tuple[Chunk, ...]:
         """Return the records of `[start, end)`; those of a keyed topic are folded before.
@@ -283,6 +287,10 @@ class TopicMemory:
 
     def _settle_run(self, end: int) -> int:
         tail = self.tail
+        if self._held.chunks and tail[0].offset < self.settled:
+            # Somebody was interrupted between the chunk and here.
+            self._drop(bisect_left(tail, self.settled, key=_offset_of))
+            return 0
         run = _small_run(tail, end)
         made = self._decode_small(run) if len(run) > 1 else None
         if made is None:
@@ -292,11 +300,20 @@ class TopicMemory:
         chunks.append(made)
         _join_end(chunks, min(JOIN_AT_ONCE_ROWS, self.merge_rows))
         self._swap(chunks)
-        del tail[: len(run)]
-        self._payload_out += sum([entry[7] for entry in run])
-        self._records_out += sum([entry[1] for entry in run if entry[9] is not None])
-        self._changes_out += made.changes
+        self._drop(len(run))
         return made.count
+
+    def _drop(self, count: int) -> None:
+        """Let the first entries of the tail go, which are chunks by now."""
+        run = self.tail[:count]
+        payload = sum([entry[7] for entry in run])
+        records = sum([entry[1] for entry in run if entry[9] is not None])
+        changes = sum([entry[1] for entry in run if entry[5] & fmt.FLAG_OP])
+        # Nothing is called from here on, so that nothing comes between.
+        del self.tail[:count]
+        self._payload_out += payload
+        self._records_out += records
+        self._changes_out += changes
 
     def _decode_small(self, run: list[TailEntry]) -> Chunk | None:
         codec = self.state.codec
