@@ -15,11 +15,10 @@ import pytest
 import frazil
 from frazil.engine import lake as engine_lake
 from frazil.engine.asynchronous import AsyncEngine
-from frazil.engine.lake_plans import LakePlans
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake.commit import STEPS
 from frazil.lake.connection import connect
-from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges
+from frazil.lake.declared import SKIPPED, decode_ranges
 from tests.integration.engine.lake_stand_in import StandIn
 
 COLUMNS = {"id": "long", "text": "string"}
@@ -379,113 +378,6 @@ def test_another_topics_table_is_taken_over_with_a_confirmation(db):
     assert ids_of(db, "adopted") == [0, 1, 2, 3, 4, 10, 11, 12]
     assert [row["_offset"] for row in rows_of(db, "adopted")] == list(range(8))
     assert [(gap["first"], gap["end"]) for gap in second.describe()["gaps"]] == [(2, 5)]
-
-
-def taken(db, name, old=5, new=4):
-    """Make a topic whose table has rows of another one; return it."""
-    first = db.create_topic(name, COLUMNS, lake=True)
-    first.append_many([{"id": n, "text": "old"} for n in range(old)], ack="committed")
-    db.delete_topic(name)
-    topic = db.create_topic(name, COLUMNS, lake=True)
-    for number in range(new):
-        topic.append(id=10 + number, text="new")
-    wait_for(lambda: status_of(db, name)["state"] == "stopped: foreign_table")
-    return topic
-
-
-@pytest.mark.parametrize("step", range(1, 5))
-def test_an_adoption_that_was_cut_off_goes_on_where_it_stood(db, monkeypatch, step):
-    """Whatever was noted when it ended, each own record comes once behind the table's."""
-    name = f"cut_off_{step}"
-    topic = taken(db, name)
-    noted = []
-
-    def note(plans, uid, adoption):
-        noted.append(adoption)
-        if len(noted) == step:
-            raise Unavailable("power is gone")
-        real(plans, uid, adoption)
-
-    real = LakePlans.set_adoption
-    monkeypatch.setattr(LakePlans, "set_adoption", note)
-    with pytest.raises(Unavailable, match="power"):
-        db.lake.adopt(name, confirm=True)
-    if step < 4:
-        # Before all of them are published again, the table is not ours.
-        assert table_of(db, name).properties["frazil.topic-id"] != db.lake.topics[topic.name].uid
-    monkeypatch.undo()
-    db.lake.adopt(name, confirm=True)
-    db.lake.flush(name)
-    assert ids_of(db, name) == [0, 1, 2, 3, 4, 10, 11, 12, 13]
-    assert [row["_offset"] for row in rows_of(db, name)] == list(range(9))
-    adopted = decode_ranges(table_of(db, name).properties, ADOPTED)
-    assert adopted == {-1: ((0, 5),)}
-    assert db.lake.plans.adoption(db.lake.topics[topic.name].uid) is None
-
-
-def test_a_table_that_grew_while_it_was_adopted_is_passed_again(db, monkeypatch):
-    """Records that were published again lie below its new end: they come once more, behind it."""
-    topic = taken(db, "grown", old=5, new=2)
-    real = LakePlans.set_adoption
-    noted = []
-
-    def note(plans, uid, adoption):
-        real(plans, uid, adoption)
-        noted.append(adoption)
-        if len(noted) == 3:
-            raise Unavailable("power is gone")
-
-    monkeypatch.setattr(LakePlans, "set_adoption", note)
-    with pytest.raises(Unavailable, match="power"):
-        db.lake.adopt("grown", confirm=True)
-    monkeypatch.undo()
-    table = table_of(db, "grown")
-    row = table.scan("_offset == 0").to_arrow()
-    more = row.set_column(0, row.schema.field(0), pa.array([9], row.schema.field(0).type))
-    owner = table.properties["frazil.topic-id"]
-    facts = {"frazil.topic-id": owner, "frazil.offset-end": "10"}
-    table.append(more, snapshot_properties=facts)
-    db.lake.adopt("grown", confirm=True)
-    topic.append(id=12, text="new", ack="committed")
-    rows = [(row["_offset"], row["id"]) for row in rows_of(db, "grown")]
-    assert rows == [*((n, n) for n in range(5)), (9, 0), (10, 10), (11, 11), (12, 12)]
-
-
-def test_a_side_table_ahead_of_the_log_is_found_when_the_topic_is_bound(db):
-    """Not with the first reject; adopting goes on behind its end too."""
-    topic = db.create_topic("sideways", COLUMNS, lake=True)
-    topic.append(id=0, text="", ack="committed")
-    side = table_of(db, "sideways__rejects")
-    empty = side.schema().as_arrow().empty_table()
-    own = side.properties["frazil.topic-id"]
-    side.append(empty, snapshot_properties={"frazil.topic-id": own, "frazil.offset-end": "7"})
-    db.lake.pause("sideways")
-    db.lake.resume("sideways")
-    wait_for(lambda: status_of(db, "sideways")["state"] == "stopped: ahead_of_log")
-    assert "sideways__rejects" in status_of(db, "sideways")["why"]
-    assert db.lake.adopt("sideways")["raised"] == {"-1": 6}
-    assert topic.append(id=7, text="", ack="committed").offset == 7
-    assert ids_of(db, "sideways") == [0, 7]
-
-
-def test_a_side_table_of_another_topic_is_found_when_the_topic_is_bound(db):
-    """The message names it and what to do."""
-    topic = db.create_topic("mixed", COLUMNS, lake=True)
-    topic.append(id=0, text="", ack="committed")
-    with table_of(db, "mixed__rejects").transaction() as change:
-        change.set_properties({"frazil.topic-id": "0123456789abcdef"})
-    db.lake.pause("mixed")
-    db.lake.resume("mixed")
-    wait_for(lambda: status_of(db, "mixed")["state"].startswith("stopped"))
-    why = status_of(db, "mixed")["why"]
-    assert "mixed__rejects" in why
-    assert "rename or drop it" in why
-    assert "adopt" not in why
-    with table_of(db, "mixed__rejects").transaction() as change:
-        change.set_properties({"frazil.topic-id": db.lake.topics["/default/mixed"].uid})
-    db.lake.resume("mixed")
-    topic.append(id=1, text="", ack="committed")
-    assert ids_of(db, "mixed") == [0, 1]
 
 
 def test_a_table_that_was_rolled_back_waits_for_a_choice(db):
