@@ -254,8 +254,11 @@ class TopicMemory:
             if gone and self.on_evict is not None:
                 self.on_evict(gone)
             # Rows below the new start are looked for elsewhere, but not above what was asked for.
-            self.start = max(self.start, min(first, below))
-            self._swap(chunks[stop:])
+            start, held = max(self.start, min(first, below)), _held(chunks[stop:])
+            # Nothing is called in between, so that nothing comes between.
+            self.start = start
+            self._held = held
+            self._chunk_bytes = None
             return sum(chunk.nbytes for chunk in gone)
 
     def merge_small(self) -> bool:
@@ -282,7 +285,7 @@ class TopicMemory:
         return True
 
     def _swap(self, chunks: Sequence[Chunk]) -> None:
-        self._held = _Held(tuple(chunks), [chunk.offset for chunk in chunks])
+        self._held = _held(chunks)
         self._chunk_bytes = None
 
     def _settle_run(self, end: int) -> int:
@@ -369,6 +372,10 @@ class TopicMemory:
             nbytes=entry.size,
             changes=entry.count if entry.flags & fmt.FLAG_OP else 0,
         )
+
+
+def _held(chunks: Sequence[Chunk]) -> _Held:
+    return _Held(tuple(chunks), [chunk.offset for chunk in chunks])
 
 
 def _frame(entry: TailEntry) -> Frame:

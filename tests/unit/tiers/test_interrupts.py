@@ -84,3 +84,21 @@ def test_what_was_left_half_way_is_made_good(name, index_bytes):
         if not there:
             assert at > 100
             return
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_is_let_go_half_way_is_neither_twice_nor_nowhere():
+    """Rows that files have are read from memory or from files, wherever letting go was left."""
+    for at in count(1):
+        world = a_world(1 << 30)
+        memory, state, end = world.topic.memory, world.state, world.end
+        state.fold(end)
+        memory.settle(end)
+        gone = memory.chunks[:-1]
+        for chunk in gone:
+            world.files.add(state, chunk)
+        there = interrupted(lambda memory=memory, gone=gone: memory.evict(gone[-1].end), at)
+        assert world.visible(end) == world.model.states(end), at
+        if not there:
+            assert at > 20
+            return
