@@ -1,8 +1,9 @@
 """Go on behind the end of a table that a topic did not fill: no offset may mean two records.
 
-A table of another topic has rows where this topic has records of its own. These are published again
-behind the table's end, and only then the table becomes this topic's: a crash before leaves a table
-that is not ours, and calling it again goes on where it stood. What is left to do is in the metadata;
+A table of another topic has rows where this topic has records of its own, and so has the topic's own
+table if the log is an older copy that was published to. These records are published again behind the
+table's end, and only then the table becomes this topic's: a crash before leaves a table that is not
+ours, or a log that is known to have branched off, and calling it again goes on where it stood. What is left to do is in the metadata;
 records that were published and not yet noted there are known by their producer.
 """
 
@@ -40,7 +41,7 @@ REASON: Final = "the table has records of another log"
 
 
 class Begun(NamedTuple):
-    """An adoption whose offsets are safe: `adoption` is None if the table was ours already."""
+    """An adoption whose offsets are safe: `adoption` is None if nothing is to be published again."""
 
     marks: Ends
     raised: Ends
@@ -48,13 +49,17 @@ class Begun(NamedTuple):
     """The own records that lay below the table's end."""
     adoption: Adoption | None
 
+    def is_foreign(self, topic: LakeTopic) -> bool:
+        """Tell whether the table was another topic's."""
+        return self.adoption is not None and self.adoption.owner != topic.uid
+
     def told(self, topic: LakeTopic) -> dict[str, Any]:
         """Return what was done, ready for JSON."""
         return {
             "table": str(topic.table),
             "ends": {str(part): end for part, end in sorted(self.marks.items())},
             "raised": {str(part): count for part, count in self.raised.items() if count},
-            "taken_over": self.adoption is not None,
+            "taken_over": self.is_foreign(topic),
             "again": {str(part): list(each) for part, each in self.below.items()},
         }
 
@@ -71,7 +76,9 @@ def begin_adoption(
     view = tables.look(topic.table)
     marks = _marks(topic, tables, view)
     foreign = view.topic_id != topic.uid
-    below = _below(topic, marks) if foreign else {}
+    firsts = _first_offsets(topic) if foreign else topic.own_to()
+    durable = topic.durable()
+    below = ranges_between(firsts, {p: min(end, marks.get(p, 0)) for p, end in durable.items()})
     if foreign and not confirm:
         raise InvalidRequest(
             "the table is another topic's; with confirm=True it becomes this one's, and this "
@@ -81,19 +88,19 @@ def begin_adoption(
             ours=topic.uid,
             records_again=sum(end - first for first, end in below.values()),
         )
-    if not foreign:
-        # Before the head is raised: afterwards nothing tells where the own records ended.
-        heads = {each.part: each.state.next for each in topic.runtimes}
-        ahead = ranges_between(heads, {part: marks.get(part, 0) for part in heads})
-        if ahead:
-            tables.declare(topic.table, ADOPTED, ahead)
+    ahead = {} if foreign else ranges_between(firsts, {p: marks.get(p, 0) for p in firsts})
+    if ahead:
+        # Before the head is raised: afterwards nothing tells where the table's own records ended.
+        topic.note_own()
+        tables.declare(topic.table, ADOPTED, ahead)
     raised = {each.part: _raise_head(each, marks.get(each.part, 0)) for each in topic.runtimes}
-    if not foreign:
+    if not foreign and not ahead:
         return Begun(marks, raised, below, None)
     known = plans.adoption(topic.uid)
-    if known is None or known.owner != view.topic_id:
+    # One that was cut off at its very end has made the table ours already.
+    if known is None or (foreign and known.owner != view.topic_id):
         known = Adoption(name=name, owner=view.topic_id or "")
-    adoption = _extended(known, topic, marks)
+    adoption = _extended(known, firsts, marks)
     plans.set_adoption(topic.uid, adoption)
     return Begun(marks, raised, below, adoption)
 
@@ -111,22 +118,18 @@ def _marks(topic: LakeTopic, tables: Tables, view: View) -> Ends:
     return {part: max(marks.get(part, 0), others.get(part, 0)) for part in {*marks, *others}}
 
 
-def _below(topic: LakeTopic, marks: Ends) -> dict[int, tuple[int, int]]:
-    """Return, by part, the own offsets that the table has too."""
-    firsts = {each.part: first_held(each) for each in topic.runtimes}
-    durable = topic.durable()
-    return ranges_between(firsts, {p: min(end, marks.get(p, 0)) for p, end in durable.items()})
+def _first_offsets(topic: LakeTopic) -> Ends:
+    return {each.part: first_held(each) for each in topic.runtimes}
 
 
-def _extended(known: Adoption, topic: LakeTopic, marks: Ends) -> Adoption:
+def _extended(known: Adoption, firsts: Ends, marks: Ends) -> Adoption:
     """Return an adoption with everything of this topic that the table's end is above.
 
     A table that grew since the last call may be above what was published again then.
     """
     left, ends = dict(known.left), dict(known.ends)
-    for runtime in topic.runtimes:
-        part, end = runtime.part, marks.get(runtime.part, 0)
-        first = ends.get(part, first_held(runtime))
+    for part, first_own in firsts.items():
+        first, end = ends.get(part, first_own), marks.get(part, 0)
         if first < end:
             left[part] = (*left.get(part, ()), (first, end))
             ends[part] = end
@@ -135,13 +138,13 @@ def _extended(known: Adoption, topic: LakeTopic, marks: Ends) -> Adoption:
 
 def finish_adoption(topic: LakeTopic, tables: Tables, plans: LakePlans, begun: Begun) -> None:
     """Make the table this topic's, once everything is published again, and go on with it."""
-    if begun.adoption is not None:
+    if begun.is_foreign(topic):
         everything = {part: (0, end) for part, end in begun.marks.items() if end}
         tables.take_over(topic.table, topic.uid, everything)
     # Also where a crash came between the two: the table is ours, nothing is left to do.
     plans.set_adoption(topic.uid, None)
-    topic.decide(Wishes(paused=topic.wishes.paused))
-    event("lake_adopted", topic=topic.name, foreign=begun.adoption is not None, ends=begun.marks)
+    topic.decide(Wishes(paused=topic.wishes.paused), adopted=True)
+    event("lake_adopted", topic=topic.name, foreign=begun.is_foreign(topic), ends=begun.marks)
 
 
 def _raise_head(runtime: TopicRuntime, end: int) -> int:

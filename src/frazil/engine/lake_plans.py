@@ -33,13 +33,16 @@ EPOCH: Final = "/lake/epoch"
 class Wishes(msgspec.Struct, frozen=True):
     """What an operator decided about a topic's table; it outlives a restart.
 
-    `chosen` is where the table stood when the choice was made.
+    `chosen` is where the table stood when the choice was made. `own_to` is where this log ended
+    when it was opened, until a look at the table was good: if the log is an older copy, what was
+    published since lies at offsets that the table has given to other records.
     """
 
     paused: bool = False
     choice: Choice = ""
     chosen: Ends = {}
     rejects_allowed: bool = False
+    own_to: Ends = {}
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from frazil.engine.facts import special_ranges
 from frazil.engine.lake_acks import CommitWaits
@@ -94,6 +95,10 @@ class LakeTopic:
         """How long the last commits took, in seconds."""
         self.counts = dict.fromkeys(COUNTS, 0)
         self.last_commit_us: int | None = None
+        self._opened: Ends = self.durable()
+        """Where the log ended before anything was published in this life."""
+        self._joined = False
+        """A look has shown that the table has nothing but this log's records."""
         self._bound = False
         self._sent = False
         self._held: dict[int, int] = {}
@@ -116,6 +121,32 @@ class LakeTopic:
         """Return what is fsynced, by part."""
         return {each.part: each.state.durable for each in self.runtimes}
 
+    def own_to(self) -> Ends:
+        """Return up to where the table's rows, if it has any, are this log's records, by part.
+
+        A log that was restored from an older copy and published to goes past the table's end, but
+        with other records: until a look was good, what it had when it was opened counts.
+        """
+        durable = self.durable()
+        if self._joined:
+            return durable
+        opened = self.wishes.own_to or self._opened
+        return {part: min(end, opened.get(part, end)) for part, end in durable.items()}
+
+    def note_own(self) -> None:
+        """Remember over restarts where this log ended when it was opened, until a look is good."""
+        if not self._joined and not self.wishes.own_to:
+            self._keep(replace(self.wishes, own_to=self.own_to()))
+
+    def _join(self) -> None:
+        self._joined = True
+        if self.wishes.own_to:
+            self._keep(replace(self.wishes, own_to={}))
+
+    def _keep(self, wishes: Wishes) -> None:
+        self._world.plans.set_wishes(self.uid, wishes)
+        self.wishes = wishes
+
     def remembered(self) -> Ends:
         """Return the highest watermark that was ever seen in the table, by part."""
         disk = self._world.tiers.disk
@@ -131,7 +162,7 @@ class LakeTopic:
         return Known(
             self.uid,
             self.remembered(),
-            self.durable(),
+            self.own_to(),
             self._first_held(),
             choice=self.wishes.choice,
             chosen=self.wishes.chosen,
@@ -183,10 +214,10 @@ class LakeTopic:
         if not self.keyed:
             self.plan = self._world.plans.load(self.uid)
 
-    def decide(self, wishes: Wishes) -> None:
+    def decide(self, wishes: Wishes, *, adopted: bool = False) -> None:
         """Go on as an operator decided: look again from the start."""
-        self._world.plans.set_wishes(self.uid, wishes)
-        self.wishes = wishes
+        self._joined = self._joined or adopted
+        self._keep(replace(wishes, own_to={} if self._joined else self.wishes.own_to))
         if self.keyed:
             return
         if wishes.paused:
@@ -268,6 +299,7 @@ class LakeTopic:
 
     def _keep_records(self) -> None:
         """Have a hold on everything that the table does not have; before anything else."""
+        self.note_own()
         for runtime in self.runtimes:
             if runtime.part not in self._held:
                 known = runtime.state.holds.get(HOLD)
@@ -307,13 +339,14 @@ class LakeTopic:
             tables.declare(self.table, SKIPPED, skipped)
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
         # Its side table may be ahead of it by one commit, never of the log.
-        beside = Known(self.uid, {}, self.durable(), {})
+        beside = Known(self.uid, {}, self.own_to(), {})
         found = decide(self.table.rejects, tables.look(self.table.rejects), beside)
         if found.case == "stop":
             self.position = dict(decision.told)
             self._stop(found.reason, found.message)
             return
         self._bound = True
+        self._join()
         self._failures = 0
         self._set("running", "", "")
         self._advance(decision.marks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pyarrow as pa
 import pytest
 
@@ -131,3 +133,75 @@ def test_a_side_table_of_another_topic_is_found_when_the_topic_is_bound(db):
     db.lake.resume("mixed")
     topic.append(id=1, text="", ack="committed")
     assert ids_of(db, "mixed") == [0, 1]
+
+
+def an_older_copy(tmp_path, name):
+    """Return a data directory whose table has five rows, of which the log has one."""
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with opened(data) as (db, _stand_in):
+        db.create_topic(name, COLUMNS, lake=True).append(id=0, text="old", ack="committed")
+    shutil.copytree(data, copy, ignore=shutil.ignore_patterns("warehouse", "catalog.db*", "run"))
+    with opened(data) as (db, _stand_in):
+        more = [{"id": n, "text": "old"} for n in range(1, 5)]
+        db.topic(name).append_many(more, ack="committed")
+    for path in copy.iterdir():
+        target = data / path.name
+        if path.is_dir():
+            shutil.rmtree(target)
+            shutil.copytree(path, target)
+        else:
+            shutil.copy(path, target)
+    return data
+
+
+@pytest.mark.parametrize("lives", [1, 2, 3])
+def test_an_older_copy_that_published_past_its_table_loses_nothing(tmp_path, lives):
+    """It stops, also if it was looked at in a later life only; adopting publishes its records."""
+    name = "branched"
+    data = an_older_copy(tmp_path, name)
+    for life in range(lives - 1):
+        with opened(data) as (db, _stand_in):
+            db.topic(name).append_many(
+                [{"id": 100 * life + n, "text": "new"} for n in range(10, 14)]
+            )
+            wait_for(lambda: db.lake.plans.wishes(db.lake.topics[f"/default/{name}"].uid).own_to)
+    with opened(data) as (db, _stand_in):
+        topic = db.topic(name)
+        topic.append_many([{"id": n, "text": "last"} for n in range(1000, 1008)])
+        db.lake.start()
+        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        db.lake.resume(name)
+        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        done = db.lake.adopt(name)
+        assert done["taken_over"] is False
+        assert done["again"] == {"-1": [1, 5]}
+        topic.append(id=9, text="", ack="committed")
+        early = [100 * life + n for life in range(lives - 1) for n in range(10, 14)]
+        own = [*early, *range(1000, 1008)]
+        found = ids_of(db, name)
+        assert found == [0, 1, 2, 3, 4, *own[4:], *own[:4], 9]
+        assert [row["_offset"] for row in rows_of(db, name)] == list(range(len(found)))
+        assert decode_ranges(table_of(db, name).properties, ADOPTED) == {-1: ((1, 5),)}
+        assert db.lake.plans.wishes(db.lake.topics[topic.name].uid).own_to == {}
+
+
+def test_an_adoption_of_an_older_copy_that_was_cut_off_goes_on(tmp_path, monkeypatch):
+    """A crash after the head was raised is not taken for a table that fits."""
+    name = "branched"
+    data = an_older_copy(tmp_path, name)
+    with opened(data) as (db, _stand_in):
+        db.topic(name).append_many([{"id": n, "text": "new"} for n in range(10, 13)])
+        with monkeypatch.context() as patch:
+            patch.setattr(LakePlans, "set_adoption", _power_cut)
+            with pytest.raises(Unavailable, match="power"):
+                db.lake.adopt(name)
+    with opened(data) as (db, _stand_in):
+        db.lake.start()
+        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        db.lake.adopt(name)
+        db.topic(name).append(id=13, text="new", ack="committed")
+        assert ids_of(db, name) == [0, 1, 2, 3, 4, 10, 11, 12, 13]
+
+
+def _power_cut(*_arguments):
+    raise Unavailable("power is gone")
