@@ -213,6 +213,10 @@ class TopicTiers:
 
     def _load_some(self) -> None:
         """Load the next piece of the log."""
+        chunks = self.memory.chunks
+        if chunks and chunks[-1].end <= self._load_end:
+            # Who loaded before may have been interrupted before this was noted.
+            self._load_at = max(self._load_at, chunks[-1].end)
         if self._load_at >= self._load_end:
             self.loaded = True
             return

@@ -31,13 +31,13 @@ def a_world(index_bytes):
     return world
 
 
-def interrupted(work, at):
+def interrupted(work, at, places=PLACES):
     """Do work; raise at the so-many-th time that tiers call or return; tell whether that was."""
     left = at
 
     def look(frame, what, _argument):
         nonlocal left
-        if what != "call" and any(place in frame.f_code.co_filename for place in PLACES):
+        if what != "call" and any(place in frame.f_code.co_filename for place in places):
             left -= 1
             if not left:
                 sys.setprofile(None)
