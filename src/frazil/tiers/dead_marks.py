@@ -145,27 +145,31 @@ class DeadMarks:
             return
         offsets = np.concatenate([pair[0] for pair in self._new])
         by = np.concatenate([pair[1] for pair in self._new])
-        self._new = []
         offsets, by = in_order(offsets, by)
         fresh = np.ones(len(offsets), np.bool_)
         for number, part in _by_page(offsets):
             page = self._pages.get(number)
             if page is not None:
                 fresh[part] = page.lacks(offsets[part])
+        # Who is interrupted before this line (by Ctrl-C) has changed nothing.
         self._recent = with_marks(self._recent, (offsets[fresh], by[fresh]))
+        self._new = []
         if len(self._recent[0]) > max(RECENT_MARKS, self._packed >> RECENT_SHIFT):
             self._pack()
 
     def _pack(self) -> None:
         """Put the marks that wait into their pages, of which only those are made anew."""
         offsets, by = self._recent
-        self._recent = (NO_OFFSETS, NO_OFFSETS)
+        pages = dict(self._pages)
         for number, part in _by_page(offsets):
-            page = self._pages.get(number)
+            page = pages.get(number)
             fresh = (offsets[part], by[part])
             marks = fresh if page is None else with_marks(page.unpacked(), fresh)
-            self._pages[number] = MarksPage.of(*marks)
-        self._packed = sum(page.marks for page in self._pages.values())
+            pages[number] = MarksPage.of(*marks)
+        self._packed = sum(page.marks for page in pages.values())
+        # Both or none, whoever is interrupted.
+        self._pages = pages
+        self._recent = (NO_OFFSETS, NO_OFFSETS)
 
 
 def _by_page(offsets: Offsets) -> Iterator[tuple[int, slice]]:

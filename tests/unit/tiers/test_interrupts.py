@@ -102,3 +102,21 @@ def test_what_is_let_go_half_way_is_neither_twice_nor_nowhere():
         if not there:
             assert at > 20
             return
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_marks_that_are_put_in_order_half_way_are_not_lost():
+    """Rows that files have and changes supersede stay superseded, wherever a query was left."""
+    for at in count(1):
+        world = a_world(1 << 30)
+        state, end = world.state, world.end
+        state.fold(end)
+        world.flush(end - 4)
+        start = world.topic.memory.start
+        there = interrupted(
+            lambda state=state, end=end, start=start: state.disk_dead(end, start), at
+        )
+        assert world.visible(end) == world.model.states(end), at
+        if not there:
+            assert at > 20
+            return
