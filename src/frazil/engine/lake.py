@@ -147,7 +147,7 @@ class Lake:
     def leave(self, name: str) -> None:
         """End a topic's way into its table and drop the lake's hold; the table stays."""
         _spec, runtimes = self._engine.whole_topic(name)
-        self.call(lambda: self._let_go(name))
+        self.call(lambda: self._let_go(name, gone=False))
         for runtime in runtimes:
             if HOLD in runtime.state.holds:
                 self.set_hold(runtime, None)
@@ -161,7 +161,7 @@ class Lake:
         """
         found = self.topics.get(spec.name)
         if found is not None:
-            self.call(lambda: self._let_go(spec.name))
+            self.call(lambda: self._let_go(spec.name, gone=True))
         if not drop_table:
             return
         if found is None:
@@ -186,10 +186,10 @@ class Lake:
             runtime.lake = topic.waits
         self.topics[name] = topic
 
-    def _let_go(self, name: str) -> None:
+    def _let_go(self, name: str, *, gone: bool) -> None:
         topic = self.topics.pop(name, None)
         if topic is not None:
-            topic.leave()
+            topic.leave(gone=gone)
             for runtime in topic.runtimes:
                 runtime.lake = None
 

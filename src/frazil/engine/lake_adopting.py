@@ -9,6 +9,7 @@ records that were published and not yet noted there are known by their producer.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from frazil.engine.moments import first_held
 from frazil.engine.reading import Reader
 from frazil.errors import InvalidRequest, NotFound
 from frazil.lake.declared import ADOPTED, ranges_between
-from frazil.lake.watermark import watermarks
+from frazil.lake.watermark import side_view, stray_begins, watermarks
 from frazil.log import format as fmt
 from frazil.log.codec import Control, Sender
 from frazil.log.committer import Pending, deliver
@@ -27,7 +28,7 @@ from frazil.log.state import RANGE_GAP
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from frazil.engine.lake_plans import LakePlans
     from frazil.engine.lake_topics import LakeTopic
@@ -74,9 +75,11 @@ def begin_adoption(
         NotFound: if there is no table.
     """
     view = tables.look(topic.table)
-    marks = _marks(topic, tables, view)
+    beside = _beside(topic, tables, view)
+    marks = _marks(view, beside)
     foreign = view.topic_id != topic.uid
-    firsts = _first_offsets(topic) if foreign else topic.own_to()
+    strays = {} if foreign else _strays(topic, view, beside)
+    firsts = _first_offsets(topic) if foreign else {**topic.own_to(), **strays}
     durable = topic.durable()
     below = ranges_between(firsts, {p: min(end, marks.get(p, 0)) for p, end in durable.items()})
     if foreign and not confirm:
@@ -91,8 +94,10 @@ def begin_adoption(
     ahead = {} if foreign else ranges_between(firsts, {p: marks.get(p, 0) for p in firsts})
     if ahead:
         # Before the head is raised: afterwards nothing tells where the table's own records ended.
+        if strays:
+            topic.branch_off(strays)
         topic.note_own()
-        tables.declare(topic.table, ADOPTED, ahead)
+        _declare(topic, tables, ahead)
     raised = {each.part: _raise_head(each, marks.get(each.part, 0)) for each in topic.runtimes}
     if not foreign and not ahead:
         return Begun(marks, raised, below, None)
@@ -105,17 +110,37 @@ def begin_adoption(
     return Begun(marks, raised, below, adoption)
 
 
-def _marks(topic: LakeTopic, tables: Tables, view: View) -> Ends:
-    """Return where the table ends, its side table included."""
-    marks, _certain = watermarks(view, {})
+def _beside(topic: LakeTopic, tables: Tables, view: View) -> View | None:
+    """Look at the side table, if there is one that belongs to the table or to the topic."""
     try:
         beside = tables.look(topic.table.rejects)
     except NotFound:
-        return marks
-    if beside.topic_id not in {view.topic_id, topic.uid}:
-        return marks
-    others, _certain = watermarks(beside, {})
+        return None
+    return beside if beside.topic_id in {view.topic_id, topic.uid} else None
+
+
+def _marks(view: View, beside: View | None) -> Ends:
+    """Return where the table ends, its side table included."""
+    marks, _certain = watermarks(view, {})
+    others = {} if beside is None else watermarks(beside, {})[0]
     return {part: max(marks.get(part, 0), others.get(part, 0)) for part in {*marks, *others}}
+
+
+def _strays(topic: LakeTopic, view: View, beside: View | None) -> Ends:
+    """Return, by part, where commits for another topic that came late took this one's offsets."""
+    durable = topic.own_to()
+    found = stray_begins(view, topic.remembered(), durable)
+    if beside is None:
+        return found
+    own = {**watermarks(view, {})[0], **found}
+    return {**stray_begins(side_view(beside, own), {}, durable), **found}
+
+
+def _declare(topic: LakeTopic, tables: Tables, ahead: Mapping[int, tuple[int, int]]) -> None:
+    """Declare offsets that another log has taken: in the side table first, as the main one tells."""
+    with contextlib.suppress(NotFound):
+        tables.declare(topic.table.rejects, ADOPTED, ahead)
+    tables.declare(topic.table, ADOPTED, ahead)
 
 
 def _first_offsets(topic: LakeTopic) -> Ends:
@@ -138,6 +163,9 @@ def _extended(known: Adoption, firsts: Ends, marks: Ends) -> Adoption:
 
 def finish_adoption(topic: LakeTopic, tables: Tables, plans: LakePlans, begun: Begun) -> None:
     """Make the table this topic's, once everything is published again, and go on with it."""
+    if begun.adoption is not None:
+        # Its side table may be ahead of it: what this log had there is published again as well.
+        tables.advance(topic.table, begun.marks)
     if begun.is_foreign(topic):
         everything = {part: (0, end) for part, end in begun.marks.items() if end}
         tables.take_over(topic.table, topic.uid, everything)

@@ -200,6 +200,17 @@ class LakePlans:
         self._store.commit(Transaction(deletes=keys))
         self.release(uid)
 
+    def put_aside(self, uid: str, own_to: Ends) -> None:
+        """Forget what a topic without a lake does not need; it may get its lake back.
+
+        What was published again, and from where on its records are its own, is known then too.
+        """
+        key = f"{WISHES}{uid}"
+        left = {key: msgspec.msgpack.encode(Wishes(own_to=own_to))} if own_to else {}
+        gone = (f"{PLANS}{uid}",) if own_to else (f"{PLANS}{uid}", key)
+        self._store.commit(Transaction(puts=left, deletes=gone))
+        self.release(uid)
+
     def next_epoch(self) -> int:
         """Return a number higher than all before; durable on return."""
         entry = self._store.get(EPOCH)

@@ -17,7 +17,17 @@ from frazil.lake.connection import calls, connect
 from frazil.lake.declared import ADOPTED, decode_ranges, encode_ranges
 from frazil.lake.evolving import evolve
 from frazil.lake.look import look
-from frazil.lake.table import TOPIC_ID
+from frazil.lake.table import (
+    PROTOCOL,
+    PROTOCOL_VERSION,
+    ROWS_DROPPED,
+    ROWS_IN,
+    ROWS_OUT,
+    ROWS_REJECTED,
+    TOPIC_ID,
+    end_key,
+)
+from frazil.lake.watermark import watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +39,7 @@ if TYPE_CHECKING:
     from frazil.engine.lake_world import Definition
     from frazil.lake.connection import CatalogAddress
     from frazil.lake.plan import TableName
-    from frazil.lake.table import View
+    from frazil.lake.table import Ends, View
 
 __all__ = ["CatalogTables"]
 
@@ -79,16 +89,37 @@ class CatalogTables:
         )
 
     def take_over(self, table: TableName, uid: str, adopted: Mapping[int, tuple[int, int]]) -> None:
-        """Make a table of another topic this one's, its side table first."""
-        # The side table is made when the topic is bound.
-        with contextlib.suppress(NotFound):
-            self._change("take the table over", table.rejects, lambda _found: {TOPIC_ID: uid})
+        """Make a table of another topic this one's, its side table, if there is one, first."""
 
         def owned(found: dict[str, str]) -> dict[str, str]:
             text = encode_ranges(decode_ranges(found, ADOPTED), adopted)
             return {TOPIC_ID: uid, ADOPTED: text}
 
+        with contextlib.suppress(NotFound):
+            self._change("take the table over", table.rejects, owned)
         self._change("take the table over", table, owned)
+
+    def advance(self, table: TableName, ends: Ends) -> None:
+        """Commit an empty snapshot that moves a table's watermark, unless it is there already."""
+        for _attempt in range(CHANGE_TRIES):
+            view = self.look(table)
+            marks, _certain = watermarks(view, {})
+            if all(marks.get(part, 0) >= end for part, end in ends.items()):
+                return
+            summary = {
+                TOPIC_ID: view.topic_id or "",
+                PROTOCOL: PROTOCOL_VERSION,
+                **dict.fromkeys((ROWS_IN, ROWS_OUT, ROWS_REJECTED, ROWS_DROPPED), "0"),
+                **{end_key(p): str(max(end, marks.get(p, 0))) for p, end in ends.items()},
+            }
+            with (
+                contextlib.suppress(Conflict, CommitUnknown),
+                calls("move the table's end", writes=True, table=table),
+                self._catalog.load_table(tuple(table)).transaction() as change,
+                change.update_snapshot(snapshot_properties=summary).fast_append(),
+            ):
+                pass
+        raise Unavailable("others keep changing the table", table=table)
 
     def declare(self, table: TableName, key: str, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Add ranges, by part, to a table's property."""

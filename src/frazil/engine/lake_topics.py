@@ -37,7 +37,7 @@ from frazil.lake.commit import CommitRequest, CommitResult
 from frazil.lake.declared import SKIPPED, ranges_between
 from frazil.lake.names import table_of
 from frazil.lake.plan import plan_parts
-from frazil.lake.watermark import Known, decide
+from frazil.lake.watermark import Known, decide, side_view
 from frazil.model import topic_uid
 from frazil.telemetry import event, warn
 
@@ -138,6 +138,11 @@ class LakeTopic:
         if not self._joined and not self.wishes.own_to:
             self._keep(replace(self.wishes, own_to=self.own_to()))
 
+    def branch_off(self, own_to: Ends) -> None:
+        """Remember over restarts that the table's rows are this log's only up to there."""
+        self._joined = False
+        self._keep(replace(self.wishes, own_to={**self.own_to(), **own_to}))
+
     def _join(self) -> None:
         self._joined = True
         if self.wishes.own_to:
@@ -228,10 +233,13 @@ class LakeTopic:
         self._retry_at = 0.0
         self._set("starting", "", "")
 
-    def leave(self) -> None:
+    def leave(self, *, gone: bool) -> None:
         """End it: the topic is gone, or has no lake any more."""
         self.plan = None
-        self._world.plans.forget(self.uid)
+        if gone:
+            self._world.plans.forget(self.uid)
+        else:
+            self._world.plans.put_aside(self.uid, {} if self._joined else self.own_to())
         self._set("stopped", "gone", "the topic has no lake any more")
 
     def _set(self, state: State, reason: str, why: str) -> None:
@@ -340,7 +348,8 @@ class LakeTopic:
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
         # Its side table may be ahead of it by one commit, never of the log.
         beside = Known(self.uid, {}, self.own_to(), {})
-        found = decide(self.table.rejects, tables.look(self.table.rejects), beside)
+        side = side_view(tables.look(self.table.rejects), decision.marks)
+        found = decide(self.table.rejects, side, beside)
         if found.case == "stop":
             self.position = dict(decision.told)
             self._stop(found.reason, found.message)
@@ -350,7 +359,7 @@ class LakeTopic:
         self._failures = 0
         self._set("running", "", "")
         self._advance(decision.marks)
-        self._spend(choice=decision.choice_spent)
+        self._spend(decision.marks, choice=decision.choice_spent)
 
     def _advance(self, ends: Ends) -> None:
         """Take in where the table stands: `committed`, the hold, and those who wait for it."""
@@ -506,7 +515,7 @@ class LakeTopic:
             self._committed(result)
         elif result.state == "replan":
             self._drop_plan()
-            self._spend(choice=result.choice_spent)
+            self._spend(result.ends, choice=result.choice_spent)
             self.position = dict(result.ends)
             self._more = True
         elif result.state == "contended":
@@ -533,7 +542,8 @@ class LakeTopic:
         done = _spans(self.plan)
         self._advance(result.ends)
         self._drop_plan()
-        self._spend(choice=result.choice_spent, rejects=result.state == "committed")
+        moved = result.state == "committed"
+        self._spend(result.ends, choice=result.choice_spent, rejects=moved)
         self._failures = 0
         if self.state != "paused":
             self._set("running", "", "")
@@ -551,16 +561,16 @@ class LakeTopic:
             snapshot=result.sid,
         )
 
-    def _spend(self, *, choice: bool, rejects: bool = False) -> None:
-        """Forget decisions that have had their effect."""
+    def _spend(self, ends: Ends, *, choice: bool, rejects: bool = False) -> None:
+        """Forget decisions that have had their effect; a replay may take several plans."""
         left = self.wishes
+        behind = any(end > ends.get(part, 0) for part, end in self.remembered().items())
         if choice and left.choice:
-            left = msgspec.structs.replace(left, choice="", chosen={})
+            left = replace(left, chosen=ends) if behind else replace(left, choice="", chosen={})
         if rejects and left.rejects_allowed:
-            left = msgspec.structs.replace(left, rejects_allowed=False)
+            left = replace(left, rejects_allowed=False)
         if left != self.wishes:
-            self._world.plans.set_wishes(self.uid, left)
-            self.wishes = left
+            self._keep(left)
 
     def _drop_plan(self) -> None:
         self.plan = None

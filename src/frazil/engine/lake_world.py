@@ -62,6 +62,9 @@ class Tables(Protocol):
     def take_over(self, table: TableName, uid: str, adopted: Mapping[int, tuple[int, int]]) -> None:
         """Make a table of another topic this one's; the rows in `adopted`, by part, are not."""
 
+    def advance(self, table: TableName, ends: Ends) -> None:
+        """Have a table stand at `ends` at least, without a row; for whose topic it is now."""
+
     def declare(self, table: TableName, key: str, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Write ranges, by part, into a table's property; see `frazil.lake.declared`."""
 

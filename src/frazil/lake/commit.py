@@ -26,7 +26,7 @@ from frazil.lake.table import (
     Rows,
     end_key,
 )
-from frazil.lake.watermark import Choice, Decision, Known, decide, watermarks
+from frazil.lake.watermark import Choice, Decision, Known, decide, side_view, watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -405,7 +405,7 @@ class _Run:
         if view is None or isinstance(view, CommitResult):
             return view
         known = Known(self._plan.topic_id, {}, self._request.durable, {})
-        stop = decide(table, view, known)
+        stop = decide(table, side_view(view, decision.marks), known)
         if stop.case == "stop":
             return self._stopped(stop.reason, stop.message, decision.marks)
         self._progress("rejects_looked")

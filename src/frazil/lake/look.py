@@ -1,6 +1,6 @@
 """The look: what a table's metadata says of how far it has come. One load, all of one moment.
 
-The newest summary along the ancestors of `main` that has a watermark tells it. Where none is left,
+The highest watermark in the summaries along the ancestors of `main` tells it. Where none is left,
 because somebody else expired the snapshots, the highest `_offset` of the live files does: from
 their bounds, and by reading the column where a file has none or has rows of several parts.
 """
@@ -24,6 +24,7 @@ from pyiceberg.types import IntegerType, LongType
 
 from frazil.errors import Conflict, CorruptionError
 from frazil.lake.connection import calls, load
+from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
 from frazil.lake.plan import WHOLE
 from frazil.lake.table import OFFSET_END, SCHEMA_VERSION, TOPIC_ID, Ends, View, ends_of
 from frazil.lake.types import OFFSET, PART
@@ -98,8 +99,11 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
         version = metadata.properties.get(SCHEMA_VERSION)
         schema_version = None if version is None else int(version)
         line = list(_ancestors(metadata))
-        summary_ends = _newest_ends(line)
+        summary_ends = _highest_ends(line)
         since = _since(line, property_ends)
+        adopted = decode_ranges(metadata.properties, ADOPTED)
+        settled = dict(property_ends)
+        _merge(settled, {part: ranges[-1][1] for part, ranges in adopted.items() if ranges})
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError(
             "metadata of the table cannot be read", table=table, reason=error
@@ -115,6 +119,7 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
         summary_ends=summary_ends,
         property_ends=property_ends,
         bound_ends=bounds,
+        strays=_strays(line, metadata.properties.get(TOPIC_ID), settled),
         commits_since_property=since,
         snapshots=len(metadata.snapshots),
         metadata_bytes=len(loaded.metadata),
@@ -142,14 +147,35 @@ def _ends(snapshot: _Snapshot) -> Ends:
     return ends_of(snapshot.summary) if whole is None else {WHOLE: int(whole)}
 
 
-def _newest_ends(line: list[_Snapshot]) -> Ends | None:
-    """Return the newest watermark of each part; that of a whole topic is in one summary."""
+def _highest_ends(line: list[_Snapshot]) -> Ends | None:
+    """Return the highest watermark of each part.
+
+    The newest may be lower: a snapshot without rows is no conflict for a late one without rows.
+    """
     found: Ends = {}
     for snapshot in line:
-        found = _ends(snapshot) | found
-        if WHOLE in found:
-            break
+        _merge(found, _ends(snapshot))
     return found or None
+
+
+def _strays(line: list[_Snapshot], owner: str | None, known: Ends) -> dict[int, tuple[int, int]]:
+    """Return the offsets that commits for another topic took since the table is `owner`'s.
+
+    Such a commit was under way when the table was taken over or made again. `known` are, by part,
+    offsets below which nothing is a stray: what was adopted, and the table's property.
+    """
+    highest: Ends = {}
+    below: Ends = dict(known)
+    for snapshot in line:
+        ends = _ends(snapshot)
+        if not ends:
+            continue
+        own = snapshot.summary.get(TOPIC_ID) in {None, owner}
+        if own or all(end <= known.get(part, 0) for part, end in ends.items()):
+            _merge(below, ends)
+            break
+        _merge(highest, ends)
+    return ranges_between(below, highest)
 
 
 def _since(line: list[_Snapshot], property_ends: Ends) -> int:

@@ -80,6 +80,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     summary_ends: Ends | None
     property_ends: Ends
     bound_ends: Ends = {}
+    strays: dict[int, tuple[int, int]] = {}
+    """By part, the offsets that commits for another topic took since the table is `topic_id`'s."""
     commits_since_property: int = 0
     """Snapshots along `main` since the one at which the property's watermark was true."""
     snapshots: int = 0

@@ -28,6 +28,8 @@ __all__ = [
     "Known",
     "decide",
     "rows_between",
+    "side_view",
+    "stray_begins",
     "watermarks",
 ]
 
@@ -99,6 +101,24 @@ def watermarks(view: View, remembered: Ends) -> tuple[Ends, bool]:
     return {part: max(ends.get(part, 0) for ends in sources) for part in sorted(parts)}, False
 
 
+def stray_begins(view: View, remembered: Ends, durable: Ends) -> Ends:
+    """Return, by part, where the log's own rows end in a table that a late commit got into."""
+    return {
+        part: min(max(first, remembered.get(part, 0)), durable.get(part, 0))
+        for part, (first, _end) in view.strays.items()
+    }
+
+
+def side_view(view: View, marks: Ends) -> View:
+    """Return what a side table says, given where its main table stands: that much is settled."""
+    strays = {
+        part: (max(first, marks.get(part, 0)), end)
+        for part, (first, end) in view.strays.items()
+        if end > marks.get(part, 0)
+    }
+    return msgspec.structs.replace(view, strays=strays)
+
+
 def rows_between(ranges: Iterable[PartRange], starts: Ends) -> int:
     """Return how many records ranges have from given offsets on; a part not given has none."""
     total = 0
@@ -123,9 +143,10 @@ def decide(
     told, conclusive = watermarks(view, remembered)
     marks = dict(told)
     parts = sorted({*marks, *known.durable, *known.remembered, *(each.part for each in ranges)})
+    own = {**known.durable, **stray_begins(view, known.remembered, known.durable)}
     for part in parts:
-        if marks.get(part, 0) > known.durable.get(part, 0):
-            return _ahead(table, part, marks, known)
+        if marks.get(part, 0) > own.get(part, 0):
+            return _ahead(table, part, marks, own)
     if conclusive:
         behind = _behind(marks, known.chosen if known.choice else known.remembered)
         if behind:
@@ -199,13 +220,13 @@ def _foreign(table: TableName, view: View, known: Known) -> Decision:
     )
 
 
-def _ahead(table: TableName, part: int, marks: Ends, known: Known) -> Decision:
+def _ahead(table: TableName, part: int, marks: Ends, own: Ends) -> Decision:
     return Decision(
         case="stop",
         reason=AHEAD_OF_LOG,
         message=(
             f"table has records that the log never had (table={table} part={part} "
-            f"table_end={marks[part]} durable={known.durable.get(part, 0)}); the data directory is "
+            f"table_end={marks[part]} durable={own.get(part, 0)}); the data directory is "
             "older than the table or new; `frazil lake adopt` goes on behind the table's end"
         ),
         marks=marks,

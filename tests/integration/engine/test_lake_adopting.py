@@ -115,6 +115,19 @@ def test_a_side_table_ahead_of_the_log_is_found_when_the_topic_is_bound(db):
     assert ids_of(db, "sideways") == [0, 7]
 
 
+def test_a_side_table_that_was_ahead_of_the_adopted_table_doubles_nothing(db):
+    """Its owner died between the rejects and the rows: own records there come once, behind it."""
+    taken(db, "between", old=2, new=5)
+    side = table_of(db, "between__rejects")
+    owner = side.properties["frazil.topic-id"]
+    empty = side.schema().as_arrow().empty_table()
+    side.append(empty, snapshot_properties={"frazil.topic-id": owner, "frazil.offset-end": "4"})
+    assert db.lake.adopt("between", confirm=True)["again"] == {"-1": [0, 4]}
+    db.lake.flush("between")
+    rows = [(row["_offset"], row["id"]) for row in rows_of(db, "between")]
+    assert rows == [(0, 0), (1, 1), (4, 14), (5, 10), (6, 11), (7, 12), (8, 13)]
+
+
 def test_a_side_table_of_another_topic_is_found_when_the_topic_is_bound(db):
     """The message names it and what to do."""
     topic = db.create_topic("mixed", COLUMNS, lake=True)

@@ -1,4 +1,4 @@
-"""Which mark in a table's metadata counts: the newest along main, for each part."""
+"""Which mark in a table's metadata counts: the highest along main, for each part."""
 
 from __future__ import annotations
 
@@ -37,15 +37,39 @@ def viewed(*summaries, properties=None, refs=None, **changes):
 
 
 def test_parts_are_put_together_from_several_summaries():
-    """A part's mark is the newest that names it; a commit of some parts hides no other's."""
+    """A part's mark is the highest that names it; a commit of some parts hides no other's."""
     view = viewed({f"{END}.0": "5", f"{END}.1": "7"}, {f"{END}.0": "6"}, {"added-records": "3"})
     assert view.summary_ends == {0: 6, 1: 7}
 
 
-def test_a_whole_topic_needs_one_summary():
-    """Older marks of a whole topic say nothing, even if they are higher."""
-    view = viewed({END: "9"}, {END: "4"}, {})
-    assert view.summary_ends == {-1: 4}
+def test_a_late_commit_without_rows_hides_no_higher_mark():
+    """Two batches of rejects only are no conflict: the one that landed late may be the shorter."""
+    assert viewed({END: "9"}, {END: "4"}, {}).summary_ends == {-1: 9}
+    assert viewed({f"{END}.0": "9"}, {f"{END}.0": "4"}).summary_ends == {0: 9}
+    assert viewed({END: "4"}, {END: "9"}, {}).summary_ends == {-1: 9}
+
+
+def test_a_late_commit_for_another_topic_is_a_stray():
+    """One that was under way when the table was taken over, or made again under its name."""
+    own, other = {"frazil.topic-id": "own"}, {"frazil.topic-id": "other"}
+    late = {END: "9", **other}
+    assert viewed({END: "5", **own}, late, properties=own).strays == {-1: (5, 9)}
+    assert viewed({END: "5", **own}, {}, late, {END: "7", **other}, properties=own).strays == {
+        -1: (5, 9)
+    }
+    assert viewed(late, properties={END: "0", **own}).strays == {-1: (0, 9)}
+    assert viewed({END: "5", **own}, late, {END: "12", **own}, properties=own).strays == {}
+    parts = {f"{END}.0": "5", f"{END}.1": "6", **own}
+    late = {f"{END}.0": "5", f"{END}.1": "8", **other}
+    assert viewed(parts, late, properties=own).strays == {1: (6, 8)}
+
+
+def test_rows_that_were_adopted_are_no_strays():
+    """What the table had when it was taken over is declared; what came behind it is not."""
+    own = {"frazil.topic-id": "own", "frazil.adopted": '{"-1":[[0,5]]}'}
+    old = {END: "5", "frazil.topic-id": "other"}
+    assert viewed({END: "3", "frazil.topic-id": "other"}, old, properties=own).strays == {}
+    assert viewed(old, {**old, END: "6"}, properties=own).strays == {-1: (5, 6)}
 
 
 def test_a_table_without_refs_has_its_current_snapshot():

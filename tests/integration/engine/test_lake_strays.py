@@ -1,0 +1,129 @@
+"""Late commits, copies and switches after which a table is not what the log takes it for."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from frazil.engine import lake_topics
+from frazil.errors import Unavailable
+from frazil.lake.declared import ADOPTED, decode_ranges
+from tests.integration.engine.test_lake_adopting import an_older_copy, taken
+from tests.integration.engine.test_lake_topics import (
+    COLUMNS,
+    ids_of,
+    opened,
+    rows_of,
+    status_of,
+    table_of,
+    wait_for,
+)
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory):
+    """One engine for the tests that do not open another; its worker runs without Spark."""
+    with opened(tmp_path_factory.mktemp("strays")) as (found, _stand_in):
+        yield found
+
+
+def land_late(table, *, offset, owner, end):
+    """Append a row as a worker of another topic does that was stalled before its commit."""
+    schema = table.schema().as_arrow()
+    values = {"_offset": offset, "_time": 0, "id": -1, "text": "late"}
+    columns = [pa.array([values[field.name]], field.type) for field in schema]
+    facts = {"frazil.topic-id": owner, "frazil.offset-end": str(end)}
+    table.append(pa.table(columns, schema=schema), snapshot_properties=facts)
+
+
+def looked_at(db, name):
+    """Have the lake look at a topic's table again; return its state."""
+    db.lake.pause(name)
+    db.lake.resume(name)
+    wait_for(lambda: status_of(db, name)["state"] != "starting")
+    return status_of(db, name)["state"]
+
+
+def test_a_commit_of_the_former_owner_that_lands_after_the_adoption_costs_no_record(db):
+    """Its offsets are not taken for ours: the lake stops, and adopting again goes on behind it."""
+    topic = taken(db, "late", old=5, new=2)
+    owner = table_of(db, "late").properties["frazil.topic-id"]
+    db.lake.adopt("late", confirm=True)
+    db.lake.flush("late")
+    topic.append_many([{"id": n, "text": "new"} for n in range(20, 24)])
+    land_late(table_of(db, "late"), offset=7, owner=owner, end=9)
+    with pytest.raises(Unavailable, match="never had"):
+        db.lake.flush("late", 30)
+    assert status_of(db, "late")["state"] == "stopped: ahead_of_log"
+    assert db.lake.adopt("late")["again"] == {"-1": [7, 9]}
+    topic.append(id=30, text="new", ack="committed")
+    rows = [(row["_offset"], row["id"]) for row in rows_of(db, "late")]
+    own = [(5, 10), (6, 11), (7, -1), (9, 22), (10, 23), (11, 20), (12, 21), (13, 30)]
+    assert rows == [*((n, n) for n in range(5)), *own]
+    assert decode_ranges(table_of(db, "late").properties, ADOPTED) == {-1: ((0, 5), (7, 9))}
+    assert looked_at(db, "late") == "running"
+
+
+def test_a_first_commit_of_a_deleted_topic_is_not_taken_for_the_new_ones(db):
+    """A worker that saw an empty table has no snapshot to be fenced by."""
+    topic = db.create_topic("again", COLUMNS, lake=True)
+    db.lake.start()
+    wait_for(lambda: status_of(db, "again")["state"] == "running")
+    topic.append_many([{"id": n, "text": "new"} for n in range(3)])
+    land_late(table_of(db, "again"), offset=0, owner="0123456789abcdef", end=2)
+    with pytest.raises(Unavailable, match="never had"):
+        db.lake.flush("again", 30)
+    db.lake.adopt("again")
+    db.lake.flush("again")
+    rows = [(row["_offset"], row["id"]) for row in rows_of(db, "again")]
+    assert rows == [(0, -1), (2, 2), (3, 0), (4, 1)]
+
+
+def test_late_rejects_of_another_topic_are_found_too(db):
+    """Else rejects of this topic below their end would never be written."""
+    topic = db.create_topic("beside", COLUMNS, lake=True)
+    topic.append(id=0, text="", ack="committed")
+    side = table_of(db, "beside__rejects")
+    empty = side.schema().as_arrow().empty_table()
+    late = {"frazil.topic-id": "0123456789abcdef"}
+    side.append(empty, snapshot_properties={**late, "frazil.offset-end": "1"})
+    assert looked_at(db, "beside") == "running"
+    topic.append_many([{"id": n, "text": ""} for n in range(1, 4)])
+    side.append(empty, snapshot_properties={**late, "frazil.offset-end": "3"})
+    assert looked_at(db, "beside") == "stopped: ahead_of_log"
+    db.lake.adopt("beside")
+    db.lake.flush("beside")
+    rows = [(row["_offset"], row["id"]) for row in rows_of(db, "beside")]
+    assert rows == [(0, 0), (3, 3), (4, 1), (5, 2)]
+
+
+def test_a_lake_that_is_switched_off_and_on_still_knows_that_its_log_is_an_older_copy(tmp_path):
+    """What was published since is not taken for the table's rows; adopting publishes it again."""
+    name = "branched"
+    with opened(an_older_copy(tmp_path, name)) as (db, _stand_in):
+        topic = db.topic(name)
+        topic.append_many([{"id": n, "text": "new"} for n in range(10, 18)])
+        db.lake.start()
+        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        db.alter_topic(name, lake=False, confirm=True)
+        db.alter_topic(name, lake=True)
+        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        db.lake.adopt(name)
+        db.lake.flush(name)
+        assert ids_of(db, name) == [0, 1, 2, 3, 4, *range(14, 18), *range(10, 14)]
+
+
+def test_a_replay_that_takes_several_plans_is_chosen_once(db, monkeypatch):
+    """Until the table is where it was before the rollback, it is no other rollback."""
+    topic = db.create_topic("rolled", COLUMNS, lake=True)
+    for number in range(5):
+        topic.append(id=number, text="", ack="committed")
+    table = table_of(db, "rolled")
+    first = table.metadata.snapshots[0].snapshot_id
+    table.manage_snapshots().rollback_to_snapshot(first).commit()
+    assert looked_at(db, "rolled") == "stopped: rolled_back"
+    monkeypatch.setattr(lake_topics, "PLAN_FILES_MAX", 1)
+    db.lake.resume("rolled", replay=True)
+    topic.append(id=5, text="", ack="committed")
+    assert ids_of(db, "rolled") == list(range(6))
+    assert db.lake.topics[topic.name].wishes.choice == ""
