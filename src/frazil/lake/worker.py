@@ -29,7 +29,7 @@ from frazil.lake.priority import step_back
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_calls import WorkerConfig
 from frazil.lake.worker_jobs import Jobs
-from frazil.lake.worker_spark import Spark, keep_log
+from frazil.lake.worker_spark import STARTING, Spark, keep_log
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Worker:
         self._spark: Spark | None = None
         self._starting: threading.Thread | None = None
         self._launching = False
+        self._ending = False
         self._jobs = Jobs(self.answer, self._halt, self._clock)
 
     # -- the socket --
@@ -123,6 +124,7 @@ class Worker:
 
     def end(self) -> None:
         """End Spark, whatever it is doing."""
+        self._ending = True
         if self._spark is not None:
             self._spark.end()
 
@@ -186,10 +188,15 @@ class Worker:
         settings = config.to_settings()
         self._stop_seconds = settings.lake.worker.stop_timeout_s
         keep_log(settings.data_dir, self._file_system)
-        self.answer(Answer(request.id, "progress", {"step": "starting"}))
+        self.answer(Answer(request.id, "progress", {"step": STARTING}))
         self._launching = True
         try:
-            self._spark = Spark.start(config, epoch=self._epoch, file_system=self._file_system)
+            self._spark = Spark.start(
+                config,
+                epoch=self._epoch,
+                file_system=self._file_system,
+                tell=lambda step: self.answer(Answer(request.id, "progress", {"step": step})),
+            )
         finally:
             # Only now: in between the JVM would have no handle, and could not be ended.
             self._launching = False
@@ -206,9 +213,10 @@ class Worker:
     def _watch(self) -> None:
         """End the process when its JVM has died: nothing can be done without it."""
         pause = threading.Event()
-        while True:
+        while not self._ending:
             pause.wait(WATCH_SECONDS)
-            if self._spark is not None and not self._spark.alive():
+            # One that is being ended dies, too: its scratch files are still to go.
+            if self._spark is not None and not self._spark.alive() and not self._ending:
                 warn("lake_spark_died", epoch=self._epoch)
                 os._exit(EXIT_LOST)
 

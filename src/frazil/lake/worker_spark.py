@@ -22,13 +22,16 @@ from frazil.lake.session import CATALOG_NAME, build_session, session_conf
 from frazil.lake.setup import prepare
 from frazil.lake.spark_table import SparkTables
 from frazil.lake.stages import SparkStages
-from frazil.telemetry import LOGGER, TextFormatter
+from frazil.telemetry import LOGGER, TextFormatter, event, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from frazil.fs import FileSystem
+    from frazil.lake.jars import Progress
     from frazil.lake.worker_calls import WorkerConfig
 
-__all__ = ["Spark", "keep_log"]
+__all__ = ["STARTING", "Spark", "fetch_steps", "keep_log", "kept_conf"]
 
 LOG: Final = "lake.log"
 SPARK_LOG: Final = "spark.log"
@@ -48,6 +51,8 @@ QUICK_CONF: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }
 """What saves time, unless the user sets it otherwise."""
+STARTING: Final = "starting"
+_MB: Final = 1_000_000
 
 
 class _TraceFormatter(logging.Formatter):
@@ -92,8 +97,15 @@ class Spark:
     run_dir: str
 
     @classmethod
-    def start(cls, config: WorkerConfig, *, epoch: int, file_system: FileSystem) -> Spark:
-        """Reach the catalog, find Java and the jars, start the JVM.
+    def start(
+        cls,
+        config: WorkerConfig,
+        *,
+        epoch: int,
+        file_system: FileSystem,
+        tell: Callable[[str], None],
+    ) -> Spark:
+        """Reach the catalog, find Java and the jars, start the JVM; `tell` gets the steps.
 
         Raises:
             Unavailable: something of it is not there; the message says what.
@@ -101,7 +113,9 @@ class Spark:
         """
         settings = config.to_settings()
         catalog = connect(config.catalog)
-        ready = prepare(settings, file_system=file_system)
+        ready = prepare(settings, progress=fetch_steps(tell), file_system=file_system)
+        for note in ready.java.notes:
+            event("lake_java_passed_over", note=note, used=ready.java.home)
         runs = os.path.join(settings.data_dir, "run")
         _remove_left_overs(runs, file_system)
         run_dir = os.path.join(runs, f"{RUN_PREFIX}{epoch}-{os.getpid()}")
@@ -131,6 +145,8 @@ class Spark:
             "spark.sql.parquet.columnarReaderBatchSize": str(settings.lake.writer.batch_size)
         }
         given = settings.lake.spark.conf
+        for key, value in kept_conf(given).items():
+            warn("lake_setting_kept", setting=f"lake.spark.conf.{key}", value=value)
         wanted = {key: value for key, value in quick.items() if key not in given} | SESSION_CONF
         for key, value in wanted.items():
             session.conf.set(key, value)
@@ -174,6 +190,30 @@ class Spark:
             except subprocess.TimeoutExpired:
                 process.kill()
         shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def kept_conf(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that stay as they are although the user gave other values for them."""
+    return {
+        key: value
+        for key, value in SESSION_CONF.items()
+        if given.get(key, value).lower() != value.lower()
+    }
+
+
+def fetch_steps(tell: Callable[[str], None]) -> Progress:
+    """Return what tells how far the jars are fetched, once for each MB."""
+    told = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if done // _MB != told:
+            told = done // _MB
+            tell(f"fetching Spark's jars, {told} of {-(-total // _MB)} MB")
+        if done >= total:
+            tell(STARTING)
+
+    return progress
 
 
 def _remove_left_overs(runs: str, file_system: FileSystem) -> None:
