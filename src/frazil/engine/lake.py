@@ -59,6 +59,7 @@ GRACE_S: Final = 1.0
 """A program that is done sooner never starts the catalog or Spark."""
 CALL_TIMEOUT_S: Final = 120.0
 FLUSH_TIMEOUT_S: Final = 300.0
+LOOK_S: Final = 0.25
 
 
 class Lake:
@@ -229,6 +230,7 @@ class Lake:
             if self._stopping:
                 return
             topic.step(begin=wanted)
+            topic.waits.delay = topic.why or self.worker.why
 
     def _is_wanted(self) -> bool:
         """Tell whether topics are to be moved, which takes the catalog and Spark."""
@@ -298,12 +300,15 @@ class Lake:
             timeout_s: how long to wait; `lake.ack_timeout_s` at least five minutes without it.
 
         Raises:
-            Unavailable: if it takes too long, or a table is stopped or paused.
+            Unavailable: if it takes too long, a table is stopped or paused, or Spark cannot be
+                started.
         """
         self._check_open()
         limit = FLUSH_TIMEOUT_S if timeout_s is None else timeout_s
         deadline = self.clock.monotonic() + limit
         chosen = [each for each in self._chosen(topic) if topic is not None or not each.keyed]
+        if chosen:
+            self.call(self.worker.try_again)
         targets = [(each, each.durable()) for each in chosen]
         for each, ends in targets:
             for part, end in ends.items():
@@ -316,7 +321,11 @@ class Lake:
     def _wait_for(self, topic: LakeTopic, part: int, end: int, deadline: float) -> None:
         told = threading.Event()
         if topic.waits.watch(part, end, told.set):
-            told.wait(max(deadline - self.clock.monotonic(), 0.0))
+            while not told.is_set() and not self.worker.refused:
+                left = deadline - self.clock.monotonic()
+                if left <= 0:
+                    break
+                told.wait(min(left, LOOK_S))
             topic.waits.forget(told.set)
         if topic.waits.committed.get(part, 0) < end:
             raise Unavailable(

@@ -38,6 +38,8 @@ class CommitWaits:
         """How far somebody wants the table to be, by part."""
         self.refusal: str = ""
         """Why nobody needs to wait: the table is stopped or paused."""
+        self.delay: str = ""
+        """What the table waits for at the moment, if it is known."""
 
     def ask(self, part: int, end: int) -> None:
         """Have everything below an offset committed soon; returns at once."""
@@ -97,7 +99,8 @@ def _waits_of(runtime: TopicRuntime) -> CommitWaits:
 
 
 def _late(runtime: TopicRuntime, ack: Ack, waits: CommitWaits) -> Unavailable:
-    why = waits.refusal or f"it took longer than {runtime.settings.lake.ack_timeout_s:g} s"
+    late = f"it took longer than {runtime.settings.lake.ack_timeout_s:g} s"
+    why = waits.refusal or (f"{late}: {waits.delay}" if waits.delay else late)
     return Unavailable(
         "the record is fsynced, but not committed to the lake yet; it will be, do not send it again",
         outcome="fsynced",

@@ -76,7 +76,8 @@ def _why(topic: LakeTopic, worker: LakeWorker) -> str:
     if topic.why:
         return topic.why
     if topic.state in {"starting", "running"} and worker.state != "ready":
-        return worker.why or "Spark is starting"
+        step = worker.step_name
+        return worker.why or (step if step != "starting" else "") or "Spark is starting"
     return ""
 
 

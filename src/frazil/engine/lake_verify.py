@@ -75,9 +75,12 @@ def _silent(_step: str) -> None:
 
 
 def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
+    lake.call(lake.worker.try_again)
     deadline = lake.clock.monotonic() + READY_TIMEOUT_S
     pause = threading.Event()
     while lake.worker.state != "ready":
+        if lake.worker.refused:
+            raise Unavailable("Spark cannot be started", why=lake.worker.refused)
         if lake.clock.monotonic() > deadline:
             raise Unavailable("Spark did not start in time", why=lake.worker.why or topic.why)
         pause.wait(READY_PAUSE_S)

@@ -32,6 +32,8 @@ RESTART_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 STEADY_S: Final = 60.0
 """A worker that lasted so long was a good one: the next starts after the first pause."""
 STARTING_FACTOR: Final = 6
+REFUSALS_MIN: Final = 2
+"""After so many starts in a row that said why they cannot be, nobody has to wait for the next."""
 IDLE_STOP_S: Final = 10.0
 SEND_TIMEOUT_S: Final = 5
 
@@ -83,6 +85,7 @@ class _Talk:
         self.connection: socket.socket | None = None
         self.waiting: dict[int, Callable[[Answer], None]] = {}
         self.facts: Mapping[str, Any] = {}
+        self.step = ""
 
 
 class LakeWorker:
@@ -121,6 +124,9 @@ class LakeWorker:
         self.starts = 0
         self.why = ""
         """What the last worker died of, or the next one waits for; empty while one works."""
+        self.refused = ""
+        """Why no worker can be started, if the last ones said so themselves: Java is missing."""
+        self._refusals = 0
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -146,8 +152,14 @@ class LakeWorker:
             "starts": self.starts,
             "restarts": max(self.starts - 1, 0),
             "why": self.why,
+            "step": self.step_name or None,
             **({} if talk is None else dict(talk.facts)),
         }
+
+    @property
+    def step_name(self) -> str:
+        """Return how far the start of a worker is, by its own words; empty if none starts."""
+        return "" if self._talk is None or self._talk.ready else self._talk.step
 
     # -- work --------------------------------------------------------------------------------------
 
@@ -216,12 +228,18 @@ class LakeWorker:
 
     def _greeted(self, talk: _Talk, answer: Answer) -> None:
         if answer.state == "progress":
+            talk.step = str(answer.body.get("step", ""))
             return
         if answer.state == "failed":
             if talk is self._talk:
-                self._lost(talk, answer.message or "the worker could not start")
+                why = answer.message or "the worker could not start"
+                self._refusals += 1
+                self.refused = why if self._refusals >= REFUSALS_MIN else ""
+                self._lost(talk, why)
             return
         talk.ready = True
+        self.refused = ""
+        self._refusals = 0
         talk.facts = {k: v for k, v in answer.body.items() if k not in {"state", "epoch", "why"}}
         self.why = ""
         event("lake_worker_ready", pid=talk.process.pid, epoch=talk.epoch)
@@ -230,6 +248,13 @@ class LakeWorker:
         """Have another worker in the place of this one."""
         if self._talk is not None:
             self._lost(self._talk, why)
+            self._retry_at = 0.0
+
+    def try_again(self) -> None:
+        """Start soon although starts were refused: somebody wants to know whether they still are."""
+        if self.refused:
+            self.refused = ""
+            self._refusals = self._failures = 0
             self._retry_at = 0.0
 
     # -- watching ----------------------------------------------------------------------------------
@@ -294,7 +319,9 @@ class LakeWorker:
         if talk.ready and now - talk.begun > STEADY_S:
             self._failures = 0
         if self.wanted:
-            warn("lake_worker_lost", pid=talk.process.pid, epoch=talk.epoch, why=why)
+            # The same again and again is no news.
+            say = warn if why != self.why else event
+            say("lake_worker_lost", pid=talk.process.pid, epoch=talk.epoch, why=why)
         self._end(talk)
         self._pause(now, why)
         self._tell_all(talk, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import msgspec
 import pytest
@@ -28,12 +29,12 @@ SETTINGS = {
 
 
 @contextlib.contextmanager
-def opened(path):
+def opened(path, **settings):
     """Open an engine whose lake has a worker without Spark; yield both."""
     stand_in = StandIn()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_lake, "launcher", lambda *_, **__: stand_in.launch)
-        with frazil.open(path, **SETTINGS) as db:
+        with frazil.open(path, **SETTINGS, **settings) as db:
             yield db, stand_in
 
 
@@ -140,3 +141,23 @@ def test_a_topic_without_its_table_is_not_found(db):
     connect(db.lake.catalog.address()).purge_table(("default", "bare"))
     with pytest.raises(NotFound, match="bare"):
         db.lake.verify("bare")
+
+
+def test_nobody_waits_for_a_spark_that_says_it_cannot_start(tmp_path):
+    """Without Java, a flush, a proof and an ack end with the reason, long before their time."""
+    with opened(tmp_path) as (db, _stand_in):
+        db.create_topic("safe", COLUMNS, lake=True).append(id=1, text="", ack="committed")
+    with opened(tmp_path, **{"lake.ack_timeout_s": 1.0}) as (db, stand_in):
+        stand_in.answers["hello"] = ("failed", {}, "unavailable", "there is no Java")
+        topic = db.topic("safe")
+        topic.append(id=2, text="")
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match="there is no Java"):
+            db.lake.flush("safe")
+        with pytest.raises(Unavailable, match="there is no Java"):
+            db.lake.verify("safe")
+        with pytest.raises(Unavailable, match="there is no Java"):
+            topic.append(id=3, text="", ack="committed")
+        assert time.monotonic() - begun < 60
+        stand_in.answers = {}
+        assert db.lake.flush("safe") == {"/default/safe": {-1: 3}}

@@ -303,3 +303,30 @@ def test_a_worker_that_was_never_ready_is_ended_at_once(world):
     world.until(lambda: world.processes and "hello" in world.processes[0].asked)
     world.worker.stop(lambda _seconds: pytest.fail("it waited"))
     assert world.processes[0].signals == ["kill"]
+
+
+def test_starts_that_are_refused_again_and_again_are_told_once(world, caplog):
+    """The second refusal counts as one for all who wait; only the first is a warning."""
+    refusal = {"state": "failed", "error": "unavailable", "message": "there is no Java"}
+    world.script["hello"] = [refusal]
+    told = []
+    for count in range(1, 4):
+        world.clock.now += 60.0
+        world.until(lambda count=count: len(world.processes) == count)
+        world.until(lambda: world.worker.state == "waiting")
+        told.append(world.worker.refused)
+    assert told == ["", "there is no Java", "there is no Java"]
+    warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert [each.message for each in warnings] == ["lake_worker_lost"]
+    world.script["hello"] = [{"state": "done"}]
+    world.clock.now += 60.0
+    world.ready()
+    assert world.worker.refused == ""
+
+
+def test_the_steps_of_a_start_are_told(world):
+    """Whoever looks sees what a worker is at before it is ready."""
+    step = "fetching Spark's jars, 3 of 49 MB"
+    world.script["hello"] = [{"state": "progress", "body": {"step": step}}]
+    world.until(lambda: world.worker.step_name)
+    assert world.worker.describe()["step"] == step
