@@ -30,8 +30,8 @@ PARTS = {
 NO_TESTS = 5
 """Pytest's exit code for a run without tests."""
 LOOK_S = 0.2
-NOT_SPARK = b"org.apache.spark.launcher.Main"
-"""What Spark starts first, for a moment, to learn the command line of its JVM."""
+SPARK = b"org.apache.spark.deploy.SparkSubmit"
+"""What the JVM of a session runs; others, that tell a version, come and go."""
 
 MARK_NAME = "TEST_TIMES_OF"
 """The variable that the processes of this run have in their environment."""
@@ -134,7 +134,7 @@ def jvms_now() -> set[tuple[int, str]]:
             started = (entry / "stat").read_text().rpartition(")")[2].split()[19]
         except OSError:
             continue
-        if NOT_SPARK not in line and mark in environment:
+        if SPARK in line and mark in environment:
             found.add((int(entry.name), started))
     return found
 
