@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frazil.cli.session import Session
     from frazil.engine import Engine
 
-__all__ = ["agreed", "lake_app"]
+__all__ = ["agreed", "in_words_of_the_command", "lake_app"]
 
 Topic = Annotated[str | None, typer.Argument(help="One topic; all with a lake without it.")]
 OneTopic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
@@ -36,6 +36,8 @@ Accept = Annotated[bool, typer.Option("--accept", help="Rows are missing: go on 
 Rejects = Annotated[bool, typer.Option("--rejects", help="Let a batch with many rejects through.")]
 UNKNOWN: Final = "-"
 LOOK_S: Final = 0.5
+RESTING: Final = "at rest"
+RESTING_WHY: Final = "no program has the directory open; frazil lake flush commits them"
 
 
 def agreed(question: str, *, yes: bool) -> bool:
@@ -45,6 +47,12 @@ def agreed(question: str, *, yes: bool) -> bool:
     if not sys.stdin.isatty():
         return False
     return typer.confirm(question, err=True)
+
+
+def in_words_of_the_command(error: InvalidRequest) -> InvalidRequest:
+    """Return a refusal for want of a confirmation with the option that gives it."""
+    words = error.message.replace("give confirm=True", "give --yes")
+    return InvalidRequest(words.replace("confirm=True", "--yes"), **error.details)
 
 
 @lake_app.command()
@@ -60,7 +68,19 @@ def status(context: typer.Context) -> None:
         _show(session, found.stats.get("lake") or {}, who=f"engine of pid {found.pid}")
         return
     with session.engine() as engine:
-        _show(session, engine.lake.status(), who="no engine runs here")
+        _show(session, _at_rest(engine.lake.status()), who="no engine runs here")
+
+
+def _at_rest(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a status without what only the moment of this look says: nothing is starting."""
+    topics = {
+        name: each | {"state": RESTING, "why": RESTING_WHY if each["lag_records"] else ""}
+        if each["state"] == "starting"
+        else dict(each)
+        for name, each in found["topics"].items()
+    }
+    state = RESTING if found["state"] == "starting" else found["state"]
+    return {**found, "state": state, "topics": topics}
 
 
 def _show(session: Session, found: Mapping[str, Any], *, who: str) -> None:
@@ -96,7 +116,7 @@ def _row(name: str, each: Mapping[str, Any]) -> tuple[object, ...]:
         size_text(each["lag_bytes"]),
         UNKNOWN if seconds is None else format_duration(seconds, exact=False),
         UNKNOWN if last is None else stamp(last),
-        f"{each['files']:,}",
+        f"{each['files']:,}" if each["commits"] else UNKNOWN,
         each["why"] or UNKNOWN,
     )
 
@@ -199,8 +219,10 @@ def adopt(
         try:
             done = engine.lake.adopt(topic, confirm=yes)
         except InvalidRequest as error:
-            if "ours" not in error.details or not agreed(f"{error}; go on?", yes=yes):
+            if "ours" not in error.details:
                 raise
+            if not agreed(f"{error}; go on?", yes=yes):
+                raise in_words_of_the_command(error) from None
             done = engine.lake.adopt(topic, confirm=True)
     ends = ", ".join(f"{end:,}" for end in done["ends"].values()) or "0"
     session.show(done, f"{topic} goes on at {ends} of table {done['table']}")

@@ -333,7 +333,7 @@ class Lake:
                 topic=topic.name,
                 state=topic.state,
                 why=topic.waits.refusal or topic.why or self.worker.why or "it takes longer",
-                committed=topic.waits.committed.get(part, 0),
+                committed=(topic.waits.committed or topic.remembered()).get(part, 0),
                 durable=end,
             )
 

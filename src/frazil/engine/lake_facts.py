@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.facts import special_ranges
 from frazil.engine.lake_topics import COUNTS
-from frazil.errors import NotFound
+from frazil.errors import FrazilError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,6 +109,11 @@ def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> di
         unflushed = own.memory.unflushed(own.flushed)
         times = [unflushed.time_us] if unflushed.time_us else []
         size += unflushed.bytes
+        if not own.loaded:
+            first = max(own.flushed, committed.get(runtime.part, 0))
+            bytes_only, time_us = _only_in_the_log(runtime, first)
+            size = size + max(bytes_only - unflushed.bytes, 0)
+            times += [time_us] if time_us else []
         for span in own.disk.picture(own.id).spans:
             if span.end > committed.get(runtime.part, 0):
                 staged = [file for file in span.files if file.rows]
@@ -121,3 +126,20 @@ def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> di
         "lag_seconds": None if oldest is None else round(max(now_us - oldest, 0) / 1e6, 3),
         "staged_files": files,
     }
+
+
+def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:
+    """Estimate the bytes of records that were not loaded since the start; tell the first one's time.
+
+    Both are 0 if there are none; the time is 0 if it cannot be read.
+    """
+    state = runtime.state
+    count, kept = state.durable - first, state.durable - state.start
+    if count <= 0 or kept <= 0:
+        return 0, 0
+    size = state.bytes_local * min(count, kept) // kept
+    try:
+        batches = runtime.lane.source.read(state.id, offset=first, bytes_max=1).batches
+    except FrazilError:
+        return size, 0
+    return size, batches[0].time_us if batches else 0

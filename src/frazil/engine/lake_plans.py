@@ -27,6 +27,7 @@ PLANS: Final = "/lake/plans/"
 WISHES: Final = "/lake/wishes/"
 ADOPTIONS: Final = "/lake/adoptions/"
 REPLAYS: Final = "/lake/replays/"
+LAST: Final = "/lake/last/"
 EPOCH: Final = "/lake/epoch"
 
 
@@ -126,10 +127,16 @@ class LakePlans:
         value = zlib.compress(encode_plan(plan))
         self._store.commit(Transaction(puts={f"{PLANS}{uid}": value}))
 
-    def drop(self, uid: str) -> None:
-        """Forget a plan whose outcome is known, and let its files go."""
-        self._store.commit(Transaction(deletes=(f"{PLANS}{uid}",)))
+    def drop(self, uid: str, *, committed_us: int | None = None) -> None:
+        """Forget a plan whose outcome is known, and let its files go; remember when that was."""
+        last = {} if committed_us is None else {f"{LAST}{uid}": committed_us.to_bytes(8, "big")}
+        self._store.commit(Transaction(puts=last, deletes=(f"{PLANS}{uid}",)))
         self.release(uid)
+
+    def last_commit_us(self, uid: str) -> int | None:
+        """Return when a plan of a topic was last committed, for people."""
+        entry = self._store.get(f"{LAST}{uid}")
+        return None if entry is None else int.from_bytes(entry.value, "big")
 
     def release(self, uid: str) -> None:
         """Let the files of a plan go."""
@@ -196,7 +203,7 @@ class LakePlans:
 
     def forget(self, uid: str) -> None:
         """Forget everything about a topic that is gone."""
-        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, ADOPTIONS, REPLAYS))
+        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, ADOPTIONS, REPLAYS, LAST))
         self._store.commit(Transaction(deletes=keys))
         self.release(uid)
 

@@ -218,6 +218,7 @@ class LakeTopic:
             self._set("paused", "paused", "paused by an operator")
         if not self.keyed:
             self.plan = self._world.plans.load(self.uid)
+            self.last_commit_us = self._world.plans.last_commit_us(self.uid)
 
     def decide(self, wishes: Wishes, *, adopted: bool = False) -> None:
         """Go on as an operator decided: look again from the start."""
@@ -541,7 +542,7 @@ class LakeTopic:
             self.counts["bytes"] += result.bytes
         done = _spans(self.plan)
         self._advance(result.ends)
-        self._drop_plan()
+        self._drop_plan(committed_us=self.last_commit_us)
         moved = result.state == "committed"
         self._spend(result.ends, choice=result.choice_spent, rejects=moved)
         self._failures = 0
@@ -572,9 +573,9 @@ class LakeTopic:
         if left != self.wishes:
             self._keep(left)
 
-    def _drop_plan(self) -> None:
+    def _drop_plan(self, *, committed_us: int | None = None) -> None:
         self.plan = None
-        self._world.plans.drop(self.uid)
+        self._world.plans.drop(self.uid, committed_us=committed_us)
 
 
 def _spans(plan: Plan | None) -> dict[str, Any]:

@@ -49,12 +49,33 @@ def test_a_topic_is_flushed_paused_and_shown(data):
     assert "paused" in call(data, "lake", "flush", "orders", code=5)
     call(data, "lake", "resume", "orders")
     shown = call(data, "lake", "status")
-    assert "starting" in shown
+    assert "at rest" in shown
     assert "/default/orders" in shown
     assert "not both" in call(data, "lake", "resume", "orders", "--replay", "--accept", code=2)
     described = json.loads(call(data, "-o", "json", "topic", "describe", "orders"))
     assert described["lake"] is True
     assert described["watermarks"]["committed"] == 3
+
+
+def test_what_waits_is_told_where_no_engine_runs(data):
+    """Records that only the log has count in bytes and seconds; the last commit is remembered."""
+    with frazil.open(data) as db:
+        db.topic("orders").append_many([{"id": n} for n in range(3)])
+    call(data, "lake", "flush")
+    done = json.loads(call(data, "-o", "json", "lake", "status"))["topics"]["/default/orders"]
+    assert (done["state"], done["why"], done["lag_bytes"]) == ("at rest", "", 0)
+    assert done["last_commit_us"] > 0
+    with frazil.open(data) as db:
+        db.topic("orders").append_many([{"id": n} for n in range(5)])
+    found = json.loads(call(data, "-o", "json", "lake", "status"))
+    waits = found["topics"]["/default/orders"]
+    assert (found["state"], waits["state"], waits["lag_records"]) == ("at rest", "at rest", 5)
+    assert "frazil lake flush" in waits["why"]
+    assert waits["lag_bytes"] > 0
+    assert 0 <= waits["lag_seconds"] < 3600
+    assert waits["last_commit_us"] == done["last_commit_us"]
+    call(data, "lake", "pause")
+    assert "committed=3 durable=8" in call(data, "lake", "flush", "orders", code=5)
 
 
 def test_a_topic_is_deleted_with_or_without_its_table(data):
@@ -76,7 +97,7 @@ def test_a_topic_is_deleted_with_or_without_its_table(data):
 
 def test_a_lake_is_taken_away_with_a_confirmation_only(data):
     """Without a terminal --yes is the confirmation."""
-    assert "confirm" in call(data, "topic", "alter", "orders", "--no-lake", code=2)
+    assert "give --yes" in call(data, "topic", "alter", "orders", "--no-lake", code=2)
     call(data, "topic", "alter", "orders", "--no-lake", "--yes")
     assert "no topic has a lake" in call(data, "lake", "status")
     assert "has no lake" in call(data, "lake", "flush", "orders", code=2)
