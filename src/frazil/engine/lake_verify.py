@@ -13,8 +13,9 @@ from frazil.engine.lake_staging import part_sets, plan_of
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.ingest.columns import column_id
 from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows, VerifyRequest
-from frazil.lake.declared import merged
+from frazil.lake.declared import merged, without
 from frazil.lake.plan import PartRange
+from frazil.log.state import RANGE_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import TopicRuntime
     from frazil.lake.plan import StagedSet
     from frazil.lake.wire import Answer
+    from frazil.log.state import SpecialRange
 
-__all__ = ["bundles", "column_names", "verify_topic"]
+__all__ = ["bundles", "column_names", "part_facts", "verify_topic"]
 
 READY_PAUSE_S: Final = 0.2
 READY_TIMEOUT_S: Final = 300.0
@@ -103,8 +105,7 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
     runs: list[tuple[int, PartRange]] = []
     parts: list[PartFacts] = []
     for runtime in topic.runtimes:
-        gaps = merged((each.first, each.end) for each in special_ranges(runtime))
-        parts.append(PartFacts(runtime.part, gaps))
+        parts.append(part_facts(runtime.part, special_ranges(runtime)))
         picture = disk.picture(runtime.state.id)
         sets = part_sets(picture, part=runtime.part, committed=0, path=disk.path).sets
         # Columns that the table has not got yet are those of records that it has not got either.
@@ -134,6 +135,13 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
         parts=tuple(parts),
         staged=tuple(staged),
     )
+
+
+def part_facts(part: int, ranges: Sequence[SpecialRange]) -> PartFacts:
+    """Return which offsets of a part have no record, and which have lost theirs here."""
+    lost = {part: merged((each.first, each.end) for each in ranges if each.kind == RANGE_LOST)}
+    gaps = {part: merged((each.first, each.end) for each in ranges if each.kind != RANGE_LOST)}
+    return PartFacts(part, gaps[part], without(lost, gaps)[part])
 
 
 def _runs(part: int, topic: int, sets: Sequence[StagedSet]) -> list[tuple[int, PartRange]]:

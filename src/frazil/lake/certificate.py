@@ -54,10 +54,14 @@ _MEANINGS: Final[dict[Kind, str]] = {
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """What the log knows of one part: the ranges `[first, end)` that have no record."""
+    """What the log knows of one part: the ranges `[first, end)` that have no record.
+
+    `lost` are those that had one which the log and the tiers have lost: the table may have it.
+    """
 
     part: int
     gaps: tuple[tuple[int, int], ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
 
 
 class StagedRows(msgspec.Struct, frozen=True):
@@ -85,6 +89,11 @@ class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     def gaps(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """Return the declared gaps, by part."""
         return {each.part: each.gaps for each in self.parts}
+
+    @property
+    def lost(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Return the ranges that the log has lost, by part."""
+        return {each.part: each.lost for each in self.parts if each.lost}
 
 
 class Problem(msgspec.Struct, frozen=True):

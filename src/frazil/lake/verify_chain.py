@@ -68,7 +68,10 @@ class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Removal(NamedTuple):
-    """A snapshot of others that may have removed rows; `parent` None if it is not there."""
+    """A snapshot of others that may have removed rows; `parent` None if it is not there.
+
+    `rows` is by how many the table became smaller: rows that were rewritten are added again.
+    """
 
     sid: int
     parent: int | None
@@ -135,8 +138,9 @@ def check_chain(
 ) -> Chain:
     """Check the counts of each commit, and that each goes on where the one before ended.
 
-    A commit may have the records of ranges that were given up later or not, both is right; so may
-    one of another life of the log, whose records are gaps in this one.
+    A commit may have the records of ranges that were given up or lost later or not, both is right;
+    so may one of another life of the log, whose records are gaps in this one. What others committed
+    to adopted ranges in between is not of this chain.
     A side table has no commit for a plan without rejects: its own do not chain, and it may have had
     a part of a plan's rejects before.
     """
@@ -145,7 +149,13 @@ def check_chain(
     before: Ends | None = None
     begins: Ends | None = None
     fewer = united(gaps, skipped)
-    views = (gaps, fewer, without(gaps, adopted), without(fewer, adopted))
+    views = (
+        gaps,
+        fewer,
+        without(gaps, adopted),
+        without(fewer, adopted),
+        united(fewer, adopted),
+    )
     for snapshot in line:
         if snapshot.summary.get(TOPIC_ID) != topic_id or ROWS_IN not in snapshot.summary:
             continue
@@ -208,7 +218,8 @@ def _removals(line: Sequence[Snapshot], topic_id: str) -> list[Removal]:
         rows = sum(snapshot.number(key) for key in REMOVED)
         if rows:
             parent = snapshot.parent_snapshot_id
-            found.append(Removal(snapshot.snapshot_id, parent if parent in kept else None, rows))
+            less = max(rows - snapshot.number("added-records"), 0)
+            found.append(Removal(snapshot.snapshot_id, parent if parent in kept else None, less))
     return found
 
 

@@ -20,7 +20,7 @@ from frazil.lake.certificate import (
     offset_text,
     ranges_text,
 )
-from frazil.lake.connection import calls, load
+from frazil.lake.connection import load
 from frazil.lake.declared import ADOPTED, SKIPPED, united, without
 from frazil.lake.java_errors import java_calls
 from frazil.lake.look import look
@@ -34,11 +34,12 @@ from frazil.lake.verify_chain import (
     line_of,
     records_between,
 )
+from frazil.lake.verify_files import check_files
 from frazil.lake.verify_rows import KEY, comparable, compare_staged, placed
 from frazil.lake.watermark import watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyiceberg.catalog import Catalog
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -111,7 +112,9 @@ def examine(
         versions={"spark": spark.version, "python": sys.version.split()[0]},
     )
     progress("verify_files")
-    found.files, missing = _check_files(catalog, seen)
+    checked = [check_files(catalog, each.table, each.view.sid) for each in seen]
+    found.files = sum(each.files for each in checked)
+    missing = [path for each in checked for path in each.wrong]
     if missing:
         # Spark could not read the table.
         found.problems += (Problem("file", len(missing), tuple(missing[:SHOWN_MAX])),)
@@ -139,32 +142,14 @@ def _see(catalog: Catalog, table: TableName, request: VerifyRequest, *, side: bo
         raise Conflict("the table is another topic's", table=table, topic_id=view.topic_id)
     skipped, adopted = declared_in(metadata, SKIPPED), declared_in(metadata, ADOPTED)
     chain = check_chain(
-        line, request.topic_id, request.gaps, side=side, skipped=skipped, adopted=adopted
+        line,
+        request.topic_id,
+        request.gaps,
+        side=side,
+        skipped=united(skipped, request.lost),
+        adopted=adopted,
     )
     return _Seen(table, view, chain, skipped, adopted)
-
-
-def _check_files(catalog: Catalog, seen: Sequence[_Seen]) -> tuple[int, list[str]]:
-    """Look for every file of the snapshots; return how many there are, and which are not right."""
-    count = 0
-    wrong: list[str] = []
-    for each in seen:
-        if each.view.sid is None:
-            continue
-        with calls("list the table's files", table=each.table):
-            loaded = catalog.load_table(tuple(each.table))
-            files = loaded.inspect.files(each.view.sid)
-        paths = files.column("file_path").to_pylist()
-        sizes = files.column("file_size_in_bytes").to_pylist()
-        count += len(paths)
-        for path, size in zip(paths, sizes, strict=True):
-            try:
-                found = len(loaded.io.new_input(path))
-            except FileNotFoundError:
-                found = -1
-            if found != size:
-                wrong.append(path)
-    return count, wrong
 
 
 class _Rows:
@@ -184,7 +169,7 @@ class _Rows:
         self._found = found
         self._gaps = without(request.gaps, main.adopted)
         """Offsets that have no record, by part; another log may have had one there."""
-        self._excepted = united(main.skipped, main.adopted)
+        self._excepted = united(main.skipped, main.adopted, request.lost)
         self._needless = united(self._gaps, self._excepted)
         """Offsets that need not be there, by part."""
         self.unpinned: list[_Seen] = []
@@ -376,42 +361,54 @@ class _Rows:
             self._found.compared += found.rows
             self._add(*found.problems)
 
+    def _others(self) -> Ranges:
+        """Return the ranges that the tiers have other records of, or have lost, by part."""
+        return united(self._seen.adopted, self._request.lost)
+
     def _own(self) -> tuple[DataFrame, DataFrame | None]:
         """Return the rows that are of this log, of the table and of its side table."""
-        if not self._seen.adopted:
+        others = self._others()
+        if not others:
             return self._main, self._side
         frames = [
-            None if each is None else each.where(~_within(self._seen.adopted, *placed(each)))
+            None if each is None else each.where(~_within(others, *placed(each)))
             for each in (self._main, self._side)
         ]
         assert frames[0] is not None
         return frames[0], frames[1]
 
     def _excused(self, plan: Plan, deleted: DataFrame | None) -> DataFrame | None:
-        """Return the places of rows that need not be in the table: deleted ones, or given up."""
+        """Return the places of staged rows that need not be in the table.
+
+        Those that were deleted or given up, if they are not there, and those that are not compared.
+        """
         frames = [] if deleted is None else [deleted.select(*KEY)]
-        for each in plan.parts:
-            for first, end in self._seen.skipped.get(each.part, ()):
-                low, high = max(first, each.lo), min(end, each.hi)
-                if low < high:
-                    offsets = self._spark.range(low, high)
-                    frames.append(
-                        offsets.select(F.lit(each.part).alias("part"), F.col("id").alias("offset"))
-                    )
-        if not frames:
+        frames += self._offsets(plan, self._seen.skipped)
+        excused: list[DataFrame] = self._offsets(plan, self._others())
+        if frames:
+            there = self._main.select(*placed(self._main))
+            gone = functools.reduce(lambda one, other: one.unionAll(other), frames)
+            excused.append(gone.join(there, list(KEY), "left_anti"))
+        if not excused:
             return None
-        excused = functools.reduce(lambda one, other: one.unionAll(other), frames)
-        there = self._main.select(*placed(self._main))
-        return excused.join(there, list(KEY), "left_anti")
+        return functools.reduce(lambda one, other: one.unionAll(other), excused)
+
+    def _offsets(self, plan: Plan, ranges: Ranges) -> list[DataFrame]:
+        """Return the places of a plan that lie in ranges."""
+        return [
+            self._spark.range(max(first, each.lo), min(end, each.hi)).select(
+                F.lit(each.part).alias("part"), F.col("id").alias("offset")
+            )
+            for each in plan.parts
+            for first, end in ranges.get(each.part, ())
+            if max(first, each.lo) < min(end, each.hi)
+        ]
 
     def _clamped(self, plan: Plan) -> Plan:
         """Return what a plan has of the offsets that the table should have."""
         parts: list[PartRange] = []
         for each in plan.parts:
             lo = max(each.lo, self._found.begins.get(each.part, 0))
-            for first, end in self._seen.adopted.get(each.part, ()):
-                # What this log had there was published again behind it.
-                lo = end if first <= lo < end else lo
             hi = min(each.hi, self._found.ends.get(each.part, 0))
             files = tuple(f for f in each.files if f.offset_first < hi and f.offset_last >= lo)
             if lo < hi:

@@ -10,7 +10,7 @@ import pytest
 from frazil.errors import Conflict
 from frazil.ingest.columns import declare_schema
 from frazil.lake.certificate import Certificate, PartFacts, StagedRows, VerifyRequest
-from frazil.lake.declared import SKIPPED, encode_ranges
+from frazil.lake.declared import ADOPTED, SKIPPED, encode_ranges
 from frazil.lake.verify_job import examine
 from tests.integration.lake.spark_world import MARKS, TIME_US
 
@@ -62,13 +62,13 @@ class Subject:
         self.plans.append(plan)
         self.topic.ends[-1] = part.hi
 
-    def verify(self, *, staged=True, gaps=(), parts=(-1,), topic_id=None):
+    def verify(self, *, staged=True, gaps=(), lost=(), parts=(-1,), topic_id=None):
         names = {name: name for name in self.topic.schema.names}
         request = VerifyRequest(
             topic=self.topic.name,
             topic_id=topic_id or self.topic.uid,
             table=self.topic.table,
-            parts=tuple(PartFacts(part, gaps) for part in parts),
+            parts=tuple(PartFacts(part, gaps, lost) for part in parts),
             staged=tuple(StagedRows(plan, names) for plan in self.plans) if staged else (),
         )
         found = examine(self.world.session, self.world.catalog, request)
@@ -260,8 +260,48 @@ def test_a_missing_file_is_found(subject):
     """A data file that is gone is named; Spark is not even asked."""
     table = subject.world.catalog.load_table(tuple(subject.topic.table))
     path = table.inspect.files().column("file_path").to_pylist()[0]
-    Path(path.removeprefix("file://").removeprefix("file:")).unlink()
+    local = Path(path.removeprefix("file://").removeprefix("file:"))
+    data = local.read_bytes()
+    local.unlink()
     assert subject.kinds() == {"file": (1, (path,))}
+    local.write_bytes(data[:-1])
+    assert subject.kinds() == {"file": (1, (path,))}
+
+
+def test_a_missing_file_of_an_older_snapshot_is_found(subject):
+    """Others compacted the table: its rows are all there, but nobody can go back any more."""
+    table = subject.world.catalog.load_table(tuple(subject.topic.table))
+    first = table.metadata.snapshots[0].manifest_list
+    path = table.inspect.files().column("file_path").to_pylist()[0]
+    name = f"{subject.topic.table.namespace}.{subject.topic.table.name}"
+    subject.topic.foreign(
+        f"CALL frazil.system.rewrite_data_files(table => '{name}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    for each in (path, first):
+        Path(each.removeprefix("file://").removeprefix("file:")).unlink()
+    count, places = subject.kinds()["file"]
+    assert (count, set(places)) == (2, {path, first})
+
+
+def test_ranges_of_another_log_within_the_own_are_compared_with_nothing(subject):
+    """An older copy that was adopted goes on around rows that it did not write."""
+    subject.topic.foreign("UPDATE {table} SET name = 'theirs' WHERE _offset BETWEEN 40 AND 44")
+    table = subject.world.catalog.load_table(tuple(subject.topic.table))
+    with table.transaction() as change:
+        change.set_properties({ADOPTED: encode_ranges({}, {-1: (40, 45)})})
+    found = subject.verify()
+    assert (found.verdict, found.findings.problems) == ("good", ())
+    assert (found.findings.adopted, found.findings.compared) == (5, 55)
+
+
+def test_rows_that_the_log_has_lost_since_are_no_damage_and_need_not_be_there(subject):
+    """The table is what is left of them; where it has none either, the log says that it is lost."""
+    lost = ((10, 12), (60, 63))
+    subject.move(rows(2, start=63), offsets=[63, 64], gaps=((60, 63),))
+    found = subject.verify(lost=lost)
+    assert (found.verdict, found.findings.problems) == ("good", ())
+    assert found.findings.compared == 60
 
 
 def test_parts_are_verified_each_by_itself(world):

@@ -5,12 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from frazil.engine.lake_verify import bundles, column_names
+from frazil.engine.lake_verify import bundles, column_names, part_facts
 from frazil.errors import CorruptionError
 from frazil.ingest.columns import declare_schema
-from frazil.lake.certificate import Certificate, Findings, Problem, joined_problems, ranges_text
+from frazil.lake.certificate import (
+    Certificate,
+    Findings,
+    PartFacts,
+    Problem,
+    joined_problems,
+    ranges_text,
+)
 from frazil.lake.plan import PartRange, TableName
 from frazil.lake.verify_chain import Snapshot, check_chain, holes, line_of, records_between
+from frazil.log.state import SpecialRange
 
 UID = "00aa"
 
@@ -162,6 +170,29 @@ def test_removals_are_those_of_others_only():
     ]
     found = check_chain(line, UID, {}).removals
     assert [tuple(each) for each in found] == [(1, None, 2), (3, 2, 1)]
+
+
+def test_rows_that_others_rewrote_are_not_removed():
+    """An update takes rows out and puts as many in: it excuses no loss."""
+    summary = {"operation": "overwrite", "deleted-records": "30", "added-records": "28"}
+    [found] = check_chain([Snapshot(1, 9, summary), ours(2, 1, 30, 30)], UID, {}).removals
+    assert found.rows == 2
+
+
+def test_what_others_committed_to_adopted_ranges_is_passed_over():
+    """A late commit of a former owner lies between two of ours; undeclared it is a hole."""
+    late = Snapshot(2, 1, {"frazil.topic-id": "other", "frazil.offset-end": "40"})
+    line = [ours(1, None, 30, 30), late, ours(3, 2, 60, 20)]
+    assert kinds(line) == {"unchained": ("3",)}
+    assert kinds(line, adopted={-1: ((30, 40),)}) == {}
+    assert kinds(line, adopted={-1: ((30, 39),)}) == {"unchained": ("3",)}
+
+
+def test_what_the_log_has_lost_is_told_from_declared_gaps():
+    """A row where no record ever was is damage; one that only the table still has is not."""
+    gap, lost = SpecialRange(5, 8, "gap", ""), SpecialRange(7, 12, "lost", "")
+    assert part_facts(-1, [gap, lost]) == PartFacts(-1, ((5, 8),), ((8, 12),))
+    assert part_facts(0, []) == PartFacts(0)
 
 
 @pytest.mark.parametrize(
