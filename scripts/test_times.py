@@ -117,8 +117,12 @@ class Jvms:
         self._thread.join()
 
     def _watch(self) -> None:
+        before: set[tuple[int, str]] = set()
         while not self._stop.wait(LOOK_S):
-            self.seen |= jvms_now()
+            # For a moment a JVM that starts another program looks like two.
+            now = jvms_now()
+            self.seen |= now & before
+            before = now
 
 
 def jvms_now() -> set[tuple[int, str]]:
