@@ -7,7 +7,7 @@ process or another, at the same time or later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -36,19 +36,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROPERTY_COMMITS_MAX",
+    "REJECTS_MIN",
+    "REJECTS_WINDOW",
     "STEPS",
     "CommitRequest",
     "CommitResult",
     "Stages",
     "Verdict",
     "commit",
+    "densest",
+    "too_many",
 ]
 
 PROPERTY_COMMITS_MAX: Final = 100
 """The table's property is never older than this many commits."""
 REJECTS_WINDOW: Final = 10_000
 REJECTS_MIN: Final = 100
-REJECTS_SHARE_MAX: Final = 0.01
+REJECTS_ONE_OF: Final = 100
+"""More than one reject of so many records, and at least the minimum, stop a table."""
 PAUSE_SECONDS: Final = 0.1
 
 STEPS: Final = (
@@ -112,7 +117,11 @@ class CommitResult(msgspec.Struct, kw_only=True):
 
 
 class Verdict(NamedTuple):
-    """What becomes of the records of a plan from given offsets on: a pure function of them."""
+    """What becomes of the records of a plan from given offsets on: a pure function of them.
+
+    `densest` are the most rejects among 10,000 offsets in a row, if a larger plan has enough of
+    them for a stop and not for one by their share of the whole.
+    """
 
     rows: Rows
     rejects: Rows
@@ -120,6 +129,7 @@ class Verdict(NamedTuple):
     rows_out: int
     rows_rejected: int
     rows_dropped: int
+    densest: int = 0
 
 
 class Stages(Protocol):
@@ -130,6 +140,22 @@ class Stages(Protocol):
 
     def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
         """Return the rejects of a verdict at or above the side table's own watermark."""
+
+
+def too_many(records: int, rejects: int) -> bool:
+    """Tell whether so many rejects among records stop a table."""
+    return rejects >= REJECTS_MIN and rejects * REJECTS_ONE_OF > records
+
+
+def densest(offsets: Sequence[int]) -> int:
+    """Return how many of some offsets lie at most within 10,000 in a row."""
+    ordered = sorted(offsets)
+    most = first = 0
+    for number, offset in enumerate(ordered, start=1):
+        while ordered[first] <= offset - REJECTS_WINDOW:
+            first += 1
+        most = max(most, number - first)
+    return most
 
 
 def _highest(one: Ends, two: Ends) -> Ends:
@@ -361,8 +387,9 @@ class _Run:
                 decision.marks,
             )
         records, rejects = self._recent(verdict)
-        too_many = rejects >= REJECTS_MIN and rejects > REJECTS_SHARE_MAX * records
-        if too_many and not self._request.rejects_allowed:
+        if too_many(REJECTS_WINDOW, verdict.densest):
+            records, rejects = REJECTS_WINDOW, verdict.densest
+        if too_many(records, rejects) and not self._request.rejects_allowed:
             return self._stopped(
                 "too_many_rejects",
                 f"too many records cannot be converted (table={self._plan.table} "

@@ -15,7 +15,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit
+from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit, densest
 from frazil.lake.plan import WHOLE, PartRange, Plan, TableName
 from frazil.lake.table import OFFSET_END, TOPIC_ID, ends_of
 from tests.crash.lake_table import IcebergTable
@@ -331,6 +331,34 @@ def test_a_hundredth_of_rejects_or_fewer_than_a_hundred_go_on(lake):
     other = Lake()
     other.rejected = frozenset(range(99))
     assert other.commit(0, 99).state == "committed"
+
+
+def test_rejects_that_lie_together_stop_a_large_plan(lake, monkeypatch):
+    """A hundred and one of 10,000 in a row are too many, however many records are around them."""
+    lake.rejected = frozenset(range(5_000, 5_101))
+    assert lake.commit(0, 20_000).state == "committed"
+    other = Lake()
+    other.rejected = lake.rejected
+    honest = other.verdict
+
+    def judged(plan, starts):
+        return honest(plan, starts)._replace(densest=densest(other.rejected))
+
+    monkeypatch.setattr(other, "verdict", judged)
+    result = other.commit(0, 20_000)
+    assert (result.reason, other.side.head) == ("too_many_rejects", None)
+    assert "rejects=101 records=10000" in result.message
+    assert other.commit(0, 20_000, rejects_allowed=True).state == "committed"
+    other.rejected = frozenset(range(25_000, 25_100))
+    assert other.commit(20_000, 40_000).state == "committed"
+
+
+def test_offsets_are_densest_where_most_lie_within_the_window():
+    """Wherever the window begins; its end does not count."""
+    assert densest([]) == 0
+    assert densest([0, 10_000]) == 1
+    assert densest([9_999, 0, 30_000]) == 2
+    assert densest([*range(0, 100_000, 200), *range(50_001, 50_021)]) == 50 + 20
 
 
 def test_rejects_of_earlier_batches_count(lake):

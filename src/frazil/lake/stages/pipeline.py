@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from frazil.errors import InvalidRequest
-from frazil.lake.commit import Verdict
+from frazil.lake.commit import REJECTS_MIN, REJECTS_WINDOW, Verdict, densest, too_many
 from frazil.lake.stages.columns import OFFSET, PART, REJECT, by_name, decode_schema
 from frazil.lake.stages.context import Context, sources_of
 from frazil.lake.stages.footers import staged_facts
@@ -95,7 +95,11 @@ class SparkStages:
         assert found is not None
         count, rejected = int(found[0]), int(found[1])
         rejects = run_stages(staged, context, REJECT_STAGES)
-        return Verdict(rows, rejects, count, count - rejected, rejected, 0)
+        verdict = Verdict(rows, rejects, count, count - rejected, rejected, 0)
+        if count <= REJECTS_WINDOW or too_many(count, rejected):
+            return verdict
+        # They may all lie together: few of the whole, and yet too many of those around them.
+        return verdict._replace(densest=_densest(rejects) if rejected >= REJECTS_MIN else 0)
 
     def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
         """Return the rejects at or above the side table's own watermark."""
@@ -108,3 +112,10 @@ class SparkStages:
             here = offset >= F.lit(start)
             keep |= here if part < 0 else (by_name(PART) == F.lit(part)) & here
         return rejects.where(keep).coalesce(1)
+
+
+def _densest(rejects: DataFrame) -> int:
+    """Return the most rejects among 10,000 offsets in a row, of any part."""
+    part = by_name(PART) if PART in rejects.columns else F.lit(-1)
+    found = rejects.groupBy(part.alias("part")).agg(F.collect_list(by_name(OFFSET))).collect()
+    return max((densest(each[1]) for each in found), default=0)
