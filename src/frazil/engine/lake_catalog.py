@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.errors import Closed, Unavailable
+from frazil.errors import Closed, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
@@ -96,19 +96,25 @@ class LakeCatalog:
         """Return where the tables lie; the catalog itself could only die of a wrong place.
 
         Raises:
-            Unavailable: if it is a local path that cannot be made.
+            InvalidRequest: if it is no local path.
+            Unavailable: if it is one that cannot be made.
         """
         warehouse = self._settings.lake.warehouse or self._paths.warehouse
         path = warehouse.removeprefix("file://")
-        if "://" not in path:
-            try:
-                self._file_system.make_directory(path)
-            except OSError as error:
-                raise Unavailable(
-                    "tables cannot lie there, correct lake.warehouse or its rights",
-                    warehouse=warehouse,
-                    error=error,
-                ) from error
+        if "://" in path:
+            raise InvalidRequest(
+                "the embedded catalog keeps tables on the local disk only, set lake.warehouse to a "
+                "directory",
+                warehouse=warehouse,
+            )
+        try:
+            self._file_system.make_directory(path)
+        except OSError as error:
+            raise Unavailable(
+                "tables cannot lie there, correct lake.warehouse or its rights",
+                warehouse=warehouse,
+                error=error,
+            ) from error
         return warehouse
 
     def uri(self) -> str | None:

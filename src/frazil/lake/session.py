@@ -20,10 +20,12 @@ from frazil.lake.launch import (
     INSTALL,
     properties_text,
     put_file,
+    read_text,
     spark_environment,
     spark_home,
     spark_version,
 )
+from frazil.telemetry import LOGGER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +37,7 @@ __all__ = [
     "CATALOG_NAME",
     "HEAP_BYTES",
     "build_session",
+    "cause_of_end",
     "check_versions",
     "log_properties",
     "session_conf",
@@ -47,6 +50,16 @@ CONNECT_MS: Final = 10_000
 ANSWER_MS: Final = 60_000
 LOG_BYTES_MAX: Final = 10_000_000
 _MIB: Final = 1 << 20
+_LAST_WORDS: Final = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^Caused by: [\w.$]+: (.+)$",
+        r'^Exception in thread "main" [\w.$]+: (.+)$',
+        r"^.*\bERROR SparkContext: .*\n[\w.$]+: (.+)$",
+        r"^((?:Invalid|Unrecognized|Conflicting|Incompatible|Unsupported|Could not) .+)$",
+        r"^(?:Error|ERROR):? (.+)$",
+    )
+)
 _RUNTIME: Final = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_(\d+\.\d+)-([\w.]+)\.jar$")
 
 
@@ -231,10 +244,11 @@ def build_session(
         raise Unavailable(
             "spark's run directory cannot be written", path=run_dir, error=error
         ) from error
-    return _start(java, properties, log_path)
+    return _start(java, properties, log_path, files)
 
 
-def _start(java: Java, properties: str, log_path: str) -> SparkSession:
+def _start(java: Java, properties: str, log_path: str, files: FileSystem) -> SparkSession:
+    from py4j.protocol import Py4JError
     from pyspark.core.context import SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
@@ -243,19 +257,32 @@ def _start(java: Java, properties: str, log_path: str) -> SparkSession:
     launch: Callable[..., Any] = launch_gateway  # PySpark gives it no types.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     output = os.open(log_path, flags, 0o600)
+    before = os.fstat(output).st_size
     try:
         with _variables(java, properties):
             gateway = launch(popen_kwargs={"stdout": output, "stderr": output})
             return SparkSession(SparkContext(gateway=gateway))
-    except (PySparkException, OSError) as error:
+    except (PySparkException, Py4JError, OSError) as error:
+        said = read_text(log_path, files).encode()[before:].decode(errors="replace")
+        told = {"facts": {"java": java.version}, "trace": f"{error}\n{said}"}
+        LOGGER.warning("spark_does_not_start", extra=told)
         raise Unavailable(
-            "spark does not start, run frazil lake doctor",
-            log=log_path,
+            "spark does not start, correct lake.spark.conf or run frazil lake doctor",
+            cause=cause_of_end(said) or type(error).__name__,
             java=java.version,
-            error=type(error).__name__,
+            log=log_path,
         ) from error
     finally:
         os.close(output)
+
+
+def cause_of_end(said: str) -> str:
+    """Return the line of a JVM's last words that says most; empty if none does."""
+    for pattern in _LAST_WORDS:
+        found = pattern.search(said)
+        if found is not None:
+            return re.sub(r"\s+", " ", found.group(1)).strip()
+    return ""
 
 
 @contextlib.contextmanager

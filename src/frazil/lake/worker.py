@@ -30,7 +30,7 @@ from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_calls import WorkerConfig
 from frazil.lake.worker_jobs import Jobs
 from frazil.lake.worker_spark import STARTING, Spark, keep_log
-from frazil.telemetry import event, warn
+from frazil.telemetry import LOGGER, event, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,8 +171,8 @@ class Worker:
                 warn("lake_worker_failed", error=error)
                 self.answer(Answer(request.id, "failed", error=error.code, message=str(error)))
                 return
-            except Exception as error:
-                event("lake_worker_failed", error=repr(error))
+            except Exception:
+                LOGGER.exception("lake_worker_broke", extra={"facts": {"epoch": self._epoch}})
                 told = Unavailable("Spark does not start, logs/lake.log has the trace")
                 self.answer(Answer(request.id, "failed", error=told.code, message=str(told)))
                 raise

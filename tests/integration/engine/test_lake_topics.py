@@ -493,6 +493,18 @@ def test_a_warehouse_that_takes_no_files_is_named_and_the_records_wait(tmp_path)
         assert ids_of(db, "waiting") == [1, 2]
 
 
+def test_a_warehouse_that_is_no_directory_stops_the_table_with_the_setting(tmp_path):
+    """No catalog is started again and again for it; the records wait for a better one."""
+    with opened(tmp_path / "data", **{"lake.warehouse": "s3://b/x"}) as (db, _stand_in):
+        db.create_topic("waiting", COLUMNS, lake=True).append(id=1, text="")
+        with pytest.raises(Unavailable, match=r"set lake\.warehouse to a directory"):
+            db.lake.flush("waiting")
+        assert db.lake.status()["topics"]["/default/waiting"]["lag_records"] == 1
+    with opened(tmp_path / "data") as (db, _stand_in):
+        db.lake.flush("waiting")
+        assert ids_of(db, "waiting") == [1]
+
+
 def test_a_partition_column_that_is_not_there_is_refused_at_creation(db):
     """The column is named, and no topic is made."""
     with pytest.raises(InvalidRequest, match="nowhere"):

@@ -102,6 +102,14 @@ def test_a_warehouse_that_cannot_be_written_is_found(tmp_path, data):
     assert "lake.warehouse" in check.fix
 
 
+def test_a_warehouse_that_the_embedded_catalog_cannot_have_is_found(tmp_path, data):
+    """Nothing is asked over a network; the cure names the setting."""
+    check = checks_of(data, tmp_path, **{"lake.warehouse": "s3://bucket/tables"})["warehouse"]
+    assert not check.ok
+    assert "s3://bucket/tables is not on the local disk" in check.found
+    assert check.fix == "set lake.warehouse to a directory"
+
+
 def test_a_heap_that_does_not_fit_is_found(tmp_path, data):
     """The cure names the setting and how much is needed."""
     check = checks_of(data, tmp_path, **{"lake.worker.heap_bytes": "500GiB"})["memory"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+
 import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
@@ -10,7 +13,13 @@ from frazil.lake import session
 from frazil.lake.connection import CatalogAddress
 from frazil.lake.java import Java
 from frazil.lake.launch import properties_text, put_file, read_text, spark_environment
-from frazil.lake.session import check_versions, log_properties, session_conf
+from frazil.lake.session import (
+    build_session,
+    cause_of_end,
+    check_versions,
+    log_properties,
+    session_conf,
+)
 
 ADDRESS = CatalogAddress(
     uri="http://127.0.0.1:1", token="secret", properties={"s3.region": "x", "py-io-impl": "y"}
@@ -152,3 +161,51 @@ def test_another_spark_of_the_machine_is_left_out():
     assert found["JAVA_HOME"] == "/java"
     assert found["HOME"] == "/h"
     assert "SPARK_CONF_DIR" not in found
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            'WARNING: x\nException in thread "main" org.x.Y: Master must be local\n\tat Z.scala\n',
+            "Master must be local",
+        ),
+        (
+            'Exception in thread "main" java.lang.A: outer\nCaused by: java.io.B: inner\n',
+            "inner",
+        ),
+        (
+            "Invalid maximum heap size: -Xmxlots\nError: Could not create the Java Virtual Machine.",
+            "Invalid maximum heap size: -Xmxlots",
+        ),
+        ("Error: LinkageError occurred", "LinkageError occurred"),
+        ("nothing of use", ""),
+    ],
+)
+def test_the_last_words_of_a_jvm_tell_the_cause(said, cause):
+    """The line that says most is found, not the first and not the last."""
+    assert cause_of_end(said) == cause
+
+
+def test_a_jvm_that_does_not_start_is_told_with_its_cause(tmp_path, caplog):
+    """One sentence names cause and setting; what was in the log before counts for nothing."""
+    program = tmp_path / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho Invalid maximum heap size: -Xmxlots >&2\nexit 1\n")
+    program.chmod(0o700)
+    log = tmp_path / "logs" / "spark.log"
+    log.parent.mkdir()
+    log.write_text("Caused by: java.io.Old: long ago\n")
+    java = Java(str(tmp_path / "java"), str(program), "17", "JAVA_HOME")
+    with pytest.raises(Unavailable, match=r"lake\.spark\.conf") as caught:
+        build_session({}, java=java, run_dir=str(tmp_path / "run"), log_path=str(log))
+    details = caught.value.details
+    with warnings.catch_warnings():
+        # PySpark leaves a pipe to the process that did not start.
+        warnings.simplefilter("ignore", ResourceWarning)
+        del caught
+        gc.collect()
+    assert details["cause"] == "Invalid maximum heap size: -Xmxlots"
+    [record] = [each for each in caplog.records if each.message == "spark_does_not_start"]
+    assert "Invalid maximum heap size" in record.trace
+    assert "long ago" not in record.trace
