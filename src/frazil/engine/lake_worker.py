@@ -86,6 +86,8 @@ class _Talk:
         self.waiting: dict[int, Callable[[Answer], None]] = {}
         self.facts: Mapping[str, Any] = {}
         self.step = ""
+        self.ending = False
+        """It was asked to end: it reads nothing any more, and has its own time."""
 
 
 class LakeWorker:
@@ -297,6 +299,8 @@ class LakeWorker:
         if code is not None:
             self._lost(talk, f"the worker ended with code {code}")
             return
+        if talk.ending:
+            return
         if not talk.ready and now - talk.begun > settings.start_timeout_s:
             self._lost(talk, f"the worker was not ready in {settings.start_timeout_s:g} s")
             return
@@ -358,6 +362,7 @@ class LakeWorker:
         # One that has not begun has nothing to finish.
         deadline = self._clock.monotonic() + (wait_s if talk.ready else 0.0)
         if talk.ready:
+            talk.ending = True
             talk.process.terminate()
         while self._talk is talk and self._clock.monotonic() < deadline:
             self.step()

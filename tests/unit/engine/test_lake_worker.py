@@ -279,6 +279,32 @@ def test_the_end_gives_a_running_commit_its_time(world):
     assert world.worker.state == "off"
 
 
+def test_a_worker_that_ends_reads_nothing_and_is_not_pinged(world):
+    """It has stopped listening, as the real one does: that is no reason to kill its commit."""
+    world.ready()
+    answers = []
+    world.worker.request("commit", {}, answers.append)
+    process = world.processes[0]
+    begun = world.clock.now
+
+    def terminate():
+        process.signals.append("term")
+        process.ours.shutdown(socket.SHUT_RD)
+
+    def pause(_seconds):
+        world.clock.now += 1.0
+        time.sleep(0.005)
+        if world.clock.now - begun > 25 and process.code is None:
+            send(process.ours, Answer(2, "done", {"state": "committed"}))
+            time.sleep(0.05)
+            process.die(0)
+
+    process.terminate = terminate
+    world.worker.stop(pause)
+    assert process.signals == ["term"]
+    assert [answer.body for answer in answers] == [{"state": "committed"}]
+
+
 def test_a_commit_that_takes_too_long_is_abandoned_at_the_end(world):
     """After its time the process is killed, and the commit's outcome is not known."""
     world.script["ping"] = [{"state": "done"}]
