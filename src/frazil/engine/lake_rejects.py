@@ -32,7 +32,7 @@ from frazil.model import Ack
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from frazil.engine.lake import Lake
     from frazil.engine.lake_topics import LakeTopic
@@ -209,7 +209,11 @@ class TopicRejects:
     def _replayed(self, prepared: Sequence[_Ready]) -> list[Ack]:
         """Publish records, each by a producer of its own; durable on return."""
         before = self._lake.plans.replay(self._topic.uid).begun
-        known = [self._published_before(each, before.get(_key(each.place))) for each in prepared]
+        known: list[Ack | None] = []
+        for each in prepared:
+            # Of rejects that are alike, each has a record of its own.
+            taken = {ack.offset for ack in known if ack is not None and ack.part == each.place.part}
+            known.append(self._published_before(each, before.get(_key(each.place)), taken))
         self._note(also=prepared)
         waiting: list[Pending | Ack] = []
         for each, ack in zip(prepared, known, strict=True):
@@ -239,7 +243,9 @@ class TopicRejects:
             begun.setdefault(_key(each.place), (now_us, each.runtime.state.next))
         plans.set_replay(uid, Replay(begun))
 
-    def _published_before(self, each: _Ready, begun: tuple[int, int] | None) -> Ack | None:
+    def _published_before(
+        self, each: _Ready, begun: tuple[int, int] | None, taken: Collection[int]
+    ) -> Ack | None:
         """Return where a record is that an earlier life published and its topic may not know."""
         if begun is None or self._producer(each.place) in each.runtime.state.producers:
             return None
@@ -250,7 +256,7 @@ class TopicRejects:
         if 0 <= age_s < limits.window_age_s and crowd < limits.producers_max:
             # It would be remembered: it was never published.
             return None
-        offset = find_record(each.runtime, head, _columns(each))
+        offset = find_record(each.runtime, head, _columns(each), taken)
         return None if offset is None else Ack(offset, offset, 0, each.place.part)
 
     def _decoded(self, place: Place, original: Original) -> tuple[dict[str, Any], pa.Schema]:
@@ -299,15 +305,19 @@ def _columns(ready: _Ready) -> dict[str, pa.Array]:
     }
 
 
-def find_record(runtime: TopicRuntime, start: int, wanted: Mapping[str, pa.Array]) -> int | None:
-    """Return the offset of the first record from `start` on that has just these values."""
+def find_record(
+    runtime: TopicRuntime, start: int, wanted: Mapping[str, pa.Array], taken: Collection[int]
+) -> int | None:
+    """Return the offset of the first record from `start` on, not `taken`, with just these values."""
     begin = max(start, first_held(runtime))
     reader = Reader(runtime, start=begin, follow=False, limit=None, bytes_max=None, timeout_s=None)
     with reader:
         for batch in reader:
             for index in range(batch.count):
                 row = batch.data.slice(index, 1)
-                if all(_same(row, name, wanted.get(name)) for name in row.schema.names):
+                if batch.offset + index not in taken and all(
+                    _same(row, name, wanted.get(name)) for name in row.schema.names
+                ):
                     return batch.offset + index
     return None
 
