@@ -217,6 +217,8 @@ class LakeTopic:
         if self.wishes.paused:
             self._set("paused", "paused", "paused by an operator")
         if not self.keyed:
+            # Before anything can be published.
+            self.note_own()
             self.plan = self._world.plans.load(self.uid)
             self.last_commit_us = self._world.plans.last_commit_us(self.uid)
 
@@ -308,7 +310,6 @@ class LakeTopic:
 
     def _keep_records(self) -> None:
         """Have a hold on everything that the table does not have; before anything else."""
-        self.note_own()
         for runtime in self.runtimes:
             if runtime.part not in self._held:
                 known = runtime.state.holds.get(HOLD)

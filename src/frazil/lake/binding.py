@@ -25,6 +25,7 @@ from frazil.lake.matching import compare, match
 from frazil.lake.names import table_of
 from frazil.lake.plan import WHOLE, TableName
 from frazil.lake.table import (
+    OFFSET_BEGIN,
     PROTOCOL,
     PROTOCOL_VERSION,
     SCHEMA_VERSION,
@@ -173,6 +174,7 @@ def table_properties(definition: Definition, *, side: bool = False) -> dict[str,
         TOPIC_ID: definition.uid,
         PROTOCOL: PROTOCOL_VERSION,
         **{end_key(part): str(end) for part, end in definition.ends.items()},
+        **{end_key(part, OFFSET_BEGIN): str(end) for part, end in definition.ends.items()},
     }
     if definition.partition_by and not side:
         # A directory named by a value that is too long for one would stop the topic for good.

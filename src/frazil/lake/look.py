@@ -26,7 +26,15 @@ from frazil.errors import Conflict, CorruptionError
 from frazil.lake.connection import calls, load
 from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
 from frazil.lake.plan import WHOLE
-from frazil.lake.table import OFFSET_END, SCHEMA_VERSION, TOPIC_ID, Ends, View, ends_of
+from frazil.lake.table import (
+    OFFSET_BEGIN,
+    OFFSET_END,
+    SCHEMA_VERSION,
+    TOPIC_ID,
+    Ends,
+    View,
+    ends_of,
+)
 from frazil.lake.types import OFFSET, PART
 
 if TYPE_CHECKING:
@@ -96,6 +104,7 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
     try:
         metadata = _decoder.decode(loaded.metadata)
         property_ends = ends_of(metadata.properties)
+        begin_ends = ends_of(metadata.properties, OFFSET_BEGIN)
         version = metadata.properties.get(SCHEMA_VERSION)
         schema_version = None if version is None else int(version)
         line = list(_ancestors(metadata))
@@ -118,6 +127,7 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
         schema_version=schema_version,
         summary_ends=summary_ends,
         property_ends=property_ends,
+        begin_ends=begin_ends,
         bound_ends=bounds,
         strays=_strays(line, metadata.properties.get(TOPIC_ID), settled),
         commits_since_property=since,

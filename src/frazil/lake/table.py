@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from frazil.lake.plan import TableName
 
 __all__ = [
+    "OFFSET_BEGIN",
     "OFFSET_END",
     "PROTOCOL_VERSION",
     "ROWS_DROPPED",
@@ -33,6 +34,8 @@ __all__ = [
 
 TOPIC_ID: Final = "frazil.topic-id"
 OFFSET_END: Final = "frazil.offset-end"
+OFFSET_BEGIN: Final = "frazil.offset-begin"
+"""Where a table begins that was made when older records were held no more; it never changes."""
 ROWS_IN: Final = "frazil.rows-in"
 ROWS_OUT: Final = "frazil.rows-out"
 ROWS_REJECTED: Final = "frazil.rows-rejected"
@@ -47,19 +50,19 @@ Rows: TypeAlias = object
 """Rows to write: a DataFrame for Spark; only who made it and who writes it look inside."""
 
 
-def end_key(part: int) -> str:
+def end_key(part: int, key: str = OFFSET_END) -> str:
     """Return the key of a part's watermark in summaries and properties."""
-    return OFFSET_END if part < 0 else f"{OFFSET_END}.{part}"
+    return key if part < 0 else f"{key}.{part}"
 
 
-def ends_of(properties: Mapping[str, str]) -> Ends:
-    """Return the watermarks that a summary or a table's properties have."""
+def ends_of(properties: Mapping[str, str], of: str = OFFSET_END) -> Ends:
+    """Return the watermarks that a summary or a table's properties have, or its begins."""
     ends: Ends = {}
     for key, value in properties.items():
-        if key == OFFSET_END:
+        if key == of:
             ends[-1] = int(value)
-        elif key.startswith(f"{OFFSET_END}."):
-            ends[int(key.removeprefix(f"{OFFSET_END}."))] = int(value)
+        elif key.startswith(f"{of}."):
+            ends[int(key.removeprefix(f"{of}."))] = int(value)
     return ends
 
 
@@ -79,6 +82,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int | None
     summary_ends: Ends | None
     property_ends: Ends
+    begin_ends: Ends = {}
+    """Where the table began, by part; empty if it does not say so."""
     bound_ends: Ends = {}
     strays: dict[int, tuple[int, int]] = {}
     """By part, the offsets that commits for another topic took since the table is `topic_id`'s."""

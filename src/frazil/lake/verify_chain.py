@@ -135,12 +135,14 @@ def check_chain(
     side: bool = False,
     skipped: Mapping[int, Gaps] = NONE,
     adopted: Mapping[int, Gaps] = NONE,
+    begin: Ends | None = None,
 ) -> Chain:
     """Check the counts of each commit, and that each goes on where the one before ended.
 
     A commit may have the records of ranges that were given up or lost later or not, both is right;
     so may one of another life of the log, whose records are gaps in this one. What others committed
     to adopted ranges in between is not of this chain.
+    `begin` is where the table says that it began; without it the first commit tells it.
     A side table has no commit for a plan without rejects: its own do not chain, and it may have had
     a part of a plan's rejects before.
     """
@@ -163,6 +165,8 @@ def check_chain(
         if not _adds_up(snapshot, side=side):
             bad.append(sid)
         ends = ends_of(snapshot.summary)
+        if before is None and snapshot.parent_snapshot_id is None:
+            before = begins = {part: begin.get(part, 0) for part in ends} if begin else None
         if before is None:
             if snapshot.parent_snapshot_id is None:
                 begins = _begins(snapshot, ends, fewer)

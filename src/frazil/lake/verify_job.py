@@ -148,6 +148,7 @@ def _see(catalog: Catalog, table: TableName, request: VerifyRequest, *, side: bo
         side=side,
         skipped=united(skipped, request.lost),
         adopted=adopted,
+        begin=view.begin_ends,
     )
     return _Seen(table, view, chain, skipped, adopted)
 

@@ -95,7 +95,8 @@ def watermarks(view: View, remembered: Ends) -> tuple[Ends, bool]:
     if view.summary_ends is not None:
         return dict(view.summary_ends), True
     if view.sid is None:
-        return dict(view.property_ends), True
+        # Not what the property says: it stays behind when somebody replaces the table.
+        return dict(view.begin_ends or view.property_ends), True
     sources = (view.property_ends, view.bound_ends, remembered)
     parts = {part for ends in sources for part in ends}
     return {part: max(ends.get(part, 0) for ends in sources) for part in sorted(parts)}, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table.update import RemoveSnapshotRefUpdate
 
 from frazil.engine import lake_topics
 from frazil.errors import Unavailable
@@ -113,6 +114,20 @@ def test_a_lake_that_is_switched_off_and_on_still_knows_that_its_log_is_an_older
         assert ids_of(db, name) == [0, 1, 2, 3, 4, *range(14, 18), *range(10, 14)]
 
 
+def test_an_older_copy_that_ended_before_the_lake_took_a_step_is_known(tmp_path, monkeypatch):
+    """Where its log ended when it was opened is noted before anything can be published."""
+    name = "branched"
+    data = an_older_copy(tmp_path, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(lake_topics.LakeTopic, "step", lambda *_, **__: None)
+        with opened(data) as (db, _stand_in):
+            db.topic(name).append_many([{"id": n, "text": "new"} for n in range(10, 18)])
+    with opened(data) as (db, _stand_in):
+        db.lake.start()
+        wait_for(lambda: status_of(db, name)["state"] != "starting")
+        assert status_of(db, name)["state"] == "stopped: ahead_of_log"
+
+
 def test_a_replay_that_takes_several_plans_is_chosen_once(db, monkeypatch):
     """Until the table is where it was before the rollback, it is no other rollback."""
     topic = db.create_topic("rolled", COLUMNS, lake=True)
@@ -127,3 +142,18 @@ def test_a_replay_that_takes_several_plans_is_chosen_once(db, monkeypatch):
     topic.append(id=5, text="", ack="committed")
     assert ids_of(db, "rolled") == list(range(6))
     assert db.lake.topics[topic.name].wishes.choice == ""
+
+
+def test_a_table_that_somebody_replaced_gets_all_its_rows_again(db):
+    """`CREATE OR REPLACE` keeps the properties: their watermark is not that of an empty table."""
+    topic = db.create_topic("replaced", COLUMNS, lake=True)
+    topic.append_many([{"id": n, "text": ""} for n in range(4)], ack="committed")
+    table = table_of(db, "replaced")
+    with table.transaction() as change:
+        change.set_properties({"frazil.offset-end": "4"})
+        change._apply((RemoveSnapshotRefUpdate(ref_name="main"),))
+    assert table_of(db, "replaced").metadata.current_snapshot_id is None
+    assert looked_at(db, "replaced") == "stopped: rolled_back"
+    db.lake.resume("replaced", replay=True)
+    topic.append(id=4, text="", ack="committed")
+    assert ids_of(db, "replaced") == list(range(5))

@@ -206,6 +206,15 @@ def test_the_first_commit_tells_where_the_rows_begin(end, rows, gaps, begin):
     assert check_chain([ours(1, 8, end, rows)], UID, {-1: gaps}).begins is None
 
 
+def test_a_table_that_says_where_it_began_has_to_have_all_from_there_on():
+    """A first commit that lacks the first records is not taken for a later begin."""
+    short = [ours(1, None, 30, 20)]
+    assert kinds(short, begin={-1: 10}) == {}
+    assert kinds(short, begin={-1: 0}) == {"unchained": ("1",)}
+    assert check_chain(short, UID, {}, begin={-1: 0}).begins == {-1: 0}
+    assert check_chain([ours(2, 1, 30, 20)], UID, {}, begin={-1: 0}).begins is None
+
+
 def test_holes_are_what_is_neither_present_nor_declared():
     """Ranges at both ends and in the middle."""
     assert holes([2, 3, 7], 0, 10, ((4, 6),)) == [(0, 2), (6, 7), (8, 10)]

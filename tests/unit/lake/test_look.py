@@ -9,6 +9,7 @@ from frazil.errors import CorruptionError
 from frazil.lake.connection import Loaded
 from frazil.lake.look import view_of
 from frazil.lake.plan import TableName
+from frazil.lake.watermark import watermarks
 
 TABLE = TableName("a", "b")
 END = "frazil.offset-end"
@@ -62,6 +63,14 @@ def test_a_late_commit_for_another_topic_is_a_stray():
     parts = {f"{END}.0": "5", f"{END}.1": "6", **own}
     late = {f"{END}.0": "5", f"{END}.1": "8", **other}
     assert viewed(parts, late, properties=own).strays == {1: (6, 8)}
+
+
+def test_a_table_that_was_replaced_stands_where_it_began():
+    """Its properties outlive its rows: what the watermark's says is not there any more."""
+    left = {END: "500", "frazil.offset-begin": "20"}
+    view = viewed(refs={}, properties=left)
+    assert watermarks(view, {-1: 600}) == ({-1: 20}, True)
+    assert watermarks(viewed(refs={}, properties={END: "5"}), {}) == ({-1: 5}, True)
 
 
 def test_rows_that_were_adopted_are_no_strays():
