@@ -101,6 +101,9 @@ def maintain(
         snapshots_max=snapshots_max,
         metadata_bytes_max=metadata_bytes_max,
     )[:CALL_SNAPSHOTS_MAX]
+    if view.strays:
+        # Another topic's commit came late: its watermark must not become the table's property.
+        chosen = []
     found = Expired(view.snapshots, view.metadata_bytes, len(chosen))
     if not chosen:
         return found

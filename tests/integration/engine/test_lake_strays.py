@@ -8,7 +8,11 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate
 
 from frazil.engine import lake_topics
 from frazil.errors import Unavailable
+from frazil.lake import maintain as maintain_module
+from frazil.lake.connection import connect
 from frazil.lake.declared import ADOPTED, decode_ranges
+from frazil.lake.maintain import maintain
+from frazil.lake.plan import TableName
 from tests.integration.engine.test_lake_adopting import an_older_copy, taken
 from tests.integration.engine.test_lake_topics import (
     COLUMNS,
@@ -63,6 +67,36 @@ def test_a_commit_of_the_former_owner_that_lands_after_the_adoption_costs_no_rec
     assert rows == [*((n, n) for n in range(5)), *own]
     assert decode_ranges(table_of(db, "late").properties, ADOPTED) == {-1: ((0, 5), (7, 9))}
     assert looked_at(db, "late") == "running"
+
+
+def test_a_late_commit_of_another_topic_is_not_maintained_away(db, monkeypatch):
+    """Its watermark does not become the table's property, and nothing that tells it apart goes."""
+    topic = db.create_topic("kept", COLUMNS, lake=True)
+    topic.append(id=0, text="", ack="committed")
+    catalog, table = connect(db.lake.catalog.address()), TableName("default", "kept")
+    every = [each.snapshot_id for each in table_of(db, "kept").metadata.snapshots]
+    monkeypatch.setattr(maintain_module, "expirable", lambda *_, **__: list(every))
+    asked = Recorded()
+    assert maintain(asked, catalog, table).expired == 1
+    assert asked.calls == ["set_property", "expire"]
+    land_late(table_of(db, "kept"), offset=1, owner="0123456789abcdef", end=2)
+    assert maintain(asked, catalog, table).expired == 0
+    assert asked.calls == ["set_property", "expire"]
+
+
+class Recorded:
+    """Takes down what maintenance asks of Spark."""
+
+    def __init__(self):
+        self.calls = []
+
+    def set_property(self, table, properties):
+        assert (table.name, properties["frazil.offset-end"]) == ("kept", "1")
+        self.calls.append("set_property")
+
+    def expire(self, table, snapshots):
+        assert (table.name, len(snapshots)) == ("kept", 1)
+        self.calls.append("expire")
 
 
 def test_a_first_commit_of_a_deleted_topic_is_not_taken_for_the_new_ones(db):
