@@ -7,23 +7,37 @@ from typing import TYPE_CHECKING, Final
 
 from frazil.errors import CorruptionError
 from frazil.lake.plan import WHOLE, PartSets, Plan, StagedFile, StagedSet
+from frazil.lake.session import writers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
+    from frazil.config_sections import LakeSettings
     from frazil.lake.plan import PartRange, TableName
     from frazil.log.state import SpecialRange
     from frazil.model import TopicSpec
     from frazil.tiers.disk_catalog import Span, TopicFiles
     from frazil.tiers.disk_file import DiskFile
 
-__all__ = ["before_gaps", "part_of", "part_sets", "plan_of", "planned_files"]
+__all__ = ["before_gaps", "part_of", "part_sets", "plan_bytes", "plan_of", "planned_files"]
 
 PLAN_BYTES_MAX: Final = 1 << 30
 PLAN_FILES_MAX: Final = 1000
 """More than this becomes several plans, one after another."""
+WRITER_BYTES_MAX: Final = 128 << 20
+"""A writer lets rows go at this size, which is that of Parquet's row groups in Iceberg."""
+
+
+def plan_bytes(lake: LakeSettings) -> int:
+    """Return how much one plan may take, so that its writers keep to `max_memory_bytes`.
+
+    They never hold more than a row group each; if that is too much, they get less to write.
+    """
+    memory = lake.writer.max_memory_bytes
+    enough = writers_of(lake.spark.conf) * WRITER_BYTES_MAX
+    return PLAN_BYTES_MAX if memory >= enough else memory
 
 
 def part_of(spec: TopicSpec) -> int:

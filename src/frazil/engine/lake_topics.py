@@ -16,10 +16,10 @@ from frazil.engine.facts import special_ranges
 from frazil.engine.lake_acks import CommitWaits
 from frazil.engine.lake_plans import Wishes
 from frazil.engine.lake_staging import (
-    PLAN_BYTES_MAX,
     PLAN_FILES_MAX,
     before_gaps,
     part_sets,
+    plan_bytes,
     plan_of,
 )
 from frazil.engine.lake_worker import error_of
@@ -438,7 +438,8 @@ class LakeTopic:
             )
             for topic in self._parts()
         ]
-        version, ranges = plan_parts(sets, bytes_max=PLAN_BYTES_MAX, files_max=PLAN_FILES_MAX)
+        limit = plan_bytes(self._world.tiers.settings.lake)
+        version, ranges = plan_parts(sets, bytes_max=limit, files_max=PLAN_FILES_MAX)
         if not ranges:
             self._more = False
             return None

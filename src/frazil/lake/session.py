@@ -41,6 +41,7 @@ __all__ = [
     "check_versions",
     "log_properties",
     "session_conf",
+    "writers_of",
 ]
 
 CATALOG_NAME: Final = "frazil"
@@ -182,6 +183,12 @@ def log_properties(log_path: str, level: str = "warn") -> str:
         "appender.file.strategy.max": "3",
     }
     return properties_text(values)
+
+
+def writers_of(conf: Mapping[str, str]) -> int:
+    """Return how many tasks of one commit write at once, as `lake.spark.conf` has it."""
+    found = re.match(r"local\[(\d+)", conf.get("spark.master", ""))
+    return max(int(found.group(1)), 1) if found else CORES
 
 
 def check_versions(conf: Mapping[str, str]) -> None:

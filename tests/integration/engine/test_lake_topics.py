@@ -493,6 +493,25 @@ def test_a_warehouse_that_takes_no_files_is_named_and_the_records_wait(tmp_path)
         assert ids_of(db, "waiting") == [1, 2]
 
 
+def test_writers_with_little_memory_get_less_to_write_at_once(tmp_path):
+    """Sets that fit into one commit otherwise become several; every row comes once."""
+    sizes = []
+    for name, memory in (("wide", "256MiB"), ("narrow", "1MiB")):
+        with opened(tmp_path / name, **{"lake.writer.max_memory_bytes": memory}) as (db, stand_in):
+            topic = db.create_topic("thrifty", COLUMNS, lake=True)
+            db.lake.pause()
+            for number in range(3):
+                text = db.clock.random_bytes(500_000).hex()
+                topic.append(id=number, text=text)
+                db.flush("thrifty")
+            db.lake.resume()
+            db.lake.flush("thrifty")
+            assert ids_of(db, "thrifty") == [0, 1, 2]
+            sizes.append(len(stand_in.commits))
+    assert sizes[0] == 1
+    assert sizes[1] > 1
+
+
 def test_a_warehouse_that_is_no_directory_stops_the_table_with_the_setting(tmp_path):
     """No catalog is started again and again for it; the records wait for a better one."""
     with opened(tmp_path / "data", **{"lake.warehouse": "s3://b/x"}) as (db, _stand_in):

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.config_sections import LakeSettings, LakeSparkSettings, LakeWriterSettings
 from frazil.engine.lake_acks import CommitWaits
-from frazil.engine.lake_staging import before_gaps, part_of, part_sets, planned_files
+from frazil.engine.lake_staging import (
+    before_gaps,
+    part_of,
+    part_sets,
+    plan_bytes,
+    planned_files,
+)
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.lake.plan import plan_parts
 from frazil.log.state import SpecialRange
@@ -155,3 +162,17 @@ def test_a_watch_that_is_taken_back_is_not_told():
     waits.forget(tell)
     waits.moved({-1: 3})
     assert told == []
+
+
+def test_a_plan_is_as_large_as_the_memory_of_its_writers_allows():
+    """Row groups bound two writers by themselves; with less memory or more writers plans shrink."""
+    found = [
+        plan_bytes(
+            LakeSettings(
+                writer=LakeWriterSettings(max_memory_bytes=memory << 20),
+                spark=LakeSparkSettings(conf={"spark.master": master}),
+            )
+        )
+        for memory, master in [(256, "local[2]"), (255, "local[2]"), (256, "local[4]"), (512, "")]
+    ]
+    assert found == [1 << 30, 255 << 20, 256 << 20, 1 << 30]

@@ -19,6 +19,7 @@ from frazil.lake.session import (
     check_versions,
     log_properties,
     session_conf,
+    writers_of,
 )
 
 ADDRESS = CatalogAddress(
@@ -87,6 +88,13 @@ def test_heap_and_cores_are_settings():
     assert conf["spark.driver.memory"] == "512m"
     assert conf["spark.master"] == "local[8]"
     assert conf["spark.sql.shuffle.partitions"] == "8"
+
+
+def test_the_writers_are_those_of_the_master():
+    """The user's number of tasks counts; ours where none is given."""
+    given = ["local[8]", "local[3, 2]", "local[*]", "spark://host:1"]
+    assert [writers_of({"spark.master": each}) for each in given] == [8, 3, 2, 2]
+    assert writers_of({}) == 2
 
 
 def test_jars_are_shipped_only_where_there_is_somebody_to_ship_them_to():
