@@ -357,6 +357,16 @@ def test_a_table_without_snapshots_is_purged_with_its_metadata(world):
     assert world.disk.paths() == [kept]
 
 
+def test_a_purge_takes_the_checksums_of_the_files(world):
+    """What Spark laid beside the files goes with them; a stranger's file stays."""
+    world.create("t")
+    directory, _, name = world.store.location("db", "t").rpartition("/")
+    world.disk.write_bytes(f"{directory}/.{name}.crc", b"crc")
+    world.disk.write_bytes(f"{directory}/.stranger.crc", b"crc")
+    world.catalog.drop("db", "t", wants_purge=True)
+    assert world.disk.paths() == [f"{directory}/.stranger.crc"]
+
+
 def test_a_purge_spares_what_another_table_uses(world):
     """Two names on one table's files: purging one leaves the files of the other."""
     world.create("t")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.lake.catalog.files import Warehouse, is_inside, local_path
@@ -39,7 +41,11 @@ def purge(
             if not is_inside(location, home):
                 warn("catalog_purge_kept_file", location=location, reason="outside the table")
                 continue
-            file_system.unlink(local_path(location))
+            path = local_path(location)
+            # Spark lays the checksum of each local file beside it, under a hidden name.
+            with contextlib.suppress(FileNotFoundError):
+                file_system.unlink(_checksum_of(path))
+            file_system.unlink(path)
             count += 1
         except (FileNotFoundError, Refusal):
             continue
@@ -47,6 +53,11 @@ def purge(
             warn("catalog_purge_kept_file", location=location, reason=error)
     event("catalog_table_purged", location=home, files=count)
     return count
+
+
+def _checksum_of(path: str) -> str:
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.crc")
 
 
 def _reason_to_keep(home: str, others: Iterable[str], warehouse: Warehouse) -> str:
