@@ -357,6 +357,7 @@ class LakeTopic:
             self._stop(found.reason, found.message)
             return
         self._bound = True
+        self._rejects = view.recent
         self._join()
         self._failures = 0
         self._set("running", "", "")

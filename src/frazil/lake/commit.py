@@ -389,7 +389,8 @@ class _Run:
         records, rejects = self._recent(verdict)
         if too_many(REJECTS_WINDOW, verdict.densest):
             records, rejects = REJECTS_WINDOW, verdict.densest
-        if too_many(records, rejects) and not self._request.rejects_allowed:
+        wrong = verdict.rows_rejected > 0 and too_many(records, rejects)
+        if wrong and not self._request.rejects_allowed:
             return self._stopped(
                 "too_many_rejects",
                 f"too many records cannot be converted (table={self._plan.table} "

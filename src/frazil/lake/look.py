@@ -29,6 +29,8 @@ from frazil.lake.plan import WHOLE
 from frazil.lake.table import (
     OFFSET_BEGIN,
     OFFSET_END,
+    ROWS_IN,
+    ROWS_REJECTED,
     SCHEMA_VERSION,
     TOPIC_ID,
     Ends,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["look", "view_of"]
 
 MAIN: Final = "main"
+RECENT_RECORDS: Final = 10_000
 
 
 class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
@@ -110,6 +113,7 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
         line = list(_ancestors(metadata))
         summary_ends = _highest_ends(line)
         since = _since(line, property_ends)
+        recent = _recent(line)
         adopted = decode_ranges(metadata.properties, ADOPTED)
         settled = dict(property_ends)
         _merge(settled, {part: ranges[-1][1] for part, ranges in adopted.items() if ranges})
@@ -130,6 +134,7 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
         begin_ends=begin_ends,
         bound_ends=bounds,
         strays=_strays(line, metadata.properties.get(TOPIC_ID), settled),
+        recent=recent,
         commits_since_property=since,
         snapshots=len(metadata.snapshots),
         metadata_bytes=len(loaded.metadata),
@@ -186,6 +191,17 @@ def _strays(line: list[_Snapshot], owner: str | None, known: Ends) -> dict[int, 
             break
         _merge(highest, ends)
     return ranges_between(below, highest)
+
+
+def _recent(line: list[_Snapshot]) -> tuple[int, int]:
+    """Return the records and the rejects of the newest commits, up to 10,000 records or more."""
+    records = rejects = 0
+    for snapshot in line:
+        if records >= RECENT_RECORDS:
+            break
+        records += int(snapshot.summary.get(ROWS_IN, "0"))
+        rejects += int(snapshot.summary.get(ROWS_REJECTED, "0"))
+    return records, rejects
 
 
 def _since(line: list[_Snapshot], property_ends: Ends) -> int:

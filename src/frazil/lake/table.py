@@ -87,6 +87,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     bound_ends: Ends = {}
     strays: dict[int, tuple[int, int]] = {}
     """By part, the offsets that commits for another topic took since the table is `topic_id`'s."""
+    recent: tuple[int, int] = (0, 0)
+    """The records of the newest commits, 10,000 of them or a few more, and the rejects of these."""
     commits_since_property: int = 0
     """Snapshots along `main` since the one at which the property's watermark was true."""
     snapshots: int = 0

@@ -26,10 +26,16 @@ from tests.integration.engine.test_lake_topics import (
 
 
 @pytest.fixture(scope="module")
-def db(tmp_path_factory):
+def world(tmp_path_factory):
     """One engine for the tests that do not open another; its worker runs without Spark."""
-    with opened(tmp_path_factory.mktemp("strays")) as (found, _stand_in):
+    with opened(tmp_path_factory.mktemp("strays")) as found:
         yield found
+
+
+@pytest.fixture
+def db(world):
+    """Return the shared engine."""
+    return world[0]
 
 
 def land_late(table, *, offset, owner, end):
@@ -191,3 +197,18 @@ def test_a_table_that_somebody_replaced_gets_all_its_rows_again(db):
     db.lake.resume("replaced", replay=True)
     topic.append(id=4, text="", ack="committed")
     assert ids_of(db, "replaced") == list(range(5))
+
+
+def test_rejects_of_earlier_lives_count_as_the_table_has_them(world):
+    """Else a program that is opened for each batch would never have too many."""
+    db, stand_in = world
+    topic = db.create_topic("earlier", COLUMNS, lake=True)
+    topic.append(id=0, text="", ack="committed")
+    table = table_of(db, "earlier")
+    own = table.properties["frazil.topic-id"]
+    facts = {"frazil.topic-id": own, "frazil.offset-end": "1", "frazil.rows-in": "90"}
+    empty = table.schema().as_arrow().empty_table()
+    table.append(empty, snapshot_properties={**facts, "frazil.rows-rejected": "80"})
+    assert looked_at(db, "earlier") == "running"
+    topic.append(id=1, text="", ack="committed")
+    assert stand_in.commits[-1].rejects_recent == (91, 80)

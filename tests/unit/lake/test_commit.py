@@ -353,6 +353,15 @@ def test_rejects_that_lie_together_stop_a_large_plan(lake, monkeypatch):
     assert other.commit(20_000, 40_000).state == "committed"
 
 
+def test_a_batch_without_rejects_goes_on_after_many(lake):
+    """Once an operator has let the rejects through, good records need no other word."""
+    lake.rejected = frozenset()
+    result = lake.commit(0, 100, rejects_recent=(10_000, 5_000))
+    assert (result.state, result.rejects_recent) == ("committed", (10_000, 4_950))
+    lake.rejected = frozenset({150})
+    assert lake.commit(100, 200, rejects_recent=(10_000, 4_950)).reason == "too_many_rejects"
+
+
 def test_offsets_are_densest_where_most_lie_within_the_window():
     """Wherever the window begins; its end does not count."""
     assert densest([]) == 0

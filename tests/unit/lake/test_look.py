@@ -73,6 +73,16 @@ def test_a_table_that_was_replaced_stands_where_it_began():
     assert watermarks(viewed(refs={}, properties={END: "5"}), {}) == ({-1: 5}, True)
 
 
+def test_the_newest_commits_tell_how_many_records_were_rejected():
+    """As far as 10,000 records go; snapshots of others have none."""
+    old = {END: "1", "frazil.rows-in": "9000", "frazil.rows-rejected": "7"}
+    new = {END: "2", "frazil.rows-in": "1000", "frazil.rows-rejected": "5"}
+    assert viewed(old, {}, new).recent == (10_000, 12)
+    assert viewed(old, old, new).recent == (10_000, 12)
+    assert viewed(new, old, {}).recent == (10_000, 12)
+    assert viewed({END: "1"}).recent == (0, 0)
+
+
 def test_rows_that_were_adopted_are_no_strays():
     """What the table had when it was taken over is declared; what came behind it is not."""
     own = {"frazil.topic-id": "own", "frazil.adopted": '{"-1":[[0,5]]}'}
