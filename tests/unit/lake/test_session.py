@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
+import subprocess
+import sys
 
 import pytest
 
@@ -14,7 +14,6 @@ from frazil.lake.connection import CatalogAddress
 from frazil.lake.java import Java
 from frazil.lake.launch import properties_text, put_file, read_text, spark_environment
 from frazil.lake.session import (
-    build_session,
     cause_of_end,
     check_versions,
     log_properties,
@@ -195,7 +194,24 @@ def test_the_last_words_of_a_jvm_tell_the_cause(said, cause):
     assert cause_of_end(said) == cause
 
 
-def test_a_jvm_that_does_not_start_is_told_with_its_cause(tmp_path, caplog):
+START = """
+import logging, sys
+from frazil.errors import Unavailable
+from frazil.lake.java import Java
+from frazil.lake.session import build_session
+root = sys.argv[1]
+seen = logging.Handler()
+seen.emit = lambda record: print("TRACE", ascii(getattr(record, "trace", "")))
+logging.getLogger("frazil").addHandler(seen)
+try:
+    java = Java(root + "/java", root + "/java/bin/java", "17", "JAVA_HOME")
+    build_session({}, java=java, run_dir=root + "/run", log_path=root + "/logs/spark.log")
+except Unavailable as error:
+    print("TOLD", error)
+"""
+
+
+def test_a_jvm_that_does_not_start_is_told_with_its_cause(tmp_path):
     """One sentence names cause and setting; what was in the log before counts for nothing."""
     program = tmp_path / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
@@ -204,16 +220,13 @@ def test_a_jvm_that_does_not_start_is_told_with_its_cause(tmp_path, caplog):
     log = tmp_path / "logs" / "spark.log"
     log.parent.mkdir()
     log.write_text("Caused by: java.io.Old: long ago\n")
-    java = Java(str(tmp_path / "java"), str(program), "17", "JAVA_HOME")
-    with pytest.raises(Unavailable, match=r"lake\.spark\.conf") as caught:
-        build_session({}, java=java, run_dir=str(tmp_path / "run"), log_path=str(log))
-    details = caught.value.details
-    with warnings.catch_warnings():
-        # PySpark leaves a pipe to the process that did not start.
-        warnings.simplefilter("ignore", ResourceWarning)
-        del caught
-        gc.collect()
-    assert details["cause"] == "Invalid maximum heap size: -Xmxlots"
-    [record] = [each for each in caplog.records if each.message == "spark_does_not_start"]
-    assert "Invalid maximum heap size" in record.trace
-    assert "long ago" not in record.trace
+    # In a process of its own: PySpark leaves a pipe to the process that did not start.
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    [trace] = [line for line in done.stdout.splitlines() if line.startswith("TRACE")]
+    [told] = [line for line in done.stdout.splitlines() if line.startswith("TOLD")]
+    assert "lake.spark.conf" in told
+    assert "cause=Invalid maximum heap size: -Xmxlots" in told
+    assert "Invalid maximum heap size" in trace
+    assert "long ago" not in trace
