@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -126,7 +127,11 @@ def world():
     made = World()
     yield made
     for process in made.processes:
-        process.ours.close()
+        # The other ends wake up before they are closed.
+        for end in (process.ours, process.theirs):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
 
 def test_a_worker_is_started_greeted_and_asked(world):
