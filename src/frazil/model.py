@@ -107,6 +107,8 @@ class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Limits of the signals that move data, where they differ from the settings, by name."""
     lake: bool = False
     """Its records are moved into an Iceberg table."""
+    sort_by: tuple[int, ...] = ()
+    """The columns that its Iceberg table is sorted by, ascending."""
     uid: str = ""
     """What tells it from another topic of the same name; `topic_uid` has it for old topics, too."""
 

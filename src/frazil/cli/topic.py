@@ -72,6 +72,10 @@ def create(
     partition_by: Annotated[
         list[str] | None, typer.Option("--partition-by", help='E.g. "day(ts)", "bucket[16](id)".')
     ] = None,
+    sort_by: Annotated[
+        list[str] | None,
+        typer.Option("--sort-by", help="A column that its Iceberg table is sorted by."),
+    ] = None,
     partitions: Annotated[int, typer.Option("--partitions", help="Split it into N parts.")] = 0,
     sync: Sync = None,
     lane: Annotated[Lane | None, typer.Option("--lane", help="A journal of its own?")] = None,
@@ -92,6 +96,7 @@ def create(
             declared,
             primary_key=tuple(key or ()),
             partition_by=tuple(partition_by or ()),
+            sort_by=tuple(sort_by or ()),
             partitions=partitions,
             exist_ok=exist_ok,
             sync=sync,

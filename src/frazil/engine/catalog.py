@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import msgspec
 import pyarrow as pa
+import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
 from frazil.ingest.columns import column_id, column_of, declare_schema
@@ -51,6 +52,7 @@ class TopicRequest:
     partition_by: tuple[Any, ...]
     partitions: int
     options: Mapping[str, Any]
+    sort_by: tuple[int, ...] = ()
 
 
 def request_topic(
@@ -59,6 +61,7 @@ def request_topic(
     columns: object,
     primary_key: object,
     partition_by: object,
+    sort_by: object,
     partitions: object,
     options: Mapping[str, object],
     limits: IngestLimits,
@@ -82,6 +85,7 @@ def request_topic(
         )
     keys = (primary_key,) if isinstance(primary_key, str) else _names("primary_key", primary_key)
     fields_by = _names("partition_by", partition_by)
+    sorts = (sort_by,) if isinstance(sort_by, str) else _names("sort_by", sort_by)
     if not isinstance(partitions, int) or isinstance(partitions, bool):
         raise InvalidRequest("partitions must be a whole number", got=type(partitions).__name__)
     if not 0 <= partitions <= settings.topics.partitions_max:
@@ -92,16 +96,32 @@ def request_topic(
         )
     clean = check_options(options, settings)
     if columns is None:
-        if keys or fields_by:
+        if keys or fields_by or sorts:
             raise InvalidRequest(
-                "a message topic has no key or partition columns, give columns for a table topic",
+                "a message topic has no key, partition or sort columns, give columns for a table "
+                "topic",
                 topic=full,
             )
         return TopicRequest(full, "message", None, (), (), partitions, clean)
     schema = declare_schema(columns, limits=limits, primary_key=keys)
     fields = parse_partition_spec(fields_by, schema)
     ids = tuple(_id_of(schema, key) for key in keys)
-    return TopicRequest(full, "table", schema, ids, tuple(fields), partitions, clean)
+    return TopicRequest(
+        full, "table", schema, ids, tuple(fields), partitions, clean, _sort_ids(schema, sorts)
+    )
+
+
+def _sort_ids(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the ids of the columns that a table is to be sorted by."""
+    for name in names:
+        found = schema.field(name) if name in schema.names else None
+        if found is None or pt.is_nested(found.type) or names.count(name) > 1:
+            raise InvalidRequest(
+                "sort_by must name columns of the topic, each once and none with parts of its own",
+                column=name,
+                columns=", ".join(schema.names),
+            )
+    return tuple(_id_of(schema, name) for name in names)
 
 
 def first_columns(
@@ -239,6 +259,7 @@ def specs_of(
         "created_us": now_us,
         "primary_key": request.primary_key,
         "partition_by": request.partition_by,
+        "sort_by": request.sort_by,
         "uid": uid,
         **options,
     }

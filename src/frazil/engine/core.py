@@ -69,6 +69,7 @@ class Engine(LakeCalls):
         *,
         primary_key: Sequence[str] | str = (),
         partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] | str = (),
         partitions: Literal[0] = 0,
         exist_ok: bool = False,
         **options: Any,
@@ -82,6 +83,7 @@ class Engine(LakeCalls):
         *,
         primary_key: Sequence[str] | str = (),
         partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] | str = (),
         partitions: int,
         exist_ok: bool = False,
         **options: Any,
@@ -94,6 +96,7 @@ class Engine(LakeCalls):
         *,
         primary_key: Sequence[str] | str = (),
         partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] | str = (),
         partitions: int = 0,
         exist_ok: bool = False,
         **options: Any,
@@ -102,7 +105,7 @@ class Engine(LakeCalls):
 
         Without `columns` it is a message topic, with them a table topic. Options are `sync`,
         `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals` and `lake`
-        (True makes it an Iceberg table as well); what is not given follows the settings.
+        (True: an Iceberg table as well, sorted by `sort_by`); else the settings count.
 
         Raises:
             InvalidRequest: if the definition is wrong.
@@ -115,6 +118,7 @@ class Engine(LakeCalls):
             columns=columns,
             primary_key=primary_key,
             partition_by=partition_by,
+            sort_by=sort_by,
             partitions=partitions,
             options=options,
             limits=self._limits,
@@ -127,8 +131,8 @@ class Engine(LakeCalls):
                     raise Conflict("topic exists already", topic=request.name)
                 self._check_same(request)
                 return self.topic(request.name)
-            if request.name in self.unusable:
-                why = self.unusable[request.name]
+            why = self.unusable.get(request.name)
+            if why is not None:
                 raise Conflict("topic exists, but cannot be used", topic=request.name, cause=why)
             count = len(self._topics) + len(self._parents) + 1 + request.partitions
             if count > self.settings.topics.topics_max:
@@ -150,9 +154,8 @@ class Engine(LakeCalls):
             if schema:
                 self._check_usable(request.name, {1: schema}, request.primary_key)
             self._create_all(specs, schema)
-            self._indexer.topic_changed(
-                self.main.journal, [state.topics[spec.id] for spec in specs]
-            )
+            states = [state.topics[spec.id] for spec in specs]
+            self._indexer.topic_changed(self.main.journal, states)
             event("topic_created", topic=request.name, kind=request.kind)
             self._note_lake(request.name)
             return self.topic(request.name)
@@ -363,7 +366,8 @@ class Engine(LakeCalls):
         copies = [state.schemas for runtime in runtimes for state in self._states(runtime)]
         schemas = shared_schemas(copies)
         version = max(schemas)
-        fixed = {*spec.primary_key, *(field.column_id for field in spec.partition_by)}
+        partition_ids = [field.column_id for field in spec.partition_by]
+        fixed = {*spec.primary_key, *partition_ids, *spec.sort_by}
         if any(version not in copy for copy in copies):
             before = schemas.get(version - 1)
             for runtime in runtimes:

@@ -50,6 +50,7 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "schema_version": state.schema_version,
         "primary_key": [names[each] for each in spec.primary_key],
         "partition_by": partition_spec_text(spec.partition_by, schema) if spec.partition_by else [],
+        "sort_by": [names[each] for each in spec.sort_by],
         "part_of": spec.part_of or None,
         "part_index": spec.part_index if spec.part_of else None,
         "retention_age_s": (

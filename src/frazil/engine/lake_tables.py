@@ -71,6 +71,7 @@ class CatalogTables:
             schema_version=definition.version,
             root=self._root,
             partition_by=definition.partition_by,
+            sort_by=definition.sort_by,
             parts=definition.parts,
             begin=definition.ends,
             target_file_bytes=self._settings.lake.writer.target_file_bytes,

@@ -33,6 +33,7 @@ from frazil.errors import (
     Overloaded,
     Unavailable,
 )
+from frazil.ingest.routing import key_names
 from frazil.lake.commit import CommitRequest, CommitResult
 from frazil.lake.declared import SKIPPED, ranges_between
 from frazil.lake.names import table_of
@@ -177,16 +178,18 @@ class LakeTopic:
         """Return the topic as its table has to be, at one version of its columns."""
         spec = self.runtimes[0].state.spec
         accepted = self.wishes.choice == "accept"
+        columns = self.columns(version)
         return Definition(
             self.name,
             self.uid,
             self.table,
             version,
-            self.columns(version),
+            columns,
             spec.partition_by,
             len(self.runtimes) if spec.part_of else 0,
             # A new table begins at what is held, or behind what the one before had.
             self.remembered() if accepted else self._first_held(),
+            tuple(key_names(columns, spec.sort_by) if spec.sort_by else ()),
         )
 
     def columns(self, version: int) -> pa.Schema:

@@ -34,6 +34,7 @@ class Definition(NamedTuple):
     """How many parts it has, 0 for a topic without."""
     ends: Ends
     """Where a new table begins, by part; all parts are in it."""
+    sort_by: tuple[str, ...] = ()
 
 
 class Tables(Protocol):

@@ -265,7 +265,7 @@ def _partition_spec(definition: Definition, schema: Schema) -> PartitionSpec:
 
 
 def _sort_order(definition: Definition, schema: Schema) -> SortOrder:
-    """Return the order that rewrites sort by; appends keep that of the offsets."""
+    """Return the order that rows have within a file; without one, that of the offsets."""
     if not definition.sort_by:
         return UNSORTED_SORT_ORDER
     fields: list[SortField] = []

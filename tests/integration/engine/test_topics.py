@@ -12,7 +12,7 @@ from tests.integration.engine.opening import column_of, open_small, payloads_of,
 
 DESCRIPTION = {
     *("name", "id", "kind", "created", "version", "sync", "lane", "columns", "schema_version"),
-    *("primary_key", "partition_by", "part_of", "part_index", "retention_age_s"),
+    *("primary_key", "partition_by", "sort_by", "part_of", "part_index", "retention_age_s"),
     *("retention_bytes", "on_full", "holds", "watermarks", "gaps", "lost", "producers", "refused"),
     *("oldest_kept_by", "unknown_key", "signals", "lake", "topic_id"),
 }
@@ -379,3 +379,26 @@ def test_wrong_arguments_of_open_are_refused(tmp_path):
         frazil.open(tmp_path / "d", **{"log.sink": "commit"})
     with pytest.raises(InvalidRequest, match="not both"):
         frazil.open(frazil.Settings(), **{"log.sync": "none"})
+
+
+def test_a_topic_keeps_the_columns_that_its_table_is_sorted_by(tmp_path):
+    """They are shown, outlive a restart and a rename, and cannot be dropped."""
+    columns = {"id": "long", "name": "string", "tags": "list<string>"}
+    with frazil.open(tmp_path) as db:
+        db.create_topic("t", columns, sort_by=["name", "id"])
+        assert db.describe("t")["sort_by"] == ["name", "id"]
+        db.alter_topic("t", rename={"name": "title"})
+        with pytest.raises(InvalidRequest, match="title"):
+            db.alter_topic("t", drop=["title"])
+    with frazil.open(tmp_path) as db:
+        assert db.describe("t")["sort_by"] == ["title", "id"]
+
+
+@pytest.mark.parametrize("sort_by", [["absent"], ["tags"], ["id", "id"]], ids=str)
+def test_a_table_is_not_sorted_by_what_is_no_plain_column(tmp_path, sort_by):
+    """The message names the column and those there are."""
+    with frazil.open(tmp_path) as db:
+        with pytest.raises(InvalidRequest, match="sort_by"):
+            db.create_topic("t", {"id": "long", "tags": "list<string>"}, sort_by=sort_by)
+        with pytest.raises(InvalidRequest, match="message topic"):
+            db.create_topic("t", sort_by="id")

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -176,3 +177,18 @@ def test_the_exit_code_of_verify_is_the_verdict(world, tmp_path):
     assert (code, told["verdict"]) == (8, "damaged")
     assert told["problems"][0]["kind"] == "doubled"
     assert told["problems"][0]["places"] == ["5"]
+
+
+def test_a_table_is_sorted_as_its_topic_says(world, tmp_path):
+    """The table has the topic's sort order, and Spark writes each file by it; nothing else moves."""
+    with opened(world, tmp_path) as db:
+        topic = db.create_topic("sorted", COLUMNS, sort_by=["text"], lake=True)
+        topic.append_many([{"id": number, "text": f"t{number}"} for number in (5, 3, 9, 1)])
+        db.lake.flush("sorted")
+        table = catalog_of(db).load_table(("default", "sorted"))
+        names = [table.schema().find_column_name(f.source_id) for f in table.sort_order().fields]
+        assert names == ["text"]
+        [file] = [task.file.file_path for task in table.scan().plan_files()]
+        texts = pq.read_table(file.removeprefix("file://"))["text"].to_pylist()
+        assert texts == ["t1", "t3", "t5", "t9"]
+        assert db.lake.verify("sorted").verdict == "good"
