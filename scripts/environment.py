@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+JARS_TIMEOUT_S = 120
 TARGETS = {"run": ".[query,lake]", "dev": ".[dev,lake]"}
 
 
@@ -79,8 +80,22 @@ def build(flavour: str) -> None:
     print(f"installing {TARGETS[flavour]} into {VENV.name}", flush=True)
     options = ["--quiet", "--disable-pip-version-check", "--no-input"]
     run([str(PYTHON), "-m", "pip", "install", *options, "--editable", TARGETS[flavour]])
+    fetch_jars()
     # Written last: an interrupted build leaves no key and is done again.
     key_path(flavour).write_text(key_of(flavour), encoding="utf-8")
+
+
+def fetch_jars() -> None:
+    """Fetch what Spark needs, so that the first table does not wait for it; or let the lake do it."""
+    command = [str(PYTHON), "-m", "frazil.cli", "lake", "setup"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL, timeout=JARS_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode != 0:
+        print("the lake has no jars yet and will try again when it starts", flush=True)
 
 
 def works() -> bool:
