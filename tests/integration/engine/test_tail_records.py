@@ -77,7 +77,7 @@ class Shade(enum.StrEnum):
         ("float", np.float64(0.1)),
         ("double", np.float32(0.1)),
         ("string", Shade.DARK),
-        ("bytes", memoryview(b"view")),
+        pytest.param("bytes", memoryview(b"view"), id="bytes-view"),
     ],
     ids=str,
 )
