@@ -3,8 +3,9 @@
 A table of another topic has rows where this topic has records of its own, and so has the topic's own
 table if the log is an older copy that was published to. These records are published again behind the
 table's end, and only then the table becomes this topic's: a crash before leaves a table that is not
-ours, or a log that is known to have branched off, and calling it again goes on where it stood. What is left to do is in the metadata;
-records that were published and not yet noted there are known by their producer.
+ours, or a log that is known to have branched off, and calling it again goes on where it stood. What
+is left to do is in the metadata; records that were published and not yet noted there are known by
+their producer.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ EPOCH: Final = "/lake/epoch"
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What an operator decided about a topic's table; it outlives a restart.
+    """What outlives a restart of a topic's way into its table: an operator's decisions, mostly.
 
     `chosen` is where the table stood when the choice was made. `own_to` is where this log ended
     when it was opened, until a look at the table was good: if the log is an older copy, what was
@@ -47,9 +47,9 @@ class Wishes(msgspec.Struct, frozen=True):
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of taking another topic's table over; all by part.
+    """What is left of going on behind a table that has another log's records; all by part.
 
-    `owner` is the topic id that the table had, `name` tells the records that are published again
+    `owner` is the topic id that the table had, the topic's own if its log is an older copy, `name` tells the records that are published again
     from all others. `left` are the ranges of own records that are still to be published behind the
     table's end, `ends` where it stood, `sent` how many records were published already.
     """
