@@ -9,7 +9,7 @@ SECONDS ?= 60
 SEEDS ?= 100000
 KILLS ?= 500
 LIVES ?= 5000
-JOBS ?= 2
+JOBS ?= 3
 
 SPARK_KILLS := $(addprefix tests/integration/lake/test_,kills_spark.py programs_spark.py planted_spark.py)
 

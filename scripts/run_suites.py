@@ -14,7 +14,7 @@ def main() -> int:
     """Run pytest over the named suites; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=3)
     arguments = parser.parse_args()
     folders = [f"tests/{suite}" for suite in arguments.suites]
     present = [folder for folder in folders if any((ROOT / folder).rglob("test_*.py"))]

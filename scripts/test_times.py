@@ -49,7 +49,7 @@ def main() -> int:
     """Print the table; return 1 if something failed or took more than it may."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(SHARES_S), metavar="part")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=3)
     arguments = parser.parse_args()
     rows = {name: ran(name, arguments.jobs) for name in arguments.parts}
     print(f"\n{'part':<8} {'time':>8} {'share':>7} {'JVM starts':>11}  result")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 
 # Random on purpose: a run that always tries the same examples finds nothing new. The blob that
@@ -18,6 +19,12 @@ settings.register_profile(
 settings.register_profile("long", settings.get_profile("ci"), max_examples=2000)
 settings.register_profile("debug", settings.get_profile("ci"), verbosity=Verbosity.verbose)
 settings.load_profile(os.environ.get("FRAZIL_TEST_PROFILE", "ci"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Start what takes long before the rest, whatever order the seed gave: the rest fills up."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_report_header(config):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from functools import partial
+from functools import cache, partial
 
 import attrs
 import pyarrow as pa
@@ -20,6 +20,7 @@ from frazil.engine.core import Engine
 from frazil.engine.indexing import known_topics
 from frazil.errors import NotFound
 from frazil.model import Ack
+from frazil.query import lockdown, pool
 from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 from tests.crash.checker import require
 
@@ -46,23 +47,37 @@ SETTINGS = Settings(data_dir=ROOT).model_copy(
 
 
 @contextlib.contextmanager
-def crashes_passed_over():
-    """Let SQLite call a dead disk on its way out: what it meets there has nobody to go to.
+def many_lives():
+    """Make room for many lives of an engine, crashes among them, in one process.
 
-    What crashed is collected before the end, so that it does not speak up in another test.
+    SQLite may call a dead disk on its way out: what it meets there has nobody to go to. What
+    crashed is collected before the end, so that it does not speak up in another test. SQL of all
+    lives runs in one instance of DuckDB: to start one costs more than most steps of a life.
     """
     hook = sys.unraisablehook
+    connect = pool.connect_locked
 
     def pass_over(unraisable):
         if not isinstance(unraisable.exc_value, SimulatedCrash):
             hook(unraisable)
 
     sys.unraisablehook = pass_over
+    pool.connect_locked = _connect
     try:
         yield
     finally:
+        pool.connect_locked = connect
         gc.collect()
         sys.unraisablehook = hook
+
+
+def _connect(*, directories, **settings):
+    return _instance(tuple(directories), **settings).cursor()
+
+
+@cache
+def _instance(directories, **settings):
+    return lockdown.connect_locked(directories=directories, **settings)
 
 
 @attrs.define(eq=False)

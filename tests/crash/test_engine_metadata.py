@@ -19,7 +19,7 @@ from frazil.log.journal import Journal
 from frazil.metadata import Transaction
 from frazil.testing import SimulatedCrash
 from tests.crash.checker import Violation
-from tests.crash.engine_world import ROOT, World, crashes_passed_over
+from tests.crash.engine_world import ROOT, World, many_lives
 
 DATABASE = f"{ROOT}/meta.db"
 SEEDS = max(1_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 20)
@@ -180,7 +180,7 @@ def run_seed(seed, *, lanes):
 
 def run_seeds(seeds):
     """Run many seeds, every second one with dedicated lanes; return the first failure."""
-    with crashes_passed_over():
+    with many_lives():
         for seed in seeds:
             lanes = bool(seed % 2)
             fault = run_seed(seed, lanes=lanes)

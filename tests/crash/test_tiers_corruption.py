@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from frazil.errors import FrazilError
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import Scene
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
@@ -66,7 +66,7 @@ def damaged(base, spot, *, mode):
 @pytest.mark.parametrize("part", [".parquet", ".keys", "/marks/"])
 def test_a_flip_is_repaired_while_the_log_has_the_records(part, shard):
     """As long as the log holds a file's range, damage of the file is not to be seen in answers."""
-    with crashes_passed_over():
+    with many_lives():
         base = prepared(freed=False)
         chosen = some(spots(base, part), f"{SEED}/{part}")
         for number, spot in enumerate(chosen[shard::SHARDS]):
@@ -82,7 +82,7 @@ def test_a_flip_is_repaired_while_the_log_has_the_records(part, shard):
 def test_a_flip_is_told_when_the_log_has_let_go(part, shard):
     """Without the log an answer is right or a `CorruptionError`, never wrong; nothing is hidden."""
     refused = 0
-    with crashes_passed_over():
+    with many_lives():
         base = prepared(freed=True)
         chosen = some(spots(base, part), f"{SEED}/{part}/freed")
         for number, spot in enumerate(chosen[shard::SHARDS]):
@@ -96,7 +96,7 @@ def test_a_flip_is_told_when_the_log_has_let_go(part, shard):
 @pytest.mark.parametrize("freed", [False, True], ids=["log", "files"])
 def test_a_missing_or_short_file_is_told_or_repaired(freed):
     """A file that is gone or cut short is written again from the log, or refused."""
-    with crashes_passed_over():
+    with many_lives():
         base = prepared(freed=freed)
         for path in base.files(".parquet"):
             for size in (None, 0, 10):
@@ -116,7 +116,7 @@ def test_a_missing_or_short_file_is_told_or_repaired(freed):
 @pytest.mark.timeout(0)
 def test_the_scrub_finds_a_flip_that_nobody_reads():
     """A flipped bit in a file that no one asks for is found, told and repaired by the scrub."""
-    with crashes_passed_over():
+    with many_lives():
         base = prepared(freed=False)
         for spot in Random(SEED).sample(spots(base, ".parquet"), FLIPS // 3):
             scene = damaged(base, spot, mode="closed")
@@ -133,7 +133,7 @@ def test_the_scrub_finds_a_flip_that_nobody_reads():
 @pytest.mark.timeout(0)
 def test_lost_metadata_is_found_again_in_the_files():
     """Without a line of metadata, and with the log let go, the files tell all they hold."""
-    with crashes_passed_over():
+    with many_lives():
         base = prepared(freed=True)
         for path in [path for path in base.disk.paths() if "meta.db" in path]:
             base.disk.unlink(path)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from frazil.testing import SimulatedCrash
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import MOVES, Scene, evict
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
@@ -51,7 +51,7 @@ def test_a_move_that_is_cut_off_leaves_the_old_or_the_new_state(move, expires):
     """Wherever a move is cut off, every record is there once, and the move can be done again."""
     if move is evict:
         pytest.skip("an eviction from memory touches no file")
-    with crashes_passed_over():
+    with many_lives():
         base = Scene(expires=expires)
         point = 1
         while (scene := cut_off(base, move, point)) is not None:
@@ -67,7 +67,7 @@ def test_a_move_that_is_cut_off_leaves_the_old_or_the_new_state(move, expires):
 @pytest.mark.parametrize("freed", [False, True], ids=["log", "files"])
 def test_an_opening_that_is_cut_off_is_done_again(freed):
     """A crash in the middle of an opening, after a crash in the middle of a flush, loses nothing."""
-    with crashes_passed_over():
+    with many_lives():
         base = Scene(freed=freed)
         base.disk.crash_at = base.disk.sync_points + 20
         with pytest.raises(SimulatedCrash):

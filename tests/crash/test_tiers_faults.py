@@ -10,7 +10,7 @@ import pytest
 
 from frazil.errors import FrazilError
 from frazil.testing.faulty_fs import Fault, FaultyFileSystem
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import MOVES, Scene, expire
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
@@ -20,7 +20,7 @@ VERBS = (
 )
 ERRORS = (errno.EIO, errno.ENOSPC) if EXHAUSTIVE else (errno.EIO,)
 DENSE = 1 << 30 if EXHAUSTIVE else 2
-STRIDE = 17
+STRIDE = 37
 """Every call up to `DENSE` fails, beyond it one in so many."""
 PLACES = ("/disk", "/marks")
 
@@ -76,7 +76,7 @@ def look(scene):
 def test_a_call_that_fails_is_told_and_harmless(verb):
     """Whatever call fails, only errors of ours come out, and without faults all is there again."""
     fired_total = 0
-    with crashes_passed_over():
+    with many_lives():
         for expires, moves in ((False, MOVES), (True, (expire,))):
             base = FaultyScene(expires=expires)
             for move in moves:

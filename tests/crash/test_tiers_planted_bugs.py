@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.crash.tiers_plants import PLANTS
 from tests.property.tiers_steps import failure
 
@@ -19,7 +19,7 @@ STEPS = 36
 @pytest.mark.parametrize(("plant", "first"), PLANTS.items(), ids=[p.__name__ for p in PLANTS])
 def test_a_planted_bug_of_the_tiers_is_found(plant, first, monkeypatch):
     """With the bug some life breaks a promise; without it the same life does not."""
-    with crashes_passed_over():
+    with many_lives():
         with monkeypatch.context() as patch:
             plant(patch)
             found = hunt(range(first, first + SEEDS_MAX))

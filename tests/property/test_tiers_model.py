@@ -7,7 +7,7 @@ import os
 import pytest
 
 from frazil.testing import SimulatedCrash
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.property.tiers_replay import command
 from tests.property.tiers_steps import Life, shrink
 
@@ -22,7 +22,7 @@ def run_lives(seeds, *, checks, rewinds=False):
     """Run lives; fail with the command that repeats the first one that breaks a promise."""
     print(f"seeds {seeds.start}..{seeds.stop - 1} checks={checks} rewinds={rewinds}")
     crashes = queries = 0
-    with crashes_passed_over():
+    with many_lives():
         for seed in seeds:
             life = Life(seed, checks=checks, rewinds=rewinds)
             try:
@@ -73,7 +73,7 @@ def test_a_failing_life_shrinks_to_the_steps_it_needs(monkeypatch):
     """With a bug in the model itself a few steps are left, and they still fail."""
     monkeypatch.setattr("tests.property.tiers_steps.WIDER", {})
     monkeypatch.setattr(Life, "_reopen", _broken)
-    with crashes_passed_over():
+    with many_lives():
         skip, error = shrink(BASE, checks=0.0, steps=12)
     assert isinstance(error, AssertionError)
     assert 12 - len(skip) <= 1

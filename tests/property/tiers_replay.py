@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import traceback
 
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.property.tiers_steps import failure, shrink
 
 
@@ -25,7 +25,7 @@ def main():
     parser.add_argument("--rewinds", action="store_true")
     arguments = parser.parse_args()
     options = {"checks": arguments.checks, "rewinds": arguments.rewinds}
-    with crashes_passed_over():
+    with many_lives():
         skip = shrink(arguments.seed, **options)[0] if arguments.shrink else ()
         life, error = failure(arguments.seed, skip=skip, **options)
     print(*life.world.history, sep="\n")

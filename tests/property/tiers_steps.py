@@ -89,7 +89,7 @@ class Life:
             else:
                 self._crash(power=random.random() < 0.7)
             if random.random() < self.checks:
-                self.check(queries=0.1)
+                self.check(queries=0.05)
         except SimulatedCrash:
             self._crash(power=True)
         self.world.disk.crash_at = None

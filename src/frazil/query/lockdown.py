@@ -73,8 +73,7 @@ def connect_locked(
         "SET GLOBAL lock_configuration = true",
     ]
     try:
-        for setting in settings:
-            connection.execute(setting)
+        connection.execute("; ".join(settings))
     except duckdb.Error:
         connection.close()
         raise

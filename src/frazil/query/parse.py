@@ -2,11 +2,13 @@
 
 The tree is the JSON of `json_serialize_sql`: plain dictionaries and lists, whose shape belongs to
 one version of DuckDB. Parsing runs in an instance of its own that has one thread, no data and no
-access to anything.
+access to anything; all engines of a process share it, as a new one costs more than most queries.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,11 +31,24 @@ _decode: Final = msgspec.json.Decoder(Node).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
+_making: Final = threading.Lock()
+
+
+@functools.cache
+def _made() -> duckdb.DuckDBPyConnection:
+    return connect_locked(threads=1, memory_bytes=256 << 20)
+
+
+def _instance() -> duckdb.DuckDBPyConnection:
+    with _making:
+        return _made()
+
+
 class Parser:
     """Parses statements; all methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._instance = connect_locked(threads=1, memory_bytes=256 << 20)
+        self._instance = _instance()
         self._idle: deque[duckdb.DuckDBPyConnection] = deque()
 
     def parse(self, sql: str) -> Node:
@@ -69,10 +84,9 @@ class Parser:
             self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the instance; nothing is parsed any more."""
+        """Close the connections; nothing is parsed any more."""
         while self._idle:
             self._idle.pop().close()
-        self._instance.close()
 
     def _ask(self, question: str, value: str) -> str:
         import duckdb

@@ -8,7 +8,7 @@ import pytest
 
 from frazil.engine.core import Engine
 from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.property.tiers_world import DEFAULTS, LOG
 
 SETTINGS = DEFAULTS.model_copy(
@@ -37,7 +37,7 @@ class Place:
 def place():
     """A disk with an engine, closed in the end."""
     place = Place()
-    with crashes_passed_over():
+    with many_lives():
         place.open()
         yield place
         place.engine.close()

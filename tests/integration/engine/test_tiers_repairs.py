@@ -13,7 +13,7 @@ from frazil.engine import topic_tiers
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.testing import SimulatedCrash
 from frazil.tiers.flush import flush_set
-from tests.crash.engine_world import crashes_passed_over
+from tests.crash.engine_world import many_lives
 from tests.integration.engine.opening import (
     LOG_ALONE,
     column_of,
@@ -33,7 +33,7 @@ def opened():
         worlds.append(World(**settings))
         return worlds[-1]
 
-    with crashes_passed_over():
+    with many_lives():
         yield make
         for world in worlds:
             with contextlib.suppress(SimulatedCrash):

@@ -9,7 +9,7 @@ import pytest
 from frazil.engine.core import Engine
 from frazil.errors import NotFound
 from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
-from tests.crash.engine_world import SETTINGS, crashes_passed_over
+from tests.crash.engine_world import SETTINGS, many_lives
 
 CLONES = 5
 COLUMNS = {"id": "long", "v": "int"}
@@ -18,7 +18,7 @@ COLUMNS = {"id": "long", "v": "int"}
 @pytest.fixture(autouse=True)
 def quiet_crashes():
     """Pass over what SQLite says of a disk that is gone."""
-    with crashes_passed_over():
+    with many_lives():
         yield
 
 

@@ -152,7 +152,7 @@ select e.id, u.score from events e asof join app.users u on e.v >= u.score where
 describe events
 describe select id, kind from events
 select column_name, column_type from (describe app.users)
-summarize select id, v from events
+select * replace (round(std::double, 9) as std) from (summarize select id, v from events)
 select id from events order by ts desc limit 3 offset 2
 select id from events order by id limit 10%
 select #1 from events where id = 3
