@@ -31,7 +31,9 @@ NO_TESTS = 5
 """Pytest's exit code for a run without tests."""
 LOOK_S = 0.2
 SPARK = b"org.apache.spark.deploy.SparkSubmit"
-"""What the JVM of a session runs; others, that tell a version, come and go."""
+"""What the JVM of a session runs."""
+LAUNCHER = b"org.apache.spark.launcher.Main"
+"""What the JVM runs that only puts the command line of the other together."""
 
 MARK_NAME = "TEST_TIMES_OF"
 """The variable that the processes of this run have in their environment."""
@@ -77,7 +79,7 @@ def command(part: str, jobs: int) -> list[str]:
     """Return the command line of one row: a part's tests, or what `make test` checks first."""
     if part == "static":
         return ["make", "static"]
-    pytest = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "worksteal", "-q"]
+    pytest = [sys.executable, "-m", "pytest", "-n", str(jobs), "-q"]
     return [*pytest, *files_of(part)]
 
 
@@ -117,17 +119,17 @@ class Jvms:
         self._thread.join()
 
     def _watch(self) -> None:
-        before: set[tuple[int, str]] = set()
         while not self._stop.wait(LOOK_S):
-            # For a moment a JVM that starts another program looks like two.
-            now = jvms_now()
-            self.seen |= now & before
-            before = now
+            self.seen |= jvms_now()
 
 
 def jvms_now() -> set[tuple[int, str]]:
-    """Return pid and start time of each JVM that this process or one below it has started."""
-    found: set[tuple[int, str]] = set()
+    """Return pid and start time of each JVM that this process or one below it has started.
+
+    A JVM that starts another program looks like two for a moment: a child of one is none.
+    """
+    found: dict[int, str] = {}
+    parents: dict[int, int] = {}
     mark = f"{MARK_NAME}={os.getpid()}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -135,12 +137,13 @@ def jvms_now() -> set[tuple[int, str]]:
                 continue
             line = (entry / "cmdline").read_bytes()
             environment = (entry / "environ").read_bytes()
-            started = (entry / "stat").read_text().rpartition(")")[2].split()[19]
+            facts = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if SPARK in line and mark in environment:
-            found.add((int(entry.name), started))
-    return found
+        if SPARK in line and LAUNCHER not in line and mark in environment:
+            found[int(entry.name)] = facts[19]
+            parents[int(entry.name)] = int(facts[1])
+    return {(pid, started) for pid, started in found.items() if parents[pid] not in found}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What all suites share: profiles of hypothesis, and a report of what repeats a run."""
+"""What all suites share: profiles of hypothesis, who runs what, what repeats a run."""
 
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
 
 import pytest
 from hypothesis import HealthCheck, Verbosity, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # Random on purpose: a run that always tries the same examples finds nothing new. The blob that
 # hypothesis prints repeats a failure, so nothing is lost by it.
@@ -19,6 +21,29 @@ settings.register_profile(
 settings.register_profile("long", settings.get_profile("ci"), max_examples=2000)
 settings.register_profile("debug", settings.get_profile("ci"), verbosity=Verbosity.verbose)
 settings.load_profile(os.environ.get("FRAZIL_TEST_PROFILE", "ci"))
+
+
+SPARK_TESTS = ("tests/integration/lake/", "tests/contract/test_lake_table.py")
+WITH_WORKERS = {"test_kills_spark", "test_programs_spark", "test_worker", "test_wiped_and_wide"}
+"""Those of them that wait for processes of their own, and so go to another process."""
+
+
+class FewSessions(LoadScopeScheduling):
+    """Gives a test to whoever is free, but all that share a Spark session to the same process.
+
+    To start Spark takes longer than most tests that use it.
+    """
+
+    def _split_scope(self, nodeid):
+        path = nodeid.partition("::")[0]
+        if not path.startswith(SPARK_TESTS):
+            return nodeid
+        return "spark, processes" if PurePath(path).stem in WITH_WORKERS else "spark, tables"
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Hand out tests in the way above, whatever `--dist` says."""
+    return FewSessions(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 __all__ = ["NICENESS", "step_back"]
 
-NICENESS: Final = 5
+NICENESS: Final = 10
 _GROUP: Final = "/proc/self/autogroup"
 
 

@@ -8,6 +8,7 @@ in it, are others.
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 
@@ -15,8 +16,10 @@ import duckdb
 import duckdb_extensions
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 import frazil
+from frazil.cli.app import app
 from frazil.engine import lake as engine_lake
 from frazil.engine.lake_worker import Launched
 from frazil.lake.connection import connect
@@ -24,7 +27,7 @@ from frazil.lake.session import session_conf
 from frazil.lake.worker import Worker
 from frazil.lake.worker_calls import WorkerConfig
 from frazil.lake.worker_spark import Spark
-from tests.integration.lake.spark_world import QUICK_JAVA
+from tests.integration.lake.spark_world import QUICK
 
 END_SECONDS = 30.0
 SETTINGS = {
@@ -32,7 +35,7 @@ SETTINGS = {
     "lake.writer.flush_interval": "1h",
     "lake.ack_timeout_s": "300s",
     "lake.worker.ping_timeout_s": "120s",
-    "lake.spark.conf": {"spark.driver.extraJavaOptions": QUICK_JAVA},
+    "lake.spark.conf": QUICK,
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0,
@@ -147,3 +150,11 @@ def check_rows(catalog, name, wanted, *, column="id"):
     for reader in (by_pyiceberg, by_duckdb):
         found = [(row["_offset"], row[column]) for row in reader(catalog, name)]
         assert found == sorted(wanted.items()), reader.__name__
+
+
+def verify_here(world, path, topic, *, port=0):
+    """Run `frazil verify` on the shared session; return its exit code and what it printed."""
+    options = ["--data", str(path), "--set", f"lake.catalog.port={port}", "--output", "json"]
+    with shared_workers(world):
+        done = CliRunner().invoke(app, [*options, "verify", topic])
+    return done.exit_code, json.loads(done.stdout)

@@ -38,13 +38,18 @@ from frazil.tiers.disk_file import file_schema
 MARKS = [
     pytest.mark.integration,
     pytest.mark.timeout(600),
-    # With `--dist loadgroup` one process takes all of them: one JVM.
-    pytest.mark.xdist_group("spark"),
     # PySpark leaves sockets to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-QUICK_JAVA = "-XX:TieredStopAtLevel=1"
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # To compile a query takes longer than to run it over the few rows of a test. The whole way in
+    # tests/integration/engine/test_lake_spark.py goes as users have it.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""What makes Spark start and answer sooner where little is asked of it."""
 TIME_US = 1_790_000_000_000_000
 _numbers = itertools.count(1)
 
@@ -110,7 +115,7 @@ def shared_world():
         jars=ready.jars,
         catalog=address,
         run_dir=run_dir,
-        conf={"spark.driver.extraJavaOptions": QUICK_JAVA},
+        conf=QUICK,
     )
     session = build_session(
         conf, java=ready.java, run_dir=run_dir, log_path=str(root / "spark.log")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from frazil.cli.app import app
 from frazil.errors import Unavailable
 from frazil.lake.connection import connect
-from tests.integration.lake.spark_engine import check_rows, opened, session_at, shared_workers
+from tests.integration.lake.spark_engine import check_rows, opened, session_at, verify_here
 from tests.integration.lake.spark_world import MARKS
 
 pytestmark = MARKS
@@ -150,30 +147,22 @@ def test_150_columns_with_all_marks_and_all_memory_lost(world, tmp_path):
         assert {(row["c0"], row["c148"]) for row in found} == {(n * 7, n * 7) for n in range(25)}
 
 
-def command(world, path):
-    """Run `frazil verify` here; return its exit code and what it printed."""
-    options = ["--data", str(path), "--set", "lake.catalog.port=0", "--output", "json"]
-    with shared_workers(world):
-        done = CliRunner().invoke(app, [*options, "verify", "judged"])
-    return done.exit_code, json.loads(done.stdout)
-
-
 def test_the_exit_code_of_verify_is_the_verdict(world, tmp_path):
     """0 for a good table, 2 for rows that others deleted, 8 for rows that are there twice."""
     wanted = {}
     with opened(world, tmp_path) as db:
         publish(db.create_topic("judged", COLUMNS, lake=True), wanted, 12)
         db.lake.flush("judged")
-    code, told = command(world, tmp_path)
+    code, told = verify_here(world, tmp_path, "judged")
     assert (code, told["verdict"], told["rows"], told["compared"]) == (0, "good", 12, 12)
     with opened(world, tmp_path) as db:
         catalog_of(db).load_table(("default", "judged")).delete("_offset = 3")
-    code, told = command(world, tmp_path)
+    code, told = verify_here(world, tmp_path, "judged")
     assert (code, told["deleted"], told["deleted_places"]) == (2, 1, ["3"])
     with opened(world, tmp_path) as db:
         table = catalog_of(db).load_table(("default", "judged"))
         table.append(table.scan(row_filter="_offset = 5").to_arrow())
-    code, told = command(world, tmp_path)
+    code, told = verify_here(world, tmp_path, "judged")
     assert (code, told["verdict"]) == (8, "damaged")
     assert told["problems"][0]["kind"] == "doubled"
     assert told["problems"][0]["places"] == ["5"]

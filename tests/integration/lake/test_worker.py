@@ -15,7 +15,7 @@ import pytest
 from frazil.config import load_settings
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_calls import commit_body, commit_result, hello_body
-from tests.integration.lake.spark_world import MARKS, QUICK_JAVA
+from tests.integration.lake.spark_world import MARKS, QUICK
 
 pytestmark = MARKS
 
@@ -67,7 +67,7 @@ class Engine:
             environment={},
             overrides={
                 "data_dir": str(self.directory),
-                "lake.spark.conf": {"spark.driver.extraJavaOptions": QUICK_JAVA},
+                "lake.spark.conf": QUICK,
                 # The first commit of a JVM takes long where others want the machine as well.
                 "lake.worker.stop_timeout_s": 240.0,
             },
