@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 JARS_TIMEOUT_S = 120
-TARGETS = {"run": ".[query,lake]", "dev": ".[dev,lake]"}
+TARGETS = {"run": ".[query,lake,serve]", "dev": ".[dev,lake,serve]"}
 
 
 def main() -> int:
