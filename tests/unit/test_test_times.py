@@ -21,10 +21,10 @@ def test_every_test_file_is_in_one_part():
 
 
 def test_the_shares_are_those_that_were_promised():
-    """The log has four minutes with the static checks, the tiers four, the lake six and 12 JVMs."""
+    """The log has four minutes with the static checks, tiers and broker four, the lake six."""
     shares = test_times.SHARES_S
     assert shares["static"] + shares["log"] == 240
-    assert (shares["tiers"], shares["lake"]) == (240, 360)
+    assert (shares["tiers"], shares["lake"], shares["broker"]) == (240, 360, 240)
     assert test_times.JVM_STARTS_MAX == {"lake": 12}
 
 
@@ -36,6 +36,8 @@ def test_the_shares_are_those_that_were_promised():
         ("unit/query/test_catalog.py", "tiers"),
         ("property/test_tiers_model.py", "tiers"),
         ("unit/log/test_reader.py", "log"),
+        ("unit/serve/h2/test_frames.py", "broker"),
+        ("unit/log/test_cursor_frames.py", "broker"),
         ("contract/test_metadata_store.py", "log"),
     ],
 )
