@@ -19,7 +19,7 @@ PYTEST := $(PY) -m pytest
 # Product code runs with assertions on, whatever the shell has set.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help run test test-times check bench crash fuzz soak clean environment environment-dev static
+.PHONY: help run test test-times check bench crash fuzz soak proto clean environment environment-dev static
 
 help: ## Show this list
 	@echo "usage: make TARGET [NAME=value ...]"
@@ -49,6 +49,9 @@ fuzz: environment-dev ## Fuzz every decoder for SECONDS=n
 
 soak: environment-dev ## Hours of load with checks on memory, disk and order
 	@$(PY) bench/soak.py
+
+proto: environment-dev ## Generate the code of the wire protocol's messages
+	@$(PY) scripts/proto.py
 
 clean: ## Remove the environment and caches; ./data stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

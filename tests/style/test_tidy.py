@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "frazil"
 FOLDERS = ("src", "tests", "scripts", "bench")
 NAMES_MAX = 15
+GENERATED = "_pb2.py"
+"""How the names of files end that a compiler wrote; scripts/proto.py is the one to be tidy."""
 
 SEAMS = {"fs.py", "clock.py"}
 
@@ -72,7 +74,7 @@ def python_files(*folders):
     found = []
     for folder in folders:
         found += [path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts]
-    return sorted(found)
+    return sorted(path for path in found if not path.name.endswith(GENERATED))
 
 
 def tracked_files():

@@ -1,0 +1,1 @@
+"""The Danube client protocol: its messages, names, statuses and services."""
