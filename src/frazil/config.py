@@ -36,6 +36,7 @@ from frazil.config_sections import (
     setting,
     setting_info,
 )
+from frazil.config_serve import AuthSettings, ServeSettings
 from frazil.config_sources import (
     ENVIRONMENT_PREFIX,
     NESTED_DELIMITER,
@@ -49,6 +50,7 @@ from frazil.errors import InvalidRequest
 from frazil.units import DURATION_PATTERN, SIZE_PATTERN
 
 __all__ = [
+    "AuthSettings",
     "DiskSettings",
     "LakeSettings",
     "LakeWriterSettings",
@@ -57,6 +59,7 @@ __all__ = [
     "MetadataSettings",
     "ProducerSettings",
     "QuerySettings",
+    "ServeSettings",
     "SettingInfo",
     "Settings",
     "TelemetrySettings",
@@ -92,6 +95,8 @@ class Settings(BaseSettings):
     disk: DiskSettings = Field(default=DiskSettings(), description="The disk tier.")
     lake: LakeSettings = Field(default=LakeSettings(), description="Iceberg tables.")
     query: QuerySettings = Field(default=QuerySettings(), description="SQL.")
+    serve: ServeSettings = Field(default=ServeSettings(), description="The broker.")
+    auth: AuthSettings = Field(default=AuthSettings(), description="Who may do what.")
     telemetry: TelemetrySettings = Field(
         default=TelemetrySettings(), description="Events and metrics."
     )
@@ -128,6 +133,11 @@ class Settings(BaseSettings):
         found = self.model_copy()
         found._set_at = dict(origins)  # noqa: SLF001 - a copy of our own class
         return found
+
+    @property
+    def secured(self) -> bool:
+        """Whether addresses beyond this machine may be used: it is safe, or the user said so."""
+        return self.serve.insecure or (self.serve.tls and self.auth.enabled)
 
     def values(self) -> dict[str, object]:
         """Return every setting by its dotted path, in the order of `describe`."""
@@ -291,6 +301,11 @@ def _parts(ratio: float) -> int:
     return round(ratio * 1_000_000)
 
 
+def _exposed_unsafely(name: str) -> Callable[[Settings], bool]:
+    """Return the test of one of the broker's addresses."""
+    return lambda s: getattr(s.serve, name) in s.serve.exposed and not s.secured
+
+
 _RULES: Final = (
     _Rule(
         "a segment must hold the largest write and 1MiB beside it",
@@ -381,6 +396,51 @@ _RULES: Final = (
         "lake.warehouse",
         "lake.warehouse",
         lambda s: "\0" in s.lake.warehouse,
+    ),
+    *(
+        _Rule(
+            "an address beyond this machine needs TLS and authentication, or serve.insecure=true",
+            f"serve.{name}",
+            "serve.insecure",
+            _exposed_unsafely(name),
+        )
+        for name in ("host", "admin_host", "http_host")
+    ),
+    _Rule(
+        "a certificate and its key are set together",
+        "serve.tls_certificate_file",
+        "serve.tls_key_file",
+        lambda s: bool(s.serve.tls_certificate_file) != bool(s.serve.tls_key_file),
+    ),
+    _Rule(
+        "certificates of clients can be asked for with TLS alone",
+        "serve.tls_client_ca_file",
+        "serve.tls_certificate_file",
+        lambda s: bool(s.serve.tls_client_ca_file) and not s.serve.tls,
+    ),
+    _Rule(
+        "two listeners cannot share an address and port",
+        "serve.port",
+        "serve.admin_port",
+        lambda s: s.serve.listeners_clash,
+    ),
+    _Rule(
+        "a request must hold the largest message",
+        "serve.request_bytes_max",
+        "topics.message_bytes_max",
+        lambda s: s.serve.request_bytes_max < s.topics.message_bytes_max,
+    ),
+    _Rule(
+        "authentication needs keys or the secret of tokens, or nobody could do anything",
+        "auth.enabled",
+        "auth.access_file",
+        lambda s: s.auth.enabled and not (s.auth.access_file or s.auth.jwt_secret_file),
+    ),
+    _Rule(
+        "tokens need an issuer that they are checked against",
+        "auth.jwt_secret_file",
+        "auth.jwt_issuer",
+        lambda s: bool(s.auth.jwt_secret_file) and not s.auth.jwt_issuer,
     ),
     _Rule(
         "the directory must have a name without zero bytes",

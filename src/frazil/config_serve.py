@@ -1,0 +1,160 @@
+"""The sections of the broker: where it listens, its certificate, its limits, who may do what.
+
+No setting holds a secret: secrets are in files that settings name, so that `frazil config show`
+and a dumped tree have none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from frazil.config_sections import (
+    DAY,
+    GIB,
+    HOUR,
+    KIB,
+    MIB,
+    MINUTE,
+    Bytes,
+    Count,
+    Seconds,
+    Section,
+    Switch,
+    setting,
+)
+
+__all__ = ["LOOPBACK", "AuthSettings", "ServeSettings", "is_loopback"]
+
+LOOPBACK: Final = "127.0.0.1"
+SKEW_S_MAX: Final = 60.0
+"""No token outlives its end by more, whatever the clocks say."""
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is of this machine alone; a name other than localhost never is."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ServeSettings(Section):
+    """The broker: addresses, certificate, limits."""
+
+    host: str = setting(LOOPBACK, "Clients connect to this address.")
+    port: Count = setting(
+        6650, "Clients connect to this port; 0 is any free one.", low=0, high=65535
+    )
+    admin_host: str = setting(LOOPBACK, "Administration listens on this address.")
+    admin_port: Count = setting(
+        50051, "Administration listens on this port; 0 is any free one.", low=0, high=65535
+    )
+    http_host: str = setting(LOOPBACK, "Health and metrics listen on this address.")
+    http_port: Count = setting(
+        9040, "Health and metrics listen on this port; 0 is any free one.", low=0, high=65535
+    )
+    advertised_url: str = setting(
+        "", "Lookups answer this URL, with its scheme; empty is the address clients connect to."
+    )
+    insecure: Switch = setting(
+        False, "Addresses beyond this machine may be used without TLS and authentication."
+    )
+    tls_certificate_file: str = setting(
+        "", "The certificate and its chain, in PEM; empty is no TLS."
+    )
+    tls_key_file: str = setting("", "The certificate's key, in PEM, readable by its owner alone.")
+    tls_client_ca_file: str = setting(
+        "", "Clients must have a certificate of these authorities, in PEM; empty asks for none."
+    )
+    request_bytes_max: Bytes = setting(
+        4 * MIB, "A request has at most this many bytes.", low=KIB, high=64 * MIB
+    )
+    header_bytes_max: Bytes = setting(
+        8 * KIB, "The headers of a request have at most this many bytes.", low=KIB, high=MIB
+    )
+    connections_max: Count = setting(
+        1_000, "So many connections are open at once, in all.", low=1, high=1_000_000
+    )
+    connections_client_max: Count = setting(
+        500, "One address has at most so many connections.", low=1, high=1_000_000
+    )
+    streams_max: Count = setting(
+        1_000, "One connection has at most so many calls under way.", low=1, high=1_000_000
+    )
+    producers_max: Count = setting(
+        1_000, "A topic has at most so many producers.", low=1, high=1_000_000
+    )
+    subscriptions_max: Count = setting(
+        1_000, "A topic has at most so many subscriptions.", low=1, high=1_000_000
+    )
+    consumers_max: Count = setting(
+        1_000, "A subscription has at most so many consumers.", low=1, high=1_000_000
+    )
+    write_bytes_max: Bytes = setting(
+        MIB, "A connection that is not read has at most this much waiting.", low=KIB, high=GIB
+    )
+    requests_s_max: Count = setting(
+        200_000, "One client makes at most so many requests a second.", low=1, high=1_000_000_000
+    )
+    clients_max: Count = setting(
+        10_000, "Requests are counted for so many clients at once.", low=1, high=1_000_000
+    )
+    handshake_s: Seconds = setting(
+        5.0, "A connection that is not set up after this time is closed.", low=0.01, high=MINUTE
+    )
+    keepalive_s: Seconds = setting(
+        MINUTE, "A silent connection is asked for a sign of life so often.", low=0.1, high=DAY
+    )
+    idle_s: Seconds = setting(
+        10 * MINUTE, "A connection without any call is closed after this time.", low=0.1, high=DAY
+    )
+    drain_s: Seconds = setting(
+        10.0, "When the broker stops, calls under way get so long.", low=0, high=HOUR
+    )
+
+    @property
+    def tls(self) -> bool:
+        """Whether a certificate is set."""
+        return bool(self.tls_certificate_file)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Every address that is listened on."""
+        return (self.host, self.admin_host, self.http_host)
+
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """The addresses that others than this machine can reach."""
+        return tuple(host for host in dict.fromkeys(self.hosts) if not is_loopback(host))
+
+    @property
+    def listeners_clash(self) -> bool:
+        """Whether two listeners are set to one port of one address."""
+        fixed = [
+            (host, port)
+            for host, port in zip(
+                self.hosts, (self.port, self.admin_port, self.http_port), strict=True
+            )
+            if port
+        ]
+        return len(set(fixed)) < len(fixed)
+
+
+class AuthSettings(Section):
+    """Who may do what; everybody may do everything until it is switched on."""
+
+    enabled: Switch = setting(
+        False, "Every call needs a token or key, and may do only what is granted to its holder."
+    )
+    access_file: str = setting("", "The file of API keys, roles and who has them, in YAML.")
+    jwt_secret_file: str = setting(
+        "", "The file of secrets that tokens are signed with, one a line; empty takes no tokens."
+    )
+    jwt_issuer: str = setting("", "Tokens must be of this issuer.")
+    jwt_audience: str = setting("", "Tokens must be for this audience; empty does not look at it.")
+    jwt_skew_s: Seconds = setting(
+        30.0, "The clocks of broker and issuer may differ so much.", low=0, high=SKEW_S_MAX
+    )
