@@ -108,6 +108,7 @@ class DrivenLog:
         watermarks=None,
         known_topics=None,
         known_frames=None,
+        known_cursors=None,
     ):
         self.clock = clock or SimulatedClock()
         self.settings = settings or log_settings()
@@ -119,6 +120,7 @@ class DrivenLog:
             producers=SETTINGS.producers,
             watermarks=watermarks,
             known_topics=known_topics,
+            known_cursors=known_cursors,
         )
         # As the engine does in the background: a segment that cannot be sealed waits.
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from frazil.log.checkpoint import (
     encode_checkpoint,
     encode_sections,
 )
+from frazil.log.cursor_state import CursorState
 from frazil.log.history import Batch, ChainedHistory, Piece
 from frazil.log.index import Places, decode_footer, decode_places, footer_of
 from frazil.log.state import JournalState, Sent, SpecialRange
@@ -303,6 +304,14 @@ OFFSETS = st.integers(0, 2**62)
 
 
 @st.composite
+def cursors(draw):
+    """A subscription's progress with holes and repeated deliveries."""
+    ranges = draw(st.lists(st.tuples(OFFSETS, st.integers(1, 99)), max_size=4))
+    attempts = draw(st.lists(st.tuples(OFFSETS, st.integers(2, 99)), max_size=3))
+    return CursorState(draw(OFFSETS), [(at, at + size) for at, size in ranges], attempts)
+
+
+@st.composite
 def states(draw):
     """A journal's state with some of everything that checkpoints carry."""
     state = JournalState()
@@ -323,7 +332,7 @@ def states(draw):
             low, high = sorted((draw(st.integers(0, 99)), draw(st.integers(100, 200))))
             topic.ranges = [SpecialRange(low, high, "gap", "why")]
             topic.next = max(topic.next, high)
-        state.cursors[topic_id, draw(NAMES)] = draw(st.binary(max_size=9))
+        topic.cursors = draw(st.dictionaries(NAMES, cursors(), max_size=2))
         for name in draw(st.sets(NAMES, max_size=2)):
             producer = state.add_producer(
                 state.producer_id_last + 1, topic=topic_id, name=name, epoch=draw(U32)
@@ -341,9 +350,10 @@ def facts_of_state(state):
         t.id: (t.spec, t.next, t.start, t.reserved, t.schemas, t.schema_version, t.holds, t.ranges)
         for t in state.topics.values()
     }
+    cursors = {t.id: t.cursors for t in state.topics.values()}
     producers = [(p.id, p.topic, p.name, p.epoch, list(p.window)) for p in state.producers.values()]
     rest = (state.time_us, state.producer_id_last, state.segment_first, state.unknown_sections)
-    return topics, producers, state.cursors, state.values, rest
+    return topics, producers, cursors, state.values, rest
 
 
 @given(states(), OFFSETS)

@@ -11,6 +11,7 @@ import pytest
 from frazil.errors import InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_sections, encode_checkpoint, encode_sections
+from frazil.log.cursor_state import CursorState
 from frazil.testing import SimulatedFileSystem
 from scripts import make_golden
 from tests.crash.driven_log import DIRECTORY, DrivenLog, read_everything
@@ -69,7 +70,7 @@ def test_the_pinned_directory_reads_as_it_was_written():
     assert state.topics[1].holds == {"lake": 2}
     assert state.topics[2].spec.primary_key == (1,)
     assert state.topics[4].reserved == state.topics[4].next == 2
-    assert state.cursors == {(1, "reader"): b"\x02"}
+    assert state.topics[1].cursors == {"reader": CursorState(2)}
     assert list(state.values.values()) == [b"kept"]
     assert [sent.sequence for sent in state.topics[1].producers["p1"].window] == [0, 1]
 

@@ -164,8 +164,8 @@ class Upkeep:
     def _block(self) -> None:
         with self._space_lock:
             try:
-                if not self.space.blocked:
-                    self.space.block()
+                # Blocked already or not: what met the full disk now needs what the ballast takes.
+                self.space.block()
             finally:
                 self._apply_space()
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import LogSettings, ProducerSettings
     from frazil.fs import FileSystem
+    from frazil.log.cursor_state import CursorState
     from frazil.log.segment import OpenFiles
     from frazil.log.state import TopicState
     from frazil.model import TopicSpec
@@ -66,6 +67,7 @@ def open_journal(
     files: OpenFiles,
     watermarks: Mapping[int, int],
     known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]],
+    known_cursors: Mapping[int, Mapping[str, CursorState]],
 ) -> Opened:
     """Recover the journal in `directory` and return it ready for appending."""
     _make_directory(file_system, directory)
@@ -75,6 +77,7 @@ def open_journal(
         files=files,
         producer_window=producers.window_batches,
         known_topics=known_topics,
+        known_cursors=known_cursors,
     )
     survey.run()
     opening = _Opening(file_system, directory, clock, settings, files, survey)
@@ -124,7 +127,9 @@ def declare_gaps(
     """Raise heads to every end that is remembered anywhere; the difference is a declared gap."""
     gaps: list[tuple[int, SpecialRange]] = []
     for topic in topics:
-        head = max(topic.next, topic.reserved, watermarks.get(topic.id, 0), *topic.holds.values())
+        cursors = (cursor.end for cursor in topic.cursors.values())
+        known = (topic.reserved, watermarks.get(topic.id, 0), *topic.holds.values(), *cursors)
+        head = max(topic.next, *known)
         if head > topic.next:
             reason = "offsets that may have been given out before they were synced"
             special = SpecialRange(topic.next, head, RANGE_GAP, reason)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from frazil.errors import CorruptionError
+from frazil.log.cursor_state import CursorState
 from frazil.log.state import (
     PRODUCER_WINDOW_DEFAULT,
     JournalState,
@@ -64,7 +65,10 @@ def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
             TAG_PRODUCERS,
             _encode([[p.id, p.topic, p.name, p.epoch, list(p.window)] for p in _by_age(state)]),
         ),
-        (TAG_CURSORS, _encode([[*key, value] for key, value in state.cursors.items()])),
+        (
+            TAG_CURSORS,
+            _encode([[t.id, name, c.encode()] for t in topics for name, c in t.cursors.items()]),
+        ),
         (TAG_VALUES, _encode([[*key, value] for key, value in state.values.items()])),
     ]
     return encode_sections([*sections, *state.unknown_sections])
@@ -121,7 +125,8 @@ def _fill(state: JournalState, sections: dict[int, bytes]) -> None:
         producer = state.add_producer(producer_id, topic=topic_id, name=name, epoch=epoch)
         producer.window.extend(Sent(*sent) for sent in window)
     for topic_id, name, value in rows(TAG_CURSORS, list[tuple[int, str, bytes]]):
-        state.cursors[topic_id, name] = value
+        cursor = state.topics[topic_id].cursors[name] = CursorState.decode(value)
+        cursor.lsn = state.lsn
     for tag, key, value in rows(TAG_VALUES, list[tuple[int, str, Any]]):
         state.values[tag, key] = value
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.codec import Control, Payload, TailEntry
+from frazil.log.cursor_bounds import CursorBounds
 from frazil.log.state import STATE_PRODUCER, Producer, Sent
 from frazil.model import Ack
 
@@ -94,6 +95,7 @@ class Group:
         self._windows: dict[tuple[int, str], list[Sent]] = {}
         self._epochs: dict[tuple[int, str], int] = {}
         self._repeats: list[tuple[tuple[int, str], int, Entry]] = []
+        self._cursors: CursorBounds | None = None
 
     def encode(self, entries: list[Entry]) -> None:
         """Encode all entries; each waiter gets its ack or its error in `results`."""
@@ -417,19 +419,28 @@ class Group:
 
     def _encode_control(self, entry: Entry) -> None:
         control = entry[2]
-        try:
-            self._state.check_control(
-                control.kind, topic=control.topic, payload=control.payload, schema=control.schema
-            )
-        except CorruptionError as error:
+        refusal = self._control_refusal(control)
+        if refusal is not None:
             # Written, it could not be applied, now or at any later opening.
             self.waiters.append(entry[5])
-            self.results.append(_invalid(error))
+            self.results.append(refusal)
             return
         self._control_frame(control)
         self.sync = True
         self.waiters.append(entry[5])
         self.results.append(Ack(control.offset, control.offset, self.lsn))
+
+    def _control_refusal(self, control: Control) -> FrazilError | None:
+        if control.kind == fmt.KIND_CURSOR:
+            self._cursors = self._cursors or CursorBounds(self._state)
+            return self._cursors.refusal(control.topic, control.payload)
+        try:
+            self._state.check_control(
+                control.kind, topic=control.topic, payload=control.payload, schema=control.schema
+            )
+        except CorruptionError as error:
+            return _invalid(error)
+        return None
 
     def _control_frame(self, control: Control) -> None:
         payload = Payload(control.kind, control.flags, control.payload, len(control.payload))

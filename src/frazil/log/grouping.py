@@ -29,6 +29,16 @@ def group_end(entries: list[Entry]) -> int:
     return cut
 
 
+def part_cursors(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Return the entries that change cursors, and the others."""
+    cursors: list[Entry] = []
+    others: list[Entry] = []
+    for entry in entries:
+        is_cursor = entry[1] is None and entry[2].kind == fmt.KIND_CURSOR
+        (cursors if is_cursor else others).append(entry)
+    return cursors, others
+
+
 def _barrier(entries: list[Entry]) -> int:
     """Return how many entries go before the state changes under the rest of them."""
     if None in set(map(_codec_of, entries)):

@@ -22,28 +22,28 @@ from frazil.log.birth import Opened, birth_frames, open_journal, refresh_topics
 from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.codec import Control, settle_tracked
 from frazil.log.group import Group
-from frazil.log.grouping import group_end
+from frazil.log.grouping import group_end, part_cursors
 from frazil.log.index import Places
+from frazil.log.markers import marker_frame
 from frazil.log.retention import ClockWatch
 from frazil.log.segment import (
     NO_DESCRIPTORS,
     OpenFiles,
     Segment,
-    give_birth,
+    give_birth_pressed,
     seal,
     segment_name,
 )
 from frazil.log.state import STATE_FREED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from typing_extensions import Buffer
+    from collections.abc import Callable, Iterable, Mapping
 
     from frazil.clock import Clock
     from frazil.config import LogSettings, ProducerSettings
-    from frazil.fs import File, FileSystem
+    from frazil.fs import FileSystem
     from frazil.log.codec import Deliver, Entry
+    from frazil.log.cursor_state import CursorState
     from frazil.log.recovery import RecoveryReport
     from frazil.log.state import TopicState
     from frazil.model import TopicSpec
@@ -118,12 +118,14 @@ class Journal:
         producers: ProducerSettings,
         watermarks: Mapping[int, int] | None = None,
         known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]] | None = None,
+        known_cursors: Mapping[int, Mapping[str, CursorState]] | None = None,
     ) -> Journal:
         """Recover the journal in `directory`, or make a new one.
 
         On return every record acked as fsynced is readable, everything readable is durable, and
         what could not be kept is in `report`. `watermarks` (topic → offset) are ends that other
-        places remember; heads never fall below them.
+        places remember; heads never fall below them. Topics and cursors that are known elsewhere
+        stand in for definitions that are lost, and for nothing else.
 
         Raises:
             Unavailable: if the disk refuses a call; opening again starts over.
@@ -141,6 +143,7 @@ class Journal:
                 files=files,
                 watermarks=watermarks or {},
                 known_topics=known_topics or {},
+                known_cursors=known_cursors or {},
             )
         except OSError as error:
             raise Unavailable(
@@ -171,7 +174,7 @@ class Journal:
             self._commit_some(entries[:cut], deliver)
             entries = entries[cut:]
 
-    def _commit_some(self, entries: list[Entry], deliver: Deliver) -> None:
+    def _commit_some(self, entries: list[Entry], deliver: Deliver, *, again: bool = False) -> None:
         waiters = [entry[5] for entry in entries]
         if self.failed is not None or self.closed:
             error = self.closed_error()
@@ -182,7 +185,9 @@ class Journal:
             if self._position + size > self._settings.segment_bytes_max and self._frames > 2:
                 self.rotate()
             group = self._encode(entries)
-            if not self._write(group, deliver):
+            if not self._write(group):
+                settle_tracked(group.tracked, written=False)
+                self._refuse(entries, refusals.disk_full(self.directory), deliver, again=again)
                 return
             self._apply(group)
             if group.sync:
@@ -198,7 +203,7 @@ class Journal:
         except Overloaded as error:
             # There is no room for the next segment, and nothing of the group was written.
             settle_tracked(entries, written=False)
-            deliver(waiters, [error] * len(waiters))
+            self._refuse(entries, error, deliver, again=again)
         except OSError as error:
             self.fail(error)
             unknown = Unavailable(
@@ -207,6 +212,21 @@ class Journal:
                 cause=error,
             )
             deliver(waiters, [unknown] * len(waiters))
+
+    def _refuse(
+        self, entries: list[Entry], error: Overloaded, deliver: Deliver, *, again: bool
+    ) -> None:
+        """Refuse a group for which there is no room, but for cursors: those may use the ballast.
+
+        It was given up for them when the disk turned out to be full, so they are tried once more.
+        """
+        cursors, others = part_cursors(entries)
+        deliver([entry[5] for entry in others], [error] * len(others))
+        if again:
+            unavailable = refusals.no_room_for_cursors(error)
+            deliver([entry[5] for entry in cursors], [unavailable] * len(cursors))
+        elif cursors:
+            self._commit_some(cursors, deliver, again=True)
 
     def _answer(self, group: Group, deliver: Deliver) -> None:
         # After they are visible: who no longer sees them in flight finds them in memory.
@@ -230,8 +250,8 @@ class Journal:
         group.finish()
         return group
 
-    def _write(self, group: Group, deliver: Deliver) -> bool:
-        """Write a group's frames at the end; on a full disk undo it and say so."""
+    def _write(self, group: Group) -> bool:
+        """Write a group's frames at the end; on a full disk undo it and return False."""
         if not group.size:
             return True
         buffers = group.buffers
@@ -246,14 +266,15 @@ class Journal:
             if error.errno not in DISK_FULL:
                 raise
             self._undo_write()
-            if self.on_disk_full is not None:
-                with contextlib.suppress(OSError):
-                    self.on_disk_full()
-            settle_tracked(group.tracked, written=False)
-            deliver(group.waiters, [refusals.disk_full(self.directory)] * len(group.waiters))
+            self._tell_full()
             return False
         self._filled = max(self._filled, end)
         return True
+
+    def _tell_full(self) -> None:
+        if self.on_disk_full is not None:
+            with contextlib.suppress(OSError):
+                self.on_disk_full()
 
     def _undo_write(self) -> None:
         """Cut a half-written group off, durably; if that fails the caller fails the journal."""
@@ -396,30 +417,15 @@ class Journal:
 
     def write_marker(self, *, close: bool = False) -> None:
         """Append and sync a frame that proves the last group synced; best effort when full."""
-        payload = b""
-        if close:
-            released = [(t.id, t.next) for t in self.state.topics.values() if t.reserved > t.next]
-            payload = msgspec.msgpack.encode(released) if released else b""
-        head, body, padding, size = fmt.frame_buffers(
-            fmt.KIND_MARKER,
-            payload,
-            len(payload),
-            offset=0,
-            salt=self.active.salt,
-            generation=self.active.generation,
-            lsn=self.state.lsn,
-            synced=self.synced_lsn,
-            time_us=self.state.time_us,
-            flags=fmt.FLAG_CLOSE if close else 0,
-        )
+        frame = marker_frame(self.state, self.active, synced=self.synced_lsn, close=close)
         try:
-            write_fully(self._file, self._position, [b"".join((head, body, padding))])
+            write_fully(self._file, self._position, [frame])
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
             self._undo_write()
             return
-        self._position += size
+        self._position += len(frame)
         self._filled = max(self._filled, self._position)
         self._frames += 1
         self.active.body_end = self._position
@@ -456,11 +462,14 @@ class Journal:
         )
         path = f"{self.directory}/{segment_name(segment)}"
         try:
-            file, position = self._give_birth(header, frames)
+            file, position = give_birth_pressed(
+                self._file_system, self.directory, header, frames, files=self._files
+            )
         except OSError as error:
             # Without its name the new segment does not exist: the old one goes on being written.
             gone = self._file_system.stat(path) is None
             if error.errno in DISK_FULL and gone:
+                self._tell_full()
                 raise refusals.disk_full(self.directory) from error
             if error.errno in NO_DESCRIPTORS and gone:
                 raise refusals.no_descriptors() from error
@@ -476,17 +485,6 @@ class Journal:
         for topic in self.state.topics.values():
             topic.places = None
         self.segments = (*self.segments, fresh)
-
-    def _give_birth(self, header: fmt.SegmentHeader, frames: Sequence[Buffer]) -> tuple[File, int]:
-        try:
-            return give_birth(self._file_system, self.directory, header, frames)
-        except OSError as error:
-            path = f"{self.directory}/{segment_name(header.segment)}"
-            if error.errno not in NO_DESCRIPTORS or self._file_system.stat(path) is not None:
-                raise
-            # Readers' files can be opened again: give them back and try once more (F46).
-            self._files.clear()
-            return give_birth(self._file_system, self.directory, header, frames)
 
     def _forget(self, now_us: int) -> None:
         """Keep the checkpoint small: silent producers and topics long deleted leave it."""

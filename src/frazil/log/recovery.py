@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from frazil.fs import File, FileSystem
+    from frazil.log.cursor_state import CursorState
 
 LENGTH_UNKNOWN: Final = -1
 TOPIC_UNKNOWN: Final = 0
@@ -91,12 +92,14 @@ class Survey:
         files: OpenFiles,
         producer_window: int,
         known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]] | None = None,
+        known_cursors: Mapping[int, Mapping[str, CursorState]] | None = None,
     ) -> None:
         self._file_system = file_system
         self._directory = directory
         self._files = files
         self._producer_window = producer_window
         self._known = known_topics or {}
+        self._known_cursors = known_cursors or {}
         self._candidates: list[Candidate] = []
         self._absent: list[tuple[int, int]] = []
         """Numbers `[first, end)` of segments that are not there; freed ones may be among them."""
@@ -129,9 +132,7 @@ class Survey:
         Their records are lost; their names, columns and offsets must not be taken anew.
         """
         for spec, schemas in self._known.values():
-            topic = self.state.define_topic(spec)
-            topic.schemas.update(schemas)
-            topic.schema_version = max(topic.schemas, default=0)
+            topic = self._define_known(spec, schemas)
             end = watermarks.get(spec.id, 0)
             if end:
                 special = SpecialRange(0, end, "lost", "all segments of the journal are gone")
@@ -142,6 +143,17 @@ class Survey:
                 f"the journal has no segment left; {len(self._known)} topics are known from the "
                 f"metadata, the records of {len(self.report.lost)} of them are lost"
             )
+
+    def _define_known(self, spec: TopicSpec, schemas: Mapping[int, bytes]) -> TopicState:
+        """Define a topic as the metadata remembers it, since the log's own definition is lost."""
+        topic = self.state.define_topic(spec)
+        topic.schemas.update(schemas)
+        topic.schema_version = max(topic.schemas, default=0)
+        # They went with the definition. Frames that are left come on top, so that no older copy
+        # counts for more than they do.
+        for name, cursor in self._known_cursors.get(spec.id, {}).items():
+            topic.cursors[name] = cursor.copy()
+        return topic
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -374,10 +386,7 @@ class Survey:
         """Stand in for a topic whose definition is lost: from the metadata, or by its number."""
         known = self._known.get(topic_id)
         if known is not None:
-            topic = self.state.define_topic(known[0])
-            topic.schemas.update(known[1])
-            topic.schema_version = max(topic.schemas, default=0)
-            return topic
+            return self._define_known(*known)
         name = f"/system/recovered-{topic_id}"
         self.report.warnings.append(f"the definition of topic {topic_id} is lost; it is {name} now")
         return self.state.define_topic(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.errors import Closed, FrazilError, Overloaded
+from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
 
 
 def disk_full(directory: str) -> Overloaded:
@@ -11,6 +11,16 @@ def disk_full(directory: str) -> Overloaded:
         "the disk is full, nothing was written; free space, then retry",
         path=directory,
         retry_after_ms=1000,
+    )
+
+
+def no_room_for_cursors(error: Overloaded) -> Unavailable:
+    """Return the error for acks that found no room even after the ballast was given up."""
+    return Unavailable(
+        "there is no room for the progress of subscriptions, nothing was written; "
+        "free space, then retry",
+        cause=error.message,
+        **error.details,
     )
 
 

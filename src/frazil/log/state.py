@@ -12,6 +12,7 @@ import msgspec
 
 from frazil.errors import CorruptionError
 from frazil.log import format as fmt
+from frazil.log.cursor_state import CursorState, decode_changes, fold
 from frazil.model import TopicSpec
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class TopicState:
     __slots__ = (
         "bytes_local",
         "codec",
+        "cursors",
         "durable",
         "holds",
         "id",
@@ -120,6 +122,8 @@ class TopicState:
         self.visible = 0
         self.reserved = 0
         self.holds: dict[str, int] = {}
+        self.cursors: dict[str, CursorState] = {}
+        """Progress of the subscriptions, by name. The journal's thread changes them."""
         self.ranges: list[SpecialRange] = []
         self.producers: dict[str, Producer] = {}
         self.bytes_local = 0
@@ -155,7 +159,6 @@ class JournalState:
         self.producers: OrderedDict[int, Producer] = OrderedDict()
         self.producer_window = producer_window
         self.producer_id_last = 0
-        self.cursors: dict[tuple[int, str], bytes] = {}
         self.values: dict[tuple[int, str], bytes] = {}
         self.unknown_sections: list[tuple[int, bytes]] = []
         self.topic_id_last = 0
@@ -190,8 +193,7 @@ class JournalState:
             elif kind == fmt.KIND_STATE:
                 self._apply_state(head, payload)
             elif kind == fmt.KIND_CURSOR:
-                name, value = msgspec.msgpack.decode(payload, type=tuple[str, bytes])
-                self.cursors[head.topic, name] = value
+                fold(self._topic(head.topic).cursors, decode_changes(payload), lsn=head.lsn)
         except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
             raise CorruptionError(
                 "control frame cannot be decoded", kind=fmt.KIND_NAMES[kind], lsn=head.lsn
@@ -274,7 +276,6 @@ class JournalState:
         for topic_id in gone:
             for producer in self.topics.pop(topic_id).producers.values():
                 self.producers.pop(producer.id, None)
-            self.cursors = {k: v for k, v in self.cursors.items() if k[0] != topic_id}
         return gone
 
     def add_producer(self, producer_id: int, *, topic: int, name: str, epoch: int) -> Producer:

@@ -1,0 +1,308 @@
+"""A subscription's progress: what is acked, and how often what is not was delivered. Pure.
+
+A `cursor` frame carries changes of the subscriptions of one topic. Folding the same frames again,
+in their order and from the first that was ever folded or a later state on, changes nothing:
+recovery relies on it. `docs/internals/log.md` has the bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+RANGES_MAX: Final = 10_000
+"""Acked ranges above the contiguous one that a subscription may have."""
+ATTEMPTS_MAX: Final = 10_000
+"""Records whose delivery attempts a subscription remembers; only unacked ones are."""
+ATTEMPT_FIRST: Final = 2
+"""The first attempt that is written down: every delivered record has had one."""
+OFFSET_MAX: Final = (1 << 63) - 1
+ATTEMPT_MAX: Final = (1 << 31) - 1
+
+
+class Acked(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """Records were acked: `ranges` is first, end, first, end and so on, each half open."""
+
+    name: str
+    ranges: list[int]
+
+
+class Attempted(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    """Records were delivered again: `attempts` is offset, number, offset, number and so on."""
+
+    name: str
+    attempts: list[int]
+
+
+class Placed(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """A subscription begins, or is put somewhere else: all that was known of it is replaced."""
+
+    name: str
+    cursor: bytes
+
+
+class Dropped(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """A subscription is gone."""
+
+    name: str
+
+
+Change: TypeAlias = Acked | Attempted | Placed | Dropped
+
+_CHANGES: Final = msgspec.msgpack.Decoder(list[Change])
+_VALUE: Final = msgspec.msgpack.Decoder(tuple[str, bytes])
+_CURSOR: Final = msgspec.msgpack.Decoder(int | tuple[int, list[int], list[int]])
+_encode = msgspec.msgpack.encode
+
+
+class CursorState:
+    """Everything below `acked_below` is acked, and so is what lies in the ranges above it.
+
+    The ranges are sorted and do not touch each other. `attempts` has the number of deliveries of
+    unacked records that were delivered more than once. Not safe for threads: who hands one out
+    hands out a copy.
+    """
+
+    __slots__ = ("_ends", "_firsts", "acked_below", "attempts", "lsn")
+
+    def __init__(
+        self,
+        acked_below: int = 0,
+        ranges: Iterable[tuple[int, int]] = (),
+        attempts: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        self.acked_below = acked_below
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+        self.attempts: dict[int, int] = {}
+        self.lsn = 0
+        """The batch sequence of the last frame that changed it; no part of its value."""
+        for first, end in ranges:
+            self.ack(first, end)
+        for offset, number in attempts:
+            self.attempt(offset, number)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what it says; where it came from does not count."""
+        return (
+            isinstance(other, CursorState)
+            and self.acked_below == other.acked_below
+            and self._firsts == other._firsts
+            and self._ends == other._ends
+            and self.attempts == other.attempts
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        """Show the value, the ranges shortened."""
+        ranges = self.ranges[:4]
+        more = ", ..." if self.ranges_count > len(ranges) else ""
+        return f"CursorState({self.acked_below}, {ranges}{more}, attempts={len(self.attempts)})"
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the acked ranges `[first, end)` above `acked_below`."""
+        return list(zip(self._firsts, self._ends, strict=True))
+
+    @property
+    def ranges_count(self) -> int:
+        """Return how many acked ranges lie above `acked_below`."""
+        return len(self._firsts)
+
+    @property
+    def end(self) -> int:
+        """Return the offset above which nothing is acked."""
+        return self._ends[-1] if self._ends else self.acked_below
+
+    def contains(self, offset: int) -> bool:
+        """Tell whether a record is acked."""
+        if offset < self.acked_below:
+            return True
+        number = bisect_right(self._firsts, offset)
+        return number > 0 and offset < self._ends[number - 1]
+
+    def copy(self) -> CursorState:
+        """Return one of its own, with the same value."""
+        fresh = CursorState(self.acked_below)
+        fresh._firsts = self._firsts.copy()
+        fresh._ends = self._ends.copy()
+        fresh.attempts = self.attempts.copy()
+        fresh.lsn = self.lsn
+        return fresh
+
+    def ack(self, first: int, end: int) -> None:
+        """Take the records `[first, end)` as acked; those that are already stay so."""
+        if end <= self.acked_below or first >= end:
+            return
+        if self.attempts:
+            self._forget_attempts(first, end)
+        firsts, ends = self._firsts, self._ends
+        if first > self.acked_below:
+            # The ranges that it overlaps or touches become one with it.
+            low, high = bisect_left(ends, first), bisect_right(firsts, end)
+            if low < high:
+                first, end = min(first, firsts[low]), max(end, ends[high - 1])
+            firsts[low:high] = (first,)
+            ends[low:high] = (end,)
+            return
+        high = bisect_right(firsts, end)
+        if high:
+            end = max(end, ends[high - 1])
+            del firsts[:high], ends[:high]
+        self.acked_below = end
+
+    def attempt(self, offset: int, number: int) -> None:
+        """Take note of a delivery that is not the first; of an acked record nothing is kept."""
+        if number > self.attempts.get(offset, 0) and not self.contains(offset):
+            self.attempts[offset] = number
+
+    def _forget_attempts(self, first: int, end: int) -> None:
+        attempts = self.attempts
+        if end - first <= len(attempts):
+            for offset in range(first, end):
+                attempts.pop(offset, None)
+        else:
+            self.attempts = {o: n for o, n in attempts.items() if not first <= o < end}
+
+    def encode(self) -> bytes:
+        """Return its bytes: a number where nothing lies above it, else numbers and distances."""
+        if not self._firsts and not self.attempts:
+            return _encode(self.acked_below)
+        borders = [self.acked_below, *_flat(zip(self._firsts, self._ends, strict=True))]
+        ranges = [high - low for low, high in pairwise(borders)]
+        attempts: list[int] = []
+        last = self.acked_below
+        for offset, number in sorted(self.attempts.items()):
+            attempts += (offset - last, number)
+            last = offset
+        return _encode((self.acked_below, ranges, attempts))
+
+    @classmethod
+    def decode(cls, data: bytes) -> CursorState:
+        """Read what `encode` wrote.
+
+        Raises:
+            ValueError: if it is no cursor.
+        """
+        found = _CURSOR.decode(data)
+        if isinstance(found, int):
+            return cls(_checked_offset(found))
+        below, ranges, attempts = found
+        cursor = cls(_checked_offset(below))
+        position = below
+        for skipped, size in _pairs(ranges):
+            if skipped < 1 or size < 1:
+                raise ValueError("ranges of a cursor touch each other")
+            cursor._firsts.append(position + skipped)
+            position += skipped + size
+            cursor._ends.append(position)
+        _checked_offset(position)
+        offset = below
+        for skipped, number in _pairs(attempts):
+            offset += skipped
+            if skipped < 0 or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX or cursor.contains(offset):
+                raise ValueError("attempts of a cursor are of acked records or out of order")
+            cursor.attempts[_checked_offset(offset)] = number
+        return cursor
+
+
+def acked(name: str, *ranges: tuple[int, int]) -> Acked:
+    """Return the change that acks records, given as half-open ranges."""
+    return Acked(name, _flat(ranges))
+
+
+def attempted(name: str, *attempts: tuple[int, int]) -> Attempted:
+    """Return the change that notes deliveries, given as offset and number."""
+    return Attempted(name, _flat(attempts))
+
+
+def placed(name: str, cursor: CursorState) -> Placed:
+    """Return the change that begins a subscription or puts it somewhere else."""
+    return Placed(name, cursor.encode())
+
+
+def encode_changes(changes: Sequence[Change]) -> bytes:
+    """Return the payload of a cursor frame."""
+    return _encode(changes)
+
+
+def decode_changes(payload: bytes) -> list[Change]:
+    """Read and check the payload of a cursor frame: what it returns can be folded.
+
+    Raises:
+        ValueError: if it is none (msgspec's own errors are among these).
+    """
+    try:
+        changes = _CHANGES.decode(payload)
+    except msgspec.ValidationError:
+        # The form before there were changes: a subscription's whole value.
+        changes = [Placed(*_VALUE.decode(payload))]
+    for change in changes:
+        check_change(change)
+    return changes
+
+
+def check_change(change: Change) -> None:
+    """Check the numbers of a change.
+
+    Raises:
+        ValueError: if it could not be folded.
+    """
+    if isinstance(change, Acked):
+        for first, end in _pairs(change.ranges):
+            if not 0 <= first < end <= OFFSET_MAX:
+                raise ValueError("a range of acked records is empty or out of bounds")
+    elif isinstance(change, Attempted):
+        for offset, number in _pairs(change.attempts):
+            if not 0 <= offset <= OFFSET_MAX or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX:
+                raise ValueError("an offset or the number of its attempt is out of bounds")
+    elif isinstance(change, Placed):
+        CursorState.decode(change.cursor)
+
+
+def fold(cursors: dict[str, CursorState], changes: Iterable[Change], *, lsn: int = 0) -> None:
+    """Apply checked changes to a topic's subscriptions, by name.
+
+    Acks and attempts of a subscription that is not there change nothing: it was dropped behind
+    them, and recovery shows them once more.
+    """
+    for change in changes:
+        if isinstance(change, Placed):
+            cursor = cursors[change.name] = CursorState.decode(change.cursor)
+        elif isinstance(change, Dropped):
+            cursors.pop(change.name, None)
+            continue
+        else:
+            found = cursors.get(change.name)
+            if found is None:
+                continue
+            cursor = found
+            if isinstance(change, Acked):
+                for first, end in _pairs(change.ranges):
+                    cursor.ack(first, end)
+            else:
+                for offset, number in _pairs(change.attempts):
+                    cursor.attempt(offset, number)
+        cursor.lsn = max(cursor.lsn, lsn)
+
+
+def _flat(pairs: Iterable[tuple[int, int]]) -> list[int]:
+    return [number for pair in pairs for number in pair]
+
+
+def _pairs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    each = iter(numbers)
+    return zip(each, each, strict=True)
+
+
+def _checked_offset(offset: int) -> int:
+    if not 0 <= offset <= OFFSET_MAX:
+        raise ValueError("an offset is out of bounds")
+    return offset
