@@ -11,7 +11,6 @@ from typing import Final
 
 from frazil.config_sections import (
     DAY,
-    GIB,
     HOUR,
     KIB,
     MIB,
@@ -93,9 +92,6 @@ class ServeSettings(Section):
     consumers_max: Count = setting(
         1_000, "A subscription has at most so many consumers.", low=1, high=1_000_000
     )
-    write_bytes_max: Bytes = setting(
-        MIB, "A connection that is not read has at most this much waiting.", low=KIB, high=GIB
-    )
     requests_s_max: Count = setting(
         200_000, "One client makes at most so many requests a second.", low=1, high=1_000_000_000
     )
@@ -107,9 +103,6 @@ class ServeSettings(Section):
     )
     keepalive_s: Seconds = setting(
         MINUTE, "A silent connection is asked for a sign of life so often.", low=0.1, high=DAY
-    )
-    idle_s: Seconds = setting(
-        10 * MINUTE, "A connection without any call is closed after this time.", low=0.1, high=DAY
     )
     drain_s: Seconds = setting(
         10.0, "When the broker stops, calls under way get so long.", low=0, high=HOUR

@@ -1,0 +1,214 @@
+"""The one gate of all calls: how often, who, and whether they may.
+
+It is the interceptor in front of every handler. From the headers alone it counts the call and
+finds out who makes it; only then is the message read, for what the call needs (`RPCS`), and the
+roles are asked. Without authentication only the counting is left.
+
+Statuses and their texts are the protocol's. What is refused is told as an event, a few a second,
+never with the credential. `x-danube-internal-broker` is not read: it grants nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Protocol
+
+import attrs
+
+from frazil.serve.auth.authenticator import Authenticator
+from frazil.serve.auth.credentials import BadCredential
+from frazil.serve.auth.rates import RateLimiter
+from frazil.serve.auth.roles import ANONYMOUS, Principal, Roles
+from frazil.serve.auth.rpcs import (
+    RPCS,
+    MalformedRequest,
+    Need,
+    NoSuchClient,
+    NoSuchTopicName,
+    Owners,
+    needs,
+)
+from frazil.serve.grpc.codec import Code
+from frazil.telemetry import event, warn
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+
+__all__ = ["Caller", "Credentials", "Guard", "Refusal", "client_of"]
+
+Refusal = tuple[Code, str]
+
+MISSING: Final[Refusal] = (Code.UNAUTHENTICATED, "Authentication credentials are missing")
+INVALID: Final[Refusal] = (Code.UNAUTHENTICATED, "Invalid token")
+TOO_MANY: Final[Refusal] = (Code.RESOURCE_EXHAUSTED, "Too many requests, retry later")
+UNKNOWN: Final[Refusal] = (Code.UNIMPLEMENTED, "Operation is not implemented or not supported")
+EVENTS_S_MAX: Final = 10
+TEXT_CHARACTERS_MAX: Final = 256
+
+
+class Caller(Protocol):
+    """What the guard looks at of a call."""
+
+    @property
+    def path(self) -> str:
+        """The path of the rpc, `/package.Service/Method`."""
+
+    @property
+    def peer(self) -> str:
+        """The address of the client, with or without its port."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The headers of the request, names in lower case."""
+
+    message: bytes
+    """The request."""
+
+
+@attrs.frozen
+class Credentials:
+    """Who is known, and what is granted to them; replaced whole when the files change."""
+
+    authenticator: Authenticator
+    roles: Roles
+
+
+@lru_cache(maxsize=4096)
+def client_of(peer: str) -> str:
+    """Return the address that requests are counted for: of IPv6 the network, hosts have many."""
+    host = peer.rpartition(":")[0] if peer.count(":") == 1 or "]:" in peer else peer
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 6:
+        mapped = address.ipv4_mapped
+        return str(mapped) if mapped else str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
+
+
+class Guard:
+    """Refuses calls. Not thread-safe: it belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        credentials: Credentials | None,
+        *,
+        owners: Owners,
+        limiter: RateLimiter,
+        clock: Clock,
+    ) -> None:
+        """Without credentials everybody may do everything, as often as the limiter lets them."""
+        self._credentials = credentials
+        self._owners = owners
+        self._limiter = limiter
+        self._clock = clock
+        self._events = RateLimiter(rate_s=EVENTS_S_MAX, clients_max=1)
+        self._unauthenticated = 0
+        self._denied = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether callers must say who they are."""
+        return self._credentials is not None
+
+    def replace(self, credentials: Credentials) -> None:
+        """Use other keys, secrets and roles from now on; what was remembered is forgotten."""
+        assert self.enabled
+        self._credentials = credentials
+        event("credentials_replaced")
+
+    def stats(self) -> dict[str, int]:
+        """Count what was refused."""
+        return {
+            "unauthenticated": self._unauthenticated,
+            "denied": self._denied,
+            "limited": self._limiter.refusals,
+            "clients": len(self._limiter),
+        }
+
+    def __call__(self, call: Caller) -> Refusal | None:
+        """Count a call that begins, and tell why it may not be served; None if it may."""
+        if not self._limiter.allow(self._client(call), self._clock.monotonic()):
+            return TOO_MANY
+        return self.check(call)
+
+    def check(self, call: Caller) -> Refusal | None:
+        """Tell why this call may not be served (any longer), None if it may.
+
+        A long stream asks from time to time: its token may have ended, the roles changed.
+        """
+        if self._credentials is None:
+            return None
+        principal = self._principal(call)
+        if not isinstance(principal, Principal):
+            return principal
+        rpc = RPCS.get(call.path)
+        if rpc is None:
+            return UNKNOWN
+        try:
+            wanted = needs(rpc, call.message, self._owners)
+        except MalformedRequest as error:
+            return (Code.INVALID_ARGUMENT, str(error))
+        except NoSuchTopicName as error:
+            return (Code.INVALID_ARGUMENT, _invalid_name(str(error)))
+        except NoSuchClient as error:
+            return (Code.NOT_FOUND, str(error))
+        for need in wanted:
+            if not self._credentials.roles.authorize(principal, need.action, need.resource):
+                return self._deny(call, principal, need)
+        return None
+
+    def principal_of(self, call: Caller) -> Principal | None:
+        """Return who calls, None if that is not known."""
+        if self._credentials is None:
+            return ANONYMOUS
+        found = self._principal(call)
+        return found if isinstance(found, Principal) else None
+
+    def _client(self, call: Caller) -> str:
+        """Return who the call is counted for: a known caller, or the address it comes from."""
+        if self._credentials is not None:
+            header = call.metadata.get("authorization", "")
+            known = self._credentials.authenticator.known(header, now_s=self._wall_s())
+            if known is not None:
+                return str(known.principal)
+        return client_of(call.peer)
+
+    def _principal(self, call: Caller) -> Principal | Refusal:
+        assert self._credentials is not None
+        header = call.metadata.get("authorization")
+        if not header:
+            return self._refuse(call, MISSING, "credentials are missing")
+        try:
+            found = self._credentials.authenticator.authenticate(header, now_s=self._wall_s())
+        except BadCredential as error:
+            return self._refuse(call, INVALID, str(error))
+        return found.principal
+
+    def _refuse(self, call: Caller, refusal: Refusal, reason: str) -> Refusal:
+        self._unauthenticated += 1
+        if self._events.allow("refused", self._clock.monotonic()):
+            warn("call_unauthenticated", path=call.path, peer=call.peer, reason=reason)
+        return refusal
+
+    def _deny(self, call: Caller, principal: Principal, need: Need) -> Refusal:
+        self._denied += 1
+        if self._events.allow("refused", self._clock.monotonic()):
+            warn("call_denied", path=call.path, peer=call.peer, principal=principal)
+        action = "any action" if need.action is None else need.action.value
+        text = f"no binding grants {action} on {need.resource} to {principal}"
+        return (Code.PERMISSION_DENIED, _cut(text))
+
+    def _wall_s(self) -> float:
+        return self._clock.now_us() / 1e6
+
+
+def _cut(text: str) -> str:
+    return text[:TEXT_CHARACTERS_MAX]
+
+
+def _invalid_name(name: str) -> str:
+    return f"The topic: {_cut(name)} has an invalid format, should be: /namespace_name/topic_name"

@@ -1,0 +1,148 @@
+"""Who may do what: principals, the grants of their roles, and the one question asked of them.
+
+Nothing is allowed that no grant allows. A grant names actions and where they are allowed; admin
+implies neither produce nor consume, so that who runs the topics need not read them.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import attrs
+
+__all__ = [
+    "ANONYMOUS",
+    "ANYTHING",
+    "CLUSTER",
+    "Action",
+    "Grant",
+    "Principal",
+    "Resource",
+    "ResourceKind",
+    "Roles",
+    "is_pattern",
+    "topic_resource",
+]
+
+PATTERN_CHARACTERS_MAX: Final = 255
+_PATTERN: Final = re.compile(r"[\w*?-]+")
+_NAME: Final = re.compile(r"/([\w-]+)/([\w-]+)")
+_PART: Final = re.compile(r"(.+)-part-[0-9]+")
+
+
+class Action(enum.StrEnum):
+    """What a caller may be allowed to do."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    ADMIN = "admin"
+
+
+class Principal(NamedTuple):
+    """Somebody who calls, as the token or key says."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+ANONYMOUS: Final = Principal("anonymous", "anonymous")
+"""Everybody, while authentication is off."""
+
+
+class ResourceKind(enum.StrEnum):
+    """What an action may be done to."""
+
+    TOPIC = "topic"
+    NAMESPACE = "namespace"
+    SUBJECT = "subject"
+    CLUSTER = "cluster"
+    ANYTHING = "anything"
+
+
+class Resource(NamedTuple):
+    """One thing an action is done to; a topic has both names, the others what they need."""
+
+    kind: ResourceKind
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.kind is ResourceKind.TOPIC:
+            return f"topic /{self.namespace}/{self.name}"
+        return f"{self.kind} {self.namespace or self.name}".rstrip()
+
+
+CLUSTER: Final = Resource(ResourceKind.CLUSTER)
+ANYTHING: Final = Resource(ResourceKind.ANYTHING)
+"""Allowed to whoever has the action somewhere."""
+
+
+def topic_resource(topic: str) -> Resource | None:
+    """Return the topic with this full name, None if it is no name of a topic."""
+    found = _NAME.fullmatch(topic)
+    return None if found is None else Resource(ResourceKind.TOPIC, found[1], found[2])
+
+
+def is_pattern(text: str) -> bool:
+    """Tell whether a text may stand for names: letters, digits, `_`, `-`, and `*` and `?`."""
+    return len(text) <= PATTERN_CHARACTERS_MAX and _PATTERN.fullmatch(text) is not None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(pattern))
+
+
+def _fits(patterns: tuple[str, ...], name: str) -> bool:
+    return any(_compiled(pattern).match(name) is not None for pattern in patterns)
+
+
+@attrs.frozen
+class Grant:
+    """Actions, and where they are allowed. Patterns are those `is_pattern` takes."""
+
+    actions: frozenset[Action]
+    namespace: str
+    topics: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()
+
+    def covers(self, resource: Resource) -> bool:
+        """Tell whether the actions are allowed on `resource`."""
+        kind = resource.kind
+        if kind is ResourceKind.ANYTHING:
+            return True
+        if kind is ResourceKind.SUBJECT:
+            return _fits(self.subjects, resource.name)
+        if kind is ResourceKind.CLUSTER:
+            return self.namespace == "*" and "*" in self.topics
+        if not _fits((self.namespace,), resource.namespace):
+            return False
+        if kind is ResourceKind.NAMESPACE:
+            return "*" in self.topics
+        part = _PART.fullmatch(resource.name)
+        # A partition is the topic's own: who may use the topic may use its parts.
+        return _fits(self.topics, resource.name) or (
+            part is not None and _fits(self.topics, part[1])
+        )
+
+
+@attrs.frozen
+class Roles:
+    """The grants of every principal that has any."""
+
+    grants: Mapping[Principal, tuple[Grant, ...]] = attrs.field(factory=dict)
+
+    def authorize(self, principal: Principal, action: Action | None, resource: Resource) -> bool:
+        """Tell whether a grant allows the action on the resource; no action is any of them."""
+        return any(
+            (action is None or action in grant.actions) and grant.covers(resource)
+            for grant in self.grants.get(principal, ())
+        )

@@ -1,0 +1,287 @@
+"""What every call of the protocol needs: the table that the guard looks into.
+
+A call that is not in the table is not served. Where a request names a producer or consumer by its
+id, the topic is that of the id, never a name that the caller wrote beside it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from frazil.serve.auth.roles import (
+    ANYTHING,
+    CLUSTER,
+    Action,
+    Resource,
+    ResourceKind,
+    topic_resource,
+)
+from frazil.serve.danube.proto import danube_admin_pb2 as admin
+from frazil.serve.danube.proto import danube_pb2 as data
+from frazil.serve.danube.proto import danube_schema_pb2 as schema
+
+__all__ = [
+    "RPCS",
+    "MalformedRequest",
+    "Need",
+    "NoSuchClient",
+    "NoSuchTopicName",
+    "Owners",
+    "Rpc",
+    "Scope",
+    "needs",
+]
+
+
+class Scope(enum.Enum):
+    """What a field of a request names."""
+
+    TOPIC = "topic"
+    TOPIC_IF_SET = "topic_if_set"
+    NAMESPACE = "namespace"
+    SUBJECT = "subject"
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    CLIENT = "client"
+    CLUSTER = "cluster"
+    ANYTHING = "anything"
+
+
+class Owners(Protocol):
+    """Whose topic an id of a producer or consumer is. Called in the loop, so it must not wait."""
+
+    def producer_topic(self, producer_id: int) -> str | None:
+        """Return the full name of the producer's topic, None if there is no such producer."""
+
+    def consumer_topic(self, consumer_id: int) -> str | None:
+        """Return the full name of the consumer's topic, None if there is no such consumer."""
+
+
+class Target(NamedTuple):
+    """An action on what a field names; no action is any of the three."""
+
+    action: Action | None
+    scope: Scope
+    field: str = ""
+
+
+class Rpc(NamedTuple):
+    """One call: the message it takes, and what it needs."""
+
+    request: type[Any]
+    targets: tuple[Target, ...]
+
+
+class Need(NamedTuple):
+    """An action on a resource that a request needs."""
+
+    action: Action | None
+    resource: Resource
+
+
+class MalformedRequest(Exception):
+    """The bytes are not the message of the call, or the message lacks what names the topic."""
+
+
+class NoSuchTopicName(Exception):
+    """The request names a topic by what cannot be the name of one."""
+
+
+class NoSuchClient(Exception):
+    """The request has the id of a producer or consumer that does not exist."""
+
+
+_PRODUCE: Final = Action.PRODUCE
+_CONSUME: Final = Action.CONSUME
+_ADMIN: Final = Action.ADMIN
+
+
+def _rpc(
+    request: type[Any], action: Action | None, scope: Scope, field: str = "", *also: Target
+) -> Rpc:
+    return Rpc(request, (Target(action, scope, field), *also))
+
+
+RPCS: Final[Mapping[str, Rpc]] = MappingProxyType(
+    {
+        f"/{service}/{method}": rpc
+        for service, methods in {
+            "danube.ProducerService": {
+                "CreateProducer": _rpc(data.ProducerRequest, _PRODUCE, Scope.TOPIC, "topic_name"),
+                "SendMessage": _rpc(
+                    data.StreamMessage, _PRODUCE, Scope.PRODUCER, "msg_id.producer_id"
+                ),
+            },
+            "danube.ConsumerService": {
+                "Subscribe": _rpc(data.ConsumerRequest, _CONSUME, Scope.TOPIC, "topic_name"),
+                "ReceiveMessages": _rpc(
+                    data.ReceiveRequest, _CONSUME, Scope.CONSUMER, "consumer_id"
+                ),
+                "Ack": _rpc(data.AckRequest, _CONSUME, Scope.TOPIC, "msg_id.topic_name"),
+                "Nack": _rpc(data.NackRequest, _CONSUME, Scope.TOPIC, "msg_id.topic_name"),
+            },
+            "danube.Discovery": {
+                "TopicLookup": _rpc(data.TopicLookupRequest, None, Scope.TOPIC, "topic"),
+                "TopicPartitions": _rpc(data.TopicLookupRequest, None, Scope.TOPIC, "topic"),
+            },
+            "danube.HealthCheck": {
+                "HealthCheck": _rpc(data.HealthCheckRequest, None, Scope.CLIENT, "id"),
+            },
+            "danube.StorageService": {
+                "ListSegmentDescriptors": _rpc(
+                    data.ListSegmentDescriptorsRequest, _CONSUME, Scope.TOPIC, "topic"
+                ),
+            },
+            "danube_schema.SchemaRegistry": {
+                "RegisterSchema": _rpc(
+                    schema.RegisterSchemaRequest, _PRODUCE, Scope.SUBJECT, "subject"
+                ),
+                # A consumer has only the id of a schema, so schemas can be read by whoever has
+                # anything granted; docs/security.md says so.
+                "GetSchema": _rpc(schema.GetSchemaRequest, None, Scope.ANYTHING),
+                "GetLatestSchema": _rpc(schema.GetLatestSchemaRequest, None, Scope.ANYTHING),
+                "ListVersions": _rpc(schema.ListVersionsRequest, None, Scope.ANYTHING),
+                "CheckCompatibility": _rpc(schema.CheckCompatibilityRequest, None, Scope.ANYTHING),
+                "ListSubjects": _rpc(schema.ListSubjectsRequest, None, Scope.ANYTHING),
+                "DeleteSchemaVersion": _rpc(
+                    schema.DeleteSchemaVersionRequest, _ADMIN, Scope.SUBJECT, "subject"
+                ),
+                "SetCompatibilityMode": _rpc(
+                    schema.SetCompatibilityModeRequest, _ADMIN, Scope.SUBJECT, "subject"
+                ),
+                "ConfigureTopicSchema": _rpc(
+                    schema.ConfigureTopicSchemaRequest, _ADMIN, Scope.TOPIC, "topic_name"
+                ),
+                "UpdateTopicValidationPolicy": _rpc(
+                    schema.UpdateTopicValidationPolicyRequest, _ADMIN, Scope.TOPIC, "topic_name"
+                ),
+                "GetTopicSchemaConfig": _rpc(
+                    schema.GetTopicSchemaConfigRequest, None, Scope.TOPIC, "topic_name"
+                ),
+            },
+            "danube_admin.TopicAdmin": {
+                "CreateTopic": _rpc(admin.NewTopicRequest, _ADMIN, Scope.TOPIC, "name"),
+                "CreatePartitionedTopic": _rpc(
+                    admin.PartitionedTopicRequest, _ADMIN, Scope.TOPIC, "base_name"
+                ),
+                "DeleteTopic": _rpc(admin.TopicRequest, _ADMIN, Scope.TOPIC, "name"),
+                "UnloadTopic": _rpc(admin.TopicRequest, _ADMIN, Scope.TOPIC, "name"),
+                "ListSubscriptions": _rpc(admin.TopicRequest, _ADMIN, Scope.TOPIC, "name"),
+                "Unsubscribe": _rpc(admin.SubscriptionRequest, _ADMIN, Scope.TOPIC, "topic"),
+                # The broker writes dead letters in the caller's name, so the caller must be
+                # allowed to produce there.
+                "SetSubscriptionFailurePolicy": _rpc(
+                    admin.SetSubscriptionFailurePolicyRequest,
+                    _ADMIN,
+                    Scope.TOPIC,
+                    "topic",
+                    Target(_PRODUCE, Scope.TOPIC_IF_SET, "failure_policy.dead_letter_topic"),
+                ),
+                "GetSubscriptionFailurePolicy": _rpc(
+                    admin.GetSubscriptionFailurePolicyRequest, _ADMIN, Scope.TOPIC, "topic"
+                ),
+                "SetSubscriptionDispatchConfig": _rpc(
+                    admin.SetSubscriptionDispatchConfigRequest, _ADMIN, Scope.TOPIC, "topic"
+                ),
+                "GetSubscriptionDispatchConfig": _rpc(
+                    admin.GetSubscriptionDispatchConfigRequest, _ADMIN, Scope.TOPIC, "topic"
+                ),
+                "DescribeTopic": _rpc(admin.DescribeTopicRequest, _ADMIN, Scope.TOPIC, "name"),
+                "ListNamespaceTopics": _rpc(
+                    admin.NamespaceRequest, _ADMIN, Scope.NAMESPACE, "name"
+                ),
+                "ListBrokerTopics": _rpc(admin.BrokerRequest, _ADMIN, Scope.CLUSTER),
+            },
+            "danube_admin.NamespaceAdmin": {
+                "GetNamespaceTopics": _rpc(admin.NamespaceRequest, _ADMIN, Scope.NAMESPACE, "name"),
+                "GetNamespacePolicies": _rpc(
+                    admin.NamespaceRequest, _ADMIN, Scope.NAMESPACE, "name"
+                ),
+                "CreateNamespace": _rpc(admin.NamespaceRequest, _ADMIN, Scope.NAMESPACE, "name"),
+                "DeleteNamespace": _rpc(admin.NamespaceRequest, _ADMIN, Scope.NAMESPACE, "name"),
+            },
+            "danube_admin.BrokerAdmin": {
+                "ListBrokers": _rpc(admin.Empty, _ADMIN, Scope.CLUSTER),
+                "GetLeaderBroker": _rpc(admin.Empty, _ADMIN, Scope.CLUSTER),
+                "ListNamespaces": _rpc(admin.Empty, _ADMIN, Scope.CLUSTER),
+            },
+        }.items()
+        for method, rpc in methods.items()
+    }
+)
+"""Every call that is served, by its path."""
+
+
+def needs(rpc: Rpc, message: bytes, owners: Owners) -> list[Need]:
+    """Return all that a request needs; each of it must be granted.
+
+    Raises:
+        MalformedRequest: if the bytes are not a message of this call.
+        NoSuchTopicName: with the name, if it cannot be a topic's.
+        NoSuchClient: with the protocol's text, if an id is unknown.
+    """
+    fields = any(target.field for target in rpc.targets)
+    request = None
+    if fields:
+        try:
+            request = rpc.request.FromString(message)
+        except DecodeError:
+            raise MalformedRequest(f"Malformed {rpc.request.__name__}") from None
+    found = []
+    for target in rpc.targets:
+        resource = _resource(target, request, owners)
+        if resource is not None:
+            found.append(Need(target.action, resource))
+    return found
+
+
+def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
+    scope = target.scope
+    if scope is Scope.CLUSTER:
+        return CLUSTER
+    if scope is Scope.ANYTHING:
+        return ANYTHING
+    message, _, _ = target.field.rpartition(".")
+    if message and scope is not Scope.TOPIC_IF_SET and not request.HasField(message):
+        raise MalformedRequest(f"Missing {message}")
+    value = attrgetter(target.field)(request)
+    if scope is Scope.NAMESPACE:
+        return Resource(ResourceKind.NAMESPACE, namespace=value)
+    if scope is Scope.SUBJECT:
+        return Resource(ResourceKind.SUBJECT, name=value)
+    if scope is Scope.TOPIC_IF_SET and not value:
+        return None
+    if scope is Scope.CLIENT:
+        return _client(request, owners)
+    topic = _topic(scope, value, owners)
+    found = topic_resource(topic)
+    if found is None:
+        raise NoSuchTopicName(topic)
+    return found
+
+
+def _topic(scope: Scope, value: Any, owners: Owners) -> str:
+    topic: str | None = value
+    if scope is Scope.PRODUCER:
+        topic = owners.producer_topic(value)
+        if topic is None:
+            raise NoSuchClient(f"The producer with id {value} does not exist")
+    elif scope is Scope.CONSUMER:
+        topic = owners.consumer_topic(value)
+        if topic is None:
+            raise NoSuchClient(f"The consumer with the id {value} does not exist")
+    assert topic is not None
+    return topic
+
+
+def _client(request: data.HealthCheckRequest, owners: Owners) -> Resource | None:
+    """Return the topic of a health check's client; None lets the broker say that there is none."""
+    is_producer = request.client == data.HealthCheckRequest.Producer
+    topic = owners.producer_topic(request.id) if is_producer else owners.consumer_topic(request.id)
+    return None if topic is None else topic_resource(topic)

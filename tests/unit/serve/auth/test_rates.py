@@ -1,0 +1,74 @@
+"""The limiter: a steady rate for each client, in bounded memory."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.serve.auth.rates import RateLimiter
+
+
+def test_a_second_is_taken_at_once_and_then_the_rate_holds():
+    """A full bucket gives one second's worth; then one comes back every 1/rate."""
+    limiter = RateLimiter(rate_s=10, clients_max=5)
+    assert [limiter.allow("a", 100.0) for _ in range(12)] == [True] * 10 + [False] * 2
+    assert limiter.allow("a", 100.1)
+    assert not limiter.allow("a", 100.1)
+    assert limiter.refusals == 3
+
+
+def test_clients_do_not_share():
+    """One client's flood leaves another's bucket full."""
+    limiter = RateLimiter(rate_s=5, clients_max=5)
+    while limiter.allow("loud", 0.0):
+        pass
+    assert [limiter.allow("quiet", 0.0) for _ in range(5)] == [True] * 5
+
+
+def test_memory_is_bounded_and_nobody_gets_a_new_bucket_by_crowding():
+    """Clients beyond the bound share one bucket; a drained one is not forgotten for them."""
+    limiter = RateLimiter(rate_s=5, clients_max=3)
+    while limiter.allow("victim", 0.0):
+        pass
+    passed = sum(limiter.allow(f"x{n}", 0.0) for n in range(1000))
+    assert len(limiter) == 3
+    # Two with buckets of their own, the others five together.
+    assert passed == 2 + 5
+    assert not limiter.allow("victim", 0.0)
+
+
+def test_an_idle_client_makes_room():
+    """When a bucket is full again its client is forgotten for a new one."""
+    limiter = RateLimiter(rate_s=5, clients_max=1)
+    assert limiter.allow("a", 0.0)
+    assert [limiter.allow("b", 1.0) for _ in range(6)] == [True] * 5 + [False]
+    assert len(limiter) == 1
+
+
+def test_a_slow_rate_gives_one():
+    """Below one a second the bucket holds one call."""
+    limiter = RateLimiter(rate_s=0.5, clients_max=1)
+    assert [limiter.allow("a", at) for at in (0.0, 1.0, 2.0, 3.0)] == [True, False, True, False]
+
+
+@given(st.lists(st.floats(0, 0.5), max_size=300), st.integers(1, 20))
+def test_no_second_has_more_than_two_seconds_worth(steps, rate):
+    """In any second at most a full bucket and what came in meanwhile passes; idling is no credit."""
+    limiter = RateLimiter(rate_s=rate, clients_max=1)
+    now, passed = 0.0, []
+    for step in steps:
+        now += step
+        if limiter.allow("a", now):
+            passed.append(now)
+    for start in passed:
+        assert sum(start <= at < start + 1 for at in passed) <= 2 * rate + 1
+
+
+@given(st.lists(st.floats(0, 3), max_size=100))
+def test_who_stays_below_the_rate_is_never_refused(pauses):
+    """Calls at least 1/rate apart always pass."""
+    limiter = RateLimiter(rate_s=7, clients_max=1)
+    now = 0.0
+    for pause in pauses:
+        now += 1 / 7 + 1e-9 + pause
+        assert limiter.allow("a", now)

@@ -1,0 +1,151 @@
+"""Roles: nothing is allowed that no grant allows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.serve.auth.roles import (
+    ANYTHING,
+    CLUSTER,
+    Action,
+    Grant,
+    Principal,
+    Resource,
+    ResourceKind,
+    Roles,
+    is_pattern,
+    topic_resource,
+)
+
+APP = Principal("service_account", "app")
+PRODUCE, CONSUME, ADMIN = Action.PRODUCE, Action.CONSUME, Action.ADMIN
+
+
+def grant(*actions, namespace="default", topics=("*",), subjects=()):
+    return Grant(frozenset(actions), namespace, tuple(topics), tuple(subjects))
+
+
+def allowed(granted, action, resource):
+    return Roles({APP: (granted,)}).authorize(APP, action, resource)
+
+
+def topic(name):
+    found = topic_resource(name)
+    assert found is not None
+    return found
+
+
+@given(st.sampled_from([*Action, None]))
+def test_who_has_no_grant_may_do_nothing(action):
+    """Neither a stranger nor a principal without grants is allowed anything anywhere."""
+    roles = Roles({APP: ()})
+    subject = Resource(ResourceKind.SUBJECT, name="s")
+    for who, what in itertools.product(
+        (APP, Principal("user", "app")), (topic("/default/t"), CLUSTER, ANYTHING, subject)
+    ):
+        assert not roles.authorize(who, action, what)
+
+
+def test_actions_do_not_imply_each_other():
+    """Who may administer may neither produce nor consume, and so on for each of the three."""
+    for has, wants in itertools.product(Action, Action):
+        assert allowed(grant(has), wants, topic("/default/t")) == (has is wants)
+
+
+def test_any_action_will_do_where_none_is_named():
+    """A lookup needs only that the caller has something to do with the topic."""
+    for has in Action:
+        assert allowed(grant(has), None, topic("/default/t"))
+        assert not allowed(grant(has), None, topic("/other/t"))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "patterns", "name", "fits"),
+    [
+        ("default", ["orders"], "/default/orders", True),
+        ("default", ["orders"], "/default/orders2", False),
+        ("default", ["orders"], "/default/my-orders", False),
+        ("default", ["orders"], "/default/Orders", False),
+        ("default", ["orders-*"], "/default/orders-eu", True),
+        ("default", ["orders-*"], "/default/orders", False),
+        ("default", ["o?ders"], "/default/orders", True),
+        ("default", ["o?ders"], "/default/oorders", False),
+        ("default", ["a", "b"], "/default/b", True),
+        ("default", [], "/default/b", False),
+        ("default", ["*"], "/other/b", False),
+        ("team-*", ["*"], "/team-a/b", True),
+        ("*", ["b"], "/team-a/b", True),
+        ("default", ["orders"], "/default/orders-part-0", True),
+        ("default", ["orders"], "/default/orders-part-17", True),
+        ("default", ["orders"], "/default/orders-part-x", False),
+        ("default", ["orders"], "/default/orders-part-", False),
+        ("default", ["orders-part-1"], "/default/orders-part-0", False),
+    ],
+)
+def test_patterns_fit_whole_names(namespace, patterns, name, fits):
+    """A pattern stands for whole names, and a topic's name for its parts too."""
+    granted = grant(PRODUCE, namespace=namespace, topics=patterns)
+    assert allowed(granted, PRODUCE, topic(name)) == fits
+
+
+def test_a_namespace_needs_all_its_topics():
+    """Who has some topics of a namespace does not have the namespace."""
+    what = Resource(ResourceKind.NAMESPACE, namespace="default")
+    assert allowed(grant(ADMIN), ADMIN, what)
+    assert not allowed(grant(ADMIN, topics=["a*"]), ADMIN, what)
+    assert not allowed(grant(ADMIN, namespace="other"), ADMIN, what)
+
+
+def test_the_cluster_needs_everything():
+    """Only all topics of all namespaces are the cluster."""
+    assert allowed(grant(ADMIN, namespace="*"), ADMIN, CLUSTER)
+    assert not allowed(grant(ADMIN), ADMIN, CLUSTER)
+    assert not allowed(grant(ADMIN, namespace="*", topics=["a*"]), ADMIN, CLUSTER)
+    assert not allowed(grant(PRODUCE, namespace="*"), ADMIN, CLUSTER)
+
+
+def test_subjects_are_granted_by_name():
+    """All topics give no subject; a pattern of subjects gives those."""
+    what = Resource(ResourceKind.SUBJECT, name="orders-value")
+    assert not allowed(grant(PRODUCE, namespace="*"), PRODUCE, what)
+    assert allowed(grant(PRODUCE, subjects=["orders-*"]), PRODUCE, what)
+    assert not allowed(grant(PRODUCE, subjects=["orders"]), PRODUCE, what)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "t", "/t", "/a/b/c", "//t", "/a/", "a/b", "/a/b\n", "/a/b.c", "/a/*", "/../b"]
+)
+def test_what_is_no_name_is_no_resource(name):
+    """A malformed name stands for nothing that could be granted."""
+    assert topic_resource(name) is None
+
+
+@pytest.mark.parametrize("text", ["", "a/b", "a.b", "[ab]", "a b", "x" * 256, "a\n"])
+def test_what_is_no_pattern_is_told(text):
+    """Only names with stars and question marks are patterns."""
+    assert not is_pattern(text)
+
+
+@given(st.text("ab*?", min_size=1, max_size=12), st.text("ab", min_size=1, max_size=12))
+def test_patterns_mean_what_a_plain_matcher_says(pattern, name):
+    """The compiled pattern agrees with a few lines that try everything."""
+
+    def fits(p, n):
+        if not p:
+            return not n
+        if p[0] == "*":
+            return fits(p[1:], n) or (bool(n) and fits(p, n[1:]))
+        return bool(n) and p[0] in {"?", n[0]} and fits(p[1:], n[1:])
+
+    granted = grant(PRODUCE, topics=[pattern])
+    assert allowed(granted, PRODUCE, topic(f"/default/{name}")) == fits(pattern, name)
+
+
+def test_a_costly_pattern_is_answered_at_once():
+    """Many stars do not make matching slow."""
+    granted = grant(PRODUCE, topics=["*a" * 100 + "b"])
+    assert not allowed(granted, PRODUCE, topic("/default/" + "a" * 5000))
