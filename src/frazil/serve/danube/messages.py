@@ -1,0 +1,267 @@
+"""The messages of the hot paths: what producers send, what consumers receive and answer.
+
+Requests are parsed by protobuf's C core: with the fields of one record read from it, that is as
+fast as anything written in Python. What consumers receive is put together by hand, at a third of
+what the C core needs, because nearly all of it is known before: `DeliveryEncoder` keeps the bytes
+of the topic, of the address and of each producer. The part without the subscription is built once
+a record, however many subscriptions it goes to; `framed` adds what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from struct import Struct
+from typing import Final, Protocol, Self, TypeVar
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from frazil.ingest.messages import Message
+from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
+from frazil.serve.danube.statuses import Refused, malformed_request, message_id_missing
+
+__all__ = [
+    "DeliveryEncoder",
+    "framed",
+    "framed_all",
+    "parse_ack",
+    "parse_nack",
+    "parse_request",
+    "parse_send",
+    "request_id_reply",
+    "subscription_field",
+]
+
+TIME_UNIT_US: Final = 1000
+KNOWN_MAX: Final = 1024
+"""How many producers, and how many high parts of numbers, an encoder keeps."""
+
+_frame_head = Struct(">BI").pack
+
+# Tags: the number of a field, shifted by three, and how its value is written (0 number, 2 bytes).
+_MSG_ID, _PAYLOAD, _PUBLISH_TIME = b"\x12", b"\x1a", b"\x20"
+_PRODUCER_NAME, _SUBSCRIPTION_NAME, _ATTRIBUTES = b"\x2a", b"\x32", b"\x3a"
+_SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY = b"\x40", b"\x48", b"\x52"
+_ID_PRODUCER, _ID_TOPIC, _ID_BROKER, _ID_OFFSET = b"\x08", b"\x12", b"\x1a", b"\x28"
+_ENTRY_KEY, _ENTRY_VALUE = b"\x0a", b"\x12"
+_REQUEST_ID = b"\x08"
+
+_LOW_BITS: Final = 14
+_LOW_COUNT: Final = 1 << _LOW_BITS
+_SHORT: Final = (
+    *(bytes((value,)) for value in range(128)),
+    *(bytes((value & 127 | 128, value >> 7)) for value in range(128, _LOW_COUNT)),
+)
+"""Numbers of one or two bytes."""
+_LOW: Final = tuple(bytes((value & 127 | 128, value >> 7 | 128)) for value in range(_LOW_COUNT))
+"""The first two bytes of longer numbers, by their low bits."""
+
+
+class _Parsed(Protocol):
+    @classmethod
+    def FromString(cls, data: bytes, /) -> Self: ...  # noqa: N802
+
+
+_Request = TypeVar("_Request", bound=_Parsed)
+
+
+def parse_request(kind: type[_Request], data: bytes) -> _Request:
+    """Return the request of type `kind`.
+
+    Raises:
+        Refused: if the bytes are no such message, or a text in it is not UTF-8.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Refused(malformed_request(kind.__name__)) from error
+
+
+def parse_send(data: bytes) -> tuple[int, int, Message]:
+    """Return a SendMessage request as request id, producer id and the message to publish.
+
+    A publish time of zero, which is how the wire has none, means "when it arrives".
+
+    Raises:
+        Refused: if the bytes are no such message, or it has no `msg_id`.
+    """
+    try:
+        sent = StreamMessage.FromString(data)
+    except DecodeError as error:
+        raise Refused(malformed_request("StreamMessage")) from error
+    has = sent.HasField
+    if not has("msg_id"):
+        raise Refused(message_id_missing())
+    producer_id = sent.msg_id.producer_id
+    attributes = sent.attributes
+    message = Message(
+        sent.payload,
+        sent.routing_key if has("routing_key") else None,
+        dict(attributes) if attributes else None,
+        sent.publish_time * TIME_UNIT_US or None,
+        sent.producer_name or None,
+        producer_id,
+        sent.schema_id if has("schema_id") else None,
+        sent.schema_version if has("schema_version") else None,
+    )
+    return sent.request_id, producer_id, message
+
+
+def parse_ack(data: bytes) -> tuple[int, str, str, int]:
+    """Return an Ack request as request id, topic, subscription and offset.
+
+    Raises:
+        Refused: if the bytes are no such message, or it has no `msg_id`.
+    """
+    request = parse_request(AckRequest, data)
+    if not request.HasField("msg_id"):
+        raise Refused(message_id_missing())
+    record = request.msg_id
+    return request.request_id, record.topic_name, request.subscription_name, record.topic_offset
+
+
+def parse_nack(data: bytes) -> tuple[int, str, str, int, int | None, str | None]:
+    """Return a Nack request as an Ack's four parts, then the delay in milliseconds and the reason.
+
+    Raises:
+        Refused: if the bytes are no such message, or it has no `msg_id`.
+    """
+    request = parse_request(NackRequest, data)
+    if not request.HasField("msg_id"):
+        raise Refused(message_id_missing())
+    record = request.msg_id
+    return (
+        request.request_id,
+        record.topic_name,
+        request.subscription_name,
+        record.topic_offset,
+        request.delay_ms if request.HasField("delay_ms") else None,
+        request.reason if request.HasField("reason") else None,
+    )
+
+
+def request_id_reply(request_id: int) -> bytes:
+    """Return the reply that carries a request id only: to SendMessage, Ack and Nack."""
+    if request_id < _LOW_COUNT:
+        return _REQUEST_ID + _SHORT[request_id] if request_id else b""
+    return _REQUEST_ID + _LOW[request_id & _LOW_COUNT - 1] + _number(request_id >> _LOW_BITS)
+
+
+class DeliveryEncoder:
+    """Builds the messages that the consumers of one topic receive.
+
+    `topic_name` must be the name under which clients found the topic: they send it back with
+    their acks. `broker_addr` is the address that they connected to.
+    """
+
+    def __init__(self, *, topic_name: str, broker_addr: str) -> None:
+        self._place = _text(_ID_TOPIC, topic_name) + _text(_ID_BROKER, broker_addr)
+        self._producers: dict[tuple[int | None, str | None], tuple[bytes, bytes]] = {}
+        self._highs: dict[int, bytes] = {}
+
+    def body(self, offset: int, message: Message) -> bytes:
+        """Return the message at `offset` as all subscriptions have it; `framed` completes it.
+
+        A topic without storage has the offset 0 for every record.
+        """
+        assert offset >= 0
+        producer = (message.producer_id, message.producer_name)
+        known = self._producers.get(producer)
+        if known is None:
+            known = self._learn(producer)
+        identity, producer_name = known
+        number = self._number
+        if offset:
+            identity = b"".join((identity, _ID_OFFSET, number(offset)))
+        parts = [_MSG_ID, number(len(identity)), identity]
+        if message.payload:
+            parts += (_PAYLOAD, number(len(message.payload)), message.payload)
+        if message.publish_time:
+            parts += (_PUBLISH_TIME, number(message.publish_time // TIME_UNIT_US))
+        parts.append(producer_name)
+        if message.attributes:
+            parts += _entries(message.attributes)
+        if message.schema_id is not None:
+            parts += (_SCHEMA_ID, number(message.schema_id))
+        if message.schema_version is not None:
+            parts += (_SCHEMA_VERSION, number(message.schema_version))
+        if message.key is not None:
+            key = message.key.encode()
+            parts += (_ROUTING_KEY, number(len(key)), key)
+        return b"".join(parts)
+
+    def _learn(self, producer: tuple[int | None, str | None]) -> tuple[bytes, bytes]:
+        if len(self._producers) >= KNOWN_MAX:
+            self._producers.clear()
+        producer_id, producer_name = producer
+        identity = _ID_PRODUCER + _number(producer_id) if producer_id else b""
+        name = _text(_PRODUCER_NAME, producer_name or "")
+        learnt = self._producers[producer] = (identity + self._place, name)
+        return learnt
+
+    def _number(self, value: int) -> bytes:
+        if value < _LOW_COUNT:
+            return _SHORT[value]
+        # Neighbours in time and in the log have all but their low bits in common.
+        above = value >> _LOW_BITS
+        high = self._highs.get(above)
+        if high is None:
+            if len(self._highs) >= KNOWN_MAX:
+                self._highs.clear()
+            high = self._highs[above] = _number(above)
+        return _LOW[value & _LOW_COUNT - 1] + high
+
+
+def subscription_field(subscription: str) -> bytes:
+    """Return what `framed` adds to a body for the consumers of this subscription."""
+    return _text(_SUBSCRIPTION_NAME, subscription)
+
+
+def framed(body: bytes, subscription: bytes) -> bytes:
+    """Return one message of a stream: gRPC's five bytes, the subscription's field, the body.
+
+    Fields may come in any order, so that the part which subscriptions share stays in one piece.
+    """
+    return _frame_head(0, len(subscription) + len(body)) + subscription + body
+
+
+def framed_all(bodies: Iterable[bytes], subscription: bytes) -> bytes:
+    """Return several messages of a stream, one behind the other."""
+    size = len(subscription)
+    parts: list[bytes] = []
+    for body in bodies:
+        parts += (_frame_head(0, size + len(body)), subscription, body)
+    return b"".join(parts)
+
+
+def _number(value: int) -> bytes:
+    """Return `value` in groups of seven bits, lowest first; all but the last have the top bit."""
+    groups = bytearray()
+    while value > 127:
+        groups.append(value & 127 | 128)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def _text(tag: bytes, text: str) -> bytes:
+    """Return a field of text; an empty one is not written."""
+    data = text.encode()
+    return tag + _number(len(data)) + data if data else b""
+
+
+def _entries(attributes: Mapping[str, str]) -> list[bytes]:
+    parts: list[bytes] = []
+    for name, value in attributes.items():
+        name_bytes, value_bytes = name.encode(), value.encode()
+        entry = b"".join(
+            (
+                _ENTRY_KEY,
+                _number(len(name_bytes)),
+                name_bytes,
+                _ENTRY_VALUE,
+                _number(len(value_bytes)),
+                value_bytes,
+            )
+        )
+        parts += (_ATTRIBUTES, _number(len(entry)), entry)
+    return parts

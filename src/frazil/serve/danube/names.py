@@ -1,0 +1,87 @@
+"""Names on the wire: topics, namespaces, and the parts of a partitioned topic.
+
+A topic's name has three parts between slashes, the first of them empty: `/namespace/topic`.
+Part `i` of a partitioned topic is a topic of its own, `/namespace/topic-part-i`. Clients make parts
+themselves, by a producer for each, and send the name of the part back with every ack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from frazil.errors import InvalidRequest
+from frazil.model import full_topic_name, part_name
+from frazil.serve.danube.statuses import Refused, topic_name_invalid
+
+__all__ = [
+    "NAMESPACES_AT_BOOT",
+    "checked_topic",
+    "is_namespace",
+    "namespace_of",
+    "opposite_names",
+    "part_of",
+    "parts_among",
+]
+
+NAMESPACES_AT_BOOT: Final = ("default", "system")
+_PART: Final = re.compile(r"(?P<whole>/[^/]+/[^/]+)-part-(?P<index>0|[1-9][0-9]{0,8})\Z")
+
+
+def checked_topic(name: str) -> str:
+    """Return a topic's name as the engine has it.
+
+    Raises:
+        Refused: if it is not `/namespace/topic` of letters, digits, `_` and `-`, or is too long.
+    """
+    # The engine takes a bare name, too, as one in the default namespace; the protocol does not.
+    if not name.startswith("/"):
+        raise Refused(topic_name_invalid(name))
+    try:
+        return full_topic_name(name)
+    except InvalidRequest as error:
+        raise Refused(topic_name_invalid(name)) from error
+
+
+def is_namespace(name: str) -> bool:
+    """Tell whether a namespace may have this name."""
+    try:
+        return full_topic_name(f"/{name}/topic") == f"/{name}/topic"
+    except InvalidRequest:
+        return False
+
+
+def namespace_of(topic: str) -> str:
+    """Return the namespace of a checked topic name."""
+    return topic.split("/", 2)[1]
+
+
+def part_of(topic: str) -> tuple[str, int] | None:
+    """Return the whole topic and the index, if this is the name of a part; else None."""
+    found = _PART.match(topic)
+    return (found["whole"], int(found["index"])) if found else None
+
+
+def parts_among(whole: str, topics: Iterable[str]) -> list[str]:
+    """Return the parts of `whole` among these topics by index, or `whole` alone if that is there.
+
+    Only exact names count: `/n/foo` has nothing to do with `/n/foobar` or `/n/foo-part-x`.
+    """
+    indices = set()
+    for topic in topics:
+        if topic == whole:
+            return [whole]
+        found = part_of(topic)
+        if found is not None and found[0] == whole:
+            indices.add(found[1])
+    return [part_name(whole, index) for index in sorted(indices)]
+
+
+def opposite_names(topic: str, topics: Iterable[str]) -> list[str]:
+    """Return those of `topics` that exclude a new `topic`, since it would be both whole and parts."""
+    found = part_of(topic)
+    if found is not None:
+        return [other for other in topics if other == found[0]]
+    parts = ((other, part_of(other)) for other in topics)
+    return [other for other, part in parts if part is not None and part[0] == topic]
