@@ -1,1 +1,5 @@
-"""The way in and out over a network."""
+"""The broker's front ends: what reaches the engine over a network.
+
+`h2` and `grpc` are the server: HTTP/2 and gRPC as pure state machines, and one asyncio shell around
+them. `danube` and `auth` are what is served and to whom.
+"""

@@ -1,0 +1,254 @@
+"""Calls: what a handler holds, and what stands between a connection and the handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
+
+import attrs
+
+from frazil.serve.grpc.codec import CallFailed, Code, only_message, status_text
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+    from frazil.serve.grpc.router import CallHead, Router
+    from frazil.serve.h2.sender import Sender
+    from frazil.serve.h2.stream import Stream
+    from frazil.serve.h2.validation import Fields
+
+
+@attrs.define
+class Counters:
+    """What a server has done since it started; only ever grows (but `connections`)."""
+
+    connections: int = 0
+    connections_total: int = 0
+    connections_refused_total: int = 0
+    connections_failed_total: int = 0
+    calls_total: int = 0
+    cancelled_total: int = 0
+    handler_errors_total: int = 0
+    received_bytes_total: int = 0
+    sent_bytes_total: int = 0
+    reading_pauses_total: int = 0
+    statuses: list[int] = attrs.field(factory=lambda: [0] * len(Code))
+
+
+class Call:
+    """One call, from its request to its status. All methods belong to the event loop's thread.
+
+    Answer once: what comes after the status, or after the client went away, is dropped.
+    `on_cancel` is called when nobody waits for the answer any more; `on_ready` when a `write` that
+    returned False may go on. Neither is called from inside one of the call's own methods.
+    """
+
+    deadline: float | None = None
+    """When the client stops waiting, in seconds of the monotonic clock."""
+    on_ready: Callable[[], None] | None = None
+    on_cancel: Callable[[], None] | None = None
+
+    def __init__(self, calls: Calls, stream: Stream, head: CallHead, message: bytes) -> None:
+        self.head = head
+        self.message = message
+        self._calls = calls
+        self._stream = stream
+
+    @property
+    def path(self) -> str:
+        """Return `/package.Service/Method`."""
+        return self.head.path
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Return the request's metadata; names are in lower case."""
+        return self.head.metadata
+
+    @property
+    def binary(self) -> Mapping[str, bytes]:
+        """Return the metadata whose names end in `-bin`, decoded."""
+        return self.head.binary
+
+    @property
+    def peer(self) -> str:
+        """Return the client's address."""
+        return self._calls.peer
+
+    @property
+    def connection(self) -> int:
+        """Return the number of the client's connection, which no other one ever has."""
+        return self._calls.number
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether an answer is still wanted."""
+        return not self._stream.closed and self._stream.code is None
+
+    def ok(self, message: bytes) -> None:
+        """Answer with one message and the status OK."""
+        stream = self._stream
+        if not stream.closed and stream.code is None:
+            calls = self._calls
+            calls.counters.statuses[0] += 1
+            calls.sender.reply(stream, message)
+            self._let_go()
+
+    def fail(self, code: Code, text: str) -> None:
+        """End with a status, behind what was written before."""
+        if self.is_open:
+            self._calls.counters.statuses[code] += 1
+            self._calls.sender.finish(self._stream, code, status_text(text))
+            self._let_go()
+
+    def finish(self, code: Code = Code.OK, text: str = "") -> None:
+        """End a stream with a status, behind what was written before."""
+        self.fail(code, text)
+
+    def break_off(self, error: BaseException) -> None:
+        """End with INTERNAL because of a bug of ours, which is logged."""
+        self._calls.on_bug(self, error)
+
+    def begin(self) -> None:
+        """Send the answer's HEADERS at once, before there is a message."""
+        self._calls.sender.begin(self._stream)
+
+    def write(self, framed: bytes) -> bool:
+        """Send messages, each with its prefix (`codec.framed`); return False to stop for now.
+
+        What was given is taken in either case; with False nothing more should come before
+        `on_ready`, or at all if the call is over.
+        """
+        return self._calls.sender.write(self._stream, framed)
+
+    def _let_go(self) -> None:
+        """Part from the stream, so that neither waits for the collector of cycles."""
+        self._stream.call = None
+        if self.deadline is not None:
+            self._calls.timed.pop(self._stream.sid, None)
+
+
+class Calls:
+    """The application of one connection: requests to handlers, their errors to statuses."""
+
+    def __init__(
+        self, router: Router, counters: Counters, clock: Clock, *, peer: str, number: int
+    ) -> None:
+        self.peer = peer
+        self.number = number
+        self.counters = counters
+        self.sender: Sender
+        """Set by whoever makes the connection: each of the two knows the other."""
+        self.timed: dict[int, Call] = {}
+        self._router = router
+        self._clock = clock
+
+    def resolve(self, fields: Fields) -> CallHead:
+        return self._router.resolve(fields)
+
+    def on_request(self, stream: Stream, body: bytes) -> None:
+        head = cast("CallHead", stream.head.target)
+        self.counters.calls_total += 1
+        if head.handler is None or stream.head.problem is not None:
+            self._refuse(stream, head)
+            return
+        call = Call(self, stream, head, b"")
+        stream.call = call
+        try:
+            call.message = only_message(body)
+            if head.timeout_s is not None:
+                self._expect(call, head.timeout_s)
+            if self._router.guard is not None:
+                refusal = self._router.guard(call)
+                if refusal is not None:
+                    call.fail(*refusal)
+                    return
+            head.handler(call, call.message)
+        except CallFailed as error:
+            call.fail(error.code, error.text)
+        except Exception as error:  # noqa: BLE001 - a handler's bug is its call's status, no more
+            self.on_bug(call, error)
+        if call.deadline is not None and not stream.closed:
+            self.timed[stream.sid] = call
+
+    def on_excess(self, stream: Stream, text: str) -> None:
+        self.counters.calls_total += 1
+        self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
+        self.sender.finish(stream, Code.RESOURCE_EXHAUSTED, status_text(text))
+
+    def on_cancel(self, stream: Stream) -> None:
+        call = stream.call
+        if isinstance(call, Call):
+            stream.call = None
+            self.counters.cancelled_total += 1
+            self._tell(call, call.on_cancel)
+
+    def on_ready(self, streams: Iterable[Stream]) -> None:
+        """Let handlers write on."""
+        for stream in streams:
+            call = stream.call
+            if isinstance(call, Call) and call.is_open:
+                self._tell(call, call.on_ready)
+
+    def expire(self, now: float) -> None:
+        """End the calls whose clients no longer wait."""
+        for sid, call in list(self.timed.items()):
+            if not call.is_open:
+                del self.timed[sid]
+            elif call.deadline is not None and call.deadline <= now:
+                del self.timed[sid]
+                self._end(call, Code.DEADLINE_EXCEEDED, "deadline exceeded")
+
+    def end_streams(self, streams: Iterable[Stream]) -> None:
+        """End the streams of messages: this server goes away."""
+        for stream in list(streams):
+            call = stream.call
+            if isinstance(call, Call) and call.head.is_stream:
+                self._end(call, Code.UNAVAILABLE, "server is shutting down")
+
+    def end_all(self, streams: Iterable[Stream]) -> None:
+        """End whatever is open: the time to drain is over."""
+        for stream in list(streams):
+            call = stream.call
+            if isinstance(call, Call):
+                self._end(call, Code.UNAVAILABLE, "server is shutting down")
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _refuse(self, stream: Stream, head: CallHead) -> None:
+        if head.refusal is not None:
+            code, text = head.refusal
+            self.counters.statuses[code] += 1
+            self.sender.finish(stream, code, status_text(text))
+        else:
+            self.sender.plain(stream, head.plain_status)
+
+    def _expect(self, call: Call, seconds: float) -> None:
+        call.deadline = self._clock.monotonic() + seconds
+        if seconds <= 0:
+            raise CallFailed(Code.DEADLINE_EXCEEDED, "deadline exceeded")
+
+    def _end(self, call: Call, code: Code, text: str) -> None:
+        """End a call in its handler's place, and tell the handler."""
+        if call.is_open:
+            call.fail(code, text)
+            self._tell(call, call.on_cancel)
+
+    def _tell(self, call: Call, callback: Callable[[], None] | None) -> None:
+        if callback is None:
+            return
+        try:
+            callback()
+        except CallFailed as error:
+            call.fail(error.code, error.text)
+        except Exception as error:  # noqa: BLE001 - as for the handler itself
+            self.on_bug(call, error)
+
+    def on_bug(self, call: Call, error: BaseException) -> None:
+        """Answer INTERNAL; the log gets the kind and the place, never the text (it may be data)."""
+        self.counters.handler_errors_total += 1
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
+        warn("call_handler_failed", path=call.path, error=type(error).__name__, place=place)
+        call.fail(Code.INTERNAL, "internal error")

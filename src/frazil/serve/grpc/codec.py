@@ -1,0 +1,142 @@
+"""gRPC on the wire: status codes, messages with their prefix, time-outs, metadata, status texts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import re
+import struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from frazil.serve.h2.validation import Fields
+
+STATUS_TEXT_MAX: Final = 1_024
+"""Characters of a status text; the rest is cut."""
+
+_PREFIX: Final = struct.Struct(">BI")
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_RESERVED: Final = frozenset({b"te", b"content-type", b"content-length", b"user-agent"})
+
+
+class Code(enum.IntEnum):
+    """The status of a call."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class CallFailed(Exception):  # the caller of an RPC acts on its code
+    """Raised by a handler to end its call with a status."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message with the five bytes in front of it."""
+    return _PREFIX.pack(0, len(message)) + message
+
+
+def framed_all(messages: Iterable[bytes]) -> bytes:
+    """Return messages, each with its prefix, as one piece for `Call.write`."""
+    parts: list[bytes] = []
+    for message in messages:
+        parts.append(_PREFIX.pack(0, len(message)))
+        parts.append(message)
+    return b"".join(parts)
+
+
+def only_message(body: bytes) -> bytes:
+    """Return the one message of a request.
+
+    Raises:
+        CallFailed: There is none, more than one, half of one, or a compressed one.
+    """
+    if len(body) < 5:
+        if not body:
+            raise CallFailed(Code.UNIMPLEMENTED, "request has no message")
+        raise CallFailed(Code.INVALID_ARGUMENT, "message is cut short")
+    flag, size = _PREFIX.unpack_from(body)
+    if flag:
+        if flag == 1:
+            raise CallFailed(Code.UNIMPLEMENTED, "compressed messages are not supported")
+        raise CallFailed(Code.INVALID_ARGUMENT, "message has an unknown flag")
+    if size > len(body) - 5:
+        raise CallFailed(Code.INVALID_ARGUMENT, "message is cut short")
+    if size < len(body) - 5:
+        raise CallFailed(Code.UNIMPLEMENTED, "request has more than one message")
+    return body[5:]
+
+
+def status_text(text: str) -> bytes:
+    """Return a status text in the percent encoding of `grpc-message`."""
+    raw = text[:STATUS_TEXT_MAX].encode("utf-8", "replace")
+    return b"".join(
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        for byte in raw
+    )
+
+
+def timeout_seconds(value: bytes) -> float:
+    """Return the seconds of a `grpc-timeout`.
+
+    Raises:
+        CallFailed: It is not one.
+    """
+    found = _TIMEOUT.fullmatch(value)
+    if found is None:
+        raise CallFailed(Code.INVALID_ARGUMENT, "grpc-timeout is not a time")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def metadata(fields: Fields) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Return a request's metadata as text, and those of names in `-bin` as bytes.
+
+    A name that comes twice has its values joined by a comma, as HTTP has it; of a binary name the
+    last value counts.
+
+    Raises:
+        CallFailed: A binary value is not base64.
+    """
+    texts: dict[str, str] = {}
+    binaries: dict[str, bytes] = {}
+    for raw_name, raw_value in fields:
+        if raw_name.startswith((b":", b"grpc-")) or raw_name in _RESERVED:
+            continue
+        name = raw_name.decode("latin-1")
+        if name.endswith("-bin"):
+            binaries[name] = _from_base64(raw_value)
+        else:
+            value = raw_value.decode("latin-1")
+            texts[name] = f"{texts[name]},{value}" if name in texts else value
+    return texts, binaries
+
+
+def _from_base64(value: bytes) -> bytes:
+    last = value.rpartition(b",")[2].strip()
+    try:
+        return base64.b64decode(last + b"=" * (-len(last) % 4), validate=True)
+    except binascii.Error as error:
+        raise CallFailed(Code.INVALID_ARGUMENT, "binary metadata is not base64") from error

@@ -1,0 +1,165 @@
+"""The server: listens, keeps its connections within their limits, and ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from frazil.clock import SystemClock
+from frazil.serve.grpc.calls import Counters
+from frazil.serve.grpc.shell import Shell
+from frazil.serve.h2.limits import ServerLimits
+from frazil.telemetry import event
+
+if TYPE_CHECKING:
+    import ssl
+
+    from frazil.clock import Clock
+    from frazil.serve.grpc.router import Router
+
+_LISTEN_BACKLOG = 512
+
+
+class Server:
+    """Serves a router's calls on one address.
+
+    All methods belong to the event loop's thread; so do the answers of handlers. A server starts
+    once.
+    """
+
+    def __init__(
+        self, router: Router, limits: ServerLimits | None = None, clock: Clock | None = None
+    ) -> None:
+        self.router = router
+        self.limits = ServerLimits() if limits is None else limits
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.counters = Counters()
+        self.unanswered = 0
+        self._shells: set[Shell] = set()
+        self._dirty: dict[Shell, None] = {}
+        self._is_flushing = False
+        self._is_draining = False
+        self._gone: asyncio.Event | None = None
+        """Set when a server that drains has no connection any more."""
+        self._listener: asyncio.Server | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    async def start(
+        self, host: str, port: int, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen; return the address and the port (a free one if `port` was 0).
+
+        Raises:
+            OSError: The address cannot be had.
+        """
+        assert self._listener is None
+        self._loop = asyncio.get_running_loop()
+        if ssl_context is not None:
+            ssl_context.set_alpn_protocols(["h2"])
+        self._listener = await self._loop.create_server(
+            lambda: Shell(self),
+            host,
+            port,
+            ssl=ssl_context,
+            ssl_handshake_timeout=None if ssl_context is None else self.limits.handshake_s,
+            ssl_shutdown_timeout=None if ssl_context is None else 1.0,
+            backlog=_LISTEN_BACKLOG,
+        )
+        self._tick()
+        bound: socket.socket = self._listener.sockets[0]
+        address = bound.getsockname()
+        event("grpc_listening", host=address[0], port=address[1], tls=ssl_context is not None)
+        return str(address[0]), int(address[1])
+
+    async def drain(self, deadline_s: float) -> bool:
+        """Accept nothing more, let open calls end, close; return whether all ended by themselves.
+
+        Streams of messages end at once with UNAVAILABLE. Calls that are open after `deadline_s`
+        get the same.
+        """
+        self._is_draining = True
+        self._stop_listening()
+        for shell in tuple(self._shells):
+            shell.begin_drain()
+        self._gone = asyncio.Event()
+        if self._shells:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), deadline_s)
+        left = len(self._shells)
+        for shell in tuple(self._shells):
+            shell.end_calls()
+            shell.close()
+        if left:
+            await asyncio.sleep(0)
+        self.close()
+        return not left
+
+    def close(self) -> None:
+        """Close the listener and every connection now."""
+        self._stop_listening()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        for shell in tuple(self._shells):
+            shell.abort()
+
+    # -- what connections ask for ----------------------------------------------------------------
+
+    def admit(self, shell: Shell) -> int | None:
+        counters = self.counters
+        if self._is_draining or len(self._shells) >= self.limits.connections_max:
+            counters.connections_refused_total += 1
+            return None
+        self._shells.add(shell)
+        counters.connections_total += 1
+        counters.connections = len(self._shells)
+        return counters.connections_total
+
+    def forget(self, shell: Shell) -> None:
+        self._shells.discard(shell)
+        self._dirty.pop(shell, None)
+        self.counters.connections = len(self._shells)
+        if not self._shells and self._gone is not None:
+            self._gone.set()
+
+    def flush_soon(self, shell: Shell) -> None:
+        self._dirty[shell] = None
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Flush each connection that has something to send, once for all its answers."""
+        self._is_flushing = False
+        dirty = list(self._dirty)
+        self._dirty.clear()
+        for shell in dirty:
+            shell.run_ready()
+            shell.flush()
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self.limits.tick_s, self._tick)
+        now = self.clock.monotonic()
+        for shell in tuple(self._shells):
+            shell.tick(now)
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes an event loop: uvloop's where it is installed, else the standard one."""
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        return asyncio.new_event_loop
+    return cast("Callable[[], asyncio.AbstractEventLoop]", uvloop.new_event_loop)

@@ -1,0 +1,261 @@
+"""One connection on an event loop: a socket around `h2.Connection`.
+
+Reading pauses while the peer does not read its answers, and while too many bytes of requests wait
+for theirs. All that was answered in one turn of the loop leaves in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, cast
+
+from frazil.serve.grpc.calls import Calls, Counters
+from frazil.serve.h2.connection import Connection
+
+if TYPE_CHECKING:
+    import ssl
+
+    from frazil.clock import Clock
+    from frazil.serve.grpc.router import Router
+    from frazil.serve.h2.limits import ServerLimits
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    router: Router
+    limits: ServerLimits
+    counters: Counters
+    clock: Clock
+    unanswered: int
+    """Bytes of requests of all connections that wait for their answers."""
+
+    def admit(self, shell: Shell) -> int | None:
+        """Return the number of a new connection, or None if there are too many."""
+
+    def forget(self, shell: Shell) -> None:
+        """Take note that a connection is gone."""
+
+    def flush_soon(self, shell: Shell) -> None:
+        """Have `shell.flush` called at the end of this turn, once."""
+
+
+class Shell(asyncio.Protocol):
+    """The life of one connection, from its accept to its end."""
+
+    transport: asyncio.Transport
+    calls: Calls
+    connection: Connection
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._limits = host.limits
+        self._is_live = False
+        self._is_closing = False
+        self._is_reading = True
+        self._counted = 0
+        self._born = self._heard = host.clock.monotonic()
+        self._pinged: float | None = None
+        self._stalled: float | None = None
+        self._closing_since: float | None = None
+        self._drained_since: float | None = None
+
+    # -- the transport's side --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        number = self._host.admit(self)
+        if number is None or not _speaks_h2(self.transport):
+            self.transport.abort()
+            return
+        limits = self._limits
+        self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        self.calls = Calls(
+            self._host.router,
+            self._host.counters,
+            self._host.clock,
+            peer=_address(self.transport),
+            number=number,
+        )
+        self._is_live = True
+        self.connection = Connection(limits, self.calls, self._on_dirty)
+        self.calls.sender = self.connection.sender
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_live or self._is_closing:
+            return
+        self._host.counters.received_bytes_total += len(data)
+        self._pinged = None
+        self._heard = 0.0
+        is_alive = self.connection.receive(data)
+        self.flush()
+        if not is_alive:
+            self.close()
+
+    def eof_received(self) -> bool:
+        """Close: a client that sends no more cannot take part in HTTP/2 (windows, settings)."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_live:
+            self._is_live = False
+            failed = bool(self.connection.failure) or exc is not None
+            self._host.counters.connections_failed_total += failed
+            self.connection.cancel_all()
+            self._count()
+        self._host.forget(self)
+
+    def pause_writing(self) -> None:
+        self.connection.sender.is_paused = True
+        self._stalled = self._host.clock.monotonic()
+        self._steer()
+
+    def resume_writing(self) -> None:
+        self.connection.sender.is_paused = False
+        self._stalled = None
+        self._host.flush_soon(self)
+
+    # -- the server's side -----------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send what was answered, let streams write on, and read on or not."""
+        if not self._is_live:
+            return
+        connection = self.connection
+        sender = connection.sender
+        data = sender.take()
+        if data:
+            self._host.counters.sent_bytes_total += len(data)
+            self.transport.write(data)
+        if sender.has_more or sender.has_ready:
+            self._host.flush_soon(self)
+        self._count()
+        self._steer()
+        if connection.is_refusing and not connection.table.open:
+            self.close()
+
+    def run_ready(self) -> None:
+        """Let the streams write on that were told to wait."""
+        if self._is_live and not self._is_closing:
+            self.calls.on_ready(self.connection.sender.ready())
+
+    def begin_drain(self) -> None:
+        """Tell the client to go elsewhere, and end the streams of messages."""
+        if self._is_live:
+            self.connection.begin_drain()
+            self.calls.end_streams(self.connection.table.open.values())
+            self.flush()
+
+    def end_calls(self) -> None:
+        """End all calls that are open."""
+        if self._is_live:
+            self.connection.finish_drain()
+            self.calls.end_all(self.connection.table.open.values())
+            self.flush()
+
+    def close(self) -> None:
+        """Close behind what is still to be sent."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._closing_since = self._host.clock.monotonic()
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closing = True
+        self.transport.abort()
+
+    def tick(self, now: float) -> None:
+        """Do what time demands: silent, stalled and slow clients, deadlines, allowances."""
+        if not self._is_live:
+            return
+        limits = self._limits
+        if self._is_closing:
+            if self._closing_since is not None and now - self._closing_since > limits.handshake_s:
+                self.abort()
+            return
+        connection = self.connection
+        connection.tick()
+        if self._heard == 0.0:
+            self._heard = now
+        if self.calls.timed:
+            self.calls.expire(now)
+        if connection.is_draining and not connection.is_refusing:
+            # A client that does not answer the ping has had a round trip's time anyway.
+            if self._drained_since is None:
+                self._drained_since = now
+            elif now - self._drained_since >= 1.0:
+                connection.finish_drain()
+                self.flush()
+        self._look_for_life(now)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _on_dirty(self) -> None:
+        self._host.flush_soon(self)
+
+    def _look_for_life(self, now: float) -> None:
+        limits = self._limits
+        if not self.connection.is_greeted:
+            if now - self._born > limits.handshake_s:
+                self.abort()
+        elif self._stalled is not None:
+            if now - self._stalled > limits.stall_s:
+                self.abort()
+        elif not self._is_reading:
+            # Nothing can be heard; the answers that are waited for are the server's.
+            self._heard = now
+        elif self._pinged is not None:
+            if now - self._pinged > limits.keepalive_timeout_s:
+                self.abort()
+        elif now - self._heard > limits.keepalive_s:
+            self._pinged = now
+            self.connection.ping()
+
+    def _count(self) -> None:
+        """Keep the server's sum of unanswered bytes."""
+        unanswered = self.connection.table.unanswered
+        if unanswered != self._counted:
+            self._host.unanswered += unanswered - self._counted
+            self._counted = unanswered
+
+    def _steer(self) -> None:
+        """Read, or not: never while answers pile up on either side."""
+        limits = self._limits
+        unanswered = self.connection.table.unanswered
+        if self._is_reading:
+            if self._stalled is not None or (
+                unanswered
+                and (
+                    unanswered > limits.unanswered_bytes_max
+                    or self._host.unanswered > limits.unanswered_bytes_server_max
+                )
+            ):
+                self._is_reading = False
+                self._host.counters.reading_pauses_total += 1
+                self.transport.pause_reading()
+        elif self._stalled is None and (
+            not unanswered
+            or (
+                unanswered <= limits.unanswered_bytes_max // 2
+                and self._host.unanswered <= limits.unanswered_bytes_server_max // 2
+            )
+        ):
+            self._is_reading = True
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+
+def _speaks_h2(transport: asyncio.Transport) -> bool:
+    """Return whether TLS, if there is any, agreed on HTTP/2."""
+    secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    return secured is None or secured.selected_alpn_protocol() == "h2"
+
+
+def _address(transport: asyncio.Transport) -> str:
+    name = transport.get_extra_info("peername")
+    if isinstance(name, tuple) and len(name) >= 2:
+        host = str(name[0])
+        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+    return "local"

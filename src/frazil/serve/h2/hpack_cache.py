@@ -1,0 +1,103 @@
+"""Reading header blocks: `hpack` behind a cache of whole blocks.
+
+To decode even a short block costs ten times what the rest of a call does, and a client's calls
+repeat one block. A block may be remembered only if reading it changed nothing in the table, and
+any change of the table (by any block) makes all remembered ones wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+from hpack import Decoder, HPACKError
+from hpack.table import HeaderTable
+
+from frazil.serve.h2.frames import ConnectionFailure, ErrorCode
+from frazil.serve.h2.validation import Fields, request_problem
+
+if TYPE_CHECKING:
+    from frazil.serve.h2.limits import ServerLimits
+
+Resolve = Callable[[Fields], object]
+"""What the application makes of a request's headers, once for each block; raises nothing."""
+
+
+@attrs.frozen(eq=False)
+class Head:
+    """What a header block says.
+
+    `problem` says why it is no request; only without one `target` (what the application made of
+    it) and `content_length` (-1 if not given) mean something.
+    """
+
+    fields: Fields
+    problem: str | None
+    content_length: int
+    target: object
+
+
+class CountingTable(HeaderTable):
+    """A table of `hpack` that counts what is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.additions = 0
+
+    def add(self, name: bytes, value: bytes) -> None:
+        self.additions += 1
+        super().add(name, value)
+
+    def state(self) -> tuple[int, int, int]:
+        """Return a value that differs if the table was changed in between.
+
+        Without an addition entries can only be lost, so their count tells it; an update of the
+        size that takes nothing away and leaves the size as it was is no change.
+        """
+        return self.additions, self.maxsize, len(self.dynamic_entries)
+
+
+class HeaderReader:
+    """One connection's header blocks, in the order they arrive.
+
+    `cache` may be asked directly by a caller that falls back to `read`.
+    """
+
+    def __init__(self, limits: ServerLimits, resolve: Resolve) -> None:
+        self.cache: dict[bytes, Head] = {}
+        self._limits = limits
+        self._resolve = resolve
+        self._table = CountingTable()
+        self._decoder = Decoder(max_header_list_size=limits.header_bytes_max)
+        self._decoder.header_table = self._table
+
+    def read(self, block: bytes) -> Head:
+        """Return what a block says; the table changes as the block says.
+
+        Raises:
+            ConnectionFailure: It is not HPACK, or unpacks to more than is allowed.
+        """
+        known = self.cache.get(block)
+        if known is not None:
+            return known
+        before = self._table.state()
+        try:
+            fields: Fields = tuple((n, v) for n, v in self._decoder.decode(block, raw=True))
+        except HPACKError as error:
+            raise ConnectionFailure(
+                ErrorCode.COMPRESSION_ERROR, "unreadable header block"
+            ) from error
+        head = self._head(fields)
+        if self._table.state() != before:
+            self.cache.clear()
+        elif len(block) <= self._limits.cached_block_bytes_max:
+            if len(self.cache) >= self._limits.cached_blocks_max:
+                self.cache.clear()
+            self.cache[block] = head
+        return head
+
+    def _head(self, fields: Fields) -> Head:
+        problem, content_length = request_problem(fields)
+        target = self._resolve(fields) if problem is None else None
+        return Head(fields, problem, content_length, target)

@@ -1,0 +1,56 @@
+"""Every limit of the server, in one place: nothing a peer does is unbounded."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class ServerLimits:
+    """What a server takes from its peers, a connection where nothing else is said.
+
+    Frames of control are counted by the tick (`tick_s`): a peer that sends more of them is told
+    ENHANCE_YOUR_CALM and cut off.
+    """
+
+    # -- the whole server
+    connections_max: int = 1_024
+    unanswered_bytes_server_max: int = 256 << 20
+    tick_s: float = 0.5
+
+    # -- requests
+    message_bytes_max: int = 4 << 20
+    streams_max: int = 1_024
+    unfinished_bytes_max: int = 32 << 20
+    """Bytes of requests that have begun and not ended; the next one is refused."""
+    unanswered_bytes_max: int = 16 << 20
+    """Bytes of requests that wait for their answer; above it reading pauses."""
+    header_bytes_max: int = 64 << 10
+    continuations_max: int = 32
+    cached_blocks_max: int = 64
+    cached_block_bytes_max: int = 2_048
+    early_closed_max: int = 4_096
+    """Streams that the server ended first, whose late frames are still legal."""
+
+    # -- windows that peers may fill
+    connection_window: int = 64 << 20
+    stream_window: int = 4 << 20
+
+    # -- floods, by the tick
+    resets_max: int = 2_000
+    controls_max: int = 1_000
+    """PING, SETTINGS, PRIORITY, empty DATA, unknown kinds."""
+    window_updates_max: int = 20_000
+
+    # -- what waits to be sent
+    stream_queue_bytes: int = 256 << 10
+    connection_queue_bytes: int = 4 << 20
+    turn_bytes_max: int = 1 << 20
+    write_buffer_bytes: int = 512 << 10
+
+    # -- time
+    handshake_s: float = 10.0
+    keepalive_s: float = 30.0
+    keepalive_timeout_s: float = 20.0
+    stall_s: float = 120.0
+    """A peer that reads nothing for so long while bytes wait for it is cut off."""

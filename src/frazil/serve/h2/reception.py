@@ -1,0 +1,396 @@
+"""Frame by frame: what each kind means in each state of a stream (RFC 9113, sections 5 and 6).
+
+A rule broken by one stream resets it; a rule broken by the connection raises `ConnectionFailure`.
+The header block of every HEADERS frame is read, also of streams that are refused or closed: the
+peer's table and ours would part otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from frazil.serve.h2 import frames as f
+from frazil.serve.h2.frames import ConnectionFailure, ErrorCode
+from frazil.serve.h2.hpack_cache import Head, HeaderReader
+from frazil.serve.h2.sender import Sender
+from frazil.serve.h2.stream import Stream, StreamTable
+from frazil.serve.h2.validation import Fields, trailers_problem
+
+if TYPE_CHECKING:
+    from frazil.serve.h2.limits import ServerLimits
+
+
+class Application(Protocol):
+    """What a connection serves. No method may raise; all may answer through the sender."""
+
+    def resolve(self, fields: Fields) -> object:
+        """Return what a request's headers mean; the outcome is kept for equal headers."""
+
+    def on_request(self, stream: Stream, body: bytes) -> None:
+        """Handle a whole request."""
+
+    def on_excess(self, stream: Stream, text: str) -> None:
+        """Answer a request that is too large, or one too many that is still arriving."""
+
+    def on_cancel(self, stream: Stream) -> None:
+        """Forget a request that nobody waits for any more; its stream is closed."""
+
+
+@attrs.define
+class PartialBlock:
+    """A header block whose CONTINUATION frames are still to come."""
+
+    sid: int
+    ends: bool
+    depends_on_itself: bool
+    data: bytearray
+    frames: int = 1
+
+
+class Reception:
+    """The receiving half of one connection, without the buffer in front of it."""
+
+    def __init__(
+        self, limits: ServerLimits, application: Application, on_dirty: Callable[[], None]
+    ) -> None:
+        self.limits = limits
+        self.application = application
+        self.table = StreamTable(limits)
+        self.sender = Sender(limits, self.table, on_dirty)
+        self.headers = HeaderReader(limits, application.resolve)
+        self.credit = limits.connection_window
+        """Bytes of DATA that the peer may still send."""
+        self.short_bytes_max = min(f.FRAME_BYTES_DEFAULT, limits.message_bytes_max + 5)
+        self.is_over = False
+        self.is_draining = False
+        self.is_refusing = False
+        self.failure = ""
+        self._has_settings = False
+        self._partial: PartialBlock | None = None
+        self._kinds = {
+            f.DATA: self._on_data,
+            f.HEADERS: self._on_headers,
+            f.PRIORITY: self._on_priority,
+            f.RST_STREAM: self._on_reset,
+            f.SETTINGS: self._on_settings,
+            f.PUSH_PROMISE: self._on_push,
+            f.PING: self._on_ping,
+            f.GOAWAY: self._on_goaway,
+            f.WINDOW_UPDATE: self._on_window_update,
+            f.CONTINUATION: self._on_continuation,
+        }
+        self.refill()
+
+    def refill(self) -> None:
+        """Grant the frames of control of one tick."""
+        self._resets_left = self.limits.resets_max
+        self._controls_left = self.limits.controls_max
+        self._updates_left = self.limits.window_updates_max
+
+    def frame(self, kind: int, flags: int, sid: int, payload: bytes) -> None:
+        """Handle one frame.
+
+        Raises:
+            ConnectionFailure: The connection cannot go on.
+        """
+        if not self._has_settings and (kind != f.SETTINGS or flags & f.ACK):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings must come first")
+        if self._partial is not None and kind != f.CONTINUATION:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
+        handler = self._kinds.get(kind)
+        if handler is None:
+            self._count_control()
+        else:
+            handler(flags, sid, payload)
+
+    def spend(self, size: int) -> None:
+        """Count bytes of DATA, with padding; give the window back when half of it is used.
+
+        Raises:
+            ConnectionFailure: The peer sent more than it was allowed to.
+        """
+        self.credit -= size
+        if self.credit < 0:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        whole = self.limits.connection_window
+        if self.credit < whole // 2:
+            self.sender.emit(f.window_update(0, whole - self.credit))
+            self.credit = whole
+
+    def on_ping_answer(self, payload: bytes) -> None:
+        """Take note of the answer to a PING."""
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _on_headers(self, flags: int, sid: int, payload: bytes) -> None:
+        if not sid & 1:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "headers on a stream of the server")
+        block = f.unpad(payload) if flags & f.PADDED else payload
+        depends = False
+        if flags & f.PRIORITISED:
+            if len(block) < 5:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "headers without priority")
+            depends = _depends_on(block) == sid
+            block = block[5:]
+        ends = bool(flags & f.END_STREAM)
+        if flags & f.END_HEADERS:
+            self._on_block(sid, block, ends=ends, depends_on_itself=depends)
+        else:
+            self._partial = PartialBlock(sid, ends, depends, bytearray(block))
+
+    def _on_continuation(self, flags: int, sid: int, payload: bytes) -> None:
+        partial = self._partial
+        if partial is None or partial.sid != sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "continuation of nothing")
+        partial.data += payload
+        partial.frames += 1
+        limits = self.limits
+        if len(partial.data) > limits.header_bytes_max or partial.frames > limits.continuations_max:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        if flags & f.END_HEADERS:
+            self._partial = None
+            self._on_block(
+                sid,
+                bytes(partial.data),
+                ends=partial.ends,
+                depends_on_itself=partial.depends_on_itself,
+            )
+
+    def _on_block(self, sid: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+        head = self.headers.read(block)
+        table = self.table
+        stream = table.open.get(sid)
+        if stream is not None:
+            self._on_trailers(stream, head, ends=ends)
+        elif sid > table.last:
+            table.advance(sid)
+            if depends_on_itself or head.problem is not None:
+                self._refuse(sid, ErrorCode.PROTOCOL_ERROR, ended=ends)
+            elif self.is_refusing or len(table.open) >= self.limits.streams_max:
+                self._refuse(sid, ErrorCode.REFUSED_STREAM, ended=ends)
+            else:
+                self._open(sid, head, ended=ends)
+        elif not table.late(sid, ends=ends):
+            unused = table.was_left_out(sid)
+            code = ErrorCode.PROTOCOL_ERROR if unused else ErrorCode.STREAM_CLOSED
+            raise ConnectionFailure(code, "headers on a closed stream")
+
+    def _open(self, sid: int, head: Head, *, ended: bool) -> None:
+        stream = Stream(sid, head, self.sender.stream_window)
+        stream.credit = self.limits.stream_window
+        stream.body = bytearray()
+        self.table.open[sid] = stream
+        if ended:
+            self._end(stream)
+
+    def _on_trailers(self, stream: Stream, head: Head, *, ends: bool) -> None:
+        if stream.ended:
+            raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "headers behind the end of a request")
+        if not ends or trailers_problem(head.fields) is not None:
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._end(stream)
+
+    def _on_data(self, flags: int, sid: int, payload: bytes) -> None:
+        if self.table.is_idle(sid):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "data on an idle stream")
+        self.spend(len(payload))
+        data = f.unpad(payload) if flags & f.PADDED else payload
+        ends = bool(flags & f.END_STREAM)
+        if not data and not ends:
+            self._count_control()
+        stream = self.table.open.get(sid)
+        if stream is None:
+            if not self.table.late(sid, ends=ends):
+                raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "data on a closed stream")
+            return
+        if stream.ended:
+            raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "data behind the end of a request")
+        stream.credit -= len(payload)
+        if stream.credit < 0:
+            self._reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        self._gather(stream, data, ends=ends)
+
+    def _gather(self, stream: Stream, data: bytes, *, ends: bool) -> None:
+        """Add to a request; end it, refuse it, or let the peer send more of it."""
+        limits = self.limits
+        assert stream.body is not None
+        stream.body += data
+        stream.size += len(data)
+        self.table.unfinished += len(data)
+        if ends:
+            self._end(stream)
+        elif -1 < stream.head.content_length < stream.size:
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+        elif stream.size > limits.message_bytes_max + 5:
+            self.application.on_excess(stream, "message too large")
+        elif self.table.unfinished > limits.unfinished_bytes_max:
+            self.application.on_excess(stream, "too many unfinished requests")
+        elif stream.credit < limits.stream_window // 2:
+            self.sender.emit(f.window_update(stream.sid, limits.stream_window - stream.credit))
+            stream.credit = limits.stream_window
+
+    def _end(self, stream: Stream) -> None:
+        """Hand a whole request to the application."""
+        if stream.head.content_length not in {-1, stream.size}:
+            stream.ended = True
+            self.table.unfinished -= stream.size
+            self.table.unanswered += stream.size
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream.ended = True
+        self.table.unfinished -= stream.size
+        self.table.unanswered += stream.size
+        body = bytes(stream.body or b"")
+        stream.body = None
+        if len(body) > self.limits.message_bytes_max + 5:
+            self.application.on_excess(stream, "message too large")
+        else:
+            self.application.on_request(stream, body)
+
+    def _refuse(self, sid: int, code: ErrorCode, *, ended: bool) -> None:
+        """Reset a stream that was never opened."""
+        self._count_reset()
+        self.sender.emit(f.reset(sid, code))
+        if not ended:
+            self.table.expect_late(sid)
+
+    def _reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Reset an open stream because of what the peer did."""
+        self._count_reset()
+        self.sender.emit(f.reset(stream.sid, code))
+        self.sender.drop(stream)
+        self.application.on_cancel(stream)
+
+    # -- control ---------------------------------------------------------------------------------
+
+    def _on_reset(self, _flags: int, sid: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "reset of another size")
+        if self.table.is_idle(sid):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "reset of an idle stream")
+        self._count_reset()
+        stream = self.table.open.get(sid)
+        if stream is None:
+            self.table.late(sid, ends=True)
+            return
+        # The peer has ended it: nothing of it may come any more.
+        if not stream.ended:
+            stream.ended = True
+            self.table.unfinished -= stream.size
+            self.table.unanswered += stream.size
+        self.sender.drop(stream)
+        self.application.on_cancel(stream)
+
+    def _on_settings(self, flags: int, sid: int, payload: bytes) -> None:
+        if sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings on a stream")
+        self._count_control()
+        if flags & f.ACK:
+            if payload:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings in an answer")
+            return
+        if len(payload) % 6:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings cut short")
+        self._has_settings = True
+        for name, value in f.settings_items(payload):
+            self._on_setting(name, value)
+        self.sender.emit(f.SETTINGS_ACK)
+
+    def _on_setting(self, name: int, value: int) -> None:
+        if name == f.HEADER_TABLE_SIZE:
+            self.sender.blocks.peer_table(value)
+        elif name == f.ENABLE_PUSH:
+            if value > 1:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "push is neither on nor off")
+        elif name == f.INITIAL_WINDOW_SIZE:
+            if value > f.WINDOW_LARGEST:
+                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+            self.sender.resize(value)
+        elif name == f.MAX_FRAME_SIZE and not (
+            f.FRAME_BYTES_DEFAULT <= value <= f.FRAME_BYTES_LARGEST
+        ):
+            # A size in the range changes nothing: larger frames would make other streams wait.
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "frame size out of range")
+
+    def _on_ping(self, flags: int, sid: int, payload: bytes) -> None:
+        if sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "ping on a stream")
+        if len(payload) != 8:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "ping of another size")
+        self._count_control()
+        if flags & f.ACK:
+            self.on_ping_answer(payload)
+        else:
+            self.sender.emit(f.ping(payload, ack=True))
+
+    def _on_goaway(self, _flags: int, sid: int, payload: bytes) -> None:
+        if sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "goaway on a stream")
+        if len(payload) < 8:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "goaway cut short")
+        # The peer opens no more streams by itself; those that are open are answered.
+        self._count_control()
+
+    def _on_window_update(self, _flags: int, sid: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "window update of another size")
+        if sid and self.table.is_idle(sid):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window of an idle stream")
+        self._updates_left -= 1
+        if self._updates_left < 0:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many window updates")
+        increment = int.from_bytes(payload) & 0x7FFFFFFF
+        if not sid:
+            if not increment:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window update of nothing")
+            self.sender.widen(increment)
+            return
+        stream = self.table.open.get(sid)
+        if stream is None:
+            return
+        if not increment:
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+        elif not self.sender.widen_stream(stream, increment):
+            self._reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
+
+    def _on_priority(self, _flags: int, sid: int, payload: bytes) -> None:
+        if not sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "priority of no stream")
+        self._count_control()
+        if len(payload) != 5:
+            self._reset_any(sid, ErrorCode.FRAME_SIZE_ERROR)
+        elif _depends_on(payload) == sid:
+            self._reset_any(sid, ErrorCode.PROTOCOL_ERROR)
+
+    def _reset_any(self, sid: int, code: ErrorCode) -> None:
+        stream = self.table.open.get(sid)
+        if stream is not None:
+            self._reset(stream, code)
+        else:
+            self._count_reset()
+            self.sender.emit(f.reset(sid, code))
+
+    @staticmethod
+    def _on_push(_flags: int, _sid: int, _payload: bytes) -> None:
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "clients do not push")
+
+    # -- floods ----------------------------------------------------------------------------------
+
+    def _count_control(self) -> None:
+        self._controls_left -= 1
+        if self._controls_left < 0:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of control")
+
+    def _count_reset(self) -> None:
+        self._resets_left -= 1
+        if self._resets_left < 0:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many resets")
+
+
+def _depends_on(payload: bytes) -> int:
+    return int.from_bytes(payload[:4]) & 0x7FFFFFFF

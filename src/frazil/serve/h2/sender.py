@@ -1,0 +1,261 @@
+"""What a connection sends: answers, streams of messages, windows, frames of control.
+
+Everything is collected until `take`, which the shell calls once a turn: one write for all that was
+answered meanwhile. Messages of a stream are cut into frames then, as many as the peer's windows
+allow. Nothing here calls the application back, so a handler may write from wherever it is called.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from frazil.serve.h2 import frames as f
+from frazil.serve.h2.reply_blocks import ReplyBlocks
+
+if TYPE_CHECKING:
+    from frazil.serve.h2.limits import ServerLimits
+    from frazil.serve.h2.stream import Stream, StreamTable
+
+_SHORT_HEAD: Final = struct.Struct(">HBBBIHHBBBIBI")
+"""HEADERS of two bytes, the head of a DATA frame, the five bytes before a message."""
+_SHORT_TAIL: Final = struct.Struct(">HBBBIB")
+_PREFIX: Final = struct.Struct(">BI")
+_END_BOTH: Final = f.END_HEADERS | f.END_STREAM
+
+
+class Sender:
+    """The sending half of one connection.
+
+    `on_dirty` is called when there is something to take and the shell may not know it; it must
+    only make a note.
+    """
+
+    def __init__(
+        self, limits: ServerLimits, table: StreamTable, on_dirty: Callable[[], None]
+    ) -> None:
+        self.blocks = ReplyBlocks()
+        self.window = f.WINDOW_DEFAULT
+        self.stream_window = f.WINDOW_DEFAULT
+        self.frame_bytes = f.FRAME_BYTES_DEFAULT
+        self.is_dirty = False
+        self.is_paused = False
+        """The transport takes no more: messages stay queued."""
+        self.replies = 0
+        self.queued = 0
+        self._limits = limits
+        self._table = table
+        self._on_dirty = on_dirty
+        self._out: list[bytes] = []
+        self._writable: dict[int, Stream] = {}
+        self._waiting: dict[int, Stream] = {}
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def reply(self, stream: Stream, message: bytes) -> None:
+        """Answer with one message and the good status; nothing if the stream is closed."""
+        if stream.closed or stream.code is not None:
+            return
+        self.replies += 1
+        size = len(message) + 5
+        if (
+            self.blocks.are_short
+            and stream.ended
+            and not stream.begun
+            and size <= self.frame_bytes
+            and size <= self.window
+            and size <= stream.window
+        ):
+            self.window -= size
+            sid = stream.sid
+            out = self._out
+            out.append(
+                _SHORT_HEAD.pack(
+                    *(0, 2, f.HEADERS, f.END_HEADERS, sid, 0x88BF),
+                    *(size >> 8, size & 0xFF, f.DATA, 0, sid, 0, size - 5),
+                )
+            )
+            out.append(message)
+            out.append(_SHORT_TAIL.pack(0, 1, f.HEADERS, _END_BOTH, sid, 0xBE))
+            self._table.close(stream)
+            if not self.is_dirty:
+                self._mark_dirty()
+            return
+        self.begin(stream)
+        self._put(stream, _PREFIX.pack(0, len(message)) + message)
+        self.finish(stream, 0)
+
+    def begin(self, stream: Stream) -> None:
+        """Send the answer's HEADERS, if that has not been done."""
+        if stream.closed or stream.begun:
+            return
+        stream.begun = True
+        self.emit(f.frame(f.HEADERS, f.END_HEADERS, stream.sid, self.blocks.begin()))
+
+    def write(self, stream: Stream, messages: bytes) -> bool:
+        """Queue messages with their prefixes; return False to be asked for more later."""
+        if stream.closed or stream.code is not None:
+            return False
+        self.begin(stream)
+        self._put(stream, messages)
+        limits = self._limits
+        if (
+            stream.queued < limits.stream_queue_bytes
+            and self.queued < limits.connection_queue_bytes
+        ):
+            return True
+        self._waiting[stream.sid] = stream
+        return False
+
+    def finish(self, stream: Stream, code: int, text: bytes = b"") -> None:
+        """End the answer with a status, behind what is queued."""
+        if stream.closed or stream.code is not None:
+            return
+        if not stream.begun:
+            block = self.blocks.only_end(code, text)
+            self._last(stream, block)
+        else:
+            stream.code = code
+            stream.text = text
+            self._waiting.pop(stream.sid, None)
+            self._writable[stream.sid] = stream
+            self._mark_dirty()
+
+    def plain(self, stream: Stream, status: int) -> None:
+        """Answer what is no call with a status of HTTP."""
+        if not stream.closed:
+            self._last(stream, self.blocks.plain(status))
+
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream that was reset: what is queued for it is never sent."""
+        self.queued -= stream.queued
+        stream.queued = 0
+        self._writable.pop(stream.sid, None)
+        self._waiting.pop(stream.sid, None)
+        self._table.close(stream)
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def emit(self, data: bytes) -> None:
+        """Send whole frames."""
+        self._out.append(data)
+        if not self.is_dirty:
+            self._mark_dirty()
+
+    def take(self) -> bytes:
+        """Return all that can be sent now."""
+        if self._writable and not self.is_paused:
+            self._pump()
+        self.is_dirty = False
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another `take` would give something although nothing happened meanwhile."""
+        return bool(self._writable) and not self.is_paused and self.window > 0
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `ready` would return a stream."""
+        return bool(self._waiting) and bool(self._ready_now())
+
+    def ready(self) -> list[Stream]:
+        """Return the streams that were told to wait and need not any longer, each once."""
+        found = self._ready_now() if self._waiting else []
+        for stream in found:
+            del self._waiting[stream.sid]
+        return found
+
+    # -- windows ---------------------------------------------------------------------------------
+
+    def widen(self, increment: int) -> None:
+        """Add to the connection's window.
+
+        Raises:
+            ConnectionFailure: It is larger than a window may be.
+        """
+        self.window += increment
+        if self.window > f.WINDOW_LARGEST:
+            raise f.ConnectionFailure(f.ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+        self._mark_dirty()
+
+    def widen_stream(self, stream: Stream, increment: int) -> bool:
+        """Add to a stream's window; return False if it is larger than a window may be."""
+        stream.window += increment
+        if stream.queued and stream.window > 0:
+            self._writable[stream.sid] = stream
+            self._mark_dirty()
+        return stream.window <= f.WINDOW_LARGEST
+
+    def resize(self, size: int) -> None:
+        """Take the peer's new size of windows: open streams change by the difference.
+
+        Raises:
+            ConnectionFailure: A window is larger than it may be.
+        """
+        difference = size - self.stream_window
+        self.stream_window = size
+        for stream in self._table.open.values():
+            if not self.widen_stream(stream, difference):
+                raise f.ConnectionFailure(f.ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _mark_dirty(self) -> None:
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._on_dirty()
+
+    def _ready_now(self) -> list[Stream]:
+        limits = self._limits
+        if self.is_paused or self.queued > limits.connection_queue_bytes // 2:
+            return []
+        low = limits.stream_queue_bytes // 2
+        return [stream for stream in self._waiting.values() if stream.queued <= low]
+
+    def _put(self, stream: Stream, data: bytes) -> None:
+        stream.put(data)
+        self.queued += len(data)
+        self._writable[stream.sid] = stream
+        self._mark_dirty()
+
+    def _last(self, stream: Stream, block: bytes) -> None:
+        """End a stream with a header block; an unfinished request is told that it may stop."""
+        self.emit(f.frame(f.HEADERS, _END_BOTH, stream.sid, block))
+        if not stream.ended:
+            self.emit(f.reset(stream.sid, f.ErrorCode.NO_ERROR))
+        self._writable.pop(stream.sid, None)
+        self._waiting.pop(stream.sid, None)
+        self._table.close(stream)
+
+    def _pump(self) -> None:
+        """Cut queued messages into frames: each stream in turn, a bounded number of bytes."""
+        left = self._limits.turn_bytes_max
+        for stream in list(self._writable.values()):
+            if left <= 0:
+                return
+            del self._writable[stream.sid]
+            left -= self._pump_stream(stream, min(left, self._limits.stream_queue_bytes))
+            if stream.queued:
+                # Behind the others; a stream without window is put back when it has one.
+                if stream.window > 0:
+                    self._writable[stream.sid] = stream
+            elif stream.code is not None:
+                self._last(stream, self.blocks.end(stream.code, stream.text))
+
+    def _pump_stream(self, stream: Stream, limit: int) -> int:
+        sent = 0
+        while stream.queued and sent < limit:
+            allowed = min(self.window, stream.window, self.frame_bytes, stream.queued)
+            if allowed <= 0:
+                break
+            self._out.append(f.head(allowed, f.DATA, 0, stream.sid))
+            self._out += stream.pull(allowed)
+            self.window -= allowed
+            stream.window -= allowed
+            sent += allowed
+        self.queued -= sent
+        return sent

@@ -1,0 +1,133 @@
+"""Streams: the one object of a request, and the table of those that are open."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from frazil.serve.h2.hpack_cache import Head
+    from frazil.serve.h2.limits import ServerLimits
+
+SKIPS_MAX = 64
+
+
+class Stream:
+    """A request and what is sent for it.
+
+    Plain attributes with defaults of the class: most requests need three of them, and one is made
+    for every call.
+    """
+
+    ended = False
+    """The peer has sent all of its request."""
+    closed = False
+    """Nothing is sent any more: answered, or reset by either side."""
+    begun = False
+    """The answer's HEADERS are on their way."""
+    size = 0
+    """Bytes of the request so far."""
+    credit = 0
+    """Bytes that the peer may still send."""
+    body: bytearray | None = None
+
+    window = 0
+    """Bytes that may still be sent; may be negative."""
+    queue: deque[bytes] | None = None
+    queued = 0
+    skipped = 0
+    """Bytes of the queue's first piece that are sent already."""
+    code: int | None = None
+    """The status to end with when the queue is empty."""
+    text = b""
+
+    call: object = None
+    """Whatever the application keeps with it."""
+
+    def __init__(self, sid: int, head: Head, window: int) -> None:
+        self.sid = sid
+        self.head = head
+        self.window = window
+
+    def put(self, piece: bytes) -> None:
+        """Queue bytes to be sent."""
+        if self.queue is None:
+            self.queue = deque()
+        self.queue.append(piece)
+        self.queued += len(piece)
+
+    def pull(self, limit: int) -> list[bytes]:
+        """Take at most `limit` bytes off the queue, in as few pieces as there are."""
+        assert self.queue is not None
+        assert limit > 0
+        taken: list[bytes] = []
+        while limit and self.queued:
+            first = self.queue[0]
+            size = len(first) - self.skipped
+            if size <= limit:
+                taken.append(first[self.skipped :] if self.skipped else first)
+                self.queue.popleft()
+                self.skipped = 0
+            else:
+                size = limit
+                taken.append(first[self.skipped : self.skipped + size])
+                self.skipped += size
+            limit -= size
+            self.queued -= size
+        return taken
+
+
+class StreamTable:
+    """Which streams are open, and what is known of those that are not.
+
+    `last` is the highest stream of the peer. `unfinished` and `unanswered` are bytes of requests:
+    of those still arriving, and of those that wait for their answer.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self.open: dict[int, Stream] = {}
+        self.last = -1
+        self.unfinished = 0
+        self.unanswered = 0
+        self._early: dict[int, None] = {}
+        self._early_max = limits.early_closed_max
+        self._skips: deque[tuple[int, int]] = deque(maxlen=SKIPS_MAX)
+
+    def advance(self, sid: int) -> None:
+        """Take note of a new stream of the peer; those below that it left out are closed."""
+        if sid > self.last + 2:
+            self._skips.append((self.last + 2, sid))
+        self.last = sid
+
+    def was_left_out(self, sid: int) -> bool:
+        """Return whether a closed stream was never used (as far as is remembered)."""
+        return any(first <= sid < stop for first, stop in self._skips)
+
+    def is_idle(self, sid: int) -> bool:
+        """Return whether the peer names a stream that cannot exist yet."""
+        return sid > self.last or not sid & 1
+
+    def close(self, stream: Stream) -> None:
+        """Forget an open stream; late frames of it are legal if the peer had not ended it."""
+        stream.closed = True
+        del self.open[stream.sid]
+        if stream.ended:
+            self.unanswered -= stream.size
+        else:
+            self.unfinished -= stream.size
+            self.expect_late(stream.sid)
+        stream.body = stream.queue = None
+
+    def expect_late(self, sid: int) -> None:
+        """Allow frames of a stream that this side ended before the peer did."""
+        if len(self._early) >= self._early_max:
+            del self._early[next(iter(self._early))]
+        self._early[sid] = None
+
+    def late(self, sid: int, *, ends: bool) -> bool:
+        """Return whether a frame of a closed stream is legal; `ends` if it is the last one."""
+        if sid not in self._early:
+            return False
+        if ends:
+            del self._early[sid]
+        return True
