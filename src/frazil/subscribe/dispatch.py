@@ -1,0 +1,310 @@
+"""One subscription as a state machine: records, consumers, acks and time in; actions out.
+
+No I/O and no clock: `now_ms` is an argument and never goes back. Inputs only note what happened;
+`poll` does what follows from it and returns the actions. What is durable when, and what each crash
+leaves, is in docs/internals/dispatch.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from frazil.errors import Conflict
+from frazil.subscribe.actions import Action, Cause, Change, Deliver, Notice, NoticeKind
+from frazil.subscribe.cursor import Cursor
+from frazil.subscribe.key_filter import key_filter
+from frazil.subscribe.key_shared import KeyLines
+from frazil.subscribe.line import Line
+from frazil.subscribe.places import Consumer
+from frazil.subscribe.policy import FailurePolicy, Limits, SubscriptionType
+from frazil.subscribe.records import Records
+
+if TYPE_CHECKING:
+    from frazil.subscribe.schedule import Assignment, Schedule
+
+__all__ = ["Dispatch", "Status"]
+
+
+@attrs.frozen
+class Status:
+    """What a subscription is doing, for lists and metrics."""
+
+    consumers: int
+    active_id: int | None
+    held: int
+    unacked: int
+    unacked_bytes: int
+    acked_below: int
+    ranges: int
+    blocked: int
+    paused: str | None
+
+
+class Dispatch:
+    """Deliver the records of one topic to the consumers of one subscription.
+
+    A restart builds it again from the journalled `cursor` and `attempts`; the reader then feeds
+    from `offset_next` on. A reset of the cursor is a new `Dispatch`, too.
+    """
+
+    def __init__(
+        self,
+        kind: SubscriptionType,
+        *,
+        policy: FailurePolicy | None = None,
+        limits: Limits | None = None,
+        cursor: Cursor | None = None,
+        attempts: Mapping[int, int] | None = None,
+        now_ms: int = 0,
+    ) -> None:
+        self.kind = kind
+        self._limits = limits or Limits()
+        self._actions: list[Action] = []
+        self._records = Records(
+            policy or FailurePolicy(),
+            self._limits,
+            cursor=cursor or Cursor(),
+            attempts=attempts or {},
+            actions=self._actions,
+        )
+        self._is_by_key = kind is SubscriptionType.KEY_SHARED
+        places, sizes = self._records.places, self._records.sizes
+        self._schedule: Schedule = (
+            KeyLines(places, sizes, limits=self._limits, now_ms=now_ms)
+            if self._is_by_key
+            else Line(kind, places, sizes)
+        )
+        self._records.schedule = self._schedule
+        self._schedule.special.update(self._records.exhausted_before())
+        self._members: dict[int, Consumer] = {}
+        self._active: Consumer | None = None
+        self._paused: str | None = None
+
+    # -- consumers -------------------------------------------------------------------------------
+
+    def admits(self, name: str) -> bool:
+        """Whether `attach` of a consumer of this name would be taken."""
+        return self.kind is not SubscriptionType.EXCLUSIVE or all(
+            each.name == name for each in self._members.values()
+        )
+
+    def attach(
+        self, consumer_id: int, *, name: str, now_ms: int, filters: Iterable[str] = ()
+    ) -> None:
+        """Let a consumer's stream take part; it gets nothing before `want`.
+
+        A consumer of the same id or name is displaced, and what it had is delivered again at once.
+
+        Raises:
+            Conflict: the subscription is Exclusive and another consumer is attached.
+        """
+        if not self.admits(name):
+            raise Conflict("the exclusive subscription has another consumer", consumer=name)
+        for other in list(self._members.values()):
+            if consumer_id == other.consumer_id or name == other.name:
+                self.detach(other.consumer_id, now_ms=now_ms, is_lost=False)
+                self._actions.append(Notice(NoticeKind.DISPLACED, other.consumer_id))
+        consumer = Consumer(consumer_id, name, key_filter(filters))
+        self._members[consumer_id] = consumer
+        self._schedule.join(consumer)
+        self._tell_active()
+
+    def detach(self, consumer_id: int, *, now_ms: int, is_lost: bool = True) -> None:
+        """End a consumer's part; what it has not acked is delivered again at once.
+
+        `is_lost` says that its stream broke: then its oldest record counts as failed, for it may
+        be what broke it. An unknown consumer makes no difference.
+        """
+        consumer = self._members.pop(consumer_id, None)
+        if consumer is None:
+            return
+        consumer.is_attached = False
+        self._schedule.leave(consumer, now_ms)
+        is_alone = not self._is_by_key and self.kind is not SubscriptionType.SHARED
+        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=is_alone)
+        self._tell_active()
+
+    def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> None:
+        """Say how much the consumer's stream takes from now on; deliveries use it up."""
+        consumer = self._members.get(consumer_id)
+        if consumer is not None:
+            consumer.messages = messages
+            consumer.size_bytes = size_bytes
+
+    # -- records ---------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> Cursor:
+        """What is durably settled. Only for reading."""
+        return self._records.cursor
+
+    @property
+    def offset_next(self) -> int:
+        """The first offset that `feed` has not covered."""
+        return self._records.offset_next
+
+    @property
+    def room(self) -> int:
+        """How many records `feed` may bring now."""
+        room = self._schedule.room(
+            held_max=self._limits.held_max, unacked=len(self._records.places)
+        )
+        return max(0, room)
+
+    def feed(
+        self,
+        offsets: Sequence[int],
+        sizes: Sequence[int],
+        *,
+        offset_end: int,
+        keys: Sequence[str] = (),
+    ) -> None:
+        """Take in the records of `[offset_next, offset_end)`, ascending; `keys` for KeyShared.
+
+        Offsets of the range without a record are gaps of the topic: they count as settled. Records
+        that are settled already are left out.
+        """
+        fed = self._records.take_in(offsets, sizes, keys, offset_end=offset_end)
+        self._schedule.feed(*fed)
+
+    def ack(self, offsets: Sequence[int]) -> Change | None:
+        """Settle delivered records: return the change to journal, None if there is no effect.
+
+        The acks are answered when the change, and those it is `after`, are confirmed. Offsets that
+        were not delivered, or are settled, have no effect.
+        """
+        return self._records.settle(offsets, Cause.ACK)
+
+    def nack(
+        self, offset: int, *, now_ms: int, delay_ms: int = 0, reason: str = ""
+    ) -> Change | None:
+        """Give a delivered record back: return the change to journal, None if there is no effect.
+
+        Only a record that is with a consumer can be given back.
+        """
+        return self._records.give_back(offset, now_ms=now_ms, delay_ms=delay_ms, reason=reason)
+
+    def dead_lettered(self, offset: int) -> Change | None:
+        """Settle a record that is durable in the dead-letter topic: return the change to journal."""
+        return self._records.settle((offset,), Cause.DEAD_LETTER)
+
+    def dead_letter_failed(self, offset: int, *, now_ms: int) -> None:
+        """Ask for the dead letter again, after a while."""
+        self._records.bury_later(offset, now_ms=now_ms)
+
+    def confirmed(self, change: Change, *, now_ms: int) -> None:
+        """Take note that a change is durable."""
+        self._records.confirmed(change, now_ms=now_ms)
+
+    def failed(self, change: Change, *, now_ms: int) -> None:
+        """Take a change back that could not be journalled: records are again where they were."""
+        self._records.failed(change, now_ms=now_ms)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def configure(
+        self, policy: FailurePolicy, limits: Limits | None = None, *, now_ms: int
+    ) -> None:
+        """Set another policy, and other limits; blocked records are judged by it anew."""
+        self._limits = limits or self._limits
+        self._records.configure(policy, self._limits, now_ms=now_ms)
+
+    def due_ms(self) -> int | None:
+        """Return when `poll` is due although nothing comes in."""
+        dues = (self._records.due_ms(), self._schedule.skip_due_ms())
+        return min((due for due in dues if due is not None), default=None)
+
+    def poll(self, now_ms: int) -> list[Action]:
+        """Do what follows from all inputs so far and from the time; return the actions.
+
+        Changes among the actions are to be journalled like those of `ack`.
+        """
+        self._records.ring(now_ms)
+        skipped, sizes = self._schedule.skip(now_ms)
+        if skipped:
+            self._records.skip(skipped, sizes)
+        self._assign(now_ms)
+        self._tell_paused()
+        actions = self._actions.copy()
+        self._actions.clear()
+        return actions
+
+    def status(self) -> Status:
+        """Say what the subscription is doing."""
+        records = self._records
+        active = self._schedule.active
+        return Status(
+            consumers=len(self._members),
+            active_id=active.consumer_id if active else None,
+            held=self._schedule.held,
+            unacked=len(records.places),
+            unacked_bytes=records.unacked_bytes,
+            acked_below=records.cursor.acked_below,
+            ranges=records.cursor.range_count,
+            blocked=len(records.blocked),
+            paused=self._why_paused(),
+        )
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _is_stopped(self) -> bool:
+        """Whether a blocked record stops everybody."""
+        return bool(self._records.blocked) and not self._is_by_key
+
+    def _assign(self, now_ms: int) -> None:
+        records, schedule = self._records, self._schedule
+        if self._is_stopped():
+            return
+        # What comes back from a consumer that left goes first and in order, so nothing goes before
+        # its attempts are durable.
+        if records.returning and not self._is_by_key:
+            return
+        for consumer, offsets in schedule.assign_again():
+            self._deliver(consumer, offsets, now_ms)
+        while not records.cursor.is_full or not records.places:
+            assignment = schedule.assign_new(
+                messages=self._limits.max_unacked_messages - len(records.places),
+                size_bytes=self._limits.max_unacked_bytes - records.unacked_bytes,
+            )
+            if not assignment.offsets:
+                return
+            if assignment.is_special:
+                records.meet(assignment.offsets[0], assignment.sizes[0], now_ms=now_ms)
+                if self._is_stopped():
+                    return
+                continue
+            self._deliver_new(assignment, now_ms)
+
+    def _deliver_new(self, assignment: Assignment, now_ms: int) -> None:
+        self._records.count(assignment.offsets, assignment.sizes)
+        for consumer, offsets in assignment.dealt:
+            self._deliver(consumer, offsets, now_ms)
+
+    def _deliver(self, consumer: Consumer, offsets: list[int], now_ms: int) -> None:
+        attempts = self._records.fly(consumer, offsets, now_ms)
+        self._actions.append(Deliver(consumer.consumer_id, offsets, attempts))
+
+    def _tell_active(self) -> None:
+        """Tell of a consumer that took another's place."""
+        active = self._schedule.active
+        if active is not None and active is not self._active and self._active is not None:
+            self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
+        self._active = active or self._active
+
+    def _why_paused(self) -> str | None:
+        """Return why new records are not delivered although consumers have room."""
+        if self._is_stopped():
+            return "blocked"
+        if self._records.cursor.is_full or (self._is_by_key and not self.room):
+            return "ranges"
+        return None
+
+    def _tell_paused(self) -> None:
+        paused = self._why_paused()
+        if paused != self._paused:
+            kind = NoticeKind.PAUSED if paused else NoticeKind.RESUMED
+            self._actions.append(Notice(kind, reason=paused or self._paused or ""))
+            self._paused = paused

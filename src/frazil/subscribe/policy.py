@@ -1,0 +1,111 @@
+"""What a subscription promises: its type, what happens to failed deliveries, its limits."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from frazil.errors import InvalidRequest
+from frazil.subscribe.cursor import RANGES_MAX
+
+__all__ = ["Backoff", "FailurePolicy", "Limits", "Poison", "SubscriptionType"]
+
+_DOUBLINGS_MAX = 63
+
+
+class SubscriptionType(enum.IntEnum):
+    """Who gets a record; the numbers are those of the wire."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+
+class Backoff(enum.IntEnum):
+    """How the delay before a redelivery grows; the numbers are those of the wire."""
+
+    FIXED = 0
+    EXPONENTIAL = 1
+
+
+class Poison(enum.IntEnum):
+    """What becomes of a record that failed too often; the numbers are those of the wire."""
+
+    DEAD_LETTER = 0
+    BLOCK = 1
+    DROP = 2
+
+
+@attrs.frozen(kw_only=True)
+class FailurePolicy:
+    """When a delivery has failed, when the next one comes, and how many there are.
+
+    A delivery fails by a nack, when no ack comes within `ack_timeout_ms` (0: it may take for
+    ever), or when the consumer's stream is lost. A record is delivered `1 + max_redelivery_count`
+    times; when the last of them failed, `poison` says what happens.
+    """
+
+    max_redelivery_count: int = 5
+    ack_timeout_ms: int = 30_000
+    base_redelivery_delay_ms: int = 1_000
+    max_redelivery_delay_ms: int = 60_000
+    backoff: Backoff = Backoff.EXPONENTIAL
+    poison: Poison = Poison.BLOCK
+    dead_letter_topic: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name in (
+            "max_redelivery_count",
+            "ack_timeout_ms",
+            "base_redelivery_delay_ms",
+            "max_redelivery_delay_ms",
+        ):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} must not be negative", value=getattr(self, name))
+        if self.poison is Poison.DEAD_LETTER and not self.dead_letter_topic:
+            raise InvalidRequest("the policy dead letter needs a dead_letter_topic")
+
+    @property
+    def attempts_max(self) -> int:
+        """How often a record is delivered at most."""
+        return self.max_redelivery_count + 1
+
+    def delay_ms(self, attempt: int, asked_ms: int = 0) -> int:
+        """Return how long the next delivery waits after `attempt` failed."""
+        delay_ms = self.base_redelivery_delay_ms
+        if self.backoff is Backoff.EXPONENTIAL:
+            delay_ms <<= min(attempt - 1, _DOUBLINGS_MAX)
+        return min(max(delay_ms, asked_ms), self.max_redelivery_delay_ms)
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How much of a subscription may be under way.
+
+    `max_unacked_*` bound what was delivered and is not durably acked; `held_max` bounds what was
+    read and not yet delivered. A byte limit lets the record through that crosses it, so that a
+    record larger than the limit is delivered, alone.
+    """
+
+    max_unacked_messages: int = 10
+    max_unacked_bytes: int = 64 << 20
+    held_max: int = RANGES_MAX
+    keys_max: int = 100_000
+    skip_grace_ms: int = 10_000
+    retry_ms: int = 1_000
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.max_unacked_messages <= RANGES_MAX:
+            raise InvalidRequest(
+                "max_unacked_messages is out of range",
+                value=self.max_unacked_messages,
+                minimum=1,
+                maximum=RANGES_MAX,
+            )
+        for name in ("max_unacked_bytes", "held_max", "retry_ms"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} must be positive", value=getattr(self, name))
+        if self.held_max > RANGES_MAX:
+            raise InvalidRequest("held_max is too large", value=self.held_max, maximum=RANGES_MAX)
