@@ -42,11 +42,11 @@ _MSG_ID, _PAYLOAD, _PUBLISH_TIME = b"\x12", b"\x1a", b"\x20"
 _PRODUCER_NAME, _SUBSCRIPTION_NAME, _ATTRIBUTES = b"\x2a", b"\x32", b"\x3a"
 _SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY = b"\x40", b"\x48", b"\x52"
 _ID_PRODUCER, _ID_TOPIC, _ID_BROKER, _ID_OFFSET = b"\x08", b"\x12", b"\x1a", b"\x28"
-_ENTRY_KEY, _ENTRY_VALUE = b"\x0a", b"\x12"
 _REQUEST_ID = b"\x08"
 
 _LOW_BITS: Final = 14
 _LOW_COUNT: Final = 1 << _LOW_BITS
+_LOW_MASK: Final = _LOW_COUNT - 1
 _SHORT: Final = (
     *(bytes((value,)) for value in range(128)),
     *(bytes((value & 127 | 128, value >> 7)) for value in range(128, _LOW_COUNT)),
@@ -143,7 +143,7 @@ def request_id_reply(request_id: int) -> bytes:
     """Return the reply that carries a request id only: to SendMessage, Ack and Nack."""
     if request_id < _LOW_COUNT:
         return _REQUEST_ID + _SHORT[request_id] if request_id else b""
-    return _REQUEST_ID + _LOW[request_id & _LOW_COUNT - 1] + _number(request_id >> _LOW_BITS)
+    return _REQUEST_ID + _LOW[request_id & _LOW_MASK] + _number(request_id >> _LOW_BITS)
 
 
 class DeliveryEncoder:
@@ -165,28 +165,35 @@ class DeliveryEncoder:
         """
         assert offset >= 0
         producer = (message.producer_id, message.producer_name)
-        known = self._producers.get(producer)
-        if known is None:
-            known = self._learn(producer)
-        identity, producer_name = known
-        number = self._number
-        if offset:
-            identity = b"".join((identity, _ID_OFFSET, number(offset)))
-        parts = [_MSG_ID, number(len(identity)), identity]
-        if message.payload:
-            parts += (_PAYLOAD, number(len(message.payload)), message.payload)
-        if message.publish_time:
-            parts += (_PUBLISH_TIME, number(message.publish_time // TIME_UNIT_US))
+        identity, producer_name = self._producers.get(producer) or self._learn(producer)
+        highs = self._highs
+        if offset >= _LOW_COUNT:
+            # Neighbours in the log, and in time, have all but their low bits in common.
+            high = highs.get(offset >> _LOW_BITS) or self._learn_high(offset >> _LOW_BITS)
+            identity += _ID_OFFSET + _LOW[offset & _LOW_MASK] + high
+        elif offset:
+            identity += _ID_OFFSET + _SHORT[offset]
+        parts = [_MSG_ID, _number(len(identity)), identity]
+        payload = message.payload
+        if payload:
+            size = len(payload)
+            parts += (_PAYLOAD, _SHORT[size] if size < _LOW_COUNT else _number(size), payload)
+        time_ms = (message.publish_time or 0) // TIME_UNIT_US
+        if time_ms >= _LOW_COUNT:
+            high = highs.get(time_ms >> _LOW_BITS) or self._learn_high(time_ms >> _LOW_BITS)
+            parts += (_PUBLISH_TIME, _LOW[time_ms & _LOW_MASK], high)
+        elif time_ms:
+            parts += (_PUBLISH_TIME, _SHORT[time_ms])
         parts.append(producer_name)
         if message.attributes:
             parts += _entries(message.attributes)
         if message.schema_id is not None:
-            parts += (_SCHEMA_ID, number(message.schema_id))
+            parts += (_SCHEMA_ID, _number(message.schema_id))
         if message.schema_version is not None:
-            parts += (_SCHEMA_VERSION, number(message.schema_version))
+            parts += (_SCHEMA_VERSION, _number(message.schema_version))
         if message.key is not None:
             key = message.key.encode()
-            parts += (_ROUTING_KEY, number(len(key)), key)
+            parts += (_ROUTING_KEY, _number(len(key)), key)
         return b"".join(parts)
 
     def _learn(self, producer: tuple[int | None, str | None]) -> tuple[bytes, bytes]:
@@ -198,17 +205,11 @@ class DeliveryEncoder:
         learnt = self._producers[producer] = (identity + self._place, name)
         return learnt
 
-    def _number(self, value: int) -> bytes:
-        if value < _LOW_COUNT:
-            return _SHORT[value]
-        # Neighbours in time and in the log have all but their low bits in common.
-        above = value >> _LOW_BITS
-        high = self._highs.get(above)
-        if high is None:
-            if len(self._highs) >= KNOWN_MAX:
-                self._highs.clear()
-            high = self._highs[above] = _number(above)
-        return _LOW[value & _LOW_COUNT - 1] + high
+    def _learn_high(self, value: int) -> bytes:
+        if len(self._highs) >= KNOWN_MAX:
+            self._highs.clear()
+        high = self._highs[value] = _number(value)
+        return high
 
 
 def subscription_field(subscription: str) -> bytes:
@@ -235,6 +236,9 @@ def framed_all(bodies: Iterable[bytes], subscription: bytes) -> bytes:
 
 def _number(value: int) -> bytes:
     """Return `value` in groups of seven bits, lowest first; all but the last have the top bit."""
+    if value < _LOW_COUNT:
+        assert value >= 0
+        return _SHORT[value]
     groups = bytearray()
     while value > 127:
         groups.append(value & 127 | 128)
@@ -253,15 +257,7 @@ def _entries(attributes: Mapping[str, str]) -> list[bytes]:
     parts: list[bytes] = []
     for name, value in attributes.items():
         name_bytes, value_bytes = name.encode(), value.encode()
-        entry = b"".join(
-            (
-                _ENTRY_KEY,
-                _number(len(name_bytes)),
-                name_bytes,
-                _ENTRY_VALUE,
-                _number(len(value_bytes)),
-                value_bytes,
-            )
-        )
+        name_size, value_size = _number(len(name_bytes)), _number(len(value_bytes))
+        entry = b"\x0a%b%b\x12%b%b" % (name_size, name_bytes, value_size, value_bytes)
         parts += (_ATTRIBUTES, _number(len(entry)), entry)
     return parts

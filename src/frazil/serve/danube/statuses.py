@@ -18,7 +18,7 @@ from frazil.errors import (
     Overloaded,
     codes_of,
 )
-from frazil.serve.danube.codes import Code
+from frazil.serve.grpc.codec import CallFailed, Code
 
 __all__ = [
     "ACKING",
@@ -71,11 +71,11 @@ class Status(NamedTuple):
     text: str
 
 
-class Refused(Exception):
+class Refused(CallFailed):
     """Ends a call with a status; raised where the protocol names code and text exactly."""
 
     def __init__(self, status: Status) -> None:
-        super().__init__(f"{status.code.name}: {status.text}")
+        super().__init__(status.code, status.text)
         self.status = status
 
 
@@ -103,8 +103,8 @@ def status_of(error: BaseException, wording: Wording | None = None) -> Status:
 
     A stranger is a bug of ours: its text stays in the log and does not go to the client.
     """
-    if isinstance(error, Refused):
-        return error.status
+    if isinstance(error, CallFailed):
+        return Status(error.code, error.text)
     if not isinstance(error, FrazilError):
         return _INTERNAL
     text = _text_of(error)

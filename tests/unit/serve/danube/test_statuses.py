@@ -100,7 +100,8 @@ def test_a_bug_is_internal_and_says_nothing():
 def test_a_refusal_is_its_own_status():
     """What is refused with a status ends with exactly that one, whatever the call's wording."""
     refused = Refused(statuses.producer_unknown(7))
-    assert status_of(refused, statuses.PUBLISHING) is refused.status
+    assert status_of(refused, statuses.PUBLISHING) == refused.status
+    assert (refused.code, refused.text) == refused.status
     assert refused.status.text == "The producer with id 7 does not exist"
 
 
