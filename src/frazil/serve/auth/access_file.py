@@ -21,6 +21,7 @@ match is refused, because a grant that is misread is worse than none.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Hashable
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -47,6 +48,8 @@ class Access:
 
 
 def _pattern(text: str) -> str:
+    # Names of topics are in this form, too.
+    text = unicodedata.normalize("NFC", text)
     if not is_pattern(text):
         raise ValueError("a pattern is made of letters, digits, _, -, * and ?")
     return text

@@ -23,12 +23,16 @@ from frazil.serve.auth.rates import RateLimiter
 from frazil.serve.auth.roles import ANONYMOUS, Principal, Roles
 from frazil.serve.auth.rpcs import (
     RPCS,
-    MalformedRequest,
     Need,
-    NoSuchClient,
-    NoSuchTopicName,
     Owners,
     needs,
+)
+from frazil.serve.danube.statuses import (
+    Refused,
+    Status,
+    credentials_missing,
+    not_granted,
+    token_invalid,
 )
 from frazil.serve.grpc.codec import Code
 from frazil.telemetry import event, warn
@@ -40,12 +44,9 @@ __all__ = ["Caller", "Credentials", "Guard", "Refusal", "client_of"]
 
 Refusal = tuple[Code, str]
 
-MISSING: Final[Refusal] = (Code.UNAUTHENTICATED, "Authentication credentials are missing")
-INVALID: Final[Refusal] = (Code.UNAUTHENTICATED, "Invalid token")
 TOO_MANY: Final[Refusal] = (Code.RESOURCE_EXHAUSTED, "Too many requests, retry later")
 UNKNOWN: Final[Refusal] = (Code.UNIMPLEMENTED, "Operation is not implemented or not supported")
 EVENTS_S_MAX: Final = 10
-TEXT_CHARACTERS_MAX: Final = 256
 
 
 class Caller(Protocol):
@@ -150,12 +151,8 @@ class Guard:
             return UNKNOWN
         try:
             wanted = needs(rpc, call.message, self._owners)
-        except MalformedRequest as error:
-            return (Code.INVALID_ARGUMENT, str(error))
-        except NoSuchTopicName as error:
-            return (Code.INVALID_ARGUMENT, _invalid_name(str(error)))
-        except NoSuchClient as error:
-            return (Code.NOT_FOUND, str(error))
+        except Refused as error:
+            return _refusal(error.status)
         for need in wanted:
             if not self._credentials.roles.authorize(principal, need.action, need.resource):
                 return self._deny(call, principal, need)
@@ -181,34 +178,29 @@ class Guard:
         assert self._credentials is not None
         header = call.metadata.get("authorization")
         if not header:
-            return self._refuse(call, MISSING, "credentials are missing")
+            return self._refuse(call, credentials_missing(), "credentials are missing")
         try:
             found = self._credentials.authenticator.authenticate(header, now_s=self._wall_s())
         except BadCredential as error:
-            return self._refuse(call, INVALID, str(error))
+            return self._refuse(call, token_invalid(), str(error))
         return found.principal
 
-    def _refuse(self, call: Caller, refusal: Refusal, reason: str) -> Refusal:
+    def _refuse(self, call: Caller, status: Status, reason: str) -> Refusal:
         self._unauthenticated += 1
         if self._events.allow("refused", self._clock.monotonic()):
             warn("call_unauthenticated", path=call.path, peer=call.peer, reason=reason)
-        return refusal
+        return _refusal(status)
 
     def _deny(self, call: Caller, principal: Principal, need: Need) -> Refusal:
         self._denied += 1
         if self._events.allow("refused", self._clock.monotonic()):
             warn("call_denied", path=call.path, peer=call.peer, principal=principal)
         action = "any action" if need.action is None else need.action.value
-        text = f"no binding grants {action} on {need.resource} to {principal}"
-        return (Code.PERMISSION_DENIED, _cut(text))
+        return _refusal(not_granted(action, str(need.resource)))
 
     def _wall_s(self) -> float:
         return self._clock.now_us() / 1e6
 
 
-def _cut(text: str) -> str:
-    return text[:TEXT_CHARACTERS_MAX]
-
-
-def _invalid_name(name: str) -> str:
-    return f"The topic: {_cut(name)} has an invalid format, should be: /namespace_name/topic_name"
+def _refusal(status: Status) -> Refusal:
+    return (Code(status.code), status.text)

@@ -31,8 +31,7 @@ __all__ = [
 
 PATTERN_CHARACTERS_MAX: Final = 255
 _PATTERN: Final = re.compile(r"[\w*?-]+")
-_NAME: Final = re.compile(r"/([\w-]+)/([\w-]+)")
-_PART: Final = re.compile(r"(.+)-part-[0-9]+")
+_PART: Final = re.compile(r"(.+)-part-(?:0|[1-9][0-9]{0,8})")
 
 
 class Action(enum.StrEnum):
@@ -85,10 +84,10 @@ ANYTHING: Final = Resource(ResourceKind.ANYTHING)
 """Allowed to whoever has the action somewhere."""
 
 
-def topic_resource(topic: str) -> Resource | None:
-    """Return the topic with this full name, None if it is no name of a topic."""
-    found = _NAME.fullmatch(topic)
-    return None if found is None else Resource(ResourceKind.TOPIC, found[1], found[2])
+def topic_resource(topic: str) -> Resource:
+    """Return the topic with this full name, which is as the engine has it."""
+    _, namespace, name = topic.split("/")
+    return Resource(ResourceKind.TOPIC, namespace, name)
 
 
 def is_pattern(text: str) -> bool:

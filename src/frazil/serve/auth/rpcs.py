@@ -12,8 +12,6 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
 from frazil.serve.auth.roles import (
     ANYTHING,
     CLUSTER,
@@ -22,16 +20,21 @@ from frazil.serve.auth.roles import (
     ResourceKind,
     topic_resource,
 )
+from frazil.serve.danube.messages import parse_request
+from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
+from frazil.serve.danube.statuses import (
+    Refused,
+    consumer_unknown,
+    message_id_missing,
+    producer_unknown,
+)
 
 __all__ = [
     "RPCS",
-    "MalformedRequest",
     "Need",
-    "NoSuchClient",
-    "NoSuchTopicName",
     "Owners",
     "Rpc",
     "Scope",
@@ -83,18 +86,6 @@ class Need(NamedTuple):
 
     action: Action | None
     resource: Resource
-
-
-class MalformedRequest(Exception):
-    """The bytes are not the message of the call, or the message lacks what names the topic."""
-
-
-class NoSuchTopicName(Exception):
-    """The request names a topic by what cannot be the name of one."""
-
-
-class NoSuchClient(Exception):
-    """The request has the id of a producer or consumer that does not exist."""
 
 
 _PRODUCE: Final = Action.PRODUCE
@@ -222,17 +213,10 @@ def needs(rpc: Rpc, message: bytes, owners: Owners) -> list[Need]:
     """Return all that a request needs; each of it must be granted.
 
     Raises:
-        MalformedRequest: if the bytes are not a message of this call.
-        NoSuchTopicName: with the name, if it cannot be a topic's.
-        NoSuchClient: with the protocol's text, if an id is unknown.
+        Refused: with the protocol's status, if the bytes are no message of this call, a name is
+            no topic's, or nobody has the id.
     """
-    fields = any(target.field for target in rpc.targets)
-    request = None
-    if fields:
-        try:
-            request = rpc.request.FromString(message)
-        except DecodeError:
-            raise MalformedRequest(f"Malformed {rpc.request.__name__}") from None
+    request = parse_request(rpc.request, message)
     found = []
     for target in rpc.targets:
         resource = _resource(target, request, owners)
@@ -247,9 +231,8 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
         return CLUSTER
     if scope is Scope.ANYTHING:
         return ANYTHING
-    message, _, _ = target.field.rpartition(".")
-    if message and scope is not Scope.TOPIC_IF_SET and not request.HasField(message):
-        raise MalformedRequest(f"Missing {message}")
+    if target.field.startswith("msg_id.") and not request.HasField("msg_id"):
+        raise Refused(message_id_missing())
     value = attrgetter(target.field)(request)
     if scope is Scope.NAMESPACE:
         return Resource(ResourceKind.NAMESPACE, namespace=value)
@@ -259,11 +242,7 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
         return None
     if scope is Scope.CLIENT:
         return _client(request, owners)
-    topic = _topic(scope, value, owners)
-    found = topic_resource(topic)
-    if found is None:
-        raise NoSuchTopicName(topic)
-    return found
+    return topic_resource(_topic(scope, value, owners))
 
 
 def _topic(scope: Scope, value: Any, owners: Owners) -> str:
@@ -271,13 +250,14 @@ def _topic(scope: Scope, value: Any, owners: Owners) -> str:
     if scope is Scope.PRODUCER:
         topic = owners.producer_topic(value)
         if topic is None:
-            raise NoSuchClient(f"The producer with id {value} does not exist")
+            raise Refused(producer_unknown(value))
     elif scope is Scope.CONSUMER:
         topic = owners.consumer_topic(value)
         if topic is None:
-            raise NoSuchClient(f"The consumer with the id {value} does not exist")
+            raise Refused(consumer_unknown(value))
     assert topic is not None
-    return topic
+    # The name as the engine has it: two writings of one name are one topic.
+    return checked_topic(topic)
 
 
 def _client(request: data.HealthCheckRequest, owners: Owners) -> Resource | None:

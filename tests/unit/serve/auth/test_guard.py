@@ -1,0 +1,365 @@
+"""The guard: who is refused with which status, and that every call of the protocol is judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.serve.auth.guard import client_of
+from frazil.serve.auth.roles import ANONYMOUS, Principal
+from frazil.serve.auth.rpcs import RPCS, Scope
+from frazil.serve.danube import services
+from frazil.serve.danube.proto import danube_admin_pb2 as admin
+from frazil.serve.danube.proto import danube_pb2 as data
+from frazil.serve.grpc.codec import Code
+from tests.unit.serve.auth.world import (
+    CONSUMER_ID,
+    KEY,
+    PRODUCER_ID,
+    FakeCall,
+    credentials,
+    make_guard,
+    token,
+)
+
+TOPIC = "/default/orders"
+SEND = "/danube.ProducerService/SendMessage"
+CREATE = "/danube.ProducerService/CreateProducer"
+ACK = "/danube.ConsumerService/Ack"
+RECEIVE = "/danube.ConsumerService/ReceiveMessages"
+SET_POLICY = "/danube_admin.TopicAdmin/SetSubscriptionFailurePolicy"
+
+
+def send(producer_id=PRODUCER_ID, topic=TOPIC):
+    msg_id = data.MsgID(producer_id=producer_id, topic_name=topic)
+    return data.StreamMessage(msg_id=msg_id, payload=b"x").SerializeToString()
+
+
+def ask(guard, path, message, header=None, **more):
+    """Ask the guard about one call."""
+    metadata = {} if header is None else {"authorization": header}
+    return guard(FakeCall(path, message, {**metadata, **more}))
+
+
+def request_for(path, *, topic=TOPIC):
+    """Build a good request of a call that names the topic (or its namespace, subject or ids)."""
+    rpc = RPCS[path]
+    request = rpc.request()
+    for target in rpc.targets:
+        value = {
+            Scope.TOPIC: topic,
+            Scope.TOPIC_IF_SET: topic,
+            Scope.NAMESPACE: topic.split("/")[1],
+            Scope.SUBJECT: topic.rpartition("/")[2],
+            Scope.PRODUCER: PRODUCER_ID,
+            Scope.CONSUMER: CONSUMER_ID,
+            Scope.CLIENT: PRODUCER_ID,
+        }.get(target.scope)
+        if value is not None:
+            *inside, name = target.field.split(".")
+            node = request
+            for each in inside:
+                node = getattr(node, each)
+            setattr(node, name, value)
+    return request.SerializeToString()
+
+
+# -- every call ----------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_call_of_the_protocol_and_no_other():
+    """The paths and request types are exactly those of the services that are served."""
+    served = {path: rpc.request for path, rpc in services.RPCS.items()}
+    assert {path: rpc.request for path, rpc in RPCS.items()} == served
+    assert len(served) == 41
+
+
+@pytest.mark.parametrize("path", sorted(RPCS))
+def test_every_call_needs_credentials(path):
+    """Without any, or with bad ones, no call is served, whatever it asks for."""
+    guard, clock = make_guard()
+    message = request_for(path)
+    missing = (Code.UNAUTHENTICATED, "Authentication credentials are missing")
+    invalid = (Code.UNAUTHENTICATED, "Invalid token")
+    assert ask(guard, path, message) == missing
+    assert ask(guard, path, message, "") == missing
+    for header in (
+        "Bearer x",
+        "Basic YTpi",
+        token("admin", clock, secret="another secret of thirty-two bytes"),
+        token("admin", clock, issuer="somebody"),
+        token("admin", clock, lives_s=-1),
+        f"Bearer {KEY.text[:-1]}0",
+    ):
+        assert ask(guard, path, message, header) == invalid
+
+
+@pytest.mark.parametrize("path", sorted(RPCS))
+def test_every_call_is_denied_without_a_grant(path):
+    """A principal that is known and has nothing gets nothing."""
+    guard, clock = make_guard()
+    code, text = ask(guard, path, request_for(path), token("nothing", clock))
+    assert code is Code.PERMISSION_DENIED
+    assert text.startswith("no binding grants ")
+
+
+@pytest.mark.parametrize("path", sorted(RPCS))
+def test_the_header_of_internal_brokers_grants_nothing(path):
+    """Neither alone nor beside a token, nor as the kind of a token, does it change an answer."""
+    guard, clock = make_guard()
+    message = request_for(path)
+    inside = {"x-danube-internal-broker": "broker/1", "x-danube-broker-url": "http://x"}
+    assert ask(guard, path, message, **inside)[0] is Code.UNAUTHENTICATED
+    assert ask(guard, path, message, token("nothing", clock), **inside)[0] is Code.PERMISSION_DENIED
+    broker = token("admin", clock, kind="broker_internal")
+    assert ask(guard, path, message, broker, **inside)[0] is Code.PERMISSION_DENIED
+
+
+def allowed_to(name):
+    """Return the paths that a principal may call for /default/orders."""
+    guard, clock = make_guard()
+    header = token(name, clock)
+    return {path for path in RPCS if ask(guard, path, request_for(path), header) is None}
+
+
+READING_SCHEMAS = {
+    f"/danube_schema.SchemaRegistry/{name}"
+    for name in (
+        *("GetSchema", "GetLatestSchema", "ListVersions", "CheckCompatibility", "ListSubjects"),
+    )
+}
+ANYBODY = READING_SCHEMAS | {
+    "/danube.Discovery/TopicLookup",
+    "/danube.Discovery/TopicPartitions",
+    "/danube.HealthCheck/HealthCheck",
+    "/danube_schema.SchemaRegistry/GetTopicSchemaConfig",
+}
+
+
+def test_each_role_opens_exactly_its_calls():
+    """The whole table, by role: produce, consume and admin share only the lookups."""
+    assert allowed_to("writer") == ANYBODY | {
+        CREATE,
+        SEND,
+        "/danube_schema.SchemaRegistry/RegisterSchema",
+    }
+    assert allowed_to("reader") == ANYBODY | {
+        "/danube.ConsumerService/Subscribe",
+        RECEIVE,
+        ACK,
+        "/danube.ConsumerService/Nack",
+        "/danube.StorageService/ListSegmentDescriptors",
+    }
+    # Setting a policy with a dead-letter topic also needs produce there.
+    assert allowed_to("admin") == ANYBODY | {
+        path for path in RPCS if path.startswith("/danube_admin.") and path != SET_POLICY
+    } | {
+        f"/danube_schema.SchemaRegistry/{name}"
+        for name in (
+            "DeleteSchemaVersion",
+            "SetCompatibilityMode",
+            "ConfigureTopicSchema",
+            "UpdateTopicValidationPolicy",
+        )
+    }
+    assert allowed_to("elsewhere") == READING_SCHEMAS
+    assert allowed_to("nothing") == set()
+
+
+def test_a_call_that_is_not_in_the_table_is_not_served():
+    """An rpc that somebody adds without a line in the table stays shut, to admins too."""
+    guard, clock = make_guard()
+    found = ask(guard, "/danube_admin.SecurityAdmin/DropAll", b"", token("admin", clock))
+    assert found[0] is Code.UNIMPLEMENTED
+
+
+# -- the resource is the request's own -----------------------------------------------------------
+
+
+def test_a_send_is_judged_by_its_producer_and_not_by_the_name_beside_it():
+    """Who may produce to one topic cannot use another's producer by writing its own topic."""
+    guard, clock = make_guard()
+    assert ask(guard, SEND, send(), token("writer", clock)) is None
+    assert ask(guard, SEND, send(topic="/other/x"), token("writer", clock)) is None
+    code, text = ask(guard, SEND, send(topic="/other/x"), token("elsewhere", clock))
+    assert code is Code.PERMISSION_DENIED
+    assert "produce on topic /default/orders" in text
+
+
+def test_unknown_ids_get_the_protocols_answer():
+    """An id that does not exist is NOT_FOUND with the protocol's text, once the caller is known."""
+    guard, clock = make_guard()
+    header = token("writer", clock)
+    assert ask(guard, SEND, send(9), header) == (
+        Code.NOT_FOUND,
+        "The producer with id 9 does not exist",
+    )
+    message = data.ReceiveRequest(consumer_id=8).SerializeToString()
+    assert ask(guard, RECEIVE, message, header) == (
+        Code.NOT_FOUND,
+        "The consumer with the id 8 does not exist",
+    )
+    assert ask(guard, SEND, send(9))[0] is Code.UNAUTHENTICATED
+
+
+def test_consuming_is_scoped_to_the_topic():
+    """A consumer of one topic may ack there, and nowhere else."""
+    guard, clock = make_guard()
+    for topic, code in ((TOPIC, None), ("/default/other", Code.PERMISSION_DENIED)):
+        message = data.AckRequest(msg_id=data.MsgID(topic_name=topic)).SerializeToString()
+        found = ask(guard, ACK, message, token("reader", clock))
+        assert (found and found[0]) == code
+    message = data.ReceiveRequest(consumer_id=CONSUMER_ID).SerializeToString()
+    assert ask(guard, RECEIVE, message, token("reader", clock)) is None
+
+
+def test_dead_letters_need_the_right_to_produce_them():
+    """An admin cannot let the broker write where the admin may not."""
+    guard, clock = make_guard()
+    policy = admin.SubscriptionFailurePolicy(dead_letter_topic="/default/dead")
+    plain = admin.SetSubscriptionFailurePolicyRequest(topic=TOPIC, subscription="s")
+    with_letters = admin.SetSubscriptionFailurePolicyRequest(
+        topic=TOPIC, subscription="s", failure_policy=policy
+    )
+    header = token("admin", clock)
+    assert ask(guard, SET_POLICY, plain.SerializeToString(), header) is None
+    code, text = ask(guard, SET_POLICY, with_letters.SerializeToString(), header)
+    assert code is Code.PERMISSION_DENIED
+    assert "produce on topic /default/dead" in text
+
+
+@pytest.mark.parametrize("name", ["", "orders", "/default", "/a/b/c", "/default/a.b"])
+def test_a_malformed_name_is_an_invalid_argument(name):
+    """It gets the protocol's text and never reaches the handler."""
+    guard, clock = make_guard()
+    message = data.ProducerRequest(topic_name=name).SerializeToString()
+    assert ask(guard, CREATE, message, token("admin", clock)) == (
+        Code.INVALID_ARGUMENT,
+        f"The topic: {name} has an invalid format, should be: /namespace_name/topic_name",
+    )
+
+
+@pytest.mark.parametrize("path", [SEND, ACK, CREATE])
+def test_a_request_that_cannot_be_read_is_an_invalid_argument(path):
+    """Neither garbage nor a missing msg_id is passed on."""
+    guard, clock = make_guard()
+    for message in (b"\xff\xff\xff", b"\x0a\x05a", b""):
+        found = ask(guard, path, message, token("writer", clock))
+        assert found[0] is Code.INVALID_ARGUMENT
+
+
+def test_a_long_text_is_cut():
+    """A refusal does not give a flood of text back."""
+    guard, clock = make_guard()
+    message = data.ProducerRequest(topic_name="/default/" + "x" * 100_000).SerializeToString()
+    assert len(ask(guard, CREATE, message, token("reader", clock))[1]) <= 512
+    message = data.ProducerRequest(topic_name="x" * 100_000).SerializeToString()
+    assert len(ask(guard, CREATE, message, token("reader", clock))[1]) <= 512
+
+
+def test_two_writings_of_one_name_are_one_topic():
+    """A name written with combining marks is judged as the engine will read it."""
+    guard, clock = make_guard()
+    guard.replace(
+        credentials(
+            'roles: {r: [{actions: [produce], topics: ["caf\u00e9"]}]}\nprincipals: {"user:w": [r]}'
+        )
+    )
+    for name in ("/default/caf\u00e9", "/default/cafe\u0301"):
+        message = data.ProducerRequest(topic_name=name).SerializeToString()
+        assert ask(guard, CREATE, message, token("w", clock)) is None
+        assert ask(guard, CREATE, message, token("x", clock))[0] is Code.PERMISSION_DENIED
+
+
+# -- time and change -----------------------------------------------------------------------------
+
+
+def test_a_token_ends_although_it_is_remembered():
+    """A token that was taken a moment ago is refused when its time is over; a stream notices."""
+    guard, clock = make_guard()
+    call = FakeCall(SEND, send(), {"authorization": token("writer", clock, lives_s=10)})
+    assert guard(call) is None
+    clock.advance(9.0)
+    assert guard(call) is None
+    assert guard.check(call) is None
+    clock.advance(1.0)
+    assert guard.check(call) == (Code.UNAUTHENTICATED, "Invalid token")
+    assert guard(call) == (Code.UNAUTHENTICATED, "Invalid token")
+
+
+def test_replaced_credentials_count_at_once():
+    """A key that is taken out of the file is refused with the next call."""
+    guard, _ = make_guard()
+    header = f"Bearer {KEY.text}"
+    assert ask(guard, SEND, send(), header) is None
+    guard.replace(credentials("roles: {}"))
+    assert ask(guard, SEND, send(), header) == (Code.UNAUTHENTICATED, "Invalid token")
+
+
+def test_the_scheme_is_taken_in_any_case():
+    """`bearer` is taken as `Bearer` is."""
+    guard, _ = make_guard()
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert ask(guard, SEND, send(), f"{scheme} {KEY.text}") is None
+
+
+def test_the_caller_is_known_to_handlers():
+    """`principal_of` says who calls."""
+    guard, clock = make_guard()
+    call = FakeCall(SEND, send(), {"authorization": token("writer", clock)})
+    assert guard.principal_of(call) == Principal("user", "writer")
+    assert guard.principal_of(FakeCall(SEND)) is None
+    assert make_guard(enabled=False)[0].principal_of(call) == ANONYMOUS
+
+
+# -- without authentication, and rates -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(RPCS))
+def test_without_authentication_everybody_may_do_everything(path):
+    """Until it is switched on no call is refused, with or without a header."""
+    guard, _ = make_guard(enabled=False)
+    assert not guard.enabled
+    assert ask(guard, path, b"\xff") is None
+    assert ask(guard, path, b"", "Bearer nonsense") is None
+
+
+def test_a_client_is_held_to_its_rate():
+    """The call beyond is RESOURCE_EXHAUSTED, which clients retry; another address goes on."""
+    guard, clock = make_guard(enabled=False, rate_s=3)
+    call = FakeCall(SEND)
+    assert [guard(call) for _ in range(3)] == [None] * 3
+    assert guard(call)[0] is Code.RESOURCE_EXHAUSTED
+    assert guard(FakeCall(SEND, peer="192.0.2.8:1")) is None
+    clock.advance(0.5)
+    assert guard(call) is None
+    assert guard.stats() == {"unauthenticated": 0, "denied": 0, "limited": 1, "clients": 2}
+
+
+def test_principals_behind_one_address_have_rates_of_their_own():
+    """Known callers count by name; whoever guesses counts for the address, and is slowed there."""
+    guard, clock = make_guard(rate_s=4)
+    writer, reader = (token(name, clock) for name in ("writer", "reader"))
+    assert ask(guard, SEND, send(), writer) is None
+    assert ask(guard, SEND, send(), reader)[0] is Code.PERMISSION_DENIED
+    while ask(guard, SEND, send(), "Bearer guess")[0] is Code.UNAUTHENTICATED:
+        pass
+    assert ask(guard, SEND, send(), "Bearer guess")[0] is Code.RESOURCE_EXHAUSTED
+    assert ask(guard, SEND, send(), writer) is None
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        ("192.0.2.7:4711", "192.0.2.7"),
+        ("192.0.2.7", "192.0.2.7"),
+        ("[2001:db8:1:2:3:4:5:6]:80", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("[::ffff:192.0.2.7]:80", "192.0.2.7"),
+        ("[fe80::1%eth0]:80", "fe80::/64"),
+        ("local", "local"),
+        ("", ""),
+    ],
+)
+def test_clients_are_addresses_without_ports(peer, client):
+    """A host of IPv6 is its network: it can take any number of addresses in it."""
+    assert client_of(peer) == client
