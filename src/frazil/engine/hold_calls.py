@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.engine.catalog import check_hold_name, check_hold_offset
+from frazil.engine.cursors import HOLD_PREFIX
 from frazil.engine.tier_calls import TierCalls
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.log import format as fmt
@@ -88,7 +89,13 @@ class HoldCalls(TierCalls):
             self._set_hold(runtime, name, None)
 
     def _check_own(self, runtime: TopicRuntime, name: str) -> None:
-        """Refuse to touch the hold that keeps records until the table has them."""
+        """Refuse to touch the holds that move with a table or with subscriptions."""
+        if name.startswith(HOLD_PREFIX):
+            raise InvalidRequest(
+                "this hold is a subscription's, it moves with its acks; drop the subscription",
+                topic=runtime.name,
+                hold=name,
+            )
         if name == LAKE_HOLD and runtime.state.spec.lake:
             raise InvalidRequest(
                 "this hold is the lake's, it moves with the table; switch the topic's lake off",

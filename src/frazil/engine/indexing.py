@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from frazil.errors import Closed, Conflict, CorruptionError, FrazilError, Unavailable
+from frazil.log.cursor_state import CursorState
 from frazil.metadata import MemoryStore, SqliteStore, Transaction, entries, move_aside
 from frazil.model import TopicSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from frazil.clock import Clock
     from frazil.config import Settings
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 TOPICS: Final = "/topics/"
 SCHEMAS: Final = "/schemas/"
 SEGMENTS: Final = "/segments/"
+CURSORS: Final = "/cursors/"
 PUTS_MAX: Final = 500
+PUTS_BYTES_MAX: Final = 4 << 20
 _encode = msgspec.msgpack.encode
 
 
@@ -33,6 +37,15 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
 
     spec: TopicSpec
     durable: int
+
+
+class CursorRow(msgspec.Struct, array_like=True, frozen=True):
+    """What the index keeps of a subscription: a copy that lags behind the log."""
+
+    name: str
+    cursor: bytes
+    lsn: int
+    """The batch sequence of the last change that it has."""
 
 
 def open_store(
@@ -85,6 +98,23 @@ def known_topics(
     return topics, ends
 
 
+def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
+    """Return the cursors by topic that the index remembers; unreadable rows are left out.
+
+    They stand in for what is lost with a topic's definition and are not looked at otherwise.
+    """
+    cursors: dict[int, dict[str, CursorState]] = {}
+    for entry in entries(store, CURSORS):
+        topic_id = int(entry.key.removeprefix(CURSORS).partition("/")[0], 16)
+        try:
+            row = msgspec.msgpack.decode(entry.value, type=CursorRow)
+            cursor = CursorState.decode(row.cursor)
+        except (msgspec.MsgspecError, ValueError):
+            continue
+        cursors.setdefault(topic_id, {})[row.name] = cursor
+    return cursors
+
+
 class Indexer:
     """Writes what the journals hold into the metadata store. Callers hold the engine's lock.
 
@@ -106,13 +136,19 @@ class Indexer:
         journals = list(journals)
         warnings: list[str] = []
         wanted: dict[str, bytes] = {}
+        cursors: dict[str, bytes] = {}
         for topic in topics:
             wanted.update(_topic_rows(topic))
+            for name, cursor in topic.cursors.items():
+                cursors[_cursor_key(topic.id, name)] = _cursor_row(name, cursor)
         for journal in journals:
             wanted.update(_segment_rows(journal))
         try:
             warnings += [warning for journal in journals if (warning := self._ahead(journal))]
             self._bring_in_line(wanted)
+            if all(journal.failed is None for journal in journals):
+                # What a failed journal says of its cursors may not be durable.
+                self._replace((CURSORS,), cursors)
             applied = {journal.journal_id.hex(): journal.synced_lsn for journal in journals}
             generation = max(journal.active.generation for journal in journals)
             self._store.commit(Transaction(applied=self._growing(applied)))
@@ -140,15 +176,16 @@ class Indexer:
         return ""
 
     def _bring_in_line(self, wanted: dict[str, bytes]) -> None:
+        self._replace((TOPICS, SCHEMAS, SEGMENTS), wanted)
+
+    def _replace(self, prefixes: Iterable[str], wanted: Mapping[str, bytes]) -> None:
         have = {
-            entry.key: entry.value
-            for prefix in (TOPICS, SCHEMAS, SEGMENTS)
-            for entry in entries(self._store, prefix)
+            entry.key: entry.value for prefix in prefixes for entry in entries(self._store, prefix)
         }
-        puts = [(key, value) for key, value in wanted.items() if have.get(key) != value]
+        puts = {key: value for key, value in wanted.items() if have.get(key) != value}
         deletes = [key for key in have if key not in wanted]
-        for start in range(0, len(puts), PUTS_MAX):
-            self._store.commit(Transaction(puts=dict(puts[start : start + PUTS_MAX])))
+        for some in _portions(puts):
+            self._store.commit(Transaction(puts=some))
         for start in range(0, len(deletes), PUTS_MAX):
             self._store.commit(Transaction(deletes=tuple(deletes[start : start + PUTS_MAX])))
 
@@ -158,6 +195,24 @@ class Indexer:
         for topic in topics:
             puts.update(_topic_rows(topic))
         self._commit(Transaction(puts=puts, applied=self._applied(journal)))
+
+    def cursors_changed(
+        self,
+        journal: Journal,
+        copies: Mapping[tuple[int, str], CursorState],
+        gone: Iterable[tuple[int, str]],
+    ) -> bool:
+        """Note changed cursors and those of subscriptions that are gone; False if that failed."""
+        puts = {
+            _cursor_key(topic_id, name): _cursor_row(name, cursor)
+            for (topic_id, name), cursor in copies.items()
+        }
+        deletes = [_cursor_key(topic_id, name) for topic_id, name in gone]
+        for some in _portions(puts):
+            self._commit(Transaction(puts=some, applied=self._applied(journal)))
+        for start in range(0, len(deletes), PUTS_MAX):
+            self._commit(Transaction(deletes=tuple(deletes[start : start + PUTS_MAX])))
+        return self.failed is None
 
     def segments_changed(self, journal: Journal) -> None:
         """Note the journal's segments after rotation, sealing or freeing."""
@@ -201,6 +256,29 @@ def _topic_rows(topic: TopicState) -> dict[str, bytes]:
     for version, data in topic.schemas.items():
         rows[f"{SCHEMAS}{topic.id:08x}/{version}"] = data
     return rows
+
+
+def _cursor_key(topic_id: int, name: str) -> str:
+    # A name may be any text, a key may not.
+    return f"{CURSORS}{topic_id:08x}/{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _cursor_row(name: str, cursor: CursorState) -> bytes:
+    return _encode(CursorRow(name=name, cursor=cursor.encode(), lsn=cursor.lsn))
+
+
+def _portions(puts: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Part puts into what one transaction may take."""
+    some: dict[str, bytes] = {}
+    size = 0
+    for key, value in puts.items():
+        if some and (len(some) >= PUTS_MAX or size + len(value) > PUTS_BYTES_MAX):
+            yield some
+            some, size = {}, 0
+        some[key] = value
+        size += len(value)
+    if some:
+        yield some
 
 
 def _segment_prefix(journal: Journal) -> str:

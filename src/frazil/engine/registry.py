@@ -13,12 +13,14 @@ import msgspec
 import pyarrow as pa
 
 from frazil.engine.completion import missing_schemas, shared_schemas, topic_control, unfinished
+from frazil.engine.cursors import Cursors
 from frazil.engine.directory import DataDirectory, prepare, take_lock
-from frazil.engine.indexing import Indexer, known_topics, open_store
+from frazil.engine.indexing import Indexer, known_cursors, known_topics, open_store
 from frazil.engine.lake import Lake
 from frazil.engine.lanes import LaneRuntime
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.sequencer import Sequencer
+from frazil.engine.states import States
 from frazil.engine.tiering import Tiers
 from frazil.engine.told import remove_told
 from frazil.engine.upkeep import Upkeep
@@ -28,6 +30,7 @@ from frazil.errors import (
     FrazilError,
     InvalidRequest,
     NotFound,
+    Overloaded,
     Unavailable,
 )
 from frazil.ingest.columns import IngestLimits
@@ -109,8 +112,10 @@ class Registry:
         )
         self.warnings += warnings
         self._indexer = Indexer(store)
+        self.cursors = Cursors(self, self._indexer)
         try:
             known, ends = known_topics(store)
+            self._known_cursors = known_cursors(store)
             if self.settings.memory.enabled:
                 self.tiers = Tiers(self, store, threads=self._threads)
                 self._sources.append(self.tiers.disk)
@@ -139,6 +144,8 @@ class Registry:
                 self.warnings += lane.journal.report.warnings
             self.upkeep = Upkeep(self, threads=self._threads)
             self._bind_all()
+            self._settle_holds()
+            self.states = States(self)
             self.lake = Lake(self, store)
             self.lake.load()
             self.warnings += self._rebuild_index()
@@ -167,6 +174,7 @@ class Registry:
             producers=self.settings.producers,
             watermarks=ends,
             known_topics=known,
+            known_cursors={t: c for t, c in self._known_cursors.items() if t in ends},
         )
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
         lane = LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
@@ -233,6 +241,15 @@ class Registry:
                 self._bind(topic.spec)
             except Exception as error:  # noqa: BLE001 - one topic must not keep the others shut
                 self._pass_over(topic.spec, error)
+
+    def _settle_holds(self) -> None:
+        """Give every subscription its hold, and drop holds of those that are gone."""
+        for lane, controls in self.cursors.unsettled():
+            try:
+                self._commit_inline(lane, controls)
+            except Overloaded as error:
+                # Nothing is freed without room for a frame; the next opening tries again.
+                self.warnings.append(f"holds of subscriptions could not be set: {error}")
 
     def _pass_over(self, spec: TopicSpec, error: Exception) -> None:
         """Open without a topic that cannot be used; nothing of it is touched."""
@@ -321,6 +338,15 @@ class Registry:
         if runtime is None:
             raise NotFound("no such topic", topic=full)
         return runtime
+
+    def topic_runtime(self, name: str) -> TopicRuntime:
+        """Return a topic at work, one part of a partitioned one.
+
+        Raises:
+            NotFound: if there is no such topic.
+            InvalidRequest: if it is partitioned.
+        """
+        return self._runtime(name)
 
     def lake_names(self) -> list[str]:
         """Return the topics that have a lake, partitioned ones by their own name."""

@@ -112,6 +112,7 @@ class Upkeep:
         if self._is_due("space", self._settings.free_check_s):
             self._guard("space", self.check_space)
         if self._is_due("retention", self._settings.retention_check_s):
+            self._guard("cursors", self._engine.cursors.follow)
             self._guard("quota", self.check_quotas)
             self._guard("retention", self.free)
             self._guard("lanes", self.drop_lanes)

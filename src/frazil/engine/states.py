@@ -1,0 +1,133 @@
+"""Small values that must survive and are no records: namespaces, schemas, policies, roles, ids.
+
+Each is a key with a tag, in `state` frames of the shared journal and in its checkpoints.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from frazil.errors import InvalidRequest, Overloaded
+from frazil.log import format as fmt
+from frazil.log.codec import Control
+from frazil.log.committer import Pending
+from frazil.log.state import STATE_FIRST_FREE
+
+if TYPE_CHECKING:
+    from frazil.engine.registry import Registry
+    from frazil.log.codec import Waiter
+
+KEY_BYTES_MAX: Final = 1024
+VALUE_BYTES_MAX: Final = 1 << 20
+BYTES_MAX: Final = 64 << 20
+"""All keys and values together: they are part of every checkpoint, which is one frame."""
+TAG_MAX: Final = (1 << 31) - 1
+
+
+class StateTag(IntEnum):
+    """What a value is about. A number is never used for something else."""
+
+    NAMESPACE = STATE_FIRST_FREE
+    SUBSCRIPTION = STATE_FIRST_FREE + 1
+    SCHEMA = STATE_FIRST_FREE + 2
+    POLICY = STATE_FIRST_FREE + 3
+    ROLE = STATE_FIRST_FREE + 4
+    CLIENT = STATE_FIRST_FREE + 5
+
+
+class States:
+    """The values of an engine by tag and key. Safe for threads."""
+
+    def __init__(self, engine: Registry) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        values = engine.main.journal.state.values
+        self._sizes = {key: _size(key[1], value) for key, value in values.items()}
+        self._bytes = sum(self._sizes.values())
+
+    def put(self, tag: int, key: str, value: bytes) -> None:
+        """Set a value; durable on return.
+
+        Raises:
+            InvalidRequest: if key or value cannot be stored.
+            Overloaded: if all values together would be too large, or the disk is full.
+        """
+        self.submit(tag, key, value).result()
+
+    def delete(self, tag: int, key: str) -> None:
+        """Remove a value if there is one; durable on return."""
+        self.submit(tag, key, None).result()
+
+    def submit(self, tag: int, key: str, value: bytes | None, waiter: Waiter | None = None) -> Any:
+        """Set or remove (None) a value and return at once, with the waiter.
+
+        It is a `Pending`, or the asyncio future that was given, settled when the change is durable.
+        Changes take effect in the order in which they were submitted.
+        """
+        _check(tag, key, value)
+        payload = msgspec.msgpack.encode((int(tag), key, value))
+        control = Control(fmt.KIND_STATE, 0, payload)
+        size = len(payload) + fmt.FRAME_HEAD_BYTES
+        waiter = Pending() if waiter is None else waiter
+        queue = self._engine.main.queue
+        with self._lock:
+            self._make_room((int(tag), key), value)
+            if not queue.submit((None, None, control, 0, size, waiter, None)):
+                raise queue.overloaded()
+        return waiter
+
+    def _make_room(self, key: tuple[int, str], value: bytes | None) -> None:
+        size = 0 if value is None else _size(key[1], value)
+        total = self._bytes - self._sizes.get(key, 0) + size
+        if value is not None and total > BYTES_MAX:
+            raise Overloaded(
+                "the values that are no records take too much room, remove some",
+                bytes=total,
+                bytes_max=BYTES_MAX,
+            )
+        self._bytes = total
+        self._sizes[key] = size
+        if value is None:
+            del self._sizes[key]
+
+    def get(self, tag: int, key: str) -> bytes | None:
+        """Return a durable value, None if there is none."""
+        values = self._engine.main.journal.state.values
+        found: bytes | None = self._engine.main.queue.call(lambda: values.get((int(tag), key)))
+        return found
+
+    def items(self, tag: int) -> dict[str, bytes]:
+        """Return all durable values of a tag by key.
+
+        Waits for the group that is being written; every change answered before is in it.
+        """
+        values = self._engine.main.journal.state.values
+
+        def of_tag() -> dict[str, bytes]:
+            return {key: value for (own, key), value in values.items() if own == tag}
+
+        found: dict[str, bytes] = self._engine.main.queue.call(of_tag)
+        return found
+
+
+def _size(key: str, value: Any) -> int:
+    return len(key.encode()) + (len(value) if isinstance(value, bytes) else 64)
+
+
+def _check(tag: int, key: object, value: object) -> None:
+    if not STATE_FIRST_FREE <= tag <= TAG_MAX:
+        raise InvalidRequest("tag is not one of those that are free", tag=tag)
+    try:
+        fits = isinstance(key, str) and 0 < len(key.encode()) <= KEY_BYTES_MAX
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise InvalidRequest("key must be text of 1 to 1,024 bytes", bytes_max=KEY_BYTES_MAX)
+    if value is not None and not isinstance(value, bytes):
+        raise InvalidRequest("value must be bytes", got=type(value).__name__)
+    if value is not None and len(value) > VALUE_BYTES_MAX:
+        raise InvalidRequest("value is too large", bytes=len(value), bytes_max=VALUE_BYTES_MAX)

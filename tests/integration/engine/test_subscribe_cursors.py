@@ -1,0 +1,386 @@
+"""Subscriptions of an engine: durable progress, holds that follow, a copy that never leads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from frazil.engine.cursors import HOLD_PREFIX
+from frazil.engine.indexing import known_cursors
+from frazil.engine.states import BYTES_MAX, VALUE_BYTES_MAX, StateTag
+from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from frazil.log.cursor_state import RANGES_MAX, CursorState, Dropped, acked, attempted, placed
+from frazil.model import Ack
+from frazil.testing import SimulatedClock, SimulatedFileSystem
+from tests.integration.engine.opening import LOG_ALONE, open_small, payloads_of, rotate
+
+NOTHING_KEPT = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
+HOLD = f"{HOLD_PREFIX}s"
+
+
+def with_topic(path, records=10, **settings):
+    db = open_small(path, **settings)
+    topic = db.create_topic("t")
+    topic.append_many([b"%d" % number for number in range(records)])
+    return db
+
+
+def start_of(db):
+    return db.describe("t")["watermarks"]["start"]
+
+
+def holds(db):
+    return db.describe("t")["holds"]
+
+
+def test_what_was_acked_is_there_after_a_restart(tmp_path):
+    """Acks, attempts, a reset and an end of a subscription survive, each exactly."""
+    with with_topic(tmp_path) as db:
+        for name in ("s", "back", "gone"):
+            db.cursors.create("t", name, 2)
+        ack = db.cursors.apply(
+            "t", [acked("s", (2, 3), (5, 7)), attempted("s", (4, 3)), acked("back", (2, 9))]
+        ).result()
+        assert isinstance(ack, Ack)
+        db.cursors.reset("t", "back", CursorState(1, [(3, 4)]))
+        db.cursors.drop("t", "gone")
+        expected = {"s": CursorState(3, [(5, 7)], [(4, 3)]), "back": CursorState(1, [(3, 4)])}
+        assert db.cursors.load("t") == expected
+    with open_small(tmp_path) as db:
+        assert db.cursors.load("t") == expected
+        assert db.cursors.names("t") == ["back", "s"]
+        db.cursors.apply("t", [acked("s", (3, 5))]).result()
+        assert db.cursors.load("t")["s"] == CursorState(7)
+
+
+def test_copies_are_handed_out(tmp_path):
+    """What a caller does with a loaded cursor changes nothing."""
+    with with_topic(tmp_path) as db:
+        db.cursors.create("t", "s", 0)
+        db.cursors.load("t")["s"].ack(0, 5)
+        assert db.cursors.load("t")["s"] == CursorState(0)
+
+
+def test_wrong_calls_are_refused_and_change_nothing(tmp_path):
+    """Unknown names, places outside the records and wrong changes have their own errors."""
+    with with_topic(tmp_path) as db:
+        cursors = db.cursors
+        cursors.create("t", "s", 3)
+        db.create_topic("parts", partitions=2)
+        for wrong, error in (
+            (lambda: cursors.create("t", "s", 3), Conflict),
+            (lambda: cursors.create("t", "x", 11), InvalidRequest),
+            (lambda: cursors.create("t", "x", CursorState(0, [(9, 12)])), InvalidRequest),
+            (lambda: cursors.create("t", "", 0), InvalidRequest),
+            (lambda: cursors.create("t", "\ud800", 0), InvalidRequest),
+            (lambda: cursors.create("t", "x" * 513, 0), InvalidRequest),
+            (lambda: cursors.create("none", "x", 0), NotFound),
+            (lambda: cursors.create("parts", "x", 0), InvalidRequest),
+            (lambda: cursors.reset("t", "x", 0), NotFound),
+            (lambda: cursors.reset("t", "s", 11), InvalidRequest),
+            (lambda: cursors.drop("t", "x"), NotFound),
+            (lambda: cursors.apply("t", []), InvalidRequest),
+            (lambda: cursors.apply("t", [acked("x", (3, 4))]), NotFound),
+            (lambda: cursors.apply("t", [acked("s", (3, 11))]), InvalidRequest),
+            (lambda: cursors.apply("t", [acked("s", (4, 4))]), InvalidRequest),
+            (lambda: cursors.apply("t", [attempted("s", (10, 2))]), InvalidRequest),
+            (lambda: cursors.apply("t", [attempted("s", (4, 1))]), InvalidRequest),
+            (lambda: cursors.apply("t", [placed("s", CursorState(0))]), InvalidRequest),
+            (lambda: cursors.apply("t", [acked("s", (3, 4)), Dropped("s")]), InvalidRequest),
+            (lambda: db.hold("t", f"{HOLD_PREFIX}x", 0), InvalidRequest),
+            (lambda: db.advance("t", HOLD, 5), InvalidRequest),
+            (lambda: db.drop("t", HOLD), InvalidRequest),
+        ):
+            with pytest.raises(error):
+                wrong()
+        assert cursors.load("t") == {"s": CursorState(3)}
+        assert holds(db) == {HOLD: 3}
+    with pytest.raises(Closed):
+        db.cursors.apply("t", [acked("s", (3, 4))])
+
+
+def test_any_name_is_stored(tmp_path):
+    """The protocol has no rules for names: control characters and slashes come back as they are."""
+    names = ["a b", "x/y", "\n\x00", "ü" * 200]
+    with with_topic(tmp_path) as db:
+        for place, name in enumerate(names):
+            db.cursors.create("t", name, place)
+        db.cursors.follow()
+    with open_small(tmp_path) as db:
+        assert db.cursors.load("t") == {name: CursorState(n) for n, name in enumerate(names)}
+        copies = known_cursors(db._indexer._store)
+        assert copies[db.topic_runtime("t").state.id] == db.cursors.load("t")
+
+
+def test_a_subscription_holds_its_records_and_the_hold_follows(tmp_path):
+    """Records are kept from the first unacked one on, and go once they are acked."""
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
+        topic = db.create_topic("t")
+        topic.append(b"0")
+        db.cursors.create("t", "s", 0)
+        for number in range(1, 5):
+            rotate(db)
+            topic.append(b"%d" % number)
+        rotate(db)
+        db.upkeep.free()
+        assert start_of(db) == 0
+        db.cursors.apply("t", [acked("s", (0, 2), (3, 4))]).result()
+        assert holds(db) == {HOLD: 0}
+        db.cursors.follow()
+        assert holds(db) == {HOLD: 2}
+        db.upkeep.free()
+        assert payloads_of(topic) == [b"2", b"3", b"4"]
+        with pytest.raises(InvalidRequest, match="within the topic's records"):
+            db.cursors.reset("t", "s", 1)
+        db.cursors.apply("t", [acked("s", (2, 3))]).result()
+        db.cursors.follow()
+        db.cursors.reset("t", "s", 2)
+        assert holds(db) == {HOLD: 2}
+        db.cursors.drop("t", "s")
+        assert holds(db) == {}
+        db.upkeep.free()
+        assert start_of(db) == 5
+
+
+def test_upkeep_lets_the_hold_follow_by_itself(tmp_path):
+    """Nobody has to ask for it: a round of upkeep moves the holds before it frees."""
+    with with_topic(tmp_path, retention_check_s=0.01) as db:
+        db.cursors.create("t", "s", 0)
+        db.cursors.apply("t", [acked("s", (0, 7))]).result()
+        db.upkeep.poke()
+        waited = threading.Event()
+        for _ in range(500):
+            if holds(db) == {HOLD: 7}:
+                break
+            waited.wait(0.01)
+        assert holds(db) == {HOLD: 7}
+        assert db.upkeep.errors == {}
+
+
+def test_cursors_survive_the_segments_and_the_metadata(tmp_path):
+    """Rotation, freeing of every older segment and lost metadata take nothing of them away."""
+    with with_topic(tmp_path, **NOTHING_KEPT) as db:
+        db.cursors.create("t", "s", 0)
+        db.cursors.apply("t", [acked("s", (0, 8), (9, 10)), attempted("s", (8, 4))]).result()
+        db.states.put(StateTag.POLICY, "p", b"kept")
+        db.cursors.follow()
+        rotate(db)
+        db.topic("t").append(b"10")
+        db.cursors.apply("t", [acked("s", (8, 9))]).result()
+        db.cursors.follow()
+        db.upkeep.free()
+        assert len(db.main.journal.segments) == 1
+    for path in tmp_path.glob("meta.db*"):
+        path.unlink()
+    with open_small(tmp_path, **NOTHING_KEPT) as db:
+        assert db.cursors.load("t") == {"s": CursorState(10)}
+        assert db.states.items(StateTag.POLICY) == {"p": b"kept"}
+        assert holds(db) == {HOLD: 10}
+
+
+def test_older_metadata_overrides_nothing(tmp_path):
+    """A copy of the metadata from before, with cursors behind and ahead, changes no cursor."""
+    with with_topic(tmp_path) as db:
+        db.cursors.create("t", "s", 0)
+        db.cursors.apply("t", [acked("s", (0, 9))]).result()
+    old = {path: path.read_bytes() for path in tmp_path.glob("meta.db*")}
+    with open_small(tmp_path) as db:
+        db.cursors.reset("t", "s", 4)
+        db.cursors.create("t", "new", 1)
+    for path, data in old.items():
+        path.write_bytes(data)
+    with open_small(tmp_path) as db:
+        expected = {"s": CursorState(4), "new": CursorState(1)}
+        assert db.cursors.load("t") == expected
+        state = db.topic_runtime("t").state
+        assert known_cursors(db._indexer._store)[state.id] == expected
+
+
+def test_a_lost_journal_leaves_the_copy(tmp_path):
+    """When every segment is gone, the metadata's cursor is better than none."""
+    with with_topic(tmp_path, memory=LOG_ALONE) as db:
+        db.cursors.create("t", "s", 0)
+        db.cursors.apply("t", [acked("s", (0, 4), (6, 7))]).result()
+    for path in (tmp_path / "journal").glob("*.seg"):
+        path.unlink()
+    with open_small(tmp_path, memory=LOG_ALONE) as db:
+        assert db.cursors.load("t") == {"s": CursorState(4, [(6, 7)])}
+        assert HOLD in holds(db)
+        assert db.topic("t").append(b"x").offset == 10
+        db.cursors.reset("t", "s", 10)
+    with open_small(tmp_path, memory=LOG_ALONE) as db:
+        assert db.cursors.load("t") == {"s": CursorState(10)}
+
+
+def test_the_copy_in_the_metadata_lags_and_is_removed_with_its_subscription(tmp_path):
+    """The copy has a value that the cursor had, its batch sequence, and goes when it must."""
+    with with_topic(tmp_path, retention_check_s=3600.0) as db:
+        store, topic_id = db._indexer._store, db.topic_runtime("t").state.id
+        db.cursors.create("t", "s", 0)
+        db.cursors.follow()
+        db.cursors.apply("t", [acked("s", (0, 5))]).result()
+        assert known_cursors(store)[topic_id] == {"s": CursorState(0)}
+        db.cursors.follow()
+        assert known_cursors(store)[topic_id] == {"s": CursorState(5)}
+        revision = store.revision()
+        db.cursors.follow()
+        assert store.revision() == revision
+        db.cursors.drop("t", "s")
+        db.cursors.follow()
+        assert known_cursors(store) == {}
+
+
+def test_a_topic_with_a_lane_keeps_its_cursors_there(tmp_path):
+    """The progress goes through the journal of the topic's own records."""
+    with open_small(tmp_path) as db:
+        topic = db.create_topic("t", lane="dedicated")
+        topic.append_many([b"x"] * 5)
+        db.cursors.create("t", "s", 0)
+        db.cursors.apply("t", [acked("s", (0, 3))]).result()
+        assert all(not state.cursors for state in db.main.journal.state.topics.values())
+        db.cursors.follow()
+        rotate(db, db.topic_runtime("t").lane)
+    with open_small(tmp_path) as db:
+        assert db.cursors.load("t") == {"s": CursorState(3)}
+        assert holds(db) == {HOLD: 3}
+
+
+def test_a_deleted_topic_takes_its_cursors_along(tmp_path):
+    """A new topic of the same name begins without subscriptions."""
+    with with_topic(tmp_path) as db:
+        db.cursors.create("t", "s", 0)
+        db.cursors.follow()
+        db.delete_topic("t")
+        db.create_topic("t")
+        assert db.cursors.load("t") == {}
+        db.cursors.follow()
+        assert known_cursors(db._indexer._store) == {}
+    with open_small(tmp_path) as db:
+        assert db.cursors.load("t") == {}
+        assert known_cursors(db._indexer._store) == {}
+
+
+def test_many_threads_and_a_loop_ack_at_once(tmp_path):
+    """Every answered ack is there; futures are settled on their own loop."""
+    with with_topic(tmp_path, records=4000) as db:
+        db.cursors.create("t", "s", 0)
+
+        def work(first):
+            for offset in range(first, 2000, 4):
+                db.cursors.apply("t", [acked("s", (offset, offset + 1))]).result()
+
+        async def loop_work():
+            loop = asyncio.get_running_loop()
+            return await asyncio.gather(
+                *[
+                    db.cursors.apply("t", [acked("s", (offset, offset + 10))], loop.create_future())
+                    for offset in range(2000, 4000, 10)
+                ]
+            )
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+        for thread in threads:
+            thread.start()
+        answers = asyncio.run(loop_work())
+        for thread in threads:
+            thread.join()
+        assert {type(answer) for answer in answers} == {Ack}
+        assert db.cursors.load("t") == {"s": CursorState(4000)}
+        assert db.main.journal.sync_count < 2300
+
+
+def test_the_bound_of_ranges_is_told(tmp_path):
+    """The range too many is refused through the waiter; closing a hole is not."""
+    with with_topic(tmp_path, records=3 * RANGES_MAX) as db:
+        db.cursors.create("t", "s", 0)
+        every_other = [(2 * n, 2 * n + 1) for n in range(1, RANGES_MAX + 1)]
+        db.cursors.apply("t", [acked("s", *every_other)]).result()
+        far = 3 * RANGES_MAX - 1
+        with pytest.raises(Overloaded, match="too many acked ranges"):
+            db.cursors.apply("t", [acked("s", (far, far + 1))]).result()
+        db.cursors.apply("t", [acked("s", (0, 2))]).result()
+        db.cursors.apply("t", [acked("s", (far, far + 1))]).result()
+        assert db.cursors.load("t")["s"].ranges_count == RANGES_MAX
+
+
+def test_acks_go_on_while_publishing_is_stopped_until_nothing_is_left(tmp_path):
+    """On a full disk acks use the ballast; when that is used up they are unavailable."""
+    disk = SimulatedFileSystem()
+    settings = {"ballast_bytes": 64 << 10, "prefill_bytes": 0, "free_check_s": 3600.0}
+    db = with_topic("/data", file_system=disk, clock=SimulatedClock(), memory=LOG_ALONE, **settings)
+    db.cursors.create("t", "s", 0)
+    assert disk.stat("/data/ballast") is not None
+    disk.capacity_bytes -= disk.space("/data").free_bytes
+    with pytest.raises(Overloaded):
+        for _ in range(100):
+            db.topic("t").append(bytes(1000))
+    acks = 0
+    with pytest.raises(Unavailable, match="no room for the progress"):
+        for acks in range(3000):
+            db.cursors.apply("t", [attempted("s", (5, acks + 2))]).result()
+    assert disk.stat("/data/ballast") is None
+    assert acks > 100
+    assert db.cursors.load("t")["s"].attempts == {5: acks + 1}
+    disk.capacity_bytes += 10 << 20
+    db.cursors.apply("t", [acked("s", (0, 5))]).result()
+    db.close()
+    with open_small("/data", file_system=disk, clock=SimulatedClock(), **settings) as db:
+        assert db.cursors.load("t")["s"] == CursorState(5, attempts=[(5, acks + 1)])
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+def test_values_are_durable_by_tag_and_key(tmp_path):
+    """Values come back after a restart, changed and removed as they were."""
+    with open_small(tmp_path) as db:
+        db.states.put(StateTag.SCHEMA, "a", b"1")
+        db.states.put(StateTag.SCHEMA, "a", b"2")
+        db.states.put(StateTag.SCHEMA, "b", b"")
+        db.states.put(StateTag.ROLE, "a", b"3")
+        db.states.put(StateTag.ROLE, "c", b"4")
+        db.states.delete(StateTag.ROLE, "c")
+        db.states.delete(StateTag.ROLE, "never")
+        rotate(db)
+    with open_small(tmp_path) as db:
+        assert db.states.items(StateTag.SCHEMA) == {"a": b"2", "b": b""}
+        assert db.states.items(StateTag.ROLE) == {"a": b"3"}
+        assert db.states.items(StateTag.CLIENT) == {}
+        assert db.states.get(StateTag.ROLE, "a") == b"3"
+        assert db.states.get(StateTag.ROLE, "c") is None
+
+
+def test_what_cannot_be_a_value_is_refused(tmp_path):
+    """Tags of the log itself, odd keys and what is too large are told before anything is written."""
+    with open_small(tmp_path) as db:
+        lsn = db.main.journal.state.lsn
+        for tag, key, value in (
+            (1, "a", b""),
+            (15, "a", b""),
+            (1 << 31, "a", b""),
+            (16, "", b""),
+            (16, "x" * 1025, b""),
+            (16, "\ud800", b""),
+            (16, 5, b""),
+            (16, "a", "text"),
+            (16, "a", bytes(VALUE_BYTES_MAX + 1)),
+        ):
+            with pytest.raises(InvalidRequest):
+                db.states.put(tag, key, value)
+        assert db.main.journal.state.lsn == lsn
+
+
+def test_values_are_bounded_together(tmp_path):
+    """Beyond the bound a new value is refused, a smaller one and a removal are not."""
+    with open_small(tmp_path, segment_bytes_max=256 << 20, sync="none") as db:
+        big = bytes(VALUE_BYTES_MAX)
+        count = BYTES_MAX // VALUE_BYTES_MAX
+        for number in range(count - 1):
+            db.states.put(16, f"{number}", big)
+        with pytest.raises(Overloaded, match="too much room"):
+            db.states.put(16, "more", big)
+        db.states.put(16, "0", b"small")
+        db.states.delete(16, "1")
+        db.states.put(16, "more", big)
