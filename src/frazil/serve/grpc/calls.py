@@ -175,6 +175,12 @@ class Calls:
         self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
         self.sender.finish(stream, Code.RESOURCE_EXHAUSTED, status_text(text))
 
+    def shed(self, streams: Iterable[Stream]) -> None:
+        """Refuse the requests that are still arriving: the server holds too many bytes of such."""
+        for stream in list(streams):
+            if not stream.ended:
+                self.on_excess(stream, "too many unfinished requests")
+
     def on_cancel(self, stream: Stream) -> None:
         call = stream.call
         if isinstance(call, Call):

@@ -39,6 +39,7 @@ class Server:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.counters = Counters()
         self.unanswered = 0
+        self.unfinished = 0
         self._shells: set[Shell] = set()
         self._dirty: dict[Shell, None] = {}
         self._is_flushing = False

@@ -29,6 +29,8 @@ class Host(Protocol):
     clock: Clock
     unanswered: int
     """Bytes of requests of all connections that wait for their answers."""
+    unfinished: int
+    """Bytes of requests of all connections that are still arriving."""
 
     def admit(self, shell: Shell) -> int | None:
         """Return the number of a new connection, or None if there are too many."""
@@ -53,7 +55,8 @@ class Shell(asyncio.Protocol):
         self._is_live = False
         self._is_closing = False
         self._is_reading = True
-        self._counted = 0
+        self._unanswered = 0
+        self._unfinished = 0
         self._born = self._heard = host.clock.monotonic()
         self._pinged: float | None = None
         self._stalled: float | None = None
@@ -214,11 +217,18 @@ class Shell(asyncio.Protocol):
             self.connection.ping()
 
     def _count(self) -> None:
-        """Keep the server's sum of unanswered bytes."""
-        unanswered = self.connection.table.unanswered
-        if unanswered != self._counted:
-            self._host.unanswered += unanswered - self._counted
-            self._counted = unanswered
+        """Keep the server's sums; when they are too high, this connection's part goes first."""
+        table = self.connection.table
+        if table.unanswered != self._unanswered:
+            self._host.unanswered += table.unanswered - self._unanswered
+            self._unanswered = table.unanswered
+        if table.unfinished != self._unfinished:
+            self._host.unfinished += table.unfinished - self._unfinished
+            self._unfinished = table.unfinished
+            if table.unfinished and (
+                self._host.unfinished > self._limits.unfinished_bytes_server_max
+            ):
+                self.calls.shed(table.open.values())
 
     def _steer(self) -> None:
         """Read, or not: never while answers pile up on either side."""

@@ -16,6 +16,7 @@ class ServerLimits:
     # -- the whole server
     connections_max: int = 1_024
     unanswered_bytes_server_max: int = 256 << 20
+    unfinished_bytes_server_max: int = 256 << 20
     tick_s: float = 0.5
 
     # -- requests
@@ -25,7 +26,7 @@ class ServerLimits:
     """Bytes of requests that have begun and not ended; the next one is refused."""
     unanswered_bytes_max: int = 16 << 20
     """Bytes of requests that wait for their answer; above it reading pauses."""
-    header_bytes_max: int = 64 << 10
+    header_bytes_max: int = 40 << 10
     continuations_max: int = 32
     cached_blocks_max: int = 64
     cached_block_bytes_max: int = 2_048
