@@ -1,0 +1,32 @@
+"""The schema registry: what payloads of a topic must look like, and how that may change."""
+
+from __future__ import annotations
+
+from frazil.ingest.registry.catalog import Schema
+from frazil.ingest.registry.entries import Change
+from frazil.ingest.registry.registry import (
+    Compatibility,
+    IncompatibleSchema,
+    Planned,
+    Registered,
+    Registry,
+    SubjectSummary,
+    TopicSchema,
+    VersionSummary,
+)
+from frazil.ingest.registry.verdicts import ACCEPTED, Verdict
+
+__all__ = [
+    "ACCEPTED",
+    "Change",
+    "Compatibility",
+    "IncompatibleSchema",
+    "Planned",
+    "Registered",
+    "Registry",
+    "Schema",
+    "SubjectSummary",
+    "TopicSchema",
+    "Verdict",
+    "VersionSummary",
+]

@@ -1,0 +1,109 @@
+"""Defaults of Avro fields: whether a JSON value is a value of a type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from frazil.ingest.registry.avro_nodes import (
+    Array,
+    Enum,
+    Fixed,
+    Map,
+    Node,
+    Primitive,
+    Record,
+    Union,
+)
+from frazil.ingest.registry.kinds import quoted
+
+if TYPE_CHECKING:
+    from frazil.ingest.registry.json_text import JsonValue
+
+__all__ = ["default_problem"]
+
+_NOT_JSON: Final = frozenset(("NaN", "Infinity", "-Infinity"))
+
+
+def default_problem(node: Node, value: JsonValue) -> str:
+    """Return why `value` is no default of the type, empty when it is one.
+
+    The recursion is bounded by the nesting of the JSON value, and each pair of a type and a value
+    is looked at once: unions of records that contain each other would take time without end.
+    """
+    return _Comparison().problem(node, value)
+
+
+class _Comparison:
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], str] = {}
+
+    def problem(self, node: Node, value: JsonValue) -> str:
+        key = (id(node), id(value))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._problem(node, value)
+        return known
+
+    def _problem(self, node: Node, value: JsonValue) -> str:
+        if isinstance(node, Primitive):
+            return _of_primitive(node.kind, value)
+        if isinstance(node, Union):
+            fits = any(not self.problem(branch, value) for branch in node.branches)
+            return "" if fits else f"it is none of {quoted(node.label)}"
+        if isinstance(node, Enum):
+            fits = isinstance(value, str) and value in node.symbols
+            return "" if fits else f"it is no symbol of {node.label}"
+        if isinstance(node, Fixed):
+            fits = isinstance(value, str) and _is_bytes(value) and len(value) == node.size
+            return "" if fits else f"it is no {node.label}"
+        if isinstance(node, Array):
+            if not isinstance(value, list):
+                return "it is no array"
+            return _first(self.problem(node.items, each) for each in value)
+        if isinstance(node, Map):
+            if not isinstance(value, dict):
+                return "it is no map"
+            return _first(self.problem(node.values, each) for each in value.values())
+        assert isinstance(node, Record)
+        return self._of_record(node, value)
+
+    def _of_record(self, node: Record, value: JsonValue) -> str:
+        if not isinstance(value, dict):
+            return f"it is no {node.label}"
+        for field in node.fields:
+            if field.name in value:
+                problem = self.problem(field.type, value[field.name])
+            else:
+                problem = "" if field.has_default else "it is missing"
+            if problem:
+                return f"field '{field.name}': {problem}"
+        return ""
+
+
+def _of_primitive(kind: str, value: JsonValue) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if kind == "null":
+        fits = value is None
+    elif kind == "boolean":
+        fits = isinstance(value, bool)
+    elif kind in {"int", "long"}:
+        bound = 1 << (31 if kind == "int" else 63)
+        fits = is_whole and isinstance(value, int) and -bound <= value < bound
+    elif kind in {"float", "double"}:
+        # Many writers give what JSON has no number for as text.
+        fits = is_number or (isinstance(value, str) and value in _NOT_JSON)
+    elif kind == "bytes":
+        fits = isinstance(value, str) and _is_bytes(value)
+    else:
+        fits = isinstance(value, str)
+    return "" if fits else f"it is no {kind}"
+
+
+def _is_bytes(text: str) -> bool:
+    return all(ord(character) < 256 for character in text)
+
+
+def _first(problems: Iterable[str]) -> str:
+    return next((problem for problem in problems if problem), "")

@@ -1,0 +1,161 @@
+"""Definitions of every type behind one face: a fingerprint, a check of payloads, a comparison."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final, Protocol
+
+import attrs
+
+from frazil.errors import InvalidRequest
+from frazil.ingest.registry import json_text, limits
+from frazil.ingest.registry.avro_nodes import Node
+from frazil.ingest.registry.avro_parser import parse_avro
+from frazil.ingest.registry.avro_payload import avro_refusal
+from frazil.ingest.registry.avro_resolution import avro_reasons
+from frazil.ingest.registry.json_compatibility import json_reasons
+from frazil.ingest.registry.json_definition import JsonSchema
+from frazil.ingest.registry.kinds import SchemaType
+from frazil.ingest.registry.proto_compatibility import proto_reasons
+from frazil.ingest.registry.proto_model import ProtobufSchema, parse_protobuf
+
+if TYPE_CHECKING:
+    from frazil.ingest.registry.kinds import CompatibilityMode
+
+__all__ = ["Definition", "incompatibilities", "parse_definition"]
+
+_NUMBER_WIDTHS: Final = frozenset((4, 8))
+_NUMBER_TEXT_BYTES_MAX: Final = 64
+
+
+class Definition(Protocol):
+    """What the registry needs to know of a parsed definition."""
+
+    @property
+    def type(self) -> SchemaType:
+        """The type, never an alias."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for definitions that mean the same text."""
+
+    def refusal(self, payload: bytes) -> str | None:
+        """Return why a payload does not fit, nothing if it does. Never raises."""
+
+
+@attrs.frozen
+class _Plain:
+    """Bytes, strings and numbers need no definition."""
+
+    type: SchemaType
+
+    @property
+    def fingerprint(self) -> str:
+        return self.type
+
+    def refusal(self, payload: bytes) -> str | None:
+        if self.type == "string":
+            try:
+                payload.decode()
+            except UnicodeDecodeError as error:
+                return f"not a string: invalid UTF-8 at byte {error.start}"
+        if self.type == "number" and len(payload) not in _NUMBER_WIDTHS:
+            return _text_refusal(payload)
+        return None
+
+
+@attrs.frozen(eq=False)
+class _Avro:
+    node: Node
+    fingerprint: str
+    type: SchemaType = "avro"
+
+    def refusal(self, payload: bytes) -> str | None:
+        return avro_refusal(self.node, payload)
+
+
+@attrs.frozen(eq=False)
+class _Json:
+    schema: JsonSchema
+    fingerprint: str
+    type: SchemaType = "json_schema"
+
+    def refusal(self, payload: bytes) -> str | None:
+        return self.schema.refusal(payload)
+
+
+@attrs.frozen(eq=False)
+class _Protobuf:
+    schema: ProtobufSchema
+    type: SchemaType = "protobuf"
+
+    @property
+    def fingerprint(self) -> str:
+        return self.schema.fingerprint
+
+    def refusal(self, payload: bytes) -> str | None:
+        return self.schema.refusal(payload)
+
+
+def parse_definition(kind: SchemaType, data: bytes) -> Definition:
+    """Return a definition; whatever is wrong with it is an InvalidRequest that says what."""
+    if len(data) > limits.DEFINITION_BYTES_MAX:
+        raise InvalidRequest(
+            "the schema definition is too large",
+            bytes=len(data),
+            bytes_max=limits.DEFINITION_BYTES_MAX,
+        )
+    if kind == "avro":
+        value = json_text.read_definition(data, nesting_max=limits.AVRO_TEXT_NESTING_MAX)
+        canonical = json_text.canonical(value)
+        return _Avro(parse_avro(value), json_text.fingerprint(canonical))
+    if kind == "json_schema":
+        value = json_text.read_definition(data, nesting_max=limits.NESTING_MAX)
+        canonical = json_text.canonical(value)
+        return _Json(JsonSchema(value), json_text.fingerprint(canonical))
+    if kind == "protobuf":
+        return _Protobuf(parse_protobuf(data))
+    return _Plain(kind)
+
+
+def incompatibilities(
+    *, old: Definition, new: Definition, mode: CompatibilityMode
+) -> tuple[str, ...]:
+    """Return why `new` may not follow `old` in a mode, nothing if it may."""
+    if mode == "none" or (old.type, old.fingerprint) == (new.type, new.fingerprint):
+        return ()
+    if old.type != new.type:
+        return (f"schema type changed from {old.type} to {new.type}",)
+    found: list[str] = []
+    if mode in {"backward", "full"}:
+        told = _reasons(reader=new, writer=old, reader_is_newer=True)
+        found += [f"backward: {reason}" for reason in told]
+    if mode in {"forward", "full"}:
+        told = _reasons(reader=old, writer=new, reader_is_newer=False)
+        found += [f"forward: {reason}" for reason in told]
+    return tuple(found)
+
+
+def _reasons(*, reader: Definition, writer: Definition, reader_is_newer: bool) -> tuple[str, ...]:
+    if isinstance(reader, _Avro) and isinstance(writer, _Avro):
+        return avro_reasons(reader=reader.node, writer=writer.node)
+    if isinstance(reader, _Json) and isinstance(writer, _Json):
+        return json_reasons(reader=reader.schema.value, writer=writer.schema.value)
+    if isinstance(reader, _Protobuf) and isinstance(writer, _Protobuf):
+        return proto_reasons(
+            reader=reader.schema, writer=writer.schema, reader_is_newer=reader_is_newer
+        )
+    return ()
+
+
+def _text_refusal(payload: bytes) -> str | None:
+    """Return why a payload of an odd width is no number in text."""
+    wrong = f"not a number: neither 4 or 8 bytes nor the text of one ({len(payload)} bytes)"
+    if len(payload) > _NUMBER_TEXT_BYTES_MAX:
+        return wrong
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError):
+        return wrong
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return None if is_number else wrong

@@ -1,0 +1,336 @@
+"""Whether one JSON Schema accepts what another one describes: rule by rule, never by guessing.
+
+The reader accepts all values of the writer when it asks for nothing that the writer does not
+promise. What this module cannot compare (`allOf`, `not`, `if`, `patternProperties`, ...) must not
+change. One rule is stricter than that: a field that the writer requires must be known to the
+reader, for a field somebody promised always to send is not dropped by an oversight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from frazil.ingest.registry.json_bounds import bounds_problems, shown
+from frazil.ingest.registry.json_references import Missing, References
+from frazil.ingest.registry.kinds import quoted
+from frazil.ingest.registry.reasons import Reasons
+
+if TYPE_CHECKING:
+    from frazil.ingest.registry.json_text import JsonValue
+
+__all__ = ["json_reasons"]
+
+_TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
+_UNCOMPARED: Final = (
+    *("allOf", "not", "if", "then", "else", "patternProperties", "propertyNames", "contains"),
+    *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"),
+    *("unevaluatedItems", "prefixItems", "additionalItems", "$dynamicRef", "$recursiveRef"),
+    *("extends", "disallow", "divisibleBy", "minContains", "maxContains"),
+)
+_INWARD: Final = frozenset(("allOf", "then", "else", "patternProperties", "prefixItems"))
+"""Of them those for which a wider part makes the whole wider."""
+_CHOICES: Final = ("anyOf", "oneOf")
+_STEPS_MAX: Final = 50_000
+_CHOICES_NESTED_MAX: Final = 24
+_BESIDE: Final = frozenset(
+    (
+        *("$ref", "$schema", "$id", "id", "$defs", "definitions", "$comment"),
+        *("title", "description", "default", "examples"),
+    )
+)
+_REFERENCES_MAX: Final = 64
+
+_Schema = dict[str, "JsonValue"]
+
+
+def json_reasons(*, reader: JsonValue, writer: JsonValue) -> tuple[str, ...]:
+    """Return why `reader` does not accept everything `writer` describes, nothing if it does."""
+    comparison = _Comparison(References(reader), References(writer))
+    comparison.run(reader, writer, reasons_max=_STEPS_MAX)
+    return comparison.reasons.lines()
+
+
+class _Comparison:
+    """One comparison of two definitions, or of a choice inside them (`inside`)."""
+
+    def __init__(
+        self, reader: References, writer: References, inside: _Comparison | None = None
+    ) -> None:
+        self.reasons = Reasons()
+        self.steps: list[int] = inside.steps if inside else [0]
+        self.seen: list[set[tuple[int, int]]] = [*(inside.seen if inside else ()), set()]
+        self._reader = reader
+        self._writer = writer
+        self._work: deque[tuple[JsonValue, JsonValue, str]] = deque()
+
+    def run(self, reader: JsonValue, writer: JsonValue, *, reasons_max: int) -> None:
+        self._later(reader, writer, "$")
+        while self._work and self.reasons.count < reasons_max:
+            self.steps[0] += 1
+            if self.steps[0] > _STEPS_MAX or len(self.seen) > _CHOICES_NESTED_MAX:
+                self.reasons.add("$", "the choices in choices are too many to compare")
+                return
+            self._compare(*self._work.popleft())
+
+    def _later(self, reader: JsonValue, writer: JsonValue, path: str) -> None:
+        # A pair that is being compared further out counts as compatible: if it is not, that is
+        # told there, and a circle ends.
+        key = (id(reader), id(writer))
+        if not any(key in seen for seen in self.seen):
+            self.seen[-1].add(key)
+            self._work.append((reader, writer, path))
+
+    def _accepts(self, reader: JsonValue, writer: JsonValue) -> bool:
+        """Compare two parts for themselves, in the same documents."""
+        inner = _Comparison(self._reader, self._writer, self)
+        inner.run(reader, writer, reasons_max=1)
+        return not inner.reasons.count
+
+    def _compare(self, reader_value: JsonValue, writer_value: JsonValue, path: str) -> None:
+        reader = _followed(reader_value, self._reader)
+        writer = _followed(writer_value, self._writer)
+        if reader is None or writer is None:
+            self.reasons.add(path, "a reference leads nowhere, in a circle, or has more beside it")
+        elif writer.get("not") != {} and self._compare_choices(reader, writer, path):
+            self._compare_types(reader, writer, path)
+            self._compare_values(reader, writer, path)
+            self._compare_uncompared(reader, writer, path)
+            if "object" in _types(writer):
+                self._compare_fields(reader, writer, path)
+            if "array" in _types(writer):
+                self._compare_items(reader, writer, path)
+
+    def _compare_choices(self, reader: _Schema, writer: _Schema, path: str) -> bool:
+        """Compare `anyOf` and `oneOf`; say whether the rest is still to be compared."""
+        for key in _CHOICES:
+            ours, theirs = reader.get(key), writer.get(key)
+            if ours == theirs and "$ref" not in json.dumps(ours):
+                continue
+            if isinstance(ours, list) and isinstance(theirs, list):
+                for index, branch in enumerate(theirs):
+                    if not any(self._accepts(each, branch) for each in ours):
+                        self.reasons.add(
+                            path, f"no choice of the reader's '{key}' accepts choice {index}"
+                        )
+                if key == "oneOf" and len(ours) > len(theirs) and not self._are_apart(ours):
+                    self.reasons.add(path, "a value may be more than one of the new 'oneOf'")
+            elif isinstance(theirs, list):
+                # The rest of the writer holds for each of its choices.
+                rest = {name: value for name, value in writer.items() if name != key}
+                for branch in theirs:
+                    merged = _merged(rest, branch)
+                    if merged is None or not self._accepts(reader, merged):
+                        self.reasons.add(path, f"the reader does not accept all of '{key}'")
+                        break
+                return False
+            elif isinstance(ours, list):
+                rest = {name: value for name, value in reader.items() if name != key}
+                merged_ours = [_merged(rest, each) for each in ours]
+                fitting = [each for each in merged_ours if each is not None]
+                if not any(self._accepts(each, writer) for each in fitting):
+                    self.reasons.add(path, f"no choice of the reader's new '{key}' accepts it")
+                return False
+        return True
+
+    def _are_apart(self, choices: list[JsonValue]) -> bool:
+        """Say whether no value can be two of the choices, for their types alone."""
+        taken: set[str] = set()
+        for choice in choices:
+            schema = _followed(choice, self._reader)
+            kinds = {"number" if kind == "integer" else kind for kind in _types(schema or {})}
+            if kinds & taken:
+                return False
+            taken |= kinds
+        return True
+
+    def _compare_types(self, reader: _Schema, writer: _Schema, path: str) -> None:
+        ours, theirs = _types(reader), _types(writer)
+        lost = sorted(kind for kind in theirs if kind not in ours)
+        if "integer" in lost and "number" in ours:
+            lost.remove("integer")
+        if lost:
+            was, now = _type_text(writer), _type_text(reader)
+            self.reasons.add(
+                path, f"type changed: the writer's {was} is not the reader's {now}: {lost[0]}"
+            )
+
+    def _compare_values(self, reader: _Schema, writer: _Schema, path: str) -> None:
+        ours, theirs = _values(reader), _values(writer)
+        if ours is not None:
+            if theirs is None:
+                self.reasons.add(path, "the reader takes listed values only, the writer does not")
+            else:
+                listed = {_key(value) for value in ours}
+                lost = [value for value in theirs if _key(value) not in listed]
+                if lost:
+                    self.reasons.add(path, f"the reader does not list the value {shown(lost[0])}")
+        else:
+            for problem in bounds_problems(reader, writer):
+                self.reasons.add(path, problem)
+
+    def _compare_uncompared(self, reader: _Schema, writer: _Schema, path: str) -> None:
+        for key in _UNCOMPARED:
+            if key not in reader:
+                continue
+            if reader[key] != writer.get(key):
+                self.reasons.add(path, f"'{key}' changed, which cannot be shown to be compatible")
+                continue
+            for target in _targets(reader[key]):
+                ours, theirs = _part(self._reader, target), _part(self._writer, target)
+                if key in _INWARD:
+                    self._later(ours, theirs, path)
+                elif ours != theirs:
+                    self.reasons.add(path, f"'{key}' refers to '{quoted(target)}', which changed")
+
+    def _compare_fields(self, reader: _Schema, writer: _Schema, path: str) -> None:
+        ours, theirs = _fields(reader), _fields(writer)
+        needed, promised = _required(reader), _required(writer)
+        for name in sorted(needed - promised):
+            state = "optional in" if name in theirs else "unknown to"
+            self.reasons.add(f"{path}.{name}", f"required by the reader, {state} the writer")
+        rest = reader.get("additionalProperties", True)
+        for name, field in theirs.items():
+            place = f"{path}.{name}"
+            if name in ours:
+                self._later(ours[name], field, place)
+            elif name in promised and reader:
+                self.reasons.add(place, "required by the writer, unknown to the reader")
+            elif rest is False:
+                self.reasons.add(place, "the reader takes no additional property")
+            elif isinstance(rest, dict):
+                self._later(rest, field, place)
+        open_end = writer.get("additionalProperties", True)
+        if open_end is not False:
+            if rest is False:
+                self.reasons.add(path, "the reader takes no additional property, the writer does")
+            elif isinstance(rest, dict):
+                self._later(rest, open_end, f"{path}{{*}}")
+            for name in sorted(set(ours) - set(theirs)):
+                if isinstance(open_end, dict):
+                    self._later(ours[name], open_end, f"{path}.{name}")
+
+    def _compare_items(self, reader: _Schema, writer: _Schema, path: str) -> None:
+        ours, theirs = reader.get("items", True), writer.get("items", True)
+        if isinstance(ours, list) or isinstance(theirs, list):
+            if ours != theirs:
+                self.reasons.add(path, "a list of 'items' changed")
+        elif ours is not True:
+            self._later(ours, theirs, f"{path}[*]")
+
+
+def _followed(value: JsonValue, references: References) -> _Schema | None:
+    """Return the schema that a value is or refers to; true and false as objects."""
+    beside: _Schema = {}
+    for _ in range(_REFERENCES_MAX):
+        if isinstance(value, bool):
+            value = {} if value else {"not": {}}
+        if not isinstance(value, dict) or set(beside) & set(value) - _BESIDE:
+            return None
+        target = value.get("$ref")
+        if not isinstance(target, str):
+            return {**value, **beside} if beside else value
+        beside |= {name: each for name, each in value.items() if name not in _BESIDE}
+        try:
+            value = references.resolve(target)
+        except Missing:
+            return None
+    return None
+
+
+def _part(references: References, target: str) -> JsonValue:
+    try:
+        return references.resolve(target)
+    except Missing:
+        return None
+
+
+def _targets(value: JsonValue) -> list[str]:
+    """Return what the references in a part of a schema name."""
+    found: list[str] = []
+    work = [value]
+    while work:
+        each = work.pop()
+        if isinstance(each, list):
+            work.extend(each)
+        elif isinstance(each, dict):
+            target = each.get("$ref")
+            found += [target] if isinstance(target, str) else []
+            work.extend(each.values())
+    return found
+
+
+def _merged(rest: _Schema, branch: JsonValue) -> JsonValue:
+    """Return a choice together with what stands beside it; nothing if both say something."""
+    if not isinstance(branch, dict):
+        return branch if not rest or branch is False else None
+    if set(rest) & set(branch) - {"title", "description", "$comment"}:
+        return None
+    return {**rest, **branch} if rest else branch
+
+
+def _types(schema: _Schema) -> frozenset[str]:
+    named = schema.get("type")
+    if isinstance(named, str):
+        return _ANY if named == "any" else frozenset((named,))
+    if isinstance(named, list):
+        return frozenset(each for each in named if isinstance(each, str))
+    values = _values(schema)
+    if values is not None:
+        return frozenset(_type_of(value) for value in values)
+    return frozenset() if schema.get("not") == {} else _ANY
+
+
+_ANY: Final = frozenset(_TYPES)
+
+
+def _type_of(value: JsonValue) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    names = {str: "string", list: "array", dict: "object"}
+    return names[type(value)]
+
+
+def _type_text(schema: _Schema) -> str:
+    named = schema.get("type")
+    if isinstance(named, str):
+        return named
+    return " or ".join(sorted(_types(schema))) or "nothing"
+
+
+def _values(schema: _Schema) -> list[JsonValue] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    listed = schema.get("enum")
+    return listed if isinstance(listed, list) else None
+
+
+def _key(value: JsonValue) -> tuple[str, object]:
+    """Return what two equal values have in common; true is not 1, and 1 is 1.0."""
+    if isinstance(value, bool):
+        return "boolean", value
+    if isinstance(value, (int, float)):
+        return "number", value
+    return "text", json.dumps(value, sort_keys=True)
+
+
+def _fields(schema: _Schema) -> _Schema:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _required(schema: _Schema) -> set[str]:
+    found = schema.get("required")
+    names = {each for each in found if isinstance(each, str)} if isinstance(found, list) else set()
+    # Draft 3 says it beside the field.
+    fields = _fields(schema).items()
+    return names | {
+        name for name, field in fields if isinstance(field, dict) and field.get("required") is True
+    }

@@ -1,0 +1,102 @@
+"""Whether a record may be published to its topic: the checks beside every publish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from frazil.errors import FrazilError
+from frazil.ingest.registry import limits
+from frazil.ingest.registry.definitions import Definition, parse_definition
+from frazil.ingest.registry.kinds import quoted
+
+if TYPE_CHECKING:
+    from frazil.ingest.registry.catalog import Catalog, Subject
+    from frazil.ingest.registry.entries import TopicEntry
+
+__all__ = ["ACCEPTED", "DefinitionCache", "Verdict", "judge"]
+
+
+@attrs.frozen
+class Verdict:
+    """Whether a record is taken, and what is wrong with it (also when it is taken: a warning)."""
+
+    is_accepted: bool
+    reason: str | None = None
+
+
+ACCEPTED: Final = Verdict(is_accepted=True)
+
+
+class DefinitionCache:
+    """Parsed definitions of versions; the one that was made first goes first."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], Definition] = {}
+
+    def get(self, subject: Subject, version: int) -> Definition:
+        """Return a version's definition, parsed."""
+        key = (subject.schema_id, version)
+        found = self._found.get(key)
+        if found is None:
+            schema = subject.schema(version)
+            found = parse_definition(schema.type, schema.definition)
+            if len(self._found) >= limits.DEFINITIONS_CACHED_MAX:
+                del self._found[next(iter(self._found))]
+            self._found[key] = found
+        return found
+
+
+def judge(
+    catalog: Catalog,
+    cache: DefinitionCache,
+    topic: str,
+    *,
+    schema_id: int | None,
+    schema_version: int | None,
+    payload: bytes,
+) -> Verdict:
+    """Return the verdict on a record of a topic."""
+    config = catalog.topics.get(topic)
+    if config is None or config.policy == "none":
+        return ACCEPTED
+    reason = _reason(catalog, cache, config, schema_id, schema_version, payload)
+    if reason is None:
+        return ACCEPTED
+    return Verdict(
+        is_accepted=config.policy != "enforce",
+        reason=f"schema validation failed for topic '{quoted(topic)}': {reason}",
+    )
+
+
+def _reason(
+    catalog: Catalog,
+    cache: DefinitionCache,
+    config: TopicEntry,
+    schema_id: int | None,
+    schema_version: int | None,
+    payload: bytes,
+) -> str | None:
+    subject = catalog.find(config.subject)
+    if subject is None:
+        return f"its schema subject '{config.subject}' not found in registry"
+    if schema_id is None:
+        return f"the message has no schema id, subject '{subject.name}' has {subject.schema_id}"
+    if schema_id != subject.schema_id:
+        return (
+            f"the message has schema id {schema_id},"
+            f" subject '{subject.name}' has {subject.schema_id}"
+        )
+    version = subject.latest if schema_version is None else schema_version
+    if version not in subject.versions:
+        return f"subject '{subject.name}' has no version {version}"
+    if not config.check_payload:
+        return None
+    try:
+        found = cache.get(subject, version).refusal(payload)
+    except FrazilError as error:
+        return f"version {version} of '{subject.name}' cannot be read: {error}"
+    if found is None:
+        return None
+    return f"the payload does not fit version {version} of '{subject.name}': {found}"
