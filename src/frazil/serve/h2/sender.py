@@ -60,13 +60,16 @@ class Sender:
         self.replies += 1
         size = len(message) + 5
         if (
-            self.blocks.are_short
-            and stream.ended
-            and not stream.begun
-            and size <= self.frame_bytes
-            and size <= self.window
-            and size <= stream.window
+            size > self.frame_bytes
+            or size > self.window
+            or size > stream.window
+            or stream.queued
+            or not stream.ended
         ):
+            self.begin(stream)
+            self._put(stream, _PREFIX.pack(0, len(message)) + message)
+            self.finish(stream, 0)
+        elif self.blocks.are_short and not stream.begun:
             self.window -= size
             sid = stream.sid
             out = self._out
@@ -81,10 +84,12 @@ class Sender:
             self._table.close(stream)
             if not self.is_dirty:
                 self._mark_dirty()
-            return
-        self.begin(stream)
-        self._put(stream, _PREFIX.pack(0, len(message)) + message)
-        self.finish(stream, 0)
+        else:
+            self.begin(stream)
+            self.window -= size
+            data = _PREFIX.pack(0, len(message)) + message
+            self.emit(f.frame(f.DATA, 0, stream.sid, data))
+            self._last(stream, self.blocks.good_end())
 
     def begin(self, stream: Stream) -> None:
         """Send the answer's HEADERS, if that has not been done."""

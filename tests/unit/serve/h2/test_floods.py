@@ -1,0 +1,99 @@
+"""Floods of cheap frames end the connection that sends them, after a bounded number."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.serve.h2 import frames as f
+from frazil.serve.h2.frames import ErrorCode
+from frazil.serve.h2.limits import ServerLimits
+from tests.unit.serve.h2.peer import Peer, goaway_code
+
+LIMITS = ServerLimits(resets_max=50, controls_max=50, window_updates_max=50)
+
+FLOODS = {
+    "ping": lambda peer, number: f.ping(b"12345678"),
+    "answers to no ping": lambda peer, number: f.ping(b"12345678", ack=True),
+    "settings": lambda peer, number: f.settings({}),
+    "answers to settings": lambda peer, number: f.SETTINGS_ACK,
+    "priority": lambda peer, number: f.frame(f.PRIORITY, 0, 1, b"\0\0\0\0\0"),
+    "unknown": lambda peer, number: f.frame(99, 0, 0),
+    "goaway": lambda peer, number: f.goaway(0, 0),
+    "windows": lambda peer, number: f.window_update(0, 1),
+    "windows of closed streams": lambda peer, number: f.window_update(1, 1),
+    "rapid reset": lambda peer, number: peer.headers(2 * number + 3) + f.reset(2 * number + 3, 8),
+    "resets of answered calls": lambda peer, number: f.reset(1, 8),
+    "calls that are none": lambda peer, number: peer.headers(2 * number + 3, [("x", "1")]),
+    "priority on itself": lambda peer, number: f.frame(f.PRIORITY, 0, 1, b"\0\0\0\1\0"),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_ends_its_connection(name):
+    """The peer is told to calm down, and what it caused to be sent is bounded."""
+    peer = Peer(LIMITS)
+    peer.send(peer.call(1))
+    sent = 0
+    for number in range(200):
+        frames = peer.send(FLOODS[name](peer, number))
+        sent += len(frames)
+        if not peer.alive:
+            break
+    assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
+    assert 40 <= number <= 52
+    assert sent <= 110
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_slow_peer_is_not_a_flood(name):
+    """As many frames in several ticks are nothing to complain about."""
+    peer = Peer(LIMITS)
+    peer.send(peer.call(1))
+    for number in range(200):
+        if not number % 20:
+            peer.connection.tick()
+        peer.send(FLOODS[name](peer, number))
+        assert peer.alive
+
+
+def test_empty_data_is_a_flood():
+    """DATA frames without data that end nothing are counted."""
+    peer = Peer(LIMITS)
+    frames = peer.send(peer.headers(1), f.frame(f.DATA, 0, 1) * 60)
+    assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_a_header_block_without_end_is_a_flood():
+    """Neither many empty CONTINUATION frames nor few large ones are kept for ever."""
+    for payload in (b"", bytes(16_000)):
+        peer = Peer(ServerLimits())
+        frames = peer.send(f.frame(f.HEADERS, 0, 1))
+        number = 0
+        while peer.alive:
+            frames = peer.send(f.frame(f.CONTINUATION, 0, 1, payload))
+            number += 1
+        assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
+        assert number <= 32
+
+
+def test_the_memory_of_streams_that_we_ended_is_bounded():
+    """Streams refused before their end are remembered up to a limit, the oldest forgotten first."""
+    peer = Peer(ServerLimits(early_closed_max=10))
+    for sid in range(1, 101, 2):
+        peer.send(peer.headers(sid, [("x", "1")]))
+    assert peer.send(f.frame(f.DATA, 0, 99, b"x")) == []
+    assert goaway_code(peer.send(f.frame(f.DATA, 0, 1, b"x"))) == ErrorCode.STREAM_CLOSED
+
+
+def test_tiny_windows_cost_what_they_let_through():
+    """A peer that opens its window byte by byte gets as many bytes, in as many frames, then calm."""
+    peer = Peer(LIMITS, answer=None)
+    peer.send(f.settings({f.INITIAL_WINDOW_SIZE: 0}), peer.call(1))
+    peer.sender.reply(peer.app.streams[1], bytes(1000))
+    peer.take()
+    sent = []
+    while peer.alive:
+        sent += peer.send(f.window_update(1, 1))
+    assert goaway_code(sent) == ErrorCode.ENHANCE_YOUR_CALM
+    assert sum(len(payload) for kind, *_, payload in sent if kind == f.DATA) == 50
+    assert peer.sender.queued == 0
