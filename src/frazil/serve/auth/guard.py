@@ -165,6 +165,20 @@ class Guard:
         found = self._principal(call)
         return found if isinstance(found, Principal) else None
 
+    def knows(self, header: str | None) -> bool:
+        """Tell whether an `authorization` header is of somebody known; without authentication all are.
+
+        It does not count: the listeners that ask have limits of their own.
+        """
+        if self._credentials is None:
+            return True
+        try:
+            self._credentials.authenticator.authenticate(header or "", now_s=self._wall_s())
+        except BadCredential:
+            self._unauthenticated += 1
+            return False
+        return True
+
     def _client(self, call: Caller) -> str:
         """Return who the call is counted for: a known caller, or the address it comes from."""
         if self._credentials is not None:

@@ -311,6 +311,15 @@ def test_the_caller_is_known_to_handlers():
     assert make_guard(enabled=False)[0].principal_of(call) == ANONYMOUS
 
 
+def test_a_header_alone_can_be_asked_about():
+    """`knows` is for listeners without calls: good credentials are known, all others are not."""
+    guard, clock = make_guard()
+    assert guard.knows(token("nothing", clock))
+    for header in (None, "", "Bearer x", token("writer", clock, lives_s=-1)):
+        assert not guard.knows(header)
+    assert make_guard(enabled=False)[0].knows(None)
+
+
 # -- without authentication, and rates -----------------------------------------------------------
 
 

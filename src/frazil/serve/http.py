@@ -1,0 +1,215 @@
+"""The HTTP port: `/healthz`, `/readyz` and `/metrics`, and nothing that could be abused.
+
+One request a connection. What is slow, large or malformed is answered with a status, or cut off,
+within limits that are all here; the number of connections is one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from frazil.config_serve import is_loopback
+from frazil.errors import FrazilError, codes_of
+from frazil.serve.http_request import (
+    HEAD_END,
+    BadRequest,
+    Reply,
+    Request,
+    encode_reply,
+    parse_head,
+    text_reply,
+)
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["HttpLimits", "HttpServer", "Page", "health_page"]
+
+
+@attrs.frozen
+class HttpLimits:
+    """What a client of the HTTP port may take."""
+
+    connections_max: int = 64
+    head_bytes_max: int = 8 << 10
+    head_s: float = 5.0
+    """From the connection (and the handshake) to the end of the request's head."""
+    answer_s: float = 30.0
+    """From there until the client has taken the answer."""
+    handshake_s: float = 5.0
+    linger_s: float = 1.0
+    linger_bytes: int = 256 << 10
+
+
+@attrs.frozen
+class Page:
+    """What answers a path.
+
+    Args:
+        answer: returns the answer.
+        threaded: it takes time, so it runs in a thread, one at a time.
+        is_open: everybody may see it; otherwise `allow` of the server is asked.
+    """
+
+    answer: Callable[[], Reply]
+    threaded: bool = False
+    is_open: bool = False
+
+
+def health_page(problem: Callable[[], str | None]) -> Page:
+    """Return a page that is 200 `ok`, or 503 with the problem."""
+
+    def answer() -> Reply:
+        found = problem()
+        return text_reply(200, "ok") if found is None else text_reply(503, found)
+
+    return Page(answer, is_open=True)
+
+
+class HttpServer:
+    """Serves pages. All methods belong to the event loop's thread.
+
+    Args:
+        pages: what answers each path.
+        limits: what a client may take.
+        allow: tells from a request's fields whether it may see a page that is not open.
+    """
+
+    def __init__(
+        self,
+        pages: Mapping[str, Page],
+        *,
+        limits: HttpLimits | None = None,
+        allow: Callable[[Mapping[str, str]], bool] | None = None,
+    ) -> None:
+        self._pages = dict(pages)
+        self._limits = HttpLimits() if limits is None else limits
+        self._allow = allow
+        self._loopback_only = True
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self.requests = 0
+        self.refusals = 0
+        self.cut_off = 0
+
+    async def start(
+        self, host: str, port: int, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen; return the address and port that are really used."""
+        assert self._server is None
+        self._loopback_only = is_loopback(host)
+        self._server = await asyncio.start_server(
+            self._accept,
+            host,
+            port,
+            ssl=ssl_context,
+            ssl_handshake_timeout=None if ssl_context is None else self._limits.handshake_s,
+            limit=self._limits.head_bytes_max,
+        )
+        address = self._server.sockets[0].getsockname()
+        return str(address[0]), int(address[1])
+
+    async def close(self) -> None:
+        """Stop listening and cut off whoever is still connected."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._server = None
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= self._limits.connections_max:
+            self.refusals += 1
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # A bug: its connection is cut off, the others go on.
+            self.cut_off += 1
+            warn("http_connection_failed", error=type(error).__name__)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Bytes that the client does not take are then seen by `drain`, from the first one on.
+        writer.transport.set_write_buffer_limits(0)
+        try:
+            reply = await self._answer(reader)
+            if reply is not None:
+                async with asyncio.timeout(self._limits.answer_s):
+                    writer.write(encode_reply(reply))
+                    await writer.drain()
+                await self._linger(reader, writer)
+        except (OSError, TimeoutError):
+            self.cut_off += 1
+        finally:
+            writer.transport.abort()
+
+    async def _linger(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a little of what still comes: closing on unread bytes could destroy the answer."""
+        if not writer.can_write_eof():
+            writer.close()
+            async with asyncio.timeout(self._limits.linger_s):
+                await writer.wait_closed()
+            return
+        writer.write_eof()
+        left = self._limits.linger_bytes
+        async with asyncio.timeout(self._limits.linger_s):
+            while left > 0:
+                data = await reader.read(left)
+                if not data:
+                    return
+                left -= len(data)
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Reply | None:
+        """Return the answer to the one request of a connection, None if there is none."""
+        try:
+            async with asyncio.timeout(self._limits.head_s):
+                head = await reader.readuntil(HEAD_END)
+            request = parse_head(head, loopback_only=self._loopback_only)
+        except asyncio.IncompleteReadError:
+            return None
+        except asyncio.LimitOverrunError:
+            return self._refuse(431, "the fields are too large")
+        except TimeoutError:
+            return self._refuse(408, "the request took too long")
+        except BadRequest as error:
+            return self._refuse(error.status, error.reason)
+        page = self._pages.get(request.path)
+        if page is None:
+            return self._refuse(404, "there is no such page")
+        if not page.is_open and not self._may_see(request):
+            return self._refuse(401, "credentials are missing or not valid")
+        self.requests += 1
+        return await self._made(request.path, page)
+
+    async def _made(self, path: str, page: Page) -> Reply:
+        try:
+            if not page.threaded:
+                return page.answer()
+            async with asyncio.timeout(self._limits.answer_s), self._one_at_a_time:
+                return await asyncio.to_thread(page.answer)
+        except TimeoutError:
+            return self._refuse(503, "the answer took too long")
+        except FrazilError as error:
+            # The text may name files; the log has it.
+            warn("http_page_failed", path=path, error=error)
+            return self._refuse(503 if codes_of(error).http == 503 else 500, "not available")
+
+    def _may_see(self, request: Request) -> bool:
+        return self._allow is None or self._allow(request.fields)
+
+    def _refuse(self, status: int, reason: str) -> Reply:
+        self.refusals += 1
+        return text_reply(status, reason)
