@@ -173,22 +173,28 @@ class KeyLines:
         if not self._members or not self._orphans or now_ms < self._skip_from_ms:
             return offsets, sizes
         for key in list(self._orphans):
-            if any(accepts(key) for _, accepts in self._claims):
-                continue
-            del self._orphans[key]
-            out = self._out.get(key)
-            if out is not None and self._places.get(out) is State.READY:
-                offsets.append(out)
-                sizes.append(self._sizes[out])
-            for offset in self._lines.pop(key, ()):
-                size = self._held.pop(offset)
-                if offset in self.special:
-                    # Acked already, or settled by the policy: not for this change to say.
-                    self.special.discard(offset)
-                if offset not in self._places:
-                    offsets.append(offset)
-                    sizes.append(size)
+            if not any(accepts(key) for _, accepts in self._claims):
+                self._skip_key(key, offsets, sizes)
         return offsets, sizes
+
+    def _skip_key(self, key: str, offsets: list[int], sizes: list[int]) -> None:
+        line, out = self._lines.get(key, ()), self._out.get(key)
+        if any(offset in self._places for offset in line):
+            # One of them is being acked: that is to be known first.
+            return
+        del self._orphans[key]
+        if out is not None:
+            if self._places.get(out) is not State.READY:
+                return
+            offsets.append(out)
+            sizes.append(self._sizes[out])
+        for offset in line:
+            offsets.append(offset)
+            sizes.append(self._held.pop(offset))
+            # Out until that is durable, so that no later record of the key goes before.
+            self._out[key] = offset
+        self.special.difference_update(line)
+        self._lines.pop(key, None)
 
     def skip_due_ms(self) -> int | None:
         """Return when `skip` may next have something."""

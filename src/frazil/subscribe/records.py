@@ -109,6 +109,8 @@ class Records:
         """Put records into a consumer's hands; return their attempts, None if all are first."""
         flight = self._flights.start(consumer, offsets, now_ms)
         self.places.update(dict.fromkeys(offsets, flight))
+        if self._timed_out:
+            self._timed_out.difference_update(offsets)
         if not self._attempts:
             return None
         attempts = [self._attempts.get(offset, 1) for offset in offsets]
@@ -440,7 +442,7 @@ class Records:
             if place is State.WAITING:
                 self._make_ready(offset)
             elif place is State.DEAD:
-                self._exhausted(offset, now_ms)
+                self._arrange(offset, now_ms, now_ms)
             elif place is State.OWED:
                 owed.setdefault(self._owed.pop(offset), []).append(offset)
             elif place is State.UNCOUNTED:

@@ -1,0 +1,345 @@
+"""What a subscription promises, said once more and shorter: sets and dicts, no queues, no heaps.
+
+The specification is told every input and is shown every output. It never predicts which of
+several right things happens next; it says for each whether it was right.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from frazil.subscribe import Cause, NoticeKind, Poison, SubscriptionType
+
+LINES = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED}
+SINGLE = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
+
+
+class Member:
+    """A consumer as its stream sees it."""
+
+    def __init__(self, consumer_id, name, filters):
+        self.id, self.name, self.filters = consumer_id, name, filters
+        self.messages = self.size_bytes = 0
+
+    def accepts(self, key):
+        return not self.filters or any(fnmatchcase(key, pattern) for pattern in self.filters)
+
+
+class Specification:
+    """The truth about one subscription, through all its lives."""
+
+    def __init__(self, kind, policy, limits):
+        self.kind, self.policy, self.limits = kind, policy, limits
+        self.records = {}
+        self.gaps = set()
+        # What the journal has: it alone survives.
+        self.settled = set()
+        self.counted = {}
+        # Why each record was settled.
+        self.acked, self.buried, self.dropped, self.skipped = set(), set(), set(), set()
+        self.restart(0)
+
+    def restart(self, now):
+        """A life ends; only what is durable is known to the next."""
+        self.members = []
+        self.hands = {}
+        self.delivered = set()
+        self.settling = set()
+        self.returned = set()
+        self.blocked = set()
+        self.owners = {}
+        self.turns = {}
+        self.not_before = {}
+        self.attempts = dict(self.counted)
+        self.known = set(self.counted)
+        self.attempts_max = self.policy.attempts_max
+        self.started = now
+        self.left = []
+        self.timed_out = set()
+        self.coming = set()
+        self.before_ack, self.before_nack = {}, {}
+        # Intentions that did not become durable are forgotten.
+        self.acked &= self.settled
+        self.dropped &= self.settled
+        self.skipped &= self.settled
+
+    # -- inputs ----------------------------------------------------------------------------------
+
+    def attach(self, member, now):
+        for other in [each for each in self.members if member.name == each.name]:
+            self.detach(other.id, now, lost=False)
+        self.members.append(member)
+        self.turns = {}
+
+    def detach(self, consumer_id, now, *, lost):
+        (member,) = [each for each in self.members if each.id == consumer_id]
+        self.members.remove(member)
+        self.left.append((now, member))
+        self.turns = {}
+        had = sorted(offset for offset, (whose, _) in self.hands.items() if whose is member)
+        for offset in had:
+            del self.hands[offset]
+            self.returned.add(offset)
+            judged = lost and offset == had[0] and self.policy.poison is not Poison.BLOCK
+            self.fail(offset, now, judged=judged)
+            if judged and self._is_dropped(offset):
+                self._drop(offset, now)
+        if self.kind in SINGLE:
+            self.not_before.update(dict.fromkeys(self.timed_out, now))
+            self.timed_out.clear()
+
+    def fail(self, offset, due, *, judged=True):
+        attempt = self.attempts.get(offset, 1)
+        if judged or attempt < self.policy.attempts_max:
+            self.attempts[offset] = attempt + 1
+        self.not_before[offset] = due
+
+    def ack(self, offsets, change):
+        """Exactly what was delivered and is unsettled is settled; what repeats waits."""
+        mine = {
+            offset
+            for offset in offsets
+            if (offset in self.delivered or offset in self.known)
+            and offset not in self.settled
+            and offset not in self.settling
+        }
+        assert (set(change.offsets) if change else set()) == mine, "the ack of wrong records"
+        repeated = set(offsets) & self.settling - self.settled
+        after = {offset for each in change.after for offset in each.offsets} if change else set()
+        assert repeated <= after, f"an ack of {repeated} is answered before it is durable"
+        for offset in mine:
+            self.acked.add(offset)
+            self.settling.add(offset)
+            self.before_ack[offset] = self.hands.pop(offset, None)
+
+    def nack(self, offset, delay, change, now):
+        if offset not in self.hands:
+            assert change is None or change.is_empty
+            return
+        assert change is not None, "a nack without effect"
+        self.before_nack[offset] = self.hands.pop(offset)
+        wait = self.policy.delay_ms(self.attempts.get(offset, 1), delay)
+        self.fail(offset, now + wait)
+        if change.cause is Cause.DROP:
+            self._drop(offset, now)
+        else:
+            assert change.attempts == [self.attempts[offset]]
+
+    def _is_dropped(self, offset):
+        is_last = self.attempts.get(offset, 1) > self.policy.attempts_max
+        return is_last and self.policy.poison is Poison.DROP
+
+    def configure(self, policy, now):
+        self.not_before.update(dict.fromkeys(self.blocked, now))
+        self.policy = policy
+        self.attempts_max = max(self.attempts_max, policy.attempts_max)
+        if policy.poison is not Poison.BLOCK:
+            self.blocked.clear()
+        self.blocked -= {o for o in self.blocked if self.attempts[o] <= policy.attempts_max}
+
+    # -- outputs ---------------------------------------------------------------------------------
+
+    def deliver(self, action, now):
+        """A delivery is of the right record, to the right consumer, at the right time."""
+        found = [each for each in self.members if each.id == action.consumer_id]
+        assert found, f"delivery to {action.consumer_id}, which is not attached"
+        (member,) = found
+        attempts = action.attempts or [1] * len(action.offsets)
+        assert len(attempts) == len(action.offsets)
+        for offset, attempt in zip(action.offsets, attempts, strict=True):
+            size, key = self.records[offset]
+            assert member.messages > 0, "more messages than wanted"
+            assert member.size_bytes > 0, "more bytes than wanted"
+            member.messages -= 1
+            member.size_bytes -= size
+            assert offset not in self.settled, f"{offset} was delivered after a durable ack"
+            assert offset not in self.settling, f"{offset} was delivered while its ack was on its way"
+            assert offset not in self.hands, f"{offset} is with a consumer already"
+            expected = self.attempts.get(offset, 1)
+            assert attempt == expected, f"{offset}: attempt {attempt}, not {expected}"
+            assert attempt <= self.attempts_max, f"{offset} was delivered too often"
+            assert attempt <= self.counted.get(offset, 1), f"{offset}: attempt is not durable"
+            assert now >= self.not_before.get(offset, 0), f"{offset} came before its delay was over"
+            if self.kind in LINES:
+                self._deliver_in_line(offset, member)
+            else:
+                self._deliver_by_key(offset, key, member)
+            if offset not in self.delivered:
+                self._deliver_first(offset)
+            self.delivered.add(offset)
+            self.returned.discard(offset)
+            self.timed_out.discard(offset)
+            self.hands[offset] = (member, now)
+            self.turns[member.id] = self.turns.get(member.id, 0) + 1
+
+    def _deliver_first(self, offset):
+        ahead = {each for each in self.coming if each < offset}
+        unacked = (self.delivered - self.settled - self.coming) | ahead
+        assert len(unacked) < self.limits.max_unacked_messages, "the window is not respected"
+        size_bytes = sum(self.records[each][0] for each in unacked)
+        assert size_bytes < self.limits.max_unacked_bytes, "the window in bytes is not respected"
+
+    def _waits(self, offset):
+        """Whether a record should still be delivered for the first time in this life."""
+        return (
+            offset not in self.delivered
+            and offset not in self.settled
+            and offset not in self.settling
+            and self.attempts.get(offset, 1) <= self.policy.attempts_max
+        )
+
+    def _deliver_in_line(self, offset, member):
+        assert not self.blocked, f"{offset} was delivered although {self.blocked} block"
+        if self.kind in SINGLE:
+            assert member is self.members[0], "delivery to a standby"
+        back = {o for o in self.returned if self.attempts.get(o, 1) <= self.policy.attempts_max}
+        back -= self.settling
+        if self.kind in SINGLE and offset in back:
+            assert offset == min(back), "not the oldest came back first"
+        if offset not in self.delivered:
+            # Hands of one poll go to different consumers: between them there is no order.
+            before = {each for each in self.records if each < offset and self._waits(each)}
+            if self.kind is SubscriptionType.SHARED:
+                before, back = before - self.coming, back - self.coming
+            before |= back
+            assert not before, f"{offset} was delivered before {before}"
+
+    def _deliver_by_key(self, offset, key, member):
+        assert member.accepts(key), f"{key} does not match {member.filters}"
+        earlier = [
+            each
+            for each, (_, other) in self.records.items()
+            if other == key and each < offset and each not in self.settled
+        ]
+        assert not earlier, f"{offset} of {key} was delivered before {earlier}"
+        owner = self.owners.get(key)
+        keys = {other for _, other in self.records.values()}
+        if owner in self.members and len(keys) <= self.limits.keys_max:
+            assert owner is member, f"{key} moved although its owner is there"
+        self.owners[key] = member
+
+    def even(self):
+        """Deliveries to Shared consumers that all have room differ by one at most."""
+        counts = [self.turns.get(each.id, 0) for each in self.members]
+        if self.kind is SubscriptionType.SHARED and counts:
+            assert max(counts) - min(counts) <= 1, f"not even: {counts}"
+
+    def dead_letter(self, action):
+        assert self.policy.poison is Poison.DEAD_LETTER
+        attempt = self.attempts[action.offset]
+        assert attempt > self.policy.attempts_max, f"{action.offset} may be delivered again"
+        assert attempt == self.counted[action.offset], "a dead letter before it is durable why"
+        assert action.attempt == attempt - 1
+        assert action.offset not in self.settled
+
+    def notice(self, action):
+        if action.kind is NoticeKind.BLOCKED:
+            assert self.policy.poison is Poison.BLOCK
+            assert self.attempts[action.offset] > self.policy.attempts_max
+            if action.offset not in self.settled:
+                self.blocked.add(action.offset)
+
+    def change(self, change, now):
+        """A change that dispatch makes by itself says what happened, and nothing else."""
+        if change.cause is Cause.TIMEOUT:
+            timeout = self.policy.ack_timeout_ms
+            for offset, attempt in zip(change.offsets, change.attempts, strict=True):
+                if offset in self.hands:
+                    _, since = self.hands.pop(offset)
+                    assert timeout, "a time-out without a limit"
+                    assert now >= since + timeout, f"{offset} timed out too early"
+                    wait = self.policy.delay_ms(self.attempts.get(offset, 1))
+                    self.fail(offset, now + wait)
+                    self.timed_out.add(offset)
+                assert attempt == self.attempts[offset]
+        elif change.cause is Cause.LOST:
+            for offset, attempt in zip(change.offsets, change.attempts, strict=True):
+                assert attempt == self.attempts[offset], f"{offset}: counted {attempt}"
+        elif change.cause is Cause.DROP:
+            for offset in change.offsets:
+                self._drop(offset, now)
+        elif change.cause is Cause.SKIP:
+            self._skip(change, now)
+        else:
+            assert change.cause is Cause.DEAD_LETTER
+            assert set(change.offsets) <= self.buried
+            self.settling |= set(change.offsets)
+
+    def _drop(self, offset, now):
+        if offset in self.hands:
+            _, since = self.hands.pop(offset)
+            assert now >= since + self.policy.ack_timeout_ms
+            self.fail(offset, now)
+        assert offset in self.dropped or self._is_dropped(offset), f"{offset} was dropped too early"
+        self.dropped.add(offset)
+        self.settling.add(offset)
+
+    def _skip(self, change, now):
+        assert self.kind is SubscriptionType.KEY_SHARED
+        grace = self.limits.skip_grace_ms
+        assert now >= self.started + grace
+        for offset in change.offsets:
+            key = self.records[offset][1]
+            fresh = offset not in self.skipped
+            claims = [m for at, m in self.left if now < at + grace] + self.members
+            assert self.members or not fresh
+            if fresh:
+                assert not any(each.accepts(key) for each in claims), f"{key} is wanted"
+            self.skipped.add(offset)
+            self.settling.add(offset)
+
+    def polled(self, now):
+        """After a poll nothing that is due is left."""
+        timeout = self.policy.ack_timeout_ms
+        late = [o for o, (_, since) in self.hands.items() if timeout and now >= since + timeout]
+        assert not late, f"{late} should have timed out"
+
+    # -- the journal -----------------------------------------------------------------------------
+
+    def durable(self, change):
+        """A change is on disk, whether or not its answer arrives."""
+        for first, end in change.ranges:
+            for offset in range(first, end):
+                why = self.acked | self.buried | self.dropped | self.skipped | self.gaps
+                assert offset in why, f"{offset} was settled for no reason"
+                self.settled.add(offset)
+                self.counted.pop(offset, None)
+        for offset, attempt in zip(change.offsets, change.attempts, strict=False):
+            assert attempt >= 2
+            if offset not in self.settled:
+                self.counted[offset] = attempt
+
+    def confirmed(self, change):
+        done = set(change.offsets) if change.is_settling else set()
+        self.settling -= done
+        self.blocked -= done
+        self.returned -= done
+
+    def failed(self, change, now):
+        """A change is not on disk: records are where they were."""
+        if change.cause is Cause.LOST:
+            self.returned -= set(change.offsets)
+        if change.cause is Cause.NACK:
+            self._nack_failed(change.offsets[0], now)
+        if not change.is_settling:
+            return
+        for offset in change.offsets:
+            self.settling.discard(offset)
+            if change.cause is not Cause.ACK:
+                continue
+            self.acked.discard(offset)
+            hand = self.before_ack.pop(offset)
+            if hand is not None and hand[0] in self.members:
+                self.hands[offset] = (hand[0], now)
+            elif hand is not None:
+                self.returned.add(offset)
+                self.fail(offset, now, judged=False)
+
+    def _nack_failed(self, offset, now):
+        if offset in self.settling or offset in self.settled:
+            return
+        member, _ = self.before_nack.pop(offset)
+        if member in self.members:
+            self.attempts[offset] -= 1
+            self.not_before.pop(offset)
+            self.hands[offset] = (member, now)
