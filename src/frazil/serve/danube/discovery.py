@@ -1,0 +1,79 @@
+"""Where topics are, whether clients are still known, which objects hold a topic's history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frazil.serve.danube.messages import parse_request
+from frazil.serve.danube.names import checked_topic
+from frazil.serve.danube.proto.danube_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    ListSegmentDescriptorsRequest,
+    ListSegmentDescriptorsResponse,
+    TopicLookupRequest,
+    TopicLookupResponse,
+    TopicPartitionsResponse,
+)
+from frazil.serve.danube.statuses import Refused, client_type_unknown, topic_not_found
+
+if TYPE_CHECKING:
+    from frazil.serve.danube.producers import Producers
+    from frazil.serve.danube.topics import Topics
+    from frazil.serve.grpc.calls import Call
+
+__all__ = ["Discovery"]
+
+
+class Discovery:
+    """Answers that need nothing but what the broker knows by heart."""
+
+    def __init__(self, topics: Topics, producers: Producers, *, url: str) -> None:
+        self._topics = topics
+        self._producers = producers
+        self._url = url
+        self.is_closing = False
+        """Whether clients are told to go: they ask before they notice."""
+
+    def look_up(self, call: Call, message: bytes) -> None:
+        """Answer TopicLookup: every topic that exists is here."""
+        request = parse_request(TopicLookupRequest, message)
+        name = checked_topic(request.topic)
+        if not self._topics.parts(name):
+            raise Refused(topic_not_found(request.topic))
+        call.ok(
+            TopicLookupResponse(
+                request_id=request.request_id,
+                response_type=TopicLookupResponse.Connect,
+                connect_url=self._url,
+                broker_url=self._url,
+            ).SerializeToString()
+        )
+
+    def partitions(self, call: Call, message: bytes) -> None:
+        """Answer TopicPartitions: the topic itself, its parts, or nothing."""
+        request = parse_request(TopicLookupRequest, message)
+        names = self._topics.parts(checked_topic(request.topic))
+        call.ok(
+            TopicPartitionsResponse(
+                request_id=request.request_id, partitions=names
+            ).SerializeToString()
+        )
+
+    def health(self, call: Call, message: bytes) -> None:
+        """Answer HealthCheck: CLOSE where the client has to set itself up again."""
+        request = parse_request(HealthCheckRequest, message)
+        if request.client == HealthCheckRequest.Producer:
+            is_known = self._producers.is_known(request.id)
+        elif request.client == HealthCheckRequest.Consumer:
+            is_known = False
+        else:
+            raise Refused(client_type_unknown(request.client))
+        is_well = is_known and not self.is_closing
+        status = HealthCheckResponse.OK if is_well else HealthCheckResponse.CLOSE
+        call.ok(HealthCheckResponse(status=status).SerializeToString())
+
+    def segments(self, call: Call, message: bytes) -> None:
+        """Answer ListSegmentDescriptors: no history lies in objects yet."""
+        parse_request(ListSegmentDescriptorsRequest, message)
+        call.ok(ListSegmentDescriptorsResponse().SerializeToString())
