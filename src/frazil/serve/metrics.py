@@ -1,0 +1,250 @@
+"""Every metric, in one place, and where its value is among the facts.
+
+Facts are one tree, read when somebody asks: `engine` is `Engine.stats()`, `ports` the counters of
+each listener by name, `guard` is `Guard.stats()`, `http` the HTTP port's own counters and
+`subscriptions` what the broker counts of them. What is not there is left out.
+
+Names end in their unit, counters in `_total`; times are seconds, sizes bytes, shares 0 to 1. No
+label is a topic, key, offset, client or anything else that others than we choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from frazil.serve.exposition import (
+    CONTENT_TYPE,
+    Metric,
+    Reader,
+    Sample,
+    at,
+    both,
+    by_key,
+    count_of,
+    one_of,
+    render,
+    share,
+    total,
+)
+from frazil.serve.grpc.codec import Code
+from frazil.serve.http import Page
+from frazil.serve.http_request import Reply
+
+__all__ = ["METRICS", "Counters", "metrics_page", "metrics_text", "port_facts"]
+
+_US: Final = 1e-6
+
+
+class Counters(Protocol):
+    """What a listener counts."""
+
+    connections: int
+    connections_total: int
+    connections_refused_total: int
+    connections_failed_total: int
+    calls_total: int
+    cancelled_total: int
+    handler_errors_total: int
+    received_bytes_total: int
+    sent_bytes_total: int
+    reading_pauses_total: int
+    statuses: list[int]
+
+
+def port_facts(counters: Counters) -> dict[str, Any]:
+    """Return one listener's counters as facts."""
+    return {
+        "connections": counters.connections,
+        "connections_total": counters.connections_total,
+        "connections_refused_total": counters.connections_refused_total,
+        "connections_failed_total": counters.connections_failed_total,
+        "calls_total": counters.calls_total,
+        "cancelled_total": counters.cancelled_total,
+        "handler_errors_total": counters.handler_errors_total,
+        "received_bytes_total": counters.received_bytes_total,
+        "sent_bytes_total": counters.sent_bytes_total,
+        "reading_pauses_total": counters.reading_pauses_total,
+        "statuses": {code.name.lower(): counters.statuses[code] for code in Code},
+    }
+
+
+def _gauge(name: str, text: str, read: Reader) -> Metric:
+    return Metric(f"frazil_{name}", "gauge", text, read)
+
+
+def _counter(name: str, text: str, read: Reader) -> Metric:
+    assert name.endswith("_total"), name
+    return Metric(f"frazil_{name}", "counter", text, read)
+
+
+def _quantiles(path: str, *, suffix: str = "", scale: float = 1.0) -> Reader:
+    return both(
+        at(f"{path}.p50{suffix}", scale=scale, labels=(("quantile", "0.5"),)),
+        at(f"{path}.p99{suffix}", scale=scale, labels=(("quantile", "0.99"),)),
+    )
+
+
+def _ports(name: str) -> Reader:
+    """Read one counter of every listener."""
+
+    def read(facts: Mapping[str, Any]) -> Iterator[Sample]:
+        for port, counters in sorted(facts.get("ports", {}).items()):
+            yield Sample(float(counters[name]), (("port", port),))
+
+    return read
+
+
+def _statuses(facts: Mapping[str, Any]) -> Iterator[Sample]:
+    for port, counters in sorted(facts.get("ports", {}).items()):
+        for status, count in counters["statuses"].items():
+            yield Sample(float(count), (("port", port), ("status", status)))
+
+
+def _lanes(name: str) -> Reader:
+    return total("engine.journals", name)
+
+
+_HEALTH: Final = one_of("state", "engine.health", "ok", "degraded", "failed")
+_ZONE: Final = one_of("zone", "engine.tiers.pressure.zone", "green", "yellow", "red")
+_LAKE: Final = one_of("state", "engine.lake.state", "off", "idle", "starting", "running")
+_PRESSURE: Final = "engine.tiers.pressure"
+_TOTALS: Final = "engine.lake.totals"
+
+METRICS: Final[tuple[Metric, ...]] = (
+    # -- the engine
+    _gauge("health", "The engine's state.", _HEALTH),
+    _gauge("topics", "Topics, parts counted.", at("engine.topics")),
+    _gauge("records", "Records that can be read.", at("engine.message_count")),
+    _gauge("stored_bytes", "Records in the log and on disk.", at("engine.bytes_stored")),
+    _gauge("gaps", "Ranges without records.", total("engine.per_topic", "gaps")),
+    _gauge("lost_records", "Records lost to damage.", total("engine.per_topic", "lost_records")),
+    _gauge("upkeep_failing", "Tasks of upkeep that fail.", count_of("engine.upkeep.errors")),
+    _gauge("damaged_segments", "Segments that are damaged.", count_of("engine.upkeep.damage")),
+    _gauge("warnings", "Warnings since the start.", count_of("engine.warnings")),
+    _gauge("volume_free_bytes", "Room on the volume.", at("engine.disk.free_bytes")),
+    _gauge("volume_bytes", "Size of the volume.", at("engine.disk.total_bytes")),
+    _gauge("publishing_stopped", "1 if there is no room.", at("engine.disk.publishing_stopped")),
+    # -- the log
+    _gauge("log_journals", "Journals.", count_of("engine.journals")),
+    _gauge("log_segments", "Segments.", _lanes("segments")),
+    _gauge("log_queued_records", "Records that wait for the writer.", _lanes("queued_records")),
+    _counter("log_syncs_total", "Syncs.", _lanes("syncs")),
+    _counter("log_groups_total", "Groups that were committed together.", _lanes("groups")),
+    _counter("log_written_bytes_total", "Bytes written.", _lanes("bytes_written")),
+    _counter("log_read_bytes_total", "Bytes read.", _lanes("bytes_read")),
+    _counter("log_freed_segments_total", "Segments freed.", at("engine.upkeep.segments_freed")),
+    _gauge("log_torn_bytes", "Cut off at the start.", _lanes("recovery.bytes_torn")),
+    _gauge("log_rescanned_frames", "Read at the start.", _lanes("recovery.frames_scanned")),
+    _gauge(
+        "log_ack_seconds",
+        "From a publish to its ack, of the last few thousand.",
+        _quantiles("engine.latencies.ack", suffix="_us", scale=_US),
+    ),
+    # -- memory, its zones and signals
+    _gauge("memory_zone", "The zone of back-pressure.", _ZONE),
+    _gauge("memory_used_ratio", "Use of the budget.", at(f"{_PRESSURE}.percent", scale=0.01)),
+    _gauge("memory_used_bytes", "Use of the budget.", at(f"{_PRESSURE}.used_bytes")),
+    _gauge("memory_budget_bytes", "The budget.", at(f"{_PRESSURE}.budget_bytes")),
+    _gauge("memory_source_bytes", "Use by source.", by_key("source", f"{_PRESSURE}.sources")),
+    _gauge("process_resident_bytes", "Size of the process.", at(f"{_PRESSURE}.rss_bytes")),
+    _counter("memory_zone_entries_total", "Zones entered.", by_key("zone", f"{_PRESSURE}.entries")),
+    _counter("memory_delays_total", "Publishes delayed.", at(f"{_PRESSURE}.delays")),
+    _counter("memory_delay_seconds_total", "Time of delays.", at(f"{_PRESSURE}.delayed_s")),
+    _counter("memory_waits_total", "Publishes that waited in red.", at(f"{_PRESSURE}.waits")),
+    _counter("memory_refusals_total", "Publishes refused in red.", at(f"{_PRESSURE}.refusals")),
+    _gauge("memory_waiting", "Publishes that wait now.", at(f"{_PRESSURE}.waiting")),
+    _gauge("memory_index_keys", "Keys indexed.", total("engine.per_topic", "tiers.index.keys")),
+    # Sums over the topics there are: they fall when a topic is deleted, so they are no counters.
+    _gauge("memory_flushes", "Flushes.", total("engine.per_topic", "tiers.flushes")),
+    _gauge("memory_flushed_bytes", "Flushed.", total("engine.per_topic", "tiers.flushed_bytes")),
+    _counter("signals_total", "Signals fired.", by_key("signal", "engine.tiers.signals_fired")),
+    # -- files on disk
+    _gauge("disk_files", "Files.", at("engine.tiers.disk.files")),
+    _gauge("disk_bytes", "Bytes of files.", at("engine.tiers.disk.bytes")),
+    _gauge("disk_purpose_bytes", "By purpose.", by_key("purpose", "engine.tiers.disk.purposes")),
+    _gauge(
+        "disk_used_ratio",
+        "Use of what files may use.",
+        share("engine.tiers.disk.bytes", "engine.tiers.disk.bytes_max"),
+    ),
+    _gauge("tiers_failing", "Tasks of tiers that fail.", count_of("engine.tiers.errors")),
+    # -- Iceberg
+    _gauge("lake_state", "The lake's state.", _LAKE),
+    _gauge("lake_topics", "Topics with a table, by state.", by_key("state", f"{_TOTALS}.states")),
+    _gauge("lake_lag_records", "Records not in tables yet.", at(f"{_TOTALS}.lag_records")),
+    _gauge("lake_lag_bytes", "Bytes not in tables yet.", at(f"{_TOTALS}.lag_bytes")),
+    _gauge("lake_lag_seconds", "Age of the oldest of them.", at(f"{_TOTALS}.lag_seconds")),
+    _counter("lake_commits_total", "Commits.", at(f"{_TOTALS}.commits")),
+    _counter("lake_rows_total", "Rows committed.", at(f"{_TOTALS}.rows")),
+    _counter("lake_rejected_rows_total", "Rows rejected.", at(f"{_TOTALS}.rejected")),
+    _counter("lake_files_total", "Files committed.", at(f"{_TOTALS}.files")),
+    _counter("lake_bytes_total", "Bytes committed.", at(f"{_TOTALS}.bytes")),
+    _counter("lake_failures_total", "Commits to be tried again.", at(f"{_TOTALS}.failures")),
+    _counter("lake_stops_total", "Topics that stopped.", at(f"{_TOTALS}.stops")),
+    _counter("lake_worker_starts_total", "Starts of Spark.", at("engine.lake.worker.starts")),
+    _gauge(
+        "lake_commit_seconds",
+        "Duration of commits, of the last hundred of each topic.",
+        _quantiles(f"{_TOTALS}.commit_seconds"),
+    ),
+    # -- queries
+    _gauge(
+        "query_seconds",
+        "Duration of queries, of the last few thousand.",
+        _quantiles("engine.latencies.query", suffix="_us", scale=_US),
+    ),
+    # -- the broker's listeners
+    _gauge("server_connections", "Open connections.", _ports("connections")),
+    _counter("server_connections_total", "Connections.", _ports("connections_total")),
+    _counter(
+        "server_connections_refused_total",
+        "Connections beyond the limit.",
+        _ports("connections_refused_total"),
+    ),
+    _counter(
+        "server_connections_failed_total",
+        "Connections ended for a fault of the peer.",
+        _ports("connections_failed_total"),
+    ),
+    _counter("server_calls_total", "Calls.", _ports("calls_total")),
+    _counter("server_calls_ended_total", "Calls by their status.", _statuses),
+    _counter("server_calls_cancelled_total", "Calls given up.", _ports("cancelled_total")),
+    _counter(
+        "server_handler_errors_total", "Calls that met a bug.", _ports("handler_errors_total")
+    ),
+    _counter("server_received_bytes_total", "Bytes received.", _ports("received_bytes_total")),
+    _counter("server_sent_bytes_total", "Bytes sent.", _ports("sent_bytes_total")),
+    _counter("server_reading_pauses_total", "Pauses of reading.", _ports("reading_pauses_total")),
+    _counter("auth_unauthenticated_total", "Bad or no credentials.", at("guard.unauthenticated")),
+    _counter("auth_denied_total", "Calls without a grant.", at("guard.denied")),
+    _counter("auth_limited_total", "Calls above a client's rate.", at("guard.limited")),
+    _gauge("auth_clients", "Clients whose calls are counted.", at("guard.clients")),
+    _counter("http_requests_total", "Pages served.", at("http.requests")),
+    _counter("http_refusals_total", "Requests refused.", at("http.refusals")),
+    _counter("http_cut_off_total", "Connections cut off.", at("http.cut_off")),
+    # -- subscriptions
+    _gauge("subscriptions", "Subscriptions, by type.", by_key("type", "subscriptions.types")),
+    _gauge("subscription_producers", "Producers.", at("subscriptions.producers")),
+    _gauge("subscription_consumers", "Consumers with a stream.", at("subscriptions.consumers")),
+    _gauge("subscription_unacked_records", "Not acked yet.", at("subscriptions.unacked")),
+    _gauge("subscription_lag_records", "Not delivered yet.", at("subscriptions.lag_records")),
+    _gauge("subscription_paused", "Subscriptions at a limit.", at("subscriptions.paused")),
+    _counter("subscription_delivered_total", "Deliveries.", at("subscriptions.delivered")),
+    _counter("subscription_redelivered_total", "Repeated ones.", at("subscriptions.redelivered")),
+    _counter("subscription_acked_total", "Acks.", at("subscriptions.acked")),
+    _counter("subscription_nacked_total", "Nacks.", at("subscriptions.nacked")),
+    _counter("subscription_dead_letters_total", "Dead letters.", at("subscriptions.dead_letters")),
+    _counter("subscription_decoded_total", "Records decoded.", at("subscriptions.decoded")),
+)
+"""All metrics, in the order of the page."""
+
+
+def metrics_text(facts: Mapping[str, Any]) -> str:
+    """Return the text of all metrics."""
+    return render(METRICS, facts)
+
+
+def metrics_page(facts: Callable[[], Mapping[str, Any]]) -> Page:
+    """Return the page of metrics. `facts` is called in a thread, so what it reads must allow that."""
+    return Page(lambda: Reply(200, metrics_text(facts()).encode(), CONTENT_TYPE), threaded=True)

@@ -1,0 +1,86 @@
+"""Metrics of a real engine: every layer is there, and nothing that users wrote."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import frazil
+from frazil.engine.lake_topics import COUNTS
+from frazil.serve.grpc.calls import Counters
+from frazil.serve.metrics import METRICS, metrics_text, port_facts
+
+MARK = "xyzzymark"
+TOTALS = {
+    **dict.fromkeys(COUNTS, 3),
+    "lag_records": 1,
+    "lag_bytes": 2,
+    "lag_seconds": 0.5,
+    "commit_seconds": {"count": 1, "p50": 0.1, "p99": 0.2, "max": 0.3},
+    "states": {"running": 1},
+}
+SUBSCRIPTIONS = {
+    "types": {"shared": 1},
+    **dict.fromkeys(
+        (
+            *("producers", "consumers", "unacked", "lag_records", "paused", "delivered"),
+            *("redelivered", "acked", "nacked", "dead_letters", "decoded"),
+        ),
+        1,
+    ),
+}
+
+
+def parsed(text):
+    """Return {name: [(labels, value)]} as Prometheus reads the text."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_every_metric_has_a_value_and_none_has_what_users_wrote(tmp_path):
+    """All declared metrics appear; topics, keys, attributes, payloads and paths do not."""
+    root = tmp_path / f"dir-{MARK}"
+    with frazil.open(root) as db:
+        topic = db.create_topic(f"topic-{MARK}")
+        for number in range(50):
+            topic.append(
+                f"payload-{MARK}".encode(), key=f"key-{MARK}", attributes={MARK: f"{number}"}
+            )
+        db.flush()
+        db.query("SELECT 1").rows()
+        stats = db.stats()
+    assert MARK in str(stats)
+    stats["lake"] = {"state": "running", "worker": {"starts": 1}, "totals": TOTALS}
+    stats["tiers"]["signals_fired"] = {"age": 4}
+    text = metrics_text(
+        {
+            "engine": stats,
+            "ports": {"data": port_facts(Counters()), "admin": port_facts(Counters())},
+            "guard": {"unauthenticated": 1, "denied": 2, "limited": 3, "clients": 4},
+            "http": {"requests": 1, "refusals": 2, "cut_off": 3},
+            "subscriptions": SUBSCRIPTIONS,
+        }
+    )
+    found = parsed(text)
+    assert set(found) == {metric.name for metric in METRICS}
+    assert MARK not in text
+    assert found["frazil_records"] == [({}, 50.0)]
+    assert found["frazil_topics"] == [({}, 1.0)]
+    assert found["frazil_memory_flushes"] == [({}, 1.0)]
+    assert found["frazil_health"][0] == ({"state": "ok"}, 1.0)
+    assert 0 < found["frazil_log_ack_seconds"][0][1] < 60
+    assert 0 < found["frazil_query_seconds"][1][1] < 60
+    assert found["frazil_signals_total"] == [({"signal": "age"}, 4.0)]
+
+
+def test_the_page_stays_small_with_many_topics(tmp_path):
+    """A hundred topics make no line more than one topic does."""
+    with frazil.open(tmp_path) as db:
+        db.create_topic("t")
+        few = metrics_text({"engine": db.stats()}).splitlines()
+        for number in range(100):
+            db.create_topic(f"t{number}")
+        many = metrics_text({"engine": db.stats()}).splitlines()
+    assert len(many) == len(few)
