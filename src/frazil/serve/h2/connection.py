@@ -145,7 +145,6 @@ class Connection(Reception):
                         and sid2 == sid
                         and after <= end
                         and size <= self.short_bytes_max
-                        and size <= self.credit
                         and head.problem is None
                         and head.content_length in {-1, size}
                         and len(table.open) < self.limits.streams_max

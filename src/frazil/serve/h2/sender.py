@@ -54,18 +54,12 @@ class Sender:
     # -- answers ---------------------------------------------------------------------------------
 
     def reply(self, stream: Stream, message: bytes) -> None:
-        """Answer with one message and the good status; nothing if the stream is closed."""
+        """Answer a whole request with one message and the good status, once."""
         if stream.closed or stream.code is not None:
             return
         self.replies += 1
         size = len(message) + 5
-        if (
-            size > self.frame_bytes
-            or size > self.window
-            or size > stream.window
-            or stream.queued
-            or not stream.ended
-        ):
+        if size > self.frame_bytes or size > self.window or size > stream.window or stream.queued:
             self.begin(stream)
             self._put(stream, _PREFIX.pack(0, len(message)) + message)
             self.finish(stream, 0)

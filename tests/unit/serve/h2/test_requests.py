@@ -220,3 +220,33 @@ def test_answers_later_ask_for_one_flush():
         peer.sender.reply(stream, b"ok")
     assert peer.dirtied == before + 1
     assert len(peer.answers(peer.take())) == 100
+
+
+def test_the_short_way_keeps_to_the_content_length():
+    """Headers that were seen before and name another length than comes cost the stream."""
+    peer = Peer()
+    fields = [*REQUEST, ("content-length", "7")]
+    peer.send(peer.call(1, b"hi", fields), peer.call(3, b"hi", fields))
+    assert resets(peer.send(peer.call(5, b"hello", fields))) == {5: ErrorCode.PROTOCOL_ERROR}
+    assert [sid for sid, _ in peer.app.requests] == [1, 3]
+
+
+def test_the_short_way_takes_requests_only():
+    """Headers that were seen before and are no request cost the stream each time."""
+    peer = Peer()
+    fields = [(":method", "POST"), ("x", "1")]
+    for sid in (1, 3, 5):
+        frames = peer.send(peer.call(sid, b"hi", fields))
+        assert resets(frames) == {sid: ErrorCode.PROTOCOL_ERROR}
+    assert not peer.app.requests
+
+
+def test_the_short_way_gives_the_window_back():
+    """Whole calls use the connection's window, which is filled up at half."""
+    peer = Peer(ServerLimits(connection_window=65_536))
+    frames = []
+    for sid in range(1, 41, 2):
+        frames += peer.send(peer.call(sid, bytes(5_000)))
+    updates = [int.from_bytes(payload) for kind, _, sid, payload in frames if (kind, sid) == (8, 0)]
+    assert updates == [35_035, 35_035]
+    assert peer.connection.credit == 65_536 - 6 * 5_005

@@ -235,3 +235,29 @@ def test_a_smaller_table_of_the_peer_is_answered_in_the_next_headers():
     peer.decoder.max_allowed_table_size = 0
     answers = peer.answers(peer.send(peer.call(5), peer.call(7)))
     assert [answers[sid][0][1] for sid in (5, 7)] == [{"grpc-status": "0"}] * 2
+
+
+def test_a_small_answer_waits_for_the_connections_window_too():
+    """An answer of few bytes is not sent into a window that others have used up."""
+    peer, [first, second, third] = opened(
+        f.settings({f.INITIAL_WINDOW_SIZE: 1 << 20}), sids=(1, 3, 5)
+    )
+    peer.sender.reply(first, b"")
+    peer.sender.reply(second, bytes(65_525))
+    peer.take()
+    assert peer.sender.window == 0
+    peer.sender.reply(third, b"abc")
+    assert data_sizes(peer.take(), 5) == []
+    assert data_sizes(peer.send(f.window_update(0, 100)), 5) == [8]
+
+
+def test_a_stream_that_is_finished_is_not_asked_for_more():
+    """The end of a stream is the end of its wait."""
+    peer, [stream] = opened(f.settings({f.INITIAL_WINDOW_SIZE: 0}))
+    assert not peer.sender.write(stream, bytes(300_000))
+    peer.sender.finish(stream, 0)
+    peer.send(f.window_update(1, 290_000), f.window_update(0, 290_000))
+    while peer.sender.has_more:
+        peer.take()
+    assert stream.queued == 10_000
+    assert not peer.sender.has_ready

@@ -1,0 +1,280 @@
+"""Handlers answer calls; whatever they do wrong stays with their call."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from frazil.serve.grpc.calls import Calls, Counters
+from frazil.serve.grpc.codec import CallFailed, Code, framed
+from frazil.serve.grpc.router import Router, Stream, Unary
+from frazil.serve.h2 import frames as f
+from frazil.serve.h2.connection import Connection
+from frazil.serve.h2.limits import ServerLimits
+from frazil.testing.simulated_clock import SimulatedClock
+from tests.unit.serve.h2.peer import REQUEST, Peer, prefixed
+
+GO_ON = f.window_update(0, 1 << 20)
+
+
+class Client(Peer):
+    """A peer whose connection serves a router."""
+
+    def __init__(self, handler, guard=None, *, stream=False):
+        super().__init__()
+        route = Stream(handler) if stream else Unary(handler)
+        self.clock = SimulatedClock(1)
+        self.counters = Counters()
+        router = Router({"/t.T/Echo": route}, guard)
+        self.calls = Calls(router, self.counters, self.clock, peer="here:1", number=7)
+        self.connection = Connection(ServerLimits(), self.calls, lambda: None)
+        self.calls.sender = self.sender = self.connection.sender
+        self.send(f.PREFACE, f.settings({}))
+
+    def status(self, *parts, sid=1):
+        """Send bytes; return the status and the text of a stream's answer."""
+        last = self.answers(self.send(*parts))[sid][0][-1]
+        return Code(int(last["grpc-status"])), last.get("grpc-message", "")
+
+
+def test_a_call_knows_who_asks_for_what():
+    """Path, metadata, message, peer and connection are there for the handler."""
+    seen = []
+    client = Client(lambda call, message: seen.append((call, message)) or call.ok(b"x"))
+    fields = [*REQUEST, ("authorization", "t"), ("k-bin", "AAEC"), ("grpc-timeout", "2S")]
+    assert client.status(client.call(1, b"hello", fields))[0] == Code.OK
+    [(call, message)] = seen
+    assert message == call.message == b"hello"
+    assert call.path == "/t.T/Echo"
+    assert call.metadata == {"authorization": "t"}
+    assert call.binary == {"k-bin": b"\0\1\2"}
+    assert (call.peer, call.connection) == ("here:1", 7)
+    assert call.deadline == pytest.approx(client.clock.monotonic() + 2, abs=0.001)
+    assert not call.is_open
+
+
+def test_a_bug_in_a_handler_is_internal_for_its_call_alone(caplog):
+    """The next call is answered; the log has the kind of error and not its text."""
+
+    def handler(call, message):
+        if message == b"bad":
+            raise KeyError("the secret")
+        call.ok(message)
+
+    client = Client(handler)
+    with caplog.at_level(logging.WARNING, logger="frazil"):
+        assert client.status(client.call(1, b"bad")) == (Code.INTERNAL, "internal error")
+    assert client.status(client.call(3, b"good"), sid=3)[0] == Code.OK
+    [record] = caplog.records
+    assert record.facts["error"] == "KeyError"
+    assert "secret" not in str(record.facts)
+    assert client.counters.handler_errors_total == 1
+    assert client.counters.statuses[Code.INTERNAL] == client.counters.statuses[Code.OK] == 1
+
+
+def test_a_bug_after_the_answer_changes_nothing():
+    """A call has one status, whatever its handler does afterwards."""
+
+    def handler(call, message):
+        call.ok(b"done")
+        raise ValueError
+
+    client = Client(handler)
+    assert client.status(client.call(1)) == (Code.OK, "")
+
+
+def test_a_bug_in_a_stream_ends_it_behind_its_messages():
+    """What was written before is delivered."""
+
+    def handler(call, message):
+        call.write(framed(b"first"))
+        raise ValueError
+
+    client = Client(handler, stream=True)
+    lists, data, _ = client.answers(client.send(client.call(1)))[1]
+    assert data == prefixed(b"first")
+    assert lists[-1]["grpc-status"] == "13"
+
+
+def test_a_handler_may_raise_its_status():
+    """`CallFailed` is an answer."""
+
+    def handler(call, message):
+        raise CallFailed(Code.NOT_FOUND, "no such topic 100%")
+
+    client = Client(handler)
+    assert client.status(client.call(1)) == (Code.NOT_FOUND, "no such topic 100%25")
+
+
+def test_the_guard_runs_before_every_handler():
+    """What it returns is the status; what it raises is a bug; with None the handler runs."""
+    asked = []
+
+    def guard(call):
+        asked.append(call.message)
+        if call.message == b"bug":
+            raise ValueError
+        return (Code.UNAUTHENTICATED, "who are you") if call.message == b"no" else None
+
+    client = Client(lambda call, message: call.ok(b""), guard)
+    assert client.status(client.call(1, b"no")) == (Code.UNAUTHENTICATED, "who are you")
+    assert client.status(client.call(3, b"bug"), sid=3)[0] == Code.INTERNAL
+    assert client.status(client.call(5, b"yes"), sid=5)[0] == Code.OK
+    assert asked == [b"no", b"bug", b"yes"]
+
+
+def test_a_request_without_message_never_reaches_the_handler():
+    """The framing is checked before."""
+    client = Client(lambda call, message: call.ok(b""))
+    empty = client.headers(1, flags=f.END_HEADERS | f.END_STREAM)
+    assert client.status(empty)[0] == Code.UNIMPLEMENTED
+    cut = client.headers(3) + f.frame(f.DATA, f.END_STREAM, 3, b"\0\0\0\0\x09abc")
+    assert client.status(cut, sid=3)[0] == Code.INVALID_ARGUMENT
+
+
+def test_what_is_no_call_is_answered_plainly():
+    """A GET gets a status of HTTP and the connection stays."""
+    client = Client(lambda call, message: call.ok(b""))
+    fields = [(":method", "GET"), *REQUEST[1:]]
+    frames = client.send(client.headers(1, fields, f.END_HEADERS | f.END_STREAM))
+    assert client.answers(frames)[1] == ([{":status": "405"}], b"", True)
+    assert client.status(client.call(3), sid=3)[0] == Code.OK
+
+
+def test_an_excess_has_a_status():
+    """A message too large is RESOURCE_EXHAUSTED."""
+    client = Client(lambda call, message: call.ok(b""))
+    limit = ServerLimits().message_bytes_max
+    data = [f.frame(f.DATA, 0, 1, bytes(16_384))] * (limit // 16_384 + 1)
+    frames = client.send(client.headers(1), *data)
+    assert client.answers(frames)[1][0][0]["grpc-status"] == "8"
+
+
+def test_a_client_that_goes_away_is_told_to_the_handler():
+    """`on_cancel` is called once, and a bug in it harms nobody."""
+    told = []
+
+    def handler(call, message):
+        def gone():
+            told.append(message)
+            raise ValueError
+
+        call.on_cancel = gone
+
+    client = Client(handler)
+    client.send(client.call(1, b"a"), f.reset(1, 8), f.reset(1, 8))
+    assert told == [b"a"]
+    assert client.alive
+    assert client.counters.cancelled_total == 1
+
+
+def test_a_call_ends_at_its_deadline():
+    """The client gets DEADLINE_EXCEEDED, the handler is told, a late answer is dropped."""
+    held, told = [], []
+
+    def handler(call, message):
+        held.append(call)
+        call.on_cancel = lambda: told.append(call)
+
+    client = Client(handler)
+    timed = [*REQUEST, ("grpc-timeout", "100m")]
+    client.send(client.call(1, b"", timed), client.call(3, b"", timed), client.call(5))
+    held[1].ok(b"in time")
+    assert list(client.answers(client.take())) == [3]
+    assert list(client.calls.timed) == [1]
+    now = client.clock.monotonic()
+    client.calls.expire(now + 0.09)
+    assert client.take() == []
+    client.calls.expire(now + 0.11)
+    assert client.answers(client.take())[1][0][0]["grpc-status"] == "4"
+    assert told == held[:1]
+    held[0].ok(b"late")
+    assert client.take() == []
+    assert held[2].is_open
+    assert not client.calls.timed
+
+
+def test_a_deadline_of_nothing_is_over_at_once():
+    """The handler is not called."""
+    client = Client(lambda call, message: call.ok(b""))
+    call = client.call(1, b"", [*REQUEST, ("grpc-timeout", "0n")])
+    assert client.status(call)[0] == Code.DEADLINE_EXCEEDED
+
+
+def test_a_stream_writes_on_when_it_may():
+    """`on_ready` is called after a False, never from inside `write`, and all arrives in order."""
+    inside, written = [], []
+
+    def handler(call, message):
+        def go():
+            assert not inside
+            while len(written) < 2000:
+                inside.append(1)
+                written.append(len(written))
+                more = call.write(framed(b"%04d" % written[-1] + bytes(1000)))
+                inside.clear()
+                if not more:
+                    return
+            call.finish()
+
+        call.on_ready = go
+        go()
+
+    client = Client(handler, stream=True)
+    frames = client.send(f.settings({f.INITIAL_WINDOW_SIZE: 1 << 30}), GO_ON * 4, client.call(1))
+    for _ in range(200):
+        client.calls.on_ready(client.sender.ready())
+        frames += client.take()
+    lists, data, ended = client.answers(frames)[1]
+    size = 5 + 1004
+    assert [int(data[i + 5 : i + 9]) for i in range(0, len(data), size)] == list(range(2000))
+    assert lists[-1] == {"grpc-status": "0"}
+    assert ended
+
+
+def test_a_bug_when_ready_ends_the_stream():
+    """The client is told; the connection stays."""
+
+    def handler(call, message):
+        def go():
+            raise ValueError
+
+        call.on_ready = go
+        call.write(framed(bytes(300_000)))
+
+    client = Client(handler, stream=True)
+    client.send(f.settings({f.INITIAL_WINDOW_SIZE: 1 << 30}), GO_ON, client.call(1))
+    frames = client.take()
+    client.calls.on_ready(client.sender.ready())
+    assert client.answers(frames + client.take())[1][0][-1]["grpc-status"] == "13"
+
+
+def test_streams_end_when_the_server_goes():
+    """Streams get UNAVAILABLE at once, other calls at the last moment; handlers are told."""
+    told = []
+
+    def handler(call, message):
+        call.begin()
+        call.on_cancel = lambda: told.append(call)
+
+    client = Client(handler, stream=True)
+    client.send(client.call(1))
+    client.calls.end_streams(client.connection.table.open.values())
+    assert client.answers(client.take())[1][0][-1]["grpc-status"] == "14"
+    assert len(told) == 1
+    other = Client(lambda call, message: None)
+    other.send(other.call(1))
+    other.calls.end_streams(other.connection.table.open.values())
+    assert other.take() == []
+    other.calls.end_all(other.connection.table.open.values())
+    assert other.answers(other.take())[1][0][-1]["grpc-status"] == "14"
+
+
+def test_unfinished_requests_are_shed():
+    """Those that still arrive are refused; those that wait for an answer stay."""
+    client = Client(lambda call, message: None)
+    client.send(client.call(1), client.headers(3))
+    client.calls.shed(client.connection.table.open.values())
+    assert list(client.answers(client.take())) == [3]
+    assert list(client.connection.table.open) == [1]

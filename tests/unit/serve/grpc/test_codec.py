@@ -1,0 +1,99 @@
+"""Messages, statuses, time-outs and metadata are what gRPC's protocol page says."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import pytest
+
+from frazil.serve.grpc.codec import (
+    CallFailed,
+    Code,
+    framed,
+    framed_all,
+    metadata,
+    only_message,
+    status_text,
+    timeout_seconds,
+)
+
+
+def test_a_message_is_read_back():
+    """The prefix is a flag and the size; several make one piece."""
+    assert framed(b"abc") == b"\0\0\0\0\x03abc"
+    assert only_message(framed(b"abc")) == b"abc"
+    assert only_message(framed(b"")) == b""
+    assert framed_all([b"a", b"", b"bc"]) == framed(b"a") + framed(b"") + framed(b"bc")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", Code.UNIMPLEMENTED),
+        (b"\0\0\0", Code.INVALID_ARGUMENT),
+        (b"\0\0\0\0\x05abc", Code.INVALID_ARGUMENT),
+        (b"\0\xff\xff\xff\xffabc", Code.INVALID_ARGUMENT),
+        (b"\x01\0\0\0\x03abc", Code.UNIMPLEMENTED),
+        (b"\x02\0\0\0\x03abc", Code.INVALID_ARGUMENT),
+        (framed(b"a") + framed(b"b"), Code.UNIMPLEMENTED),
+    ],
+)
+def test_what_is_not_one_message_is_refused(body, code):
+    """None, half of one, two and compressed ones have their statuses."""
+    with pytest.raises(CallFailed) as caught:
+        only_message(body)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("text", ["plain", "50 % of ünits\n", "\x00\x7f", "日本", "\ud800", ""])
+def test_status_texts_survive_the_wire(text):
+    """The encoding is plain ASCII without line breaks, and is undone by percent decoding."""
+    sent = status_text(text)
+    assert all(0x20 <= byte <= 0x7E for byte in sent)
+    assert unquote(sent.decode()) == text.encode("utf-8", "replace").decode()
+
+
+def test_long_status_texts_are_cut():
+    """A text cannot make a header block larger than a frame."""
+    assert len(status_text("é" * 100_000)) == 1024 * 6
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(b"2H", 7200), (b"3M", 180), (b"1S", 1), (b"250m", 0.25), (b"7u", 7e-6), (b"0n", 0)],
+)
+def test_timeouts_have_units(value, seconds):
+    """A time-out is up to eight digits and a unit."""
+    assert timeout_seconds(value) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("value", [b"", b"1", b"S", b"-1S", b"1.5S", b"123456789S", b"1s", b"1 S"])
+def test_other_timeouts_are_refused(value):
+    """What is not a time is the client's mistake."""
+    with pytest.raises(CallFailed) as caught:
+        timeout_seconds(value)
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+def test_metadata_leaves_the_protocols_own_headers_out():
+    """Text is text, `-bin` is bytes with or without padding, doubles are joined."""
+    fields = (
+        (b":path", b"/a"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"grpc-timeout", b"1S"),
+        (b"authorization", b"Bearer x"),
+        (b"two", b"1"),
+        (b"two", b"2"),
+        (b"trace-bin", b"AAEC"),
+        (b"short-bin", b"AA"),
+    )
+    texts, binaries = metadata(fields)
+    assert texts == {"authorization": "Bearer x", "two": "1,2"}
+    assert binaries == {"trace-bin": b"\0\1\2", "short-bin": b"\0"}
+
+
+def test_binary_metadata_that_is_not_base64_is_refused():
+    """The client is told, and nothing breaks."""
+    with pytest.raises(CallFailed):
+        metadata(((b"x-bin", b"%%%"),))
