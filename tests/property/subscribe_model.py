@@ -56,7 +56,7 @@ class Specification:
         self.started = now
         self.left = []
         self.timed_out = set()
-        self.coming = set()
+        self.coming, self.condemned = set(), set()
         self.before_ack, self.before_nack = {}, {}
         # Intentions that did not become durable are forgotten.
         self.acked &= self.settled
@@ -99,7 +99,7 @@ class Specification:
         mine = {
             offset
             for offset in offsets
-            if (offset in self.delivered or offset in self.known)
+            if (offset in self.delivered or offset in self.known or offset in self.skipped)
             and offset not in self.settled
             and offset not in self.settling
         }
@@ -153,7 +153,9 @@ class Specification:
             member.messages -= 1
             member.size_bytes -= size
             assert offset not in self.settled, f"{offset} was delivered after a durable ack"
-            assert offset not in self.settling, f"{offset} was delivered while its ack was on its way"
+            assert offset not in self.settling, (
+                f"{offset} was delivered while its ack was on its way"
+            )
             assert offset not in self.hands, f"{offset} is with a consumer already"
             expected = self.attempts.get(offset, 1)
             assert attempt == expected, f"{offset}: attempt {attempt}, not {expected}"
@@ -164,7 +166,7 @@ class Specification:
                 self._deliver_in_line(offset, member)
             else:
                 self._deliver_by_key(offset, key, member)
-            if offset not in self.delivered:
+            if offset not in self.delivered and offset not in self.known:
                 self._deliver_first(offset)
             self.delivered.add(offset)
             self.returned.discard(offset)
@@ -185,6 +187,7 @@ class Specification:
             offset not in self.delivered
             and offset not in self.settled
             and offset not in self.settling
+            and offset not in self.condemned
             and self.attempts.get(offset, 1) <= self.policy.attempts_max
         )
 
@@ -193,10 +196,10 @@ class Specification:
         if self.kind in SINGLE:
             assert member is self.members[0], "delivery to a standby"
         back = {o for o in self.returned if self.attempts.get(o, 1) <= self.policy.attempts_max}
-        back -= self.settling
+        back -= self.settling | self.condemned
         if self.kind in SINGLE and offset in back:
             assert offset == min(back), "not the oldest came back first"
-        if offset not in self.delivered:
+        if offset not in self.delivered and offset not in self.condemned:
             # Hands of one poll go to different consumers: between them there is no order.
             before = {each for each in self.records if each < offset and self._waits(each)}
             if self.kind is SubscriptionType.SHARED:
@@ -231,6 +234,8 @@ class Specification:
         assert attempt == self.counted[action.offset], "a dead letter before it is durable why"
         assert action.attempt == attempt - 1
         assert action.offset not in self.settled
+        self.condemned.add(action.offset)
+        self.not_before.pop(action.offset, None)
 
     def notice(self, action):
         if action.kind is NoticeKind.BLOCKED:

@@ -73,14 +73,13 @@ class Dispatch:
         self._is_by_key = kind is SubscriptionType.KEY_SHARED
         places, sizes = self._records.places, self._records.sizes
         self._schedule: Schedule = (
-            KeyLines(places, sizes, limits=self._limits, now_ms=now_ms)
+            KeyLines(places, sizes, cursor=self._records.cursor, limits=self._limits, now_ms=now_ms)
             if self._is_by_key
             else Line(kind, places, sizes)
         )
         self._records.schedule = self._schedule
         self._schedule.special.update(self._records.exhausted_before())
         self._members: dict[int, Consumer] = {}
-        self._active: Consumer | None = None
         self._paused: str | None = None
 
     # -- consumers -------------------------------------------------------------------------------
@@ -110,7 +109,6 @@ class Dispatch:
         consumer = Consumer(consumer_id, name, key_filter(filters))
         self._members[consumer_id] = consumer
         self._schedule.join(consumer)
-        self._tell_active()
 
     def detach(self, consumer_id: int, *, now_ms: int, is_lost: bool = True) -> None:
         """End a consumer's part; what it has not acked is delivered again at once.
@@ -122,10 +120,13 @@ class Dispatch:
         if consumer is None:
             return
         consumer.is_attached = False
+        was_active = self._schedule.active is consumer
         self._schedule.leave(consumer, now_ms)
         is_alone = not self._is_by_key and self.kind is not SubscriptionType.SHARED
         self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=is_alone)
-        self._tell_active()
+        active = self._schedule.active
+        if was_active and active is not None:
+            self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
 
     def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> None:
         """Say how much the consumer's stream takes from now on; deliveries use it up."""
@@ -286,13 +287,6 @@ class Dispatch:
     def _deliver(self, consumer: Consumer, offsets: list[int], now_ms: int) -> None:
         attempts = self._records.fly(consumer, offsets, now_ms)
         self._actions.append(Deliver(consumer.consumer_id, offsets, attempts))
-
-    def _tell_active(self) -> None:
-        """Tell of a consumer that took another's place."""
-        active = self._schedule.active
-        if active is not None and active is not self._active and self._active is not None:
-            self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
-        self._active = active or self._active
 
     def _why_paused(self) -> str | None:
         """Return why new records are not delivered although consumers have room."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -65,10 +65,9 @@ class KeyOwners:
 def _by_hash(key: str, eligible: Sequence[Consumer]) -> Consumer:
     """Choose by the highest of the hashes of key and name: few keys move when consumers change."""
     data = key.encode("utf-8", "surrogatepass")
-    return max(
-        eligible,
-        key=lambda each: (
-            zlib.crc32(each.name.encode("utf-8", "replace"), zlib.crc32(data)),
-            each.name,
-        ),
-    )
+    return max(eligible, key=lambda each: _weight(data, each.name))
+
+
+def _weight(key: bytes, name: str) -> tuple[bytes, str]:
+    mixed = b"%d:%b%b" % (len(key), key, name.encode("utf-8", "surrogatepass"))
+    return hashlib.blake2b(mixed, digest_size=8).digest(), name

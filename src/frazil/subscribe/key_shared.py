@@ -16,6 +16,7 @@ from frazil.subscribe.places import Consumer, Places, State
 from frazil.subscribe.schedule import NOTHING, Assignment
 
 if TYPE_CHECKING:
+    from frazil.subscribe.cursor import Cursor
     from frazil.subscribe.policy import Limits
     from frazil.subscribe.ring import Dealt
 
@@ -31,8 +32,15 @@ class KeyLines:
     """
 
     def __init__(
-        self, places: Places, sizes: dict[int, int], *, limits: Limits, now_ms: int
+        self,
+        places: Places,
+        sizes: dict[int, int],
+        *,
+        cursor: Cursor,
+        limits: Limits,
+        now_ms: int,
     ) -> None:
+        self._cursor = cursor
         self._places = places
         self._sizes = sizes
         self._grace_ms = limits.skip_grace_ms
@@ -188,13 +196,17 @@ class KeyLines:
                 return
             offsets.append(out)
             sizes.append(self._sizes[out])
+        self._lines.pop(key, None)
+        self.special.difference_update(line)
         for offset in line:
+            size = self._held.pop(offset)
+            if offset in self._cursor:
+                del self._keys[offset]
+                continue
             offsets.append(offset)
-            sizes.append(self._held.pop(offset))
+            sizes.append(size)
             # Out until that is durable, so that no later record of the key goes before.
             self._out[key] = offset
-        self.special.difference_update(line)
-        self._lines.pop(key, None)
 
     def skip_due_ms(self) -> int | None:
         """Return when `skip` may next have something."""

@@ -299,7 +299,7 @@ class Records:
     def _put_back(self, offset: int, prior: Place | None, now_ms: int) -> None:
         """Put a record whose ack failed where it was, if that still is a place."""
         if prior is None:
-            self._put_back_held(offset)
+            self._put_back_held(offset, now_ms)
         elif prior is State.READY:
             self._make_ready(offset)
         elif isinstance(prior, Change) and not prior.is_open:
@@ -315,10 +315,10 @@ class Records:
             if has_alarm and self._alarms.due_ms(offset) is None:
                 self._alarms.set(offset, now_ms + self._limits.retry_ms)
 
-    def _put_back_held(self, offset: int) -> None:
+    def _put_back_held(self, offset: int, now_ms: int) -> None:
         """Put a record back that was acked before this life delivered it."""
         if offset in self.sizes:
-            self._make_ready(offset)
+            self._arrange(offset, now_ms, now_ms)
             return
         del self.places[offset]
         if self._attempts[offset] <= self._policy.attempts_max:
@@ -474,7 +474,9 @@ class Records:
         """Go on with another policy and other limits; judge blocked records by it."""
         self._policy = policy
         self._limits = limits
-        self.schedule.special.update(self.exhausted_before())
+        special = self.schedule.special
+        special.difference_update([each for each in special if self._is_pardoned(each)])
+        special.update(self.exhausted_before())
         for offset in sorted(self.blocked):
             is_still = (
                 policy.poison is Poison.BLOCK and self._attempts[offset] > policy.attempts_max
@@ -482,3 +484,8 @@ class Records:
             if self.places[offset] is State.BLOCKED and not is_still:
                 self._unblock(offset)
                 self._arrange(offset, now_ms, now_ms)
+
+    def _is_pardoned(self, offset: int) -> bool:
+        """Whether nothing speaks against delivering a held record after all."""
+        is_settled = offset in self.places or offset in self.cursor
+        return not is_settled and self._attempts.get(offset, 1) <= self._policy.attempts_max

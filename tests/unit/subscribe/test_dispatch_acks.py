@@ -1,0 +1,355 @@
+"""Acks and nacks: what counts, what is durable before it is answered, what a refusal leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.subscribe import (
+    Backoff,
+    Cause,
+    Cursor,
+    DeadLetter,
+    FailurePolicy,
+    Limits,
+    NoticeKind,
+    Poison,
+    SubscriptionType,
+)
+from tests.unit.subscribe.desk import Desk
+
+EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
+DEAD = {"poison": Poison.DEAD_LETTER, "dead_letter_topic": "/default/dead"}
+
+
+def delivered(kind=EXCLUSIVE, count=3, **options):
+    """Return a desk with one consumer that was given some records."""
+    desk = Desk(kind, **options)
+    desk.attach(1)
+    desk.feed(count)
+    desk.poll()
+    return desk
+
+
+def kinds(desk):
+    return [each.kind for each in desk.told()]
+
+
+def test_an_ack_counts_when_it_is_durable():
+    """Until the journal confirms, the cursor stands still and nothing is redelivered."""
+    desk = delivered(ack_timeout_ms=100)
+    assert desk.ack(0, 1, 2).ranges == [(0, 3)]
+    assert desk.dispatch.cursor == Cursor(0)
+    assert desk.poll(1_000) == []
+    assert not desk.dispatch.cursor.acked_below
+    desk.sync()
+    assert desk.dispatch.cursor == Cursor(3)
+
+
+def test_acks_of_what_was_never_delivered_have_no_effect():
+    """Unknown, held and settled offsets are answered without a change."""
+    desk = delivered(limits={"max_unacked_messages": 2})
+    assert desk.ack(2) is None
+    assert desk.ack(99) is None
+    desk.ack(0)
+    desk.sync()
+    assert desk.ack(0) is None
+    assert desk.offsets() == [2]
+
+
+def test_a_repeated_ack_waits_for_the_first():
+    """Its answer depends on the change that is on its way, also within one call."""
+    desk = delivered()
+    first = desk.ack(1, 1)
+    assert (first.offsets, first.after) == ([1], [])
+    again = desk.ack(1)
+    assert again.is_empty
+    assert again.after == [first]
+    mixed = desk.ack(0, 1, 1)
+    assert (mixed.ranges, mixed.after) == ([(0, 1)], [first])
+
+
+def test_a_refused_ack_leaves_the_record_with_its_consumer():
+    """It can be acked again, and times out anew if it is not."""
+    desk = delivered(ack_timeout_ms=1_000)
+    desk.ack(0)
+    desk.now = 900
+    desk.refuse()
+    assert desk.poll(200) == []
+    assert [change.offsets for change in desk.changes] == [[1, 2]]
+    assert desk.ack(0).offsets == [0]
+    desk.sync()
+    assert desk.dispatch.cursor == Cursor(1)
+
+
+def test_a_refused_ack_of_a_lost_consumer_is_delivered_again():
+    """With nobody to keep it, the record goes to the next consumer."""
+    desk = delivered()
+    desk.ack(0, 1, 2)
+    desk.detach(1)
+    desk.refuse()
+    desk.attach(2)
+    desk.poll()
+    desk.sync()
+    assert desk.poll() == [(2, 0, 2), (2, 1, 2), (2, 2, 2)]
+
+
+def test_a_late_ack_counts():
+    """An ack after a time-out cancels the redelivery, in whatever state that is."""
+    desk = delivered(ack_timeout_ms=100, base_redelivery_delay_ms=50)
+    assert desk.poll(100) == []
+    desk.ack(0)
+    desk.sync()
+    desk.ack(1)
+    desk.sync()
+    assert desk.poll(50) == [(1, 2, 2)]
+    assert desk.poll(10_000) == []
+    assert desk.dispatch.cursor == Cursor(2)
+
+
+def test_time_outs_are_counted_durably_before_the_redelivery():
+    """The next attempt waits for its delay and for the journal."""
+    desk = delivered(count=1, ack_timeout_ms=200, base_redelivery_delay_ms=50)
+    assert desk.dispatch.due_ms() == 200
+    assert desk.poll(199) == []
+    assert desk.changes == []
+    desk.poll(1)
+    (change,) = desk.changes
+    assert (change.cause, change.offsets, change.attempts) == (Cause.TIMEOUT, [0], [2])
+    assert desk.poll(60) == []
+    desk.sync()
+    assert desk.poll() == [(1, 0, 2)]
+
+
+def test_an_ack_time_out_of_nothing_never_fires():
+    """Zero means that an ack may take for ever."""
+    desk = delivered(ack_timeout_ms=0)
+    assert desk.dispatch.due_ms() is None
+    assert desk.poll(10**9) == []
+    assert desk.changes == []
+
+
+@pytest.mark.parametrize(("asked_ms", "waited_ms"), [(0, 100), (30, 100), (250, 250), (9_999, 400)])
+def test_a_nack_waits_as_long_as_asked_within_the_policy(asked_ms, waited_ms):
+    """The delay is the longer of both, up to the policy's limit."""
+    desk = delivered(base_redelivery_delay_ms=100, max_redelivery_delay_ms=400)
+    change = desk.nack(1, delay_ms=asked_ms)
+    assert (change.offsets, change.attempts) == ([1], [2])
+    desk.sync()
+    assert desk.dispatch.due_ms() == waited_ms
+    assert desk.poll(waited_ms - 1) == []
+    assert desk.poll(1) == [(1, 1, 2)]
+
+
+def test_late_nacks_are_ignored_and_repeated_ones_wait():
+    """Only a record with a consumer can be given back; a repeat waits for the first."""
+    desk = delivered()
+    first = desk.nack(0)
+    again = desk.nack(0)
+    assert again.is_empty
+    assert again.after == [first]
+    desk.sync()
+    assert desk.nack(0) is None
+    assert desk.nack(77) is None
+    desk.ack(1)
+    assert desk.nack(1) is None
+
+
+def test_a_refused_nack_leaves_the_record_with_its_consumer():
+    """The consumer may nack again; the attempt was not counted."""
+    desk = delivered()
+    desk.nack(0)
+    desk.refuse()
+    assert desk.nack(0).attempts == [2]
+
+
+def test_a_refused_count_is_tried_again():
+    """A time-out that could not be journalled is journalled later, then delivered."""
+    desk = delivered(count=1, ack_timeout_ms=100, base_redelivery_delay_ms=0)
+    desk.poll(100)
+    desk.refuse()
+    assert desk.poll(999) == []
+    assert desk.changes == []
+    desk.poll(1)
+    assert desk.changes[0].attempts == [2]
+    desk.sync()
+    assert desk.poll() == [(1, 0, 2)]
+
+
+def test_back_off_doubles():
+    """Failure after failure the wait grows; fixed stays."""
+    for backoff, waits in ((Backoff.EXPONENTIAL, [50, 100, 200]), (Backoff.FIXED, [50, 50, 50])):
+        desk = delivered(count=1, base_redelivery_delay_ms=50, backoff=backoff)
+        for attempt, wait in enumerate(waits, 2):
+            desk.nack(0)
+            desk.sync()
+            assert desk.poll(wait - 1) == []
+            assert desk.poll(1) == [(1, 0, attempt)]
+
+
+def test_no_redeliveries_means_that_the_first_nack_exhausts():
+    """With a count of 0 the record goes to the dead letters with the nack's reason."""
+    desk = delivered(max_redelivery_count=0, **DEAD)
+    desk.nack(0, reason="bad payload")
+    desk.poll()
+    assert desk.told() == []
+    desk.sync()
+    desk.poll()
+    assert desk.told() == [DeadLetter(0, 1, "bad payload")]
+    desk.dispatch.dead_letter_failed(0, now_ms=desk.now)
+    desk.poll(999)
+    assert desk.told() == []
+    desk.poll(1)
+    assert desk.told() == [DeadLetter(0, 1, "bad payload")]
+    change = desk.dispatch.dead_lettered(0)
+    assert (change.cause, change.ranges) == (Cause.DEAD_LETTER, [(0, 1)])
+    assert desk.dispatch.cursor == Cursor(0)
+    desk.dispatch.confirmed(change, now_ms=desk.now)
+    assert desk.dispatch.cursor == Cursor(1)
+    assert desk.dispatch.dead_lettered(0) is None
+
+
+def test_a_dead_letter_is_settled_although_the_journal_refused_once():
+    """Dispatch itself tries again: the record is not published twice."""
+    desk = delivered(max_redelivery_count=0, **DEAD)
+    desk.nack(0)
+    desk.sync()
+    desk.poll()
+    desk.told()
+    desk.dispatch.failed(desk.dispatch.dead_lettered(0), now_ms=desk.now)
+    desk.poll(1_000)
+    assert desk.told() == []
+    assert desk.changes[0].cause is Cause.DEAD_LETTER
+    desk.sync()
+    assert desk.dispatch.cursor == Cursor(1)
+
+
+def test_drop_settles_with_the_last_failure():
+    """The nack's own change settles the record."""
+    desk = delivered(max_redelivery_count=0, poison=Poison.DROP)
+    change = desk.nack(0, reason="bad")
+    assert (change.cause, change.ranges) == (Cause.DROP, [(0, 1)])
+    desk.sync()
+    desk.poll()
+    (notice,) = desk.told()
+    assert (notice.kind, notice.offset, notice.reason) == (NoticeKind.DROPPED, 0, "bad")
+    assert desk.dispatch.cursor == Cursor(1)
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+def test_block_stops_the_subscription_until_the_record_is_acked(kind):
+    """Nothing is delivered while a record blocks; a late ack lifts it."""
+    desk = delivered(kind, max_redelivery_count=0)
+    desk.nack(1)
+    desk.sync()
+    desk.feed(2)
+    assert desk.offsets(10_000) == []
+    assert kinds(desk) == [NoticeKind.BLOCKED, NoticeKind.PAUSED]
+    assert desk.dispatch.status().paused == "blocked"
+    desk.ack(1)
+    assert desk.offsets() == []
+    desk.sync()
+    assert desk.offsets() == [3, 4]
+    assert kinds(desk) == [NoticeKind.UNBLOCKED, NoticeKind.RESUMED]
+
+
+def test_another_policy_judges_blocked_records_anew():
+    """More redeliveries deliver it again; dead letters take it."""
+    desk = delivered(count=2, max_redelivery_count=0)
+    desk.nack(0, reason="bad")
+    desk.nack(1)
+    desk.sync()
+    desk.poll()
+    desk.dispatch.configure(FailurePolicy(max_redelivery_count=1), now_ms=desk.now)
+    assert desk.poll() == [(1, 0, 2), (1, 1, 2)]
+    desk.nack(0, reason="worse")
+    desk.sync()
+    desk.poll()
+    desk.told()
+    desk.dispatch.configure(
+        FailurePolicy(max_redelivery_count=1, **DEAD),
+        Limits(max_unacked_messages=5),
+        now_ms=desk.now,
+    )
+    desk.poll()
+    assert DeadLetter(0, 2, "worse") in desk.told()
+
+
+def test_a_lost_stream_condemns_only_the_oldest_record():
+    """What else the consumer had is delivered again, with its last attempt."""
+    desk = delivered(max_redelivery_count=0, **DEAD)
+    desk.detach(1)
+    desk.attach(2)
+    desk.poll()
+    desk.sync()
+    assert desk.poll() == [(2, 1, 1), (2, 2, 1)]
+    (letter,) = desk.told()
+    assert (letter.offset, letter.reason) == (0, "the consumer's stream was lost")
+
+
+def test_a_lost_stream_blocks_nobody():
+    """Consumers may come and go for ever under the policy block."""
+    desk = delivered(max_redelivery_count=1)
+    for consumer in range(2, 9):
+        desk.detach(consumer - 1)
+        desk.attach(consumer)
+        desk.poll()
+        desk.sync()
+        desk.poll()
+    assert desk.dispatch.status().blocked == 0
+    assert len(desk.dispatch.ack([0, 1, 2]).offsets) == 3
+
+
+def test_attempts_survive_a_restart():
+    """The count goes on where it was, and an exhausted record is not delivered again."""
+    desk = Desk(EXCLUSIVE, attempts={1: 3, 2: 5}, max_redelivery_count=3, **DEAD)
+    desk.attach(1)
+    desk.feed(4)
+    assert desk.poll() == [(1, 0, 1), (1, 1, 3), (1, 3, 1)]
+    assert desk.told() == [DeadLetter(2, 4, "failed too often before a restart")]
+
+
+def test_a_record_that_blocked_blocks_after_a_restart():
+    """What comes before it is delivered, what comes behind it is not."""
+    desk = Desk(EXCLUSIVE, attempts={1: 2}, max_redelivery_count=0)
+    desk.attach(1)
+    desk.feed(4)
+    assert desk.offsets() == [0]
+    assert desk.dispatch.status().blocked == 1
+
+
+def test_a_record_that_was_to_be_dropped_is_dropped_after_a_restart():
+    """A policy that drops settles it without another delivery."""
+    desk = Desk(EXCLUSIVE, attempts={0: 2}, max_redelivery_count=0, poison=Poison.DROP)
+    desk.attach(1)
+    desk.feed(2)
+    assert desk.offsets() == [1]
+    desk.poll()
+    assert desk.changes[0].ranges == [(0, 1)]
+
+
+@pytest.mark.parametrize("when", ["before feeding", "while held", "refused"])
+def test_an_ack_counts_for_a_delivery_before_the_restart(when):
+    """A counted second attempt shows that the record was delivered: its ack is not lost."""
+    desk = Desk(EXCLUSIVE, attempts={1: 2})
+    if when != "before feeding":
+        desk.feed(3)
+    assert desk.ack(1).ranges == [(1, 2)]
+    if when == "refused":
+        desk.refuse()
+    else:
+        desk.sync()
+        desk.feed(3 if when == "before feeding" else 0)
+    desk.attach(1)
+    expected = [(1, 0, 1), (1, 1, 2), (1, 2, 1)]
+    assert desk.poll() == [each for each in expected if when == "refused" or each[1] != 1]
+
+
+def test_a_refused_ack_after_the_record_was_passed_over_delivers_it():
+    """A held record whose ack was on its way is not lost when the ack fails."""
+    desk = Desk(EXCLUSIVE, attempts={0: 2})
+    desk.feed(2)
+    desk.ack(0)
+    desk.attach(1)
+    assert desk.offsets() == [1]
+    desk.refuse()
+    assert desk.poll() == [(1, 0, 2)]

@@ -1,0 +1,209 @@
+"""KeyShared: sticky keys, order per key, filters."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.subscribe import Cause, Cursor, NoticeKind, SubscriptionType
+from tests.unit.subscribe.desk import Desk
+
+
+def desk_of(*consumers, **options):
+    desk = Desk(SubscriptionType.KEY_SHARED, **options)
+    for consumer in consumers:
+        desk.attach(consumer)
+    return desk
+
+
+def test_one_record_of_a_key_is_out_at_a_time():
+    """The next follows the durable ack of the last, without waiting for a tick."""
+    desk = desk_of(1)
+    desk.feed(keys=["a", "a", "b", "a"])
+    assert desk.offsets() == [0, 2]
+    desk.ack(0)
+    assert desk.offsets() == []
+    desk.sync()
+    assert desk.offsets() == [1]
+    desk.ack(2, 1)
+    desk.sync()
+    assert desk.offsets() == [3]
+
+
+def test_a_handful_of_keys_reaches_all_consumers():
+    """Keys are spread evenly, and every record of a key goes to one consumer."""
+    desk = desk_of(1, 2)
+    got = {}
+    for _ in range(5):
+        desk.feed(keys=["a", "b", "c", "d"])
+        for consumer, offset, _ in desk.poll():
+            got.setdefault("abcd"[offset % 4], set()).add(consumer)
+            desk.ack(offset)
+        desk.sync()
+    assert sorted(map(sorted, got.values())) == [[1], [1], [2], [2]]
+
+
+def test_many_keys_are_out_at_once():
+    """Records of different keys fill the window and are acked in any order."""
+    desk = desk_of(1, limits={"max_unacked_messages": 10})
+    desk.feed(keys=[f"k{at}" for at in range(15)])
+    assert desk.offsets() == list(range(10))
+    desk.ack(9, 3)
+    desk.sync()
+    assert desk.offsets() == [10, 11]
+
+
+def test_a_join_keeps_the_order_of_keys():
+    """Keys stay with their owner; what is out stays out."""
+    desk = desk_of(1)
+    desk.feed(keys=["a", "a", "a"])
+    desk.poll()
+    desk.attach(2)
+    assert desk.poll() == []
+    desk.ack(0)
+    desk.sync()
+    assert desk.poll() == [(1, 1, 1)]
+
+
+def test_keys_of_a_lost_consumer_move_in_order():
+    """The unacked record of a key comes first, then those behind it."""
+    desk = desk_of(1, 2)
+    desk.feed(keys=["a", "b", "a", "b"])
+    assert desk.poll() == [(1, 0, 1), (2, 1, 1)]
+    desk.detach(1)
+    desk.poll()
+    desk.sync()
+    assert desk.poll() == [(2, 0, 2)]
+    desk.ack(0, 1)
+    desk.sync()
+    assert desk.poll() == [(2, 2, 1), (2, 3, 1)]
+
+
+def test_a_nacked_record_holds_its_key_only():
+    """While it waits, other keys go on and its own does not."""
+    desk = desk_of(1, base_redelivery_delay_ms=100)
+    desk.feed(keys=["a", "a", "b", "b"])
+    assert desk.offsets() == [0, 2]
+    desk.nack(0)
+    desk.ack(2)
+    desk.sync()
+    assert desk.offsets() == [3]
+    assert desk.poll(100) == [(1, 0, 2)]
+    assert desk.poll() == []
+
+
+def test_block_stops_one_key():
+    """A record that failed too often blocks its key, the others go on; an ack lifts it."""
+    desk = desk_of(1, max_redelivery_count=0)
+    desk.feed(keys=["a", "b", "a", "b"])
+    desk.poll()
+    desk.nack(0)
+    desk.ack(1)
+    desk.sync()
+    assert desk.offsets() == [3]
+    assert [each.kind for each in desk.told()] == [NoticeKind.BLOCKED]
+    desk.ack(0)
+    desk.sync()
+    assert desk.offsets() == [2]
+
+
+def test_a_stopped_consumer_holds_only_its_keys():
+    """Keys of another consumer pass those of one whose stream is full."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.attach(1, messages=0)
+    desk.attach(2)
+    desk.feed(keys=["a", "b", "c", "d"])
+    assert desk.poll() == [(2, 1, 1), (2, 3, 1)]
+    desk.dispatch.want(1, messages=1, size_bytes=1)
+    assert desk.poll() == [(1, 0, 1)]
+
+
+def test_filters_choose_the_consumer():
+    """A key goes to a consumer whose patterns match it."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.attach(1, filters=["eu-*"])
+    desk.attach(2, filters=["us-?", "x"])
+    desk.feed(keys=["us-1", "eu-1", "x", "eu-22"])
+    assert sorted(desk.poll()) == [(1, 1, 1), (1, 3, 1), (2, 0, 1), (2, 2, 1)]
+
+
+def test_a_key_that_nobody_accepts_is_skipped_after_a_grace():
+    """The cursor passes it durably, so that it holds nothing up."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.attach(1, filters=["eu-*"])
+    desk.feed(keys=["us-1", "eu-1", "us-1"])
+    assert desk.offsets() == [1]
+    assert desk.dispatch.due_ms() == 10_000
+    desk.poll(9_999)
+    assert desk.changes == []
+    desk.poll(1)
+    (change,) = desk.changes
+    assert (change.cause, change.ranges) == (Cause.SKIP, [(0, 1), (2, 3)])
+    desk.sync()
+    assert desk.dispatch.cursor == Cursor(1, [(2, 3)])
+    desk.feed(keys=["us-1"])
+    desk.poll()
+    assert desk.changes[0].ranges == [(3, 4)]
+
+
+def test_a_consumer_that_returns_in_time_finds_its_keys():
+    """What only it accepts waits for it."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.attach(1, filters=["eu-*"])
+    desk.attach(2, filters=["us-*"])
+    desk.now = 60_000
+    desk.detach(2)
+    desk.feed(keys=["us-1"])
+    assert desk.poll(9_999) == []
+    assert desk.changes == []
+    desk.attach(2, filters=["us-*"])
+    assert desk.poll(1) == [(2, 0, 1)]
+
+
+def test_nothing_is_skipped_without_consumers():
+    """An idle subscription keeps everything."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.feed(keys=["a", "b"])
+    assert desk.poll(10**6) == []
+    assert desk.changes == []
+    desk.attach(1)
+    assert desk.offsets() == [0, 1]
+
+
+def test_a_skipped_key_waits_for_the_journal():
+    """A later record of the key does not go before the skip is durable."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.attach(1, filters=["eu-*"])
+    desk.feed(keys=["us-1"])
+    desk.poll(10_000)
+    desk.attach(2)
+    desk.feed(keys=["us-1"])
+    assert desk.poll() == []
+    desk.sync()
+    assert desk.poll() == [(2, 1, 1)]
+
+
+def test_a_stuck_key_cannot_fill_memory():
+    """Records held behind it count with the unacked ones: then reading stops, and says so."""
+    desk = desk_of(1, limits={"held_max": 8})
+    desk.feed(keys=["a"] * 8)
+    assert desk.offsets() == [0]
+    assert desk.dispatch.room == 0
+    assert desk.dispatch.status().paused == "ranges"
+    assert [each.kind for each in desk.told()] == [NoticeKind.PAUSED]
+    desk.ack(0)
+    desk.sync()
+    assert desk.dispatch.room == 1
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_an_early_ack_releases_its_key(is_synced):
+    """A record acked before this life delivered it lets the next of its key through."""
+    desk = Desk(SubscriptionType.KEY_SHARED, attempts={0: 2})
+    desk.feed(keys=["a", "a"])
+    desk.ack(0)
+    if is_synced:
+        desk.sync()
+    desk.attach(1)
+    assert desk.offsets() == ([1] if is_synced else [])
+    desk.sync()
+    assert desk.offsets() == ([] if is_synced else [1])
