@@ -1,1 +1,26 @@
-"""Who calls, and what they may do."""
+"""Who calls, and what they may do: tokens, API keys, roles, rates, TLS, and the guard of all calls."""
+
+from __future__ import annotations
+
+from frazil.serve.auth.guard import Credentials, Guard, Refusal
+from frazil.serve.auth.keys import new_key
+from frazil.serve.auth.loading import announce_exposure, load_credentials, load_guard
+from frazil.serve.auth.roles import ANONYMOUS, Action, Principal
+from frazil.serve.auth.rpcs import Owners
+from frazil.serve.auth.tls import load_certificate, server_context
+
+__all__ = [
+    "ANONYMOUS",
+    "Action",
+    "Credentials",
+    "Guard",
+    "Owners",
+    "Principal",
+    "Refusal",
+    "announce_exposure",
+    "load_certificate",
+    "load_credentials",
+    "load_guard",
+    "new_key",
+    "server_context",
+]

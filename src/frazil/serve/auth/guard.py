@@ -106,6 +106,7 @@ class Guard:
         self._owners = owners
         self._limiter = limiter
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._events = RateLimiter(rate_s=EVENTS_S_MAX, clients_max=1)
         self._unauthenticated = 0
         self._denied = 0
@@ -132,9 +133,16 @@ class Guard:
 
     def __call__(self, call: Caller) -> Refusal | None:
         """Count a call that begins, and tell why it may not be served; None if it may."""
-        if not self._limiter.allow(self._client(call), self._clock.monotonic()):
+        now_s = self._monotonic()
+        if self._credentials is None:
+            return None if self._limiter.allow(client_of(call.peer), now_s) else TOO_MANY
+        header = call.metadata.get("authorization", "")
+        known = self._credentials.authenticator.known(header, now_s=self._wall_s())
+        # Credentials that are not known to be good count for the address they come from.
+        client = client_of(call.peer) if known is None else known.principal
+        if not self._limiter.allow(client, now_s):
             return TOO_MANY
-        return self.check(call)
+        return self.check(call) if known is None else self._judge(call, known.principal)
 
     def check(self, call: Caller) -> Refusal | None:
         """Tell why this call may not be served (any longer), None if it may.
@@ -143,9 +151,11 @@ class Guard:
         """
         if self._credentials is None:
             return None
-        principal = self._principal(call)
-        if not isinstance(principal, Principal):
-            return principal
+        found = self._principal(call)
+        return self._judge(call, found) if isinstance(found, Principal) else found
+
+    def _judge(self, call: Caller, principal: Principal) -> Refusal | None:
+        assert self._credentials is not None
         rpc = RPCS.get(call.path)
         if rpc is None:
             return UNKNOWN
@@ -178,15 +188,6 @@ class Guard:
             self._unauthenticated += 1
             return False
         return True
-
-    def _client(self, call: Caller) -> str:
-        """Return who the call is counted for: a known caller, or the address it comes from."""
-        if self._credentials is not None:
-            header = call.metadata.get("authorization", "")
-            known = self._credentials.authenticator.known(header, now_s=self._wall_s())
-            if known is not None:
-                return str(known.principal)
-        return client_of(call.peer)
 
     def _principal(self, call: Caller) -> Principal | Refusal:
         assert self._credentials is not None

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 PATTERN_CHARACTERS_MAX: Final = 255
+DECIDED_MAX: Final = 4096
 _PATTERN: Final = re.compile(r"[\w*?-]+")
 _PART: Final = re.compile(r"(.+)-part-(?:0|[1-9][0-9]{0,8})")
 
@@ -133,15 +134,24 @@ class Grant:
         )
 
 
-@attrs.frozen
 class Roles:
-    """The grants of every principal that has any."""
+    """The grants of every principal that has any. What was decided is remembered, up to a bound."""
 
-    grants: Mapping[Principal, tuple[Grant, ...]] = attrs.field(factory=dict)
+    def __init__(self, grants: Mapping[Principal, tuple[Grant, ...]] | None = None) -> None:
+        self.grants: Final = dict(grants or {})
+        self._decided: dict[tuple[Principal, Action | None, Resource], bool] = {}
 
     def authorize(self, principal: Principal, action: Action | None, resource: Resource) -> bool:
         """Tell whether a grant allows the action on the resource; no action is any of them."""
-        return any(
+        question = (principal, action, resource)
+        decided = self._decided.get(question)
+        if decided is not None:
+            return decided
+        if len(self._decided) >= DECIDED_MAX:
+            self._decided.clear()
+        found = any(
             (action is None or action in grant.actions) and grant.covers(resource)
             for grant in self.grants.get(principal, ())
         )
+        self._decided[question] = found
+        return found

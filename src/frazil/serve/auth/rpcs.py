@@ -7,7 +7,8 @@ id, the topic is that of the id, never a name that the caller wrote beside it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
@@ -71,7 +72,8 @@ class Target(NamedTuple):
 
     action: Action | None
     scope: Scope
-    field: str = ""
+    field: str
+    value_of: Callable[[Any], Any]
 
 
 class Rpc(NamedTuple):
@@ -93,10 +95,14 @@ _CONSUME: Final = Action.CONSUME
 _ADMIN: Final = Action.ADMIN
 
 
+def _target(action: Action | None, scope: Scope, field: str = "") -> Target:
+    return Target(action, scope, field, attrgetter(field) if field else lambda _: None)
+
+
 def _rpc(
     request: type[Any], action: Action | None, scope: Scope, field: str = "", *also: Target
 ) -> Rpc:
-    return Rpc(request, (Target(action, scope, field), *also))
+    return Rpc(request, (_target(action, scope, field), *also))
 
 
 RPCS: Final[Mapping[str, Rpc]] = MappingProxyType(
@@ -172,7 +178,7 @@ RPCS: Final[Mapping[str, Rpc]] = MappingProxyType(
                     _ADMIN,
                     Scope.TOPIC,
                     "topic",
-                    Target(_PRODUCE, Scope.TOPIC_IF_SET, "failure_policy.dead_letter_topic"),
+                    _target(_PRODUCE, Scope.TOPIC_IF_SET, "failure_policy.dead_letter_topic"),
                 ),
                 "GetSubscriptionFailurePolicy": _rpc(
                     admin.GetSubscriptionFailurePolicyRequest, _ADMIN, Scope.TOPIC, "topic"
@@ -226,42 +232,45 @@ def needs(rpc: Rpc, message: bytes, owners: Owners) -> list[Need]:
 
 
 def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
-    scope = target.scope
-    if scope is Scope.CLUSTER:
-        return CLUSTER
-    if scope is Scope.ANYTHING:
-        return ANYTHING
+    """Return what a target stands for in a request, None if nothing has to be asked for."""
     if target.field.startswith("msg_id.") and not request.HasField("msg_id"):
         raise Refused(message_id_missing())
-    value = attrgetter(target.field)(request)
-    if scope is Scope.NAMESPACE:
-        return Resource(ResourceKind.NAMESPACE, namespace=value)
-    if scope is Scope.SUBJECT:
-        return Resource(ResourceKind.SUBJECT, name=value)
-    if scope is Scope.TOPIC_IF_SET and not value:
-        return None
-    if scope is Scope.CLIENT:
-        return _client(request, owners)
-    return topic_resource(_topic(scope, value, owners))
+    value = target.value_of(request)
+    match target.scope:
+        case Scope.PRODUCER:
+            topic = owners.producer_topic(value)
+            if topic is None:
+                raise Refused(producer_unknown(value))
+            return _named(topic)
+        case Scope.CONSUMER:
+            topic = owners.consumer_topic(value)
+            if topic is None:
+                raise Refused(consumer_unknown(value))
+            return _named(topic)
+        case Scope.TOPIC:
+            return _named(value)
+        case Scope.TOPIC_IF_SET:
+            return _named(value) if value else None
+        case Scope.NAMESPACE:
+            return Resource(ResourceKind.NAMESPACE, namespace=value)
+        case Scope.SUBJECT:
+            return Resource(ResourceKind.SUBJECT, name=value)
+        case Scope.CLIENT:
+            return _client(request, owners)
+        case Scope.CLUSTER:
+            return CLUSTER
+        case Scope.ANYTHING:
+            return ANYTHING
 
 
-def _topic(scope: Scope, value: Any, owners: Owners) -> str:
-    topic: str | None = value
-    if scope is Scope.PRODUCER:
-        topic = owners.producer_topic(value)
-        if topic is None:
-            raise Refused(producer_unknown(value))
-    elif scope is Scope.CONSUMER:
-        topic = owners.consumer_topic(value)
-        if topic is None:
-            raise Refused(consumer_unknown(value))
-    assert topic is not None
-    # The name as the engine has it: two writings of one name are one topic.
-    return checked_topic(topic)
+@lru_cache(maxsize=4096)
+def _named(topic: str) -> Resource:
+    """Return the topic as the engine names it: two writings of one name are one topic."""
+    return topic_resource(checked_topic(topic))
 
 
 def _client(request: data.HealthCheckRequest, owners: Owners) -> Resource | None:
     """Return the topic of a health check's client; None lets the broker say that there is none."""
     is_producer = request.client == data.HealthCheckRequest.Producer
     topic = owners.producer_topic(request.id) if is_producer else owners.consumer_topic(request.id)
-    return None if topic is None else topic_resource(topic)
+    return None if topic is None else _named(topic)

@@ -45,6 +45,21 @@ def test_an_idle_client_makes_room():
     assert len(limiter) == 1
 
 
+def test_an_idle_client_is_found_behind_busy_ones():
+    """Busy clients at the front do not keep a new one from the place of an idle one behind them."""
+    limiter = RateLimiter(rate_s=5, clients_max=20)
+    for number in range(20):
+        assert limiter.allow(f"c{number}", 0.0)
+    for number in range(19):
+        assert limiter.allow(f"c{number}", 10.0)
+    assert sum(limiter.allow("new", 10.0) for _ in range(20)) <= 10
+    for _ in range(3):
+        limiter.allow("new", 10.0)
+    assert len(limiter) == 20
+    assert "c19" not in limiter._full_at
+    assert "new" in limiter._full_at
+
+
 def test_a_slow_rate_gives_one():
     """Below one a second the bucket holds one call."""
     limiter = RateLimiter(rate_s=0.5, clients_max=1)
