@@ -154,7 +154,7 @@ def _text_refusal(payload: bytes) -> str | None:
     if len(payload) > _NUMBER_TEXT_BYTES_MAX:
         return wrong
     try:
-        value = json.loads(payload)
+        value = json.loads(payload.decode("ascii"))
     except (ValueError, RecursionError):
         return wrong
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

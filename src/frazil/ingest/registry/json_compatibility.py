@@ -32,7 +32,9 @@ _UNCOMPARED: Final = (
 _INWARD: Final = frozenset(("allOf", "then", "else", "patternProperties", "prefixItems"))
 """Of them those for which a wider part makes the whole wider."""
 _CHOICES: Final = ("anyOf", "oneOf")
-_STEPS_MAX: Final = 50_000
+_PAIRS_MAX: Final = 200_000
+_CHOICE_PAIRS_MAX: Final = 10_000
+"""Of the parts of choices: each is compared with each, and choices may be in choices."""
 _CHOICES_NESTED_MAX: Final = 24
 _BESIDE: Final = frozenset(
     (
@@ -48,7 +50,7 @@ _Schema = dict[str, "JsonValue"]
 def json_reasons(*, reader: JsonValue, writer: JsonValue) -> tuple[str, ...]:
     """Return why `reader` does not accept everything `writer` describes, nothing if it does."""
     comparison = _Comparison(References(reader), References(writer))
-    comparison.run(reader, writer, reasons_max=_STEPS_MAX)
+    comparison.run(reader, writer, reasons_max=_PAIRS_MAX)
     return comparison.reasons.lines()
 
 
@@ -68,11 +70,16 @@ class _Comparison:
     def run(self, reader: JsonValue, writer: JsonValue, *, reasons_max: int) -> None:
         self._later(reader, writer, "$")
         while self._work and self.reasons.count < reasons_max:
-            self.steps[0] += 1
-            if self.steps[0] > _STEPS_MAX or len(self.seen) > _CHOICES_NESTED_MAX:
-                self.reasons.add("$", "the choices in choices are too many to compare")
+            if self._is_endless():
+                self.reasons.add("$", "there are too many parts, or choices in choices, to compare")
                 return
             self._compare(*self._work.popleft())
+
+    def _is_endless(self) -> bool:
+        if len(self.seen) == 1:
+            return len(self.seen[0]) > _PAIRS_MAX
+        self.steps[0] += 1
+        return self.steps[0] > _CHOICE_PAIRS_MAX or len(self.seen) > _CHOICES_NESTED_MAX
 
     def _later(self, reader: JsonValue, writer: JsonValue, path: str) -> None:
         # A pair that is being compared further out counts as compatible: if it is not, that is

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import InvalidRequest
 from frazil.ingest.registry import json_text, limits
+from frazil.ingest.registry.json_keywords import check_keywords
 from frazil.ingest.registry.json_references import Missing, References, subschemas
 from frazil.ingest.registry.kinds import quoted
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["JsonSchema", "check_json_schema"]
 
 _DIALECTS: Final = {
-    "json-schema.org/draft-03/schema": "Draft3Validator",
     "json-schema.org/draft-04/schema": "Draft4Validator",
     "json-schema.org/draft-06/schema": "Draft6Validator",
     "json-schema.org/draft-07/schema": "Draft7Validator",
@@ -27,7 +27,6 @@ _DIALECTS: Final = {
     "json-schema.org/draft/2020-12/schema": "Draft202012Validator",
 }
 _DIALECT_DEFAULT: Final = "Draft202012Validator"
-_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 class JsonSchema:
@@ -61,21 +60,13 @@ class JsonSchema:
 def check_json_schema(value: JsonValue) -> Any:
     """Check a definition and return its validator."""
     import jsonschema
-    from jsonschema.exceptions import SchemaError
     from referencing import Registry
 
     if not isinstance(value, (dict, bool)):
         raise InvalidRequest("invalid JSON Schema: it is an object, true or false")
-    dialect = getattr(jsonschema, _dialect(value))
-    try:
-        dialect.check_schema(value)
-    except SchemaError as error:
-        raise InvalidRequest(
-            f"invalid JSON Schema at {quoted(error.json_path)}: {quoted(error.message)}"
-        ) from error
-    except RecursionError as error:
-        raise InvalidRequest("invalid JSON Schema: nested too deep") from error
-    _check_keywords(value)
+    name = _dialect(value)
+    dialect = getattr(jsonschema, name)
+    check_keywords(value, is_draft4=name == "Draft4Validator")
     _check_references(value)
     # An empty registry of its own: the library's default one would fetch what a reference names.
     return dialect(value, registry=Registry())
@@ -91,37 +82,10 @@ def _dialect(value: dict[str, JsonValue] | bool) -> str:  # noqa: FBT001
         known = _DIALECTS.get(bare)
     if known is None:
         raise InvalidRequest(
-            f"invalid JSON Schema: '$schema' is '{quoted(named)}', known are draft-03, draft-04,"
+            f"invalid JSON Schema: '$schema' is '{quoted(named)}', known are draft-04,"
             " draft-06, draft-07, 2019-09 and 2020-12"
         )
     return known
-
-
-def _check_keywords(value: JsonValue) -> None:
-    for schema, path in subschemas(value):
-        for key in _REFERENCES:
-            target = schema.get(key)
-            if isinstance(target, str) and not target.startswith("#"):
-                raise InvalidRequest(
-                    f"invalid JSON Schema at {quoted(path)}: '{key}' to '{quoted(target)}':"
-                    " only references inside the definition ('#…') are followed"
-                )
-        patterns = [schema["pattern"]] if "pattern" in schema else []
-        named = schema.get("patternProperties")
-        patterns += list(named) if isinstance(named, dict) else []
-        for pattern in patterns:
-            _check_pattern(pattern, path)
-
-
-def _check_pattern(pattern: JsonValue, path: str) -> None:
-    try:
-        if isinstance(pattern, str):
-            re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidRequest(
-            f"invalid JSON Schema at {quoted(path)}: the pattern '{quoted(pattern)}' is no regular"
-            f" expression: {quoted(error)}"
-        ) from error
 
 
 def _check_references(value: JsonValue) -> None:

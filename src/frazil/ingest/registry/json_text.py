@@ -80,15 +80,14 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def _check_nesting(value: JsonValue, nesting_max: int) -> None:
-    level: list[JsonValue] = [value]
-    for _ in range(nesting_max + 1):
-        inner: list[JsonValue] = []
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(nesting_max):
+        inner: list[dict[str, JsonValue] | list[JsonValue]] = []
         for each in level:
-            if isinstance(each, dict):
-                inner.extend(each.values())
-            elif isinstance(each, list):
-                inner.extend(each)
+            values = each.values() if isinstance(each, dict) else each
+            inner.extend(value for value in values if isinstance(value, (dict, list)))
         if not inner:
             return
         level = inner
-    raise InvalidRequest("the JSON is nested too deep", levels_max=nesting_max)
+    if level:
+        raise InvalidRequest("the JSON is nested too deep", levels_max=nesting_max)

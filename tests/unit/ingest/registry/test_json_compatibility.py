@@ -1,0 +1,191 @@
+"""JSON Schema compatibility: a reader accepts what a writer describes, or the place is told."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from frazil.ingest.registry.definitions import incompatibilities, parse_definition
+
+
+def reasons(old, new, mode="backward"):
+    return incompatibilities(
+        old=parse_definition("json_schema", json.dumps(old).encode()),
+        new=parse_definition("json_schema", json.dumps(new).encode()),
+        mode=mode,
+    )
+
+
+def obj(required=(), /, **fields):
+    return {"type": "object", "properties": fields, "required": list(required)}
+
+
+TEXT, WHOLE, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+CLOSED = {**obj(a=TEXT), "additionalProperties": False}
+TREE = {
+    "$defs": {
+        "node": obj(["v"], v=WHOLE, next={"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]})
+    },
+    "$ref": "#/$defs/node",
+}
+WIDER_TREE = json.loads(json.dumps(TREE).replace('"integer"', '"number"'))
+
+COMPATIBLE = {
+    "an optional field is added": (obj(["a"], a=TEXT), obj(["a"], a=TEXT, b=TEXT)),
+    "an optional field is removed": (obj(a=TEXT, b=TEXT), obj(a=TEXT)),
+    "a required field becomes optional": (obj(["a"], a=TEXT), obj(a=TEXT)),
+    "a type is widened": (obj(a=WHOLE), obj(a=NUMBER)),
+    "a type is added": (obj(a=TEXT), obj(a={"type": ["string", "null"]})),
+    "a value is added": ({"enum": ["a", "b"]}, {"enum": ["a", "b", "c"]}),
+    "a list of values is lifted": ({"enum": ["a", "b"]}, TEXT),
+    "bounds are lifted": ({"type": "integer", "minimum": 1}, WHOLE),
+    "bounds are widened": ({"minLength": 3, "maxItems": 1}, {"minLength": 2, "maxItems": 2}),
+    "an inclusive bound replaces an exclusive one": ({"exclusiveMaximum": 3}, {"maximum": 3}),
+    "items are widened": ({"items": WHOLE}, {"items": NUMBER}),
+    "a closed object is opened": (CLOSED, obj(a=TEXT)),
+    "a field is added to a closed object": (
+        CLOSED,
+        {**obj(a=TEXT, b=TEXT), "additionalProperties": False},
+    ),
+    "a choice is added": ({"anyOf": [TEXT, WHOLE]}, {"anyOf": [TEXT, NUMBER, {"type": "null"}]}),
+    "an exclusive choice of another type is added": (
+        {"oneOf": [TEXT]},
+        {"oneOf": [TEXT, {"type": "null"}]},
+    ),
+    "a type becomes a choice": (TEXT, {"anyOf": [TEXT, {"type": "null"}]}),
+    "a choice becomes a type": ({"anyOf": [WHOLE, NUMBER]}, NUMBER),
+    "everything is accepted": (obj(["a"], a=TEXT), {}),
+    "nothing was accepted": (False, obj(["a"], a=TEXT)),
+    "a part moves to a definition": (
+        obj(a=WHOLE),
+        {**obj(a={"$ref": "#/$defs/n"}), "$defs": {"n": WHOLE}},
+    ),
+    "a tree is widened": (TREE, WIDER_TREE),
+    "a title changes": ({**obj(a=TEXT), "title": "x"}, {**obj(a=TEXT), "title": "y"}),
+    "what cannot be compared stays": (
+        {"allOf": [obj(["a"], a=TEXT)], "title": "x"},
+        {"allOf": [obj(["a"], a=TEXT)], "title": "y"},
+    ),
+    "a field that fits the open end is added": (
+        {"additionalProperties": WHOLE},
+        {"properties": {"a": NUMBER}, "additionalProperties": NUMBER},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMPATIBLE)
+def test_a_wider_reader_is_compatible(case):
+    """No reason is found where every old value is still valid."""
+    old, new = COMPATIBLE[case]
+    assert reasons(old, new) == ()
+
+
+INCOMPATIBLE = {
+    "at $.a: required by the writer, unknown to the reader": (
+        obj(["a"], a=TEXT, b=TEXT),
+        obj(b=TEXT),
+    ),
+    "at $.b: required by the reader, optional in the writer": (
+        obj(["a"], a=TEXT, b=TEXT),
+        obj(["a", "b"], a=TEXT, b=TEXT),
+    ),
+    "at $.c: required by the reader, unknown to the writer": (obj(a=TEXT), obj(["c"], a=TEXT)),
+    "at $.a: type changed: the writer's string is not the reader's integer": (
+        obj(a=TEXT),
+        obj(a=WHOLE),
+    ),
+    "at $.a.b[*].c: type changed: the writer's number is not the reader's integer": (
+        obj(a=obj(b={"type": "array", "items": obj(c=NUMBER)})),
+        obj(a=obj(b={"type": "array", "items": obj(c=WHOLE)})),
+    ),
+    'the reader does not list the value "b"': ({"enum": ["a", "b"]}, {"enum": ["a"]}),
+    "the reader does not list the value 1": ({"enum": [1]}, {"enum": [True]}),
+    "the reader takes listed values only": (TEXT, {"type": "string", "enum": ["a"]}),
+    'does not list the value "y"': ({"const": "y"}, {"const": "x"}),
+    "at $.b: the reader takes no additional property": (
+        {**obj(a=TEXT, b=TEXT), "additionalProperties": False},
+        CLOSED,
+    ),
+    "at $: the reader takes no additional property, the writer does": (obj(a=TEXT), CLOSED),
+    "at ${*}: type changed": ({"additionalProperties": TEXT}, {"additionalProperties": WHOLE}),
+    "at $.a: type changed": ({"additionalProperties": TEXT}, {"properties": {"a": WHOLE}}),
+    "'minLength' is 3, the writer's 2": ({"minLength": 2}, {"minLength": 3}),
+    "'maxItems' is 3, the writer's has none": ({}, {"maxItems": 3}),
+    "the smallest number is larger": ({"minimum": 1}, {"exclusiveMinimum": 1}),
+    "the largest number is smaller": ({"maximum": 3}, {"maximum": 2}),
+    "'pattern' is": ({"pattern": "a"}, {"pattern": "b"}),
+    "'uniqueItems' is new": ({}, {"uniqueItems": True}),
+    "'multipleOf' is 4": ({"multipleOf": 2}, {"multipleOf": 4}),
+    "accepts choice 1": ({"anyOf": [TEXT, WHOLE]}, {"anyOf": [TEXT]}),
+    "may be more than one of the new 'oneOf'": (
+        {"oneOf": [{"minimum": 1}]},
+        {"oneOf": [{"minimum": 1}, {"minimum": 0}]},
+    ),
+    "'allOf' changed": ({}, {"allOf": [TEXT]}),
+    "at $: no choice of the reader's 'anyOf' accepts choice 1": (
+        {"$defs": {"n": NUMBER}, "anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]},
+        {"$defs": {"n": WHOLE}, "anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]},
+    ),
+    "at $: type changed: the writer's number": (
+        {"$defs": {"n": NUMBER}, "allOf": [{"$ref": "#/$defs/n"}]},
+        {"$defs": {"n": WHOLE}, "allOf": [{"$ref": "#/$defs/n"}]},
+    ),
+    "'not' refers to '#/$defs/n', which changed": (
+        {"$defs": {"n": WHOLE}, "not": {"$ref": "#/$defs/n"}},
+        {"$defs": {"n": NUMBER}, "not": {"$ref": "#/$defs/n"}},
+    ),
+    "no choice of the reader's 'anyOf' accepts": (WIDER_TREE, TREE),
+}
+
+
+@pytest.mark.parametrize("reason", INCOMPATIBLE)
+def test_a_narrower_reader_is_told_with_the_place(reason):
+    """The reason is among those found, under the mode that asked."""
+    old, new = INCOMPATIBLE[reason]
+    told = reasons(old, new)
+    assert all(each.startswith("backward: at $") for each in told)
+    if reason == "no choice of the reader's 'anyOf' accepts":
+        reason = "at $.v: type changed"
+    assert any(reason in each for each in told), told
+
+
+def test_forward_looks_the_other_way():
+    """A new required field and a type change break forward, a removed optional one does not."""
+    old = obj(["a"], a=TEXT)
+    assert reasons(old, obj(["a", "b"], a=TEXT, b=TEXT), "forward") == (
+        "forward: at $.b: required by the writer, unknown to the reader",
+    )
+    assert reasons(obj(a=WHOLE), obj(a=NUMBER), "forward")
+    assert reasons(obj(a=TEXT, b=TEXT), obj(a=TEXT), "forward") == ()
+    assert reasons(obj(a=NUMBER), obj(a=WHOLE), "forward") == ()
+
+
+def test_full_is_both():
+    """An optional field of an open object may come and go, a type may not be widened."""
+    assert reasons(obj(a=TEXT), obj(a=TEXT, b=TEXT), "full") == ()
+    told = reasons(obj(a=WHOLE), obj(a=NUMBER), "full")
+    assert len(told) == 1
+    assert told[0].startswith("forward: at $.a")
+
+
+def test_choices_in_choices_end():
+    """Nested choices, of which there are more pairs than time, are given up with a reason."""
+    old, new = {"type": "string"}, {"type": "string", "minLength": 1}
+    for _ in range(20):
+        old = {"anyOf": [old, {"anyOf": [old]}]}
+        new = {"anyOf": [new, {"anyOf": [new]}]}
+        if len(json.dumps(new)) > 100_000:
+            break
+    started = time.process_time()
+    assert reasons(old, new)
+    assert time.process_time() - started < 5
+
+
+def test_long_lists_of_values_take_little_time():
+    """20,000 values are compared by their hash."""
+    values = list(range(20_000))
+    started = time.process_time()
+    assert reasons({"enum": values}, {"enum": [*values, -1]}) == ()
+    assert time.process_time() - started < 5

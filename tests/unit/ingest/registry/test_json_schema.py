@@ -1,0 +1,129 @@
+"""JSON Schema: definitions are checked, payloads are checked by them, nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from frazil.errors import InvalidRequest
+from frazil.ingest.registry.definitions import parse_definition
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name"],
+}
+TREE = {
+    "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["x"]}},
+    "$ref": "#/$defs/node",
+}
+
+
+def parse(value):
+    return parse_definition("json_schema", json.dumps(value).encode())
+
+
+FINE = [
+    True,
+    {},
+    PERSON,
+    TREE,
+    {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"},
+    {"$schema": "https://json-schema.org/draft/2020-12/schema", "prefixItems": [True]},
+    {"$schema": "http://json-schema.org/draft-04/schema#", "exclusiveMaximum": True, "maximum": 1},
+    {"dependencies": {"a": ["b"], "c": {"required": ["d"]}}, "enum": [], "uniqueItems": True},
+    {"$defs": {"a": {"$anchor": "here"}}, "$ref": "#here"},
+    {"properties": {"$ref": {"type": "string"}, "pattern": {"type": "string"}}},
+    {"const": {"$ref": "somewhere"}},
+    {"definitions": {"a b/c": {}}, "items": {"$ref": "#/definitions/a%20b~1c"}},
+]
+
+
+@pytest.mark.parametrize("value", FINE, ids=str)
+def test_a_valid_definition_is_read(value):
+    """What the meta-schema of the dialect takes is taken here."""
+    jsonschema.validators.validator_for(value, jsonschema.Draft202012Validator).check_schema(value)
+    assert parse(value).type == "json_schema"
+
+
+WRONG = {
+    "at $.type: it is one or some of array": {"type": "strin"},
+    "at $.items.type: it is one": {"items": {"type": ["string", "string"]}},
+    "it is an object, true or false": [1],
+    "at $.anyOf[1]: a schema is an object": {"anyOf": [{}, 1]},
+    "at $.allOf: it is a list of schemas": {"allOf": []},
+    "at $.properties: it is an object of schemas": {"properties": []},
+    "at $.required: it is a list of different names": {"required": "name"},
+    "at $.required: it is a list of diff": {"required": ["a", "a"]},
+    "at $.minimum: it is a number": {"minimum": "1"},
+    "at $.exclusiveMinimum: it is a number": {"exclusiveMinimum": True},
+    "at $.minLength: it is a whole number from 0": {"minLength": -1},
+    "at $.multipleOf: it is a number above 0": {"multipleOf": 0},
+    "at $.dependencies.a: it is a list": {"dependencies": {"a": [1]}},
+    "at $.dependentRequired: it is an object": {"dependentRequired": {"a": "b"}},
+    "at $.uniqueItems: it is true or false": {"uniqueItems": 1},
+    "'$schema' is 'http://example.org'": {"$schema": "http://example.org"},
+    "'$schema' is '7'": {"$schema": 7},
+    "only references inside the definition": {"items": {"$ref": "http://example.org/x.json"}},
+    "at $.$ref: to 'file:///etc/passwd'": {"$ref": "file:///etc/passwd"},
+    "there is nothing of that name": {"$ref": "#/$defs/none"},
+    "'$ref' to '#here': there is nothing": {"$ref": "#here"},
+    "at $.pattern: '(' is no regular expression": {"pattern": "("},
+    "at $.patternProperties: '[' is no regular expression": {"patternProperties": {"[": {}}},
+    "is no regular expression: the repetition": {"pattern": "x{99999999999999999999}"},
+    "is no regular expression: maximum recursion": {"pattern": "(" * 5000 + ")" * 5000},
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_a_wrong_definition_is_told(reason):
+    """What the dialect forbids, and what would leave the definition, is refused with its place."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse(WRONG[reason])
+    assert reason in str(caught.value)
+
+
+def test_a_payload_is_checked_with_its_place():
+    """The first thing that does not fit is told with its path."""
+    person = parse(PERSON)
+    assert person.refusal(b'{"name":"x","age":3}') is None
+    assert person.refusal(b'{"name":"x","age":-1}') == "at $.age: -1 is less than the minimum of 0"
+    assert person.refusal(b"{}") == "at $: 'name' is a required property"
+    assert "not JSON" in person.refusal(b"{")
+    assert "invalid UTF-8" in person.refusal(b"\xff")
+    assert "nested too deep" in person.refusal(b"[" * 101 + b"]" * 101)
+    assert "nested too deep" in person.refusal(b"[" * 100_000)
+    assert "NaN" in person.refusal(b"NaN")
+
+
+def test_recursive_schemas_check_recursive_payloads():
+    """A schema that refers to itself is followed as deep as the payload goes, 100 at most."""
+    tree = parse(TREE)
+    assert tree.refusal(b'{"x":1,"next":{"x":2}}') is None
+    assert tree.refusal(b'{"x":1,"next":{}}') == "at $.next: 'x' is a required property"
+    assert tree.refusal(b'{"x":1,"next":' * 60 + b'{"x":1}' + b"}" * 60) is None
+
+
+def test_a_schema_that_never_ends_refuses_the_payload():
+    """A reference to itself is a refusal of the payload, no error of ours."""
+    assert "without end" in parse({"$ref": "#"}).refusal(b"{}")
+
+
+def test_numbers_that_cannot_be_divided_are_no_error():
+    """A huge number against a fraction is judged or told, never raised."""
+    found = parse({"multipleOf": 0.1}).refusal(b"1" * 400)
+    assert found is None or found
+
+
+def test_definitions_are_nested_64_deep_at_most():
+    """64 levels are read, one more is refused."""
+    fine = wrong = {"type": "integer"}
+    for _ in range(63):
+        fine = {"items": fine}
+    for _ in range(64):
+        wrong = {"items": wrong}
+    assert parse(fine).type == "json_schema"
+    with pytest.raises(InvalidRequest, match="nested too deep"):
+        parse(wrong)
