@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, InvalidRequest, Overloaded
 from frazil.log.cursor_state import (
@@ -22,14 +22,42 @@ if TYPE_CHECKING:
     from frazil.log.state import JournalState
 
 
-class _Trial(NamedTuple):
+class _Trial:
     """A cursor as the group leaves it: a known one, and changes that are not folded into it."""
 
-    known: CursorState | None
-    changes: tuple[Change, ...] = ()
-    ranges: int = 0
-    """So many ranges, and attempts, the changes may add at most."""
-    attempts: int = 0
+    __slots__ = ("attempts", "changes", "known", "ranges")
+
+    def __init__(self, known: CursorState | None) -> None:
+        self.known = known
+        self.changes: list[Change] = []
+        # So many of each the changes may add at most.
+        self.ranges = 0
+        self.attempts = 0
+
+    def has_room(self, own: Sequence[Change]) -> bool:
+        """Tell by counts alone that more changes will fit; False means that it is not certain."""
+        known = self.known
+        if known is None or not all(isinstance(change, Acked | Attempted) for change in own):
+            return False
+        ranges, attempts = _most(own)
+        return (
+            known.ranges_count + self.ranges + ranges <= RANGES_MAX
+            and len(known.attempts) + self.attempts + attempts <= ATTEMPTS_MAX
+        )
+
+    def after(self, name: str, own: Sequence[Change]) -> CursorState | None:
+        """Work out on a copy what the cursor would be; None if there would be none."""
+        cursors = {} if self.known is None else {name: self.known.copy()}
+        fold(cursors, self.changes)
+        fold(cursors, own)
+        return cursors.get(name)
+
+    def take(self, own: Sequence[Change]) -> None:
+        """Let changes pass that have room."""
+        ranges, attempts = _most(own)
+        self.changes += own
+        self.ranges += ranges
+        self.attempts += attempts
 
 
 class CursorBounds:
@@ -55,34 +83,21 @@ class CursorBounds:
         by_name: dict[str, list[Change]] = {}
         for change in changes:
             by_name.setdefault(change.name, []).append(change)
-        after: dict[tuple[int, str], _Trial] = {}
+        worked_out: dict[str, _Trial] = {}
         for name, own in by_name.items():
-            key = (topic_id, name)
-            trial = _try(self._trials.get(key) or _Trial(topic.cursors.get(name)), name, own)
-            if isinstance(trial, FrazilError):
-                return trial
-            after[key] = trial
-        self._trials.update(after)
+            trial = self._trials.setdefault((topic_id, name), _Trial(topic.cursors.get(name)))
+            if not trial.has_room(own):
+                worked_out[name] = _Trial(trial.after(name, own))
+                error_found = _fault(worked_out[name].known, name)
+                if error_found is not None:
+                    return error_found
+        # Not before all of them may pass: a frame is written whole or not at all.
+        for name, own in by_name.items():
+            if name in worked_out:
+                self._trials[topic_id, name] = worked_out[name]
+            else:
+                self._trials[topic_id, name].take(own)
         return None
-
-
-def _try(trial: _Trial, name: str, own: Sequence[Change]) -> _Trial | FrazilError:
-    """Return what a cursor is after more changes, or why they are refused."""
-    known = trial.known
-    changes = (*trial.changes, *own)
-    if known is not None and all(isinstance(change, Acked | Attempted) for change in own):
-        ranges, attempts = _most(own)
-        ranges, attempts = trial.ranges + ranges, trial.attempts + attempts
-        if (
-            known.ranges_count + ranges <= RANGES_MAX
-            and len(known.attempts) + attempts <= ATTEMPTS_MAX
-        ):
-            return _Trial(known, changes, ranges, attempts)
-    cursors = {} if known is None else {name: known.copy()}
-    fold(cursors, changes)
-    return (
-        _Trial(cursors.get(name)) if (error := _fault(cursors.get(name), name)) is None else error
-    )
 
 
 def _most(changes: Sequence[Change]) -> tuple[int, int]:
