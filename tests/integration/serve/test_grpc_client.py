@@ -1,0 +1,180 @@
+"""The client of grpcio is served, over plain text and over TLS."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import socket
+import ssl
+
+import grpc
+import pytest
+
+from frazil.serve.grpc.codec import Code
+from frazil.serve.grpc.server import fastest_loop
+from tests.integration.serve.grpc_world import assert_answers, eventually, serving
+from tests.unit.serve.auth.certificates import write_certificate
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(params=["plain", "tls"])
+def world(request, tmp_path):
+    tls = write_certificate(tmp_path) if request.param == "tls" else None
+    with serving(tls=tls) as found:
+        yield found
+
+
+@pytest.fixture
+def channel(world):
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_metadata_size", 1 << 20)]
+    with world.channel(*options, ("grpc.absolute_max_metadata_size", 1 << 20)) as found:
+        yield found
+
+
+def failure(call, *arguments, **options):
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*arguments, timeout=20, **options)
+    return caught.value.code(), caught.value.details()
+
+
+def test_messages_of_all_sizes_come_back(channel):
+    """From nothing to the largest message allowed, in both directions."""
+    echo = channel.unary_unary("/t.T/Echo")
+    for size in (0, 1, 1000, 16_379, 16_380, 65_536, 1 << 20, 4 << 20):
+        message = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        assert echo(message, timeout=20) == message
+    assert len(channel.unary_unary("/t.T/Large")(b"9000000", timeout=20)) == 9_000_000
+
+
+def test_statuses_have_their_codes_and_texts(channel):
+    """Too large, unknown, a bug of the handler, a deadline: each in its own words."""
+    echo = channel.unary_unary("/t.T/Echo")
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert failure(echo, bytes((4 << 20) + 1)) == (exhausted, "message too large")
+    unknown = failure(channel.unary_unary("/t.T/Nothing"), b"")
+    assert unknown == (grpc.StatusCode.UNIMPLEMENTED, "unknown method")
+    bug = failure(channel.unary_unary("/t.T/Bug"), b"secret")
+    assert bug == (grpc.StatusCode.INTERNAL, "internal error")
+    squeezed = failure(echo, bytes(5000), compression=grpc.Compression.Gzip)
+    assert squeezed[0] == grpc.StatusCode.UNIMPLEMENTED
+    assert echo(b"still here", timeout=20) == b"still here"
+
+
+def test_metadata_of_any_size_arrives(channel, world):
+    """Text, bytes, changing values, and more than fits one frame."""
+    echo = channel.unary_unary("/t.T/Echo")
+    for number in range(5):
+        pairs = (("authorization", f"Bearer {number}"), ("k-bin", bytes([number, 255])))
+        echo(b"", metadata=pairs, timeout=20)
+        texts, binaries = world.handlers.metadata[-1]
+        assert texts["authorization"] == f"Bearer {number}"
+        assert binaries["k-bin"] == bytes([number, 255])
+    echo(b"", metadata=(("large", "v" * 30_000),), timeout=20)
+    assert world.handlers.metadata[-1][0]["large"] == "v" * 30_000
+
+
+def test_thousands_of_calls_at_once_get_their_own_answers(channel):
+    """Calls beyond the limit of streams wait in the client; none is lost or mixed up."""
+    echo = channel.unary_unary("/t.T/Echo")
+    calls = [echo.future(b"%d" % number, timeout=30) for number in range(3000)]
+    assert [call.result() for call in calls] == [b"%d" % number for number in range(3000)]
+
+
+def test_answers_may_come_later_and_in_another_order(channel, world):
+    """A handler that keeps its calls answers them from the loop when it likes."""
+    hold = channel.unary_unary("/t.T/Hold")
+    calls = [hold.future(b"%d" % number, timeout=20) for number in range(50)]
+    assert eventually(lambda: len(world.handlers.held) == 50)
+
+    def answer_all():
+        for call in reversed(world.handlers.held):
+            call.ok(b"to " + call.message)
+
+    world.run(answer_all)
+    assert [call.result() for call in calls] == [b"to %d" % number for number in range(50)]
+
+
+def test_a_deadline_ends_a_call_on_both_sides(channel, world):
+    """The client hears DEADLINE_EXCEEDED, the handler that nobody waits."""
+    hold = channel.unary_unary("/t.T/Hold")
+    with pytest.raises(grpc.RpcError) as caught:
+        hold(b"late", timeout=0.3)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert eventually(lambda: world.handlers.cancelled == [b"late"])
+    assert world.handlers.held[0].deadline > 0
+
+
+def test_coroutines_are_handlers_too(channel, world):
+    """They answer with what they return, and are cancelled with their call."""
+    slow = channel.unary_unary("/t.T/Slow")
+    assert slow(b"0.01", timeout=20) == b"slept"
+    assert failure(slow, b"never")[0] == grpc.StatusCode.INTERNAL
+    call = slow.future(b"100", timeout=20)
+    assert eventually(lambda: world.run(lambda: world.server.counters.calls_total) == 3)
+    call.cancel()
+    assert eventually(lambda: world.handlers.cancelled == [b"100"])
+
+
+def test_a_stream_arrives_in_order(channel):
+    """Every message once, then the status."""
+    feed = channel.unary_stream("/t.T/Feed")
+    numbers = [int(message[:10]) for message in feed(b"8000", timeout=60)]
+    assert numbers == list(range(1, 8_001))
+
+
+def test_a_cancelled_stream_is_told_to_its_handler(channel, world):
+    """A consumer that goes away stops its stream."""
+    call = channel.unary_stream("/t.T/Feed")(b"", timeout=60)
+    assert int(next(call)[:10]) == 1
+    call.cancel()
+    assert eventually(lambda: world.handlers.cancelled == [b""])
+    assert_answers(world)
+
+
+def test_many_connections_are_served_side_by_side(world):
+    """Each of eight clients gets its own answers."""
+
+    def work(name):
+        with world.channel() as channel:
+            echo = channel.unary_unary("/t.T/Echo")
+            return all(echo(b"%d %d" % (name, n), timeout=20) == b"%d %d" % (name, n)
+                       for n in range(50))  # fmt: skip
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    assert world.server.counters.statuses[Code.OK] >= 400
+
+
+def test_tls_without_http2_is_refused(tmp_path):
+    """A client that does not agree on h2 is closed; one that speaks no TLS as well."""
+    tls = write_certificate(tmp_path)
+    with serving(tls=tls) as world:
+        context = ssl.create_default_context(cafile=tls[0])
+        plain = socket.create_connection((world.host, world.port), timeout=20)
+        secured = context.wrap_socket(plain, server_hostname="localhost")
+        with secured, contextlib.suppress(ConnectionResetError):
+            assert secured.recv(100) == b""
+        with socket.create_connection((world.host, world.port), timeout=20) as client:
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            data = b"x"
+            while data:
+                try:
+                    data = client.recv(100)
+                except ConnectionResetError:
+                    break
+        assert eventually(lambda: world.server.counters.connections == 0)
+        assert_answers(world)
+
+
+def test_a_loop_is_made_with_or_without_uvloop():
+    """The fastest loop there is can run."""
+    loop = fastest_loop()()
+    try:
+        assert loop.run_until_complete(_one()) == 1
+    finally:
+        loop.close()
+
+
+async def _one():
+    return 1
