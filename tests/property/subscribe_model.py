@@ -14,6 +14,11 @@ LINES = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType
 SINGLE = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
 
 
+def attempts_max_of(policy):
+    """How often a record is delivered at most."""
+    return 1 + policy.max_redelivery_count
+
+
 class Member:
     """A consumer as its stream sees it."""
 
@@ -52,7 +57,7 @@ class Specification:
         self.not_before = {}
         self.attempts = dict(self.counted)
         self.known = set(self.counted)
-        self.attempts_max = self.policy.attempts_max
+        self.attempts_max = attempts_max_of(self.policy)
         self.started = now
         self.left = []
         self.timed_out = set()
@@ -90,7 +95,7 @@ class Specification:
 
     def fail(self, offset, due, *, judged=True):
         attempt = self.attempts.get(offset, 1)
-        if judged or attempt < self.policy.attempts_max:
+        if judged or attempt < attempts_max_of(self.policy):
             self.attempts[offset] = attempt + 1
         self.not_before[offset] = due
 
@@ -123,19 +128,21 @@ class Specification:
         if change.cause is Cause.DROP:
             self._drop(offset, now)
         else:
-            assert change.attempts == [self.attempts[offset]]
+            assert change.attempts == [self.attempts.get(offset)]
 
     def _is_dropped(self, offset):
-        is_last = self.attempts.get(offset, 1) > self.policy.attempts_max
+        is_last = self.attempts.get(offset, 1) > attempts_max_of(self.policy)
         return is_last and self.policy.poison is Poison.DROP
 
     def configure(self, policy, now):
         self.not_before.update(dict.fromkeys(self.blocked, now))
         self.policy = policy
-        self.attempts_max = max(self.attempts_max, policy.attempts_max)
+        self.attempts_max = max(self.attempts_max, attempts_max_of(policy))
         if policy.poison is not Poison.BLOCK:
             self.blocked.clear()
-        self.blocked -= {o for o in self.blocked if self.attempts[o] <= policy.attempts_max}
+        self.blocked -= {
+            o for o in self.blocked if self.attempts.get(o, 1) <= attempts_max_of(policy)
+        }
 
     # -- outputs ---------------------------------------------------------------------------------
 
@@ -187,15 +194,15 @@ class Specification:
             offset not in self.delivered
             and offset not in self.settled
             and offset not in self.settling
-            and offset not in self.condemned
-            and self.attempts.get(offset, 1) <= self.policy.attempts_max
+            and offset not in self.condemned | self.skipped
+            and self.attempts.get(offset, 1) <= attempts_max_of(self.policy)
         )
 
     def _deliver_in_line(self, offset, member):
         assert not self.blocked, f"{offset} was delivered although {self.blocked} block"
         if self.kind in SINGLE:
             assert member is self.members[0], "delivery to a standby"
-        back = {o for o in self.returned if self.attempts.get(o, 1) <= self.policy.attempts_max}
+        back = {o for o in self.returned if self.attempts.get(o, 1) <= attempts_max_of(self.policy)}
         back -= self.settling | self.condemned
         if self.kind in SINGLE and offset in back:
             assert offset == min(back), "not the oldest came back first"
@@ -229,8 +236,8 @@ class Specification:
 
     def dead_letter(self, action):
         assert self.policy.poison is Poison.DEAD_LETTER
-        attempt = self.attempts[action.offset]
-        assert attempt > self.policy.attempts_max, f"{action.offset} may be delivered again"
+        attempt = self.attempts.get(action.offset, 1)
+        assert attempt > attempts_max_of(self.policy), f"{action.offset} may be delivered again"
         assert attempt == self.counted[action.offset], "a dead letter before it is durable why"
         assert action.attempt == attempt - 1
         assert action.offset not in self.settled
@@ -240,7 +247,7 @@ class Specification:
     def notice(self, action):
         if action.kind is NoticeKind.BLOCKED:
             assert self.policy.poison is Poison.BLOCK
-            assert self.attempts[action.offset] > self.policy.attempts_max
+            assert self.attempts.get(action.offset, 1) > attempts_max_of(self.policy)
             if action.offset not in self.settled:
                 self.blocked.add(action.offset)
 
@@ -256,10 +263,10 @@ class Specification:
                     wait = self.policy.delay_ms(self.attempts.get(offset, 1))
                     self.fail(offset, now + wait)
                     self.timed_out.add(offset)
-                assert attempt == self.attempts[offset]
+                assert attempt == self.attempts.get(offset)
         elif change.cause is Cause.LOST:
             for offset, attempt in zip(change.offsets, change.attempts, strict=True):
-                assert attempt == self.attempts[offset], f"{offset}: counted {attempt}"
+                assert attempt == self.attempts.get(offset), f"{offset}: counted {attempt}"
         elif change.cause is Cause.DROP:
             for offset in change.offsets:
                 self._drop(offset, now)
@@ -298,6 +305,36 @@ class Specification:
         timeout = self.policy.ack_timeout_ms
         late = [o for o, (_, since) in self.hands.items() if timeout and now >= since + timeout]
         assert not late, f"{late} should have timed out"
+
+    def idle(self, status, offset_next):
+        """After a poll nothing waits that could be delivered: not for a tick, not for luck."""
+        limits = self.limits
+        is_open = (
+            status.unacked < limits.max_unacked_messages
+            and status.unacked_bytes < limits.max_unacked_bytes
+        )
+        takers = [each for each in self.members if each.messages > 0 and each.size_bytes > 0]
+        if self.kind in SINGLE:
+            takers = [each for each in takers if each is self.members[0]]
+        if not is_open or (self.kind in LINES and (self.blocked or self.returned)):
+            return
+        out = {key for offset, (_, key) in self.records.items() if offset not in self.settled}
+        for offset in sorted(self.records):
+            _, key = self.records[offset]
+            if offset >= offset_next or offset in self.settled:
+                continue
+            is_next = key in out
+            out.discard(key)
+            if self.kind in LINES:
+                assert not takers or not self._waits(offset), f"{offset} waits for nothing"
+            elif is_next and self.owners.get(key) not in self.members:
+                is_wanted = takers == self.members and any(each.accepts(key) for each in takers)
+                assert not is_wanted or not self._waits(offset), f"{offset} waits for nothing"
+
+    def progress(self, cursor):
+        """What counts as acked is durable, and the other way round but for answers on their way."""
+        early = [each for each in self.records if each in cursor and each not in self.settled]
+        assert not early, f"{early} counted as acked before that was durable"
 
     # -- the journal -----------------------------------------------------------------------------
 

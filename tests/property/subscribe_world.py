@@ -270,6 +270,8 @@ class World:
                 self.spec.change(action, self.now)
                 self.write(action)
         self.spec.polled(self.now)
+        self.spec.progress(self.dispatch.cursor)
+        self.spec.idle(self.dispatch.status(), self.dispatch.offset_next)
         if self.is_ample:
             self.spec.even()
 
@@ -298,18 +300,17 @@ class World:
     def drain(self):
         """Faults stop: everything is settled, and nothing for no reason."""
         spec = self.spec
-        for member in list(spec.members):
-            self.dispatch.detach(member.id, now_ms=self.now, is_lost=False)
-            spec.detach(member.id, self.now, lost=False)
-        self.ids += 1
-        member = Member(self.ids, "last", ())
-        self.dispatch.attach(self.ids, name="last", now_ms=self.now)
-        spec.attach(member, self.now)
+        if not spec.members or self.kind is SubscriptionType.KEY_SHARED:
+            # Somebody must be there who accepts everything.
+            self.ids += 1
+            self.dispatch.attach(self.ids, name="last", now_ms=self.now)
+            spec.attach(Member(self.ids, "last", ()), self.now)
         self.tell("drain")
         for _ in range(50 + 4 * self.end):
             if set(spec.records) <= spec.settled and self.dispatch.offset_next == self.end:
                 break
-            self.want(member, MUCH, MUCH)
+            for member in spec.members:
+                self.want(member, MUCH, MUCH)
             self.feed()
             self.poll()
             for offsets in (list(spec.hands), sorted(spec.blocked)):

@@ -302,6 +302,8 @@ class Records:
             self._put_back_held(offset, now_ms)
         elif prior is State.READY:
             self._make_ready(offset)
+        elif prior is State.BLOCKED and offset not in self.blocked:
+            self._arrange(offset, now_ms, now_ms)
         elif isinstance(prior, Change) and not prior.is_open:
             if offset in self._plans:
                 self._put_off(offset, State.UNCOUNTED, now_ms)
@@ -481,9 +483,10 @@ class Records:
             is_still = (
                 policy.poison is Poison.BLOCK and self._attempts[offset] > policy.attempts_max
             )
-            if self.places[offset] is State.BLOCKED and not is_still:
+            if not is_still:
                 self._unblock(offset)
-                self._arrange(offset, now_ms, now_ms)
+                if self.places[offset] is State.BLOCKED:
+                    self._arrange(offset, now_ms, now_ms)
 
     def _is_pardoned(self, offset: int) -> bool:
         """Whether nothing speaks against delivering a held record after all."""
