@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.errors import CommitUnknown, Conflict, NotFound, Unavailable
+from frazil.fs import RealFileSystem
 from frazil.lake.binding import Definition as TableDefinition
 from frazil.lake.binding import bind
 from frazil.lake.connection import calls, connect
 from frazil.lake.declared import ADOPTED, decode_ranges, encode_ranges
+from frazil.lake.durable import make_durable, settled_ends
 from frazil.lake.evolving import evolve
 from frazil.lake.look import look
 from frazil.lake.table import (
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from frazil.lake.connection import CatalogAddress
     from frazil.lake.plan import TableName
     from frazil.lake.table import Ends, View
+    from frazil.lake.watermark import Known
 
 __all__ = ["CatalogTables"]
 
@@ -57,10 +60,18 @@ class CatalogTables:
         self._settings = settings
         self._clock = clock
         self._catalog = connect(address)
+        # Not the engine's: other processes write the tables' files.
+        self._file_system = RealFileSystem()
 
     def look(self, table: TableName) -> View:
         """Read how far a table is."""
         return look(self._catalog, table)
+
+    def make_durable(self, table: TableName, known: Known) -> None:
+        """Sync what the table and its side table have beyond what is remembered of them."""
+        settled = settled_ends(known.remembered, known.choice, known.chosen)
+        for each in (table.rejects, table):
+            make_durable(self._catalog, each, settled, file_system=self._file_system)
 
     def bind(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
         """Make or check the table and its side table; return the version of its columns."""

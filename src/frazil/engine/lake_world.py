@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from frazil.engine.tiering import Tiers
     from frazil.lake.plan import TableName
     from frazil.lake.table import Ends, View
+    from frazil.lake.watermark import Known
     from frazil.model import PartitionField
 
 __all__ = ["Definition", "LakeWorld", "Tables"]
@@ -45,6 +46,13 @@ class Tables(Protocol):
 
     def look(self, table: TableName) -> View:
         """Read how far a table is; `NotFound` if there is none."""
+
+    def make_durable(self, table: TableName, known: Known) -> None:
+        """Have on the disk what a table and its side table took beyond what is remembered.
+
+        Raises:
+            CorruptionError: a file of a commit was lost with the machine's power.
+        """
 
     def bind(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
         """Make the table if it is not there, or check the one that is; return its version.

@@ -60,11 +60,14 @@ class Loaded(msgspec.Struct, frozen=True):
 
     metadata: bytes
     config: dict[str, str] = {}
+    location: str = ""
+    """Where the metadata's own file lies; empty if the catalog did not say."""
 
 
-class _Response(msgspec.Struct, frozen=True):
+class _Response(msgspec.Struct, frozen=True, rename="kebab"):
     metadata: msgspec.Raw
     config: dict[str, str] = {}
+    metadata_location: str | None = None
 
 
 class _LimitedAdapter(HTTPAdapter):
@@ -112,7 +115,7 @@ class RestTables(RestCatalog):
             self.load_table(tuple(table))
             raise theirs.ServerError(f"status {response.status_code}")
         found = msgspec.json.decode(response.content, type=_Response)
-        return Loaded(bytes(found.metadata), found.config)
+        return Loaded(bytes(found.metadata), found.config, found.metadata_location or "")
 
 
 def connect(address: CatalogAddress) -> Catalog:
@@ -146,7 +149,8 @@ def load(catalog: Catalog, table: TableName) -> Loaded:
         if isinstance(catalog, RestTables):
             return catalog.load_raw(table)
         found = catalog.load_table(tuple(table))
-        return Loaded(found.metadata.model_dump_json().encode(), dict(found.config))
+        raw = found.metadata.model_dump_json().encode()
+        return Loaded(raw, dict(found.config), found.metadata_location)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from frazil.errors import CommitUnknown, CorruptionError, InvalidRequest
+from frazil.fs import RealFileSystem
 from frazil.lake.connection import calls, load
+from frazil.lake.durable import make_durable
 from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
 from frazil.lake.java_errors import java_calls
 from frazil.lake.look import look
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql import types as T  # noqa: N812 - as F
 
+    from frazil.fs import FileSystem
+    from frazil.lake.durable import Synced
     from frazil.lake.plan import TableName
-    from frazil.lake.table import Rows, View
+    from frazil.lake.table import Ends, Rows, View
 
 __all__ = ["SnapshotFacts", "SparkTables"]
 
@@ -75,12 +79,21 @@ class SparkTables:
         spark: the session.
         catalog: PyIceberg's catalog, for looks and properties.
         name: what Spark calls the same catalog.
+        file_system: where a local warehouse lies.
     """
 
-    def __init__(self, spark: SparkSession, catalog: Catalog, *, name: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        catalog: Catalog,
+        *,
+        name: str,
+        file_system: FileSystem | None = None,
+    ) -> None:
         self._spark = spark
         self._catalog = catalog
         self._name = name
+        self._file_system = file_system or RealFileSystem()
         self._facts: dict[int, SnapshotFacts] = {}
         self.large: set[TableName] = set()
         """Tables that had more metadata than they should when they were last written to."""
@@ -96,6 +109,10 @@ class SparkTables:
 
     def load(self, table: TableName) -> View:
         return look(self._catalog, table)
+
+    def make_durable(self, table: TableName, settled: Ends) -> Synced:
+        """Sync what commits above these watermarks have written; see `frazil.lake.durable`."""
+        return make_durable(self._catalog, table, settled, file_system=self._file_system)
 
     def cas_append(
         self, table: TableName, rows: Rows, *, sid: int | None, summary: Mapping[str, str]

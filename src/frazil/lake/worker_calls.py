@@ -161,10 +161,17 @@ def commit_result(body: Mapping[str, Any]) -> CommitResult:
 
 
 def commit_plan(job: Job) -> Mapping[str, Any]:
-    """Move a plan into its table."""
+    """Move a plan into its table; once this says so, everything of it is on the disk."""
     request = _converted(job.body, CommitRequest)
     plan = request.plan
     result = commit(job.tables, job.stages, request, pause=job.pause, progress=job.progress)
+    if result.state in {"committed", "already"}:
+        from frazil.lake.durable import settled_ends
+
+        settled = settled_ends(request.remembered, request.choice, request.chosen)
+        if result.rows_rejected or result.state == "already":
+            job.tables.make_durable(plan.table.rejects, settled)
+        job.tables.make_durable(plan.table, settled)
     made = job.tables.facts(result.sid)
     if made is not None and result.state == "committed":
         result.files, result.bytes = made.files, made.bytes

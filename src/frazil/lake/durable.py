@@ -1,0 +1,264 @@
+"""What a table has taken is on the disk before anybody lets go of the records it came from.
+
+Spark and Iceberg write files without syncing them; a catalog syncs its own metadata at most. So the
+files that the newest snapshots added, and the directories that name them, are synced here: by the
+worker before a commit is answered, by the engine before a first look moves a watermark. A file that
+is not whole was lost with the machine's power: the records are still held, and stay so.
+Storage that is not a file system of this machine syncs what it takes by itself and is passed over.
+"""
+
+from __future__ import annotations
+
+import errno
+import os.path
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+from pyiceberg.io import load_file_io
+from pyiceberg.manifest import ManifestEntryStatus, ManifestFile, read_manifest_list
+
+from frazil.errors import CorruptionError, Unavailable
+from frazil.lake.catalog.files import local_path
+from frazil.lake.catalog.refusals import Refusal
+from frazil.lake.connection import calls, load
+from frazil.lake.table import TOPIC_ID, Ends, ends_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
+
+    from frazil.fs import FileSystem
+    from frazil.lake.plan import TableName
+    from frazil.lake.watermark import Choice
+
+__all__ = ["Synced", "make_durable", "settled_ends"]
+
+MAIN: Final = "main"
+LOOKS_MAX: Final = 5
+PATHS: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path")
+"""Properties that let a table's files lie elsewhere than below its location."""
+_UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""What a file system says that cannot sync this kind of file at all."""
+_UNREADABLE: Final = (ValueError, EOFError, LookupError, TypeError, AssertionError)
+"""What PyIceberg raises for an Avro file that is none."""
+
+
+class Synced(NamedTuple):
+    """What was synced."""
+
+    files: int = 0
+    directories: int = 0
+
+
+class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
+    snapshot_id: int
+    parent_snapshot_id: int | None = None
+    manifest_list: str = ""
+    summary: dict[str, str] = {}
+
+
+class _Reference(msgspec.Struct, frozen=True, rename="kebab", gc=False):
+    snapshot_id: int
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
+    location: str
+    current_snapshot_id: int | None = None
+    properties: dict[str, str] = {}
+    snapshots: list[_Snapshot] = []
+    refs: dict[str, _Reference] = {}
+
+
+_decoder: Final = msgspec.json.Decoder(_Metadata)
+
+
+def settled_ends(remembered: Ends, choice: Choice, chosen: Ends) -> Ends:
+    """Return up to where a table is known to be synced, by part.
+
+    Nothing is remembered before it was synced. But the rows of a replay lie below what is
+    remembered: then the table was settled up to where it stood at the choice.
+    """
+    if not choice:
+        return remembered
+    return {part: min(end, chosen.get(part, 0)) for part, end in remembered.items()}
+
+
+def make_durable(
+    catalog: Catalog, table: TableName, settled: Ends, *, file_system: FileSystem
+) -> Synced:
+    """Sync what the snapshots of `main` added above the watermarks that are settled.
+
+    Raises:
+        NotFound: there is no such table.
+        Unavailable: catalog or storage cannot be reached.
+        CorruptionError: a file of a commit of ours is gone, not whole, or cannot be synced.
+    """
+    for _attempt in range(LOOKS_MAX):
+        loaded = load(catalog, table)
+        try:
+            metadata = _decoder.decode(loaded.metadata)
+            found, everything = _unsettled(metadata, settled)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise CorruptionError(
+                "metadata of the table cannot be read", table=table, reason=error
+            ) from error
+        if not found or _local(metadata.location) is None:
+            return Synced()
+        roots = [metadata.location, *(metadata.properties.get(key, "") for key in PATHS)]
+        sync = _Sync(table, file_system, {path for each in roots if (path := _local(each))})
+        with calls("sync the table's files", table=table):
+            io = load_file_io({**catalog.properties, **loaded.config}, metadata.location)
+            sync.file(loaded.location, None)
+            for snapshot in found:
+                sync.snapshot(io, snapshot, everything=everything)
+            synced = sync.directories()
+        owner = metadata.properties.get(TOPIC_ID)
+        own = {each.snapshot_id for each in found if each.summary.get(TOPIC_ID) == owner}
+        wrong = {sid: why for sid, why in sync.wrong.items() if sid in own}
+        if not wrong:
+            return synced
+        # A snapshot that was expired meanwhile took its files along.
+        known = {
+            each.snapshot_id for each in _decoder.decode(load(catalog, table).metadata).snapshots
+        }
+        for sid, why in wrong.items():
+            if sid in known:
+                raise CorruptionError(
+                    "file of a commit was lost before it was synced; its records are still held: "
+                    "roll the table back to the snapshot before it, then `frazil lake resume`",
+                    table=table,
+                    snapshot=sid,
+                    file=why,
+                )
+    raise Unavailable("others keep expiring the table's snapshots", table=table)
+
+
+def _unsettled(metadata: _Metadata, settled: Ends) -> tuple[list[_Snapshot], bool]:
+    """Return the snapshots of `main` whose files may not be synced, newest first.
+
+    All with a higher watermark, wherever they are; and those of others since the newest that is
+    settled. If no watermark is left at all, everything that the newest has: then True.
+    """
+    found: list[_Snapshot] = []
+    marked = met = False
+    for snapshot in _line(metadata):
+        ends = ends_of(snapshot.summary)
+        marked = marked or bool(ends)
+        if any(end > settled.get(part, 0) for part, end in ends.items()):
+            found.append(snapshot)
+        elif ends:
+            met = True
+        elif not met:
+            found.append(snapshot)
+    return (found, False) if marked else (found[:1], True)
+
+
+def _line(metadata: _Metadata) -> Iterator[_Snapshot]:
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    main = metadata.refs.get(MAIN)
+    following = metadata.current_snapshot_id if main is None else main.snapshot_id
+    while following is not None:
+        snapshot = by_id.pop(following, None)
+        if snapshot is None:
+            return
+        yield snapshot
+        following = snapshot.parent_snapshot_id
+
+
+def _local(location: str) -> str | None:
+    """Return the path of a location on this machine's file systems, None if it is elsewhere."""
+    try:
+        return local_path(location)
+    except Refusal:
+        return None
+
+
+class _Sync:
+    """One pass over the files of some snapshots: each file once, then each directory once."""
+
+    def __init__(self, table: TableName, file_system: FileSystem, roots: set[str]) -> None:
+        self._table = table
+        self._file_system = file_system
+        self._roots = roots
+        self._done: set[str] = set()
+        self.wrong: dict[int, str] = {}
+        """By snapshot, a file that is gone, not whole or not readable."""
+
+    def snapshot(self, io: FileIO, snapshot: _Snapshot, *, everything: bool) -> None:
+        """Sync the list of a snapshot, the manifests it added, and the files that these added."""
+        sid = snapshot.snapshot_id
+        try:
+            if not self.file(snapshot.manifest_list, None):
+                self.wrong[sid] = snapshot.manifest_list
+                return
+            for manifest in read_manifest_list(io.new_input(snapshot.manifest_list)):
+                if everything or manifest.added_snapshot_id == sid:
+                    self._manifest(io, manifest, sid, everything=everything)
+        except _UNREADABLE:
+            self.wrong[sid] = snapshot.manifest_list
+
+    def _manifest(self, io: FileIO, manifest: ManifestFile, sid: int, *, everything: bool) -> None:
+        if not self.file(manifest.manifest_path, manifest.manifest_length):
+            self.wrong[sid] = manifest.manifest_path
+            return
+        for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+            added = entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id in {None, sid}
+            if everything or added:
+                data = entry.data_file
+                if not self.file(data.file_path, data.file_size_in_bytes):
+                    self.wrong[sid] = data.file_path
+
+    def file(self, location: str, size: int | None) -> bool:
+        """Sync a file; False if it is gone or has another size. Elsewhere is fine."""
+        path = _local(location)
+        if path is None or path in self._done:
+            return True
+        try:
+            file = self._file_system.open(path, "read")
+        except FileNotFoundError:
+            return False
+        try:
+            if size is not None and file.size() != size:
+                return False
+            self._synced(path, file.sync)
+        finally:
+            file.close()
+        self._done.add(path)
+        return True
+
+    def directories(self) -> Synced:
+        """Sync the directories of the files, and those above them that are the table's."""
+        found: set[str] = set()
+        for path in self._done:
+            above = os.path.dirname(path)
+            found.add(above)
+            inside = any(f"{above}/".startswith(f"{root}/") for root in self._roots)
+            while inside and above not in self._roots and above != "/":
+                above = os.path.dirname(above)
+                found.add(above)
+        for path in sorted(found, key=len, reverse=True):
+            try:
+                self._synced(path, partial(self._file_system.sync_directory, path))
+            except FileNotFoundError:
+                continue
+        return Synced(len(self._done), len(found))
+
+    def _synced(self, path: str, sync: Callable[[], None]) -> None:
+        try:
+            sync()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in _UNABLE:
+                return
+            # To sync again would say yes, though the bytes are gone.
+            raise CorruptionError(
+                "file of the table cannot be synced, its records are still held: check the disk of "
+                "lake.warehouse and `frazil verify`, then `frazil lake resume`",
+                table=self._table,
+                file=path,
+                reason=error,
+            ) from error
