@@ -34,7 +34,7 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.ingest.routing import key_names
-from frazil.lake.commit import CommitRequest, CommitResult
+from frazil.lake.commit import CommitRequest, CommitResult, RejectWindow
 from frazil.lake.declared import SKIPPED, ranges_between
 from frazil.lake.names import table_of
 from frazil.lake.plan import plan_parts
@@ -109,7 +109,7 @@ class LakeTopic:
         self._more = False
         self._retry_at = 0.0
         self._failures = 0
-        self._rejects: tuple[int, int] = (0, 0)
+        self._rejects = RejectWindow()
         if self.keyed:
             self.waits.refuse(KEYED)
 

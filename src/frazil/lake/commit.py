@@ -7,16 +7,18 @@ process or another, at the same time or later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from frazil.errors import CommitUnknown, Conflict, FrazilError, NotFound, Unavailable
 from frazil.lake.plan import Plan
+from frazil.lake.reject_window import RejectWindow, encode_window, too_many
 from frazil.lake.table import (
     PROTOCOL,
     PROTOCOL_VERSION,
+    REJECTS_RECENT,
     ROWS_DROPPED,
     ROWS_IN,
     ROWS_OUT,
@@ -36,23 +38,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROPERTY_COMMITS_MAX",
-    "REJECTS_MIN",
-    "REJECTS_WINDOW",
     "STEPS",
     "CommitRequest",
     "CommitResult",
+    "RejectWindow",
     "Stages",
     "Verdict",
     "commit",
-    "densest",
-    "too_many",
 ]
 
 PROPERTY_COMMITS_MAX: Final = 100
 """The table's property is never older than this many commits."""
-REJECTS_WINDOW: Final = 10_000
-REJECTS_MIN: Final = 100
-REJECTS_ONE_OF: Final = 100
 """More than one reject of so many records, and at least the minimum, stop a table."""
 PAUSE_SECONDS: Final = 0.1
 
@@ -74,8 +70,8 @@ STEPS: Final = (
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine asks for. `durable` has every part of the topic, not only the plan's.
 
-    `held` is the first offset still held locally; `rejects_recent` the records and the rejects
-    among the last 10,000, as the last result gave them. `choice` and `rejects_allowed` are what
+    `held` is the first offset still held locally; `rejects_recent` which of the last
+    10,000 records were rejected, as the last result gave it. `choice` and `rejects_allowed` are what
     an operator decided, `chosen` the ends of the result that asked for it; they are given until a
     result is `choice_spent`. Then `remembered` becomes its ends, also where they are lower.
     """
@@ -84,7 +80,7 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     remembered: Ends
     durable: Ends
     held: Ends
-    rejects_recent: tuple[int, int] = (0, 0)
+    rejects_recent: RejectWindow = RejectWindow()
     choice: Choice = ""
     chosen: Ends = {}
     rejects_allowed: bool = False
@@ -113,14 +109,13 @@ class CommitResult(msgspec.Struct, kw_only=True):
     """The table's property has been set."""
     choice_spent: bool = False
     """The operator's choice has had its effect: forget it, and remember `ends` as they are."""
-    rejects_recent: tuple[int, int] = (0, 0)
+    rejects_recent: RejectWindow = RejectWindow()
 
 
 class Verdict(NamedTuple):
     """What becomes of the records of a plan from given offsets on: a pure function of them.
 
-    `densest` are the most rejects among 10,000 offsets in a row, if a larger plan has enough of
-    them for a stop and not for one by their share of the whole.
+    `rejected_at` are the places of the rejects among the records, counted from 0.
     """
 
     rows: Rows
@@ -129,7 +124,7 @@ class Verdict(NamedTuple):
     rows_out: int
     rows_rejected: int
     rows_dropped: int
-    densest: int = 0
+    rejected_at: tuple[int, ...] = ()
 
 
 class Stages(Protocol):
@@ -140,22 +135,6 @@ class Stages(Protocol):
 
     def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
         """Return the rejects of a verdict at or above the side table's own watermark."""
-
-
-def too_many(records: int, rejects: int) -> bool:
-    """Tell whether so many rejects among records stop a table."""
-    return rejects >= REJECTS_MIN and rejects * REJECTS_ONE_OF > records
-
-
-def densest(offsets: Sequence[int]) -> int:
-    """Return how many of some offsets lie at most within 10,000 in a row."""
-    ordered = sorted(offsets)
-    most = first = 0
-    for number, offset in enumerate(ordered, start=1):
-        while ordered[first] <= offset - REJECTS_WINDOW:
-            first += 1
-        most = max(most, number - first)
-    return most
 
 
 def _highest(one: Ends, two: Ends) -> Ends:
@@ -386,9 +365,8 @@ class _Run:
                 f"dropped={verdict.rows_dropped})",
                 decision.marks,
             )
-        records, rejects = self._recent(verdict)
-        if too_many(REJECTS_WINDOW, verdict.densest):
-            records, rejects = REJECTS_WINDOW, verdict.densest
+        recent = self._request.rejects_recent
+        records, rejects = recent.worst(verdict.rows_in, verdict.rejected_at)
         wrong = verdict.rows_rejected > 0 and too_many(records, rejects)
         if wrong and not self._request.rejects_allowed:
             return self._stopped(
@@ -399,13 +377,9 @@ class _Run:
             )
         return None
 
-    def _recent(self, verdict: Verdict) -> tuple[int, int]:
-        """Return records and rejects among the last 10,000, this verdict's included."""
-        records, rejects = self._request.rejects_recent
-        room = max(0, REJECTS_WINDOW - verdict.rows_in)
-        if records > room:
-            records, rejects = room, rejects * room // records
-        return records + verdict.rows_in, rejects + verdict.rows_rejected
+    def _recent(self, verdict: Verdict) -> RejectWindow:
+        """Return which of the last 10,000 records were rejected, this verdict's included."""
+        return self._request.rejects_recent.after(verdict.rows_in, verdict.rejected_at)
 
     # -- committing --
 
@@ -492,7 +466,10 @@ class _Run:
         return True
 
     def _summary(self, ends: Ends, verdict: Verdict) -> dict[str, str]:
+        recent = self._recent(verdict)
+        told = {REJECTS_RECENT: encode_window(recent)} if recent.distances else {}
         return {
+            **told,
             TOPIC_ID: self._plan.topic_id,
             PROTOCOL: PROTOCOL_VERSION,
             ROWS_IN: str(verdict.rows_in),

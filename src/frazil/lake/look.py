@@ -26,9 +26,11 @@ from frazil.errors import Conflict, CorruptionError
 from frazil.lake.connection import calls, load
 from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
 from frazil.lake.plan import WHOLE
+from frazil.lake.reject_window import RejectWindow, decode_window, spread
 from frazil.lake.table import (
     OFFSET_BEGIN,
     OFFSET_END,
+    REJECTS_RECENT,
     ROWS_IN,
     ROWS_REJECTED,
     SCHEMA_VERSION,
@@ -193,15 +195,26 @@ def _strays(line: list[_Snapshot], owner: str | None, known: Ends) -> dict[int, 
     return ranges_between(below, highest)
 
 
-def _recent(line: list[_Snapshot]) -> tuple[int, int]:
-    """Return the records and the rejects of the newest commits, up to 10,000 records or more."""
+def _recent(line: list[_Snapshot]) -> RejectWindow:
+    """Return which of the last 10,000 records were rejected, as the newest commit tells.
+
+    One that does not tell has no reject among them, or is of an older version: then its own
+    records and those before it are counted, and taken as evenly spread.
+    """
     records = rejects = 0
     for snapshot in line:
+        told = snapshot.summary.get(REJECTS_RECENT)
+        if told is not None:
+            # Behind it came only commits without rejects: they move it away from the end.
+            newer = spread(records, rejects)
+            return decode_window(told).after(
+                records, [records - 1 - distance for distance in newer.distances]
+            )
         if records >= RECENT_RECORDS:
             break
         records += int(snapshot.summary.get(ROWS_IN, "0"))
         rejects += int(snapshot.summary.get(ROWS_REJECTED, "0"))
-    return records, rejects
+    return spread(records, rejects)
 
 
 def _since(line: list[_Snapshot], property_ends: Ends) -> int:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 
+from frazil.lake.reject_window import RejectWindow
+
 if TYPE_CHECKING:
     from frazil.lake.plan import TableName
 
@@ -18,6 +20,7 @@ __all__ = [
     "OFFSET_BEGIN",
     "OFFSET_END",
     "PROTOCOL_VERSION",
+    "REJECTS_RECENT",
     "ROWS_DROPPED",
     "ROWS_IN",
     "ROWS_OUT",
@@ -40,6 +43,8 @@ ROWS_IN: Final = "frazil.rows-in"
 ROWS_OUT: Final = "frazil.rows-out"
 ROWS_REJECTED: Final = "frazil.rows-rejected"
 ROWS_DROPPED: Final = "frazil.rows-dropped"
+REJECTS_RECENT: Final = "frazil.rejects-recent"
+"""Which of the last 10,000 records were rejected; absent if none was."""
 PROTOCOL: Final = "frazil.protocol-version"
 PROTOCOL_VERSION: Final = "1"
 SCHEMA_VERSION: Final = "frazil.schema-version"
@@ -87,8 +92,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     bound_ends: Ends = {}
     strays: dict[int, tuple[int, int]] = {}
     """By part, the offsets that commits for another topic took since the table is `topic_id`'s."""
-    recent: tuple[int, int] = (0, 0)
-    """The records of the newest commits, 10,000 of them or a few more, and the rejects of these."""
+    recent: RejectWindow = RejectWindow()
+    """Which of the last 10,000 records were rejected."""
     commits_since_property: int = 0
     """Snapshots along `main` since the one at which the property's watermark was true."""
     snapshots: int = 0

@@ -211,4 +211,5 @@ def test_rejects_of_earlier_lives_count_as_the_table_has_them(world):
     table.append(empty, snapshot_properties={**facts, "frazil.rows-rejected": "80"})
     assert looked_at(db, "earlier") == "running"
     topic.append(id=1, text="", ack="committed")
-    assert stand_in.commits[-1].rejects_recent == (91, 80)
+    window = stand_in.commits[-1].rejects_recent
+    assert (window.records, len(window.distances)) == (91, 80)

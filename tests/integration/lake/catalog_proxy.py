@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-HOLD_SECONDS = 120.0
+HOLD_SECONDS = 900.0
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 FAULTS = ("pass", "drop_request", "drop_reply", "hold_request", "hold_reply")
 

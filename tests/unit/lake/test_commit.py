@@ -15,8 +15,9 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit, densest
+from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit
 from frazil.lake.plan import WHOLE, PartRange, Plan, TableName
+from frazil.lake.reject_window import decode_window, spread
 from frazil.lake.table import OFFSET_END, TOPIC_ID, ends_of
 from tests.crash.lake_table import IcebergTable
 
@@ -90,7 +91,8 @@ class Lake:
         rejects = [row for row in every if row[1] in self.rejected]
         rows = [row for row in every if row[1] not in self.rejected | self.dropped]
         dropped = len(every) - len(rows) - len(rejects)
-        return Verdict(rows, rejects, len(every), len(rows), len(rejects), dropped)
+        places = tuple(number for number, row in enumerate(every) if row[1] in self.rejected)
+        return Verdict(rows, rejects, len(every), len(rows), len(rejects), dropped, places)
 
     def rejects_from(self, verdict, from_offsets):
         return [row for row in verdict.rejects if row[1] >= from_offsets.get(row[0], 1 << 60)]
@@ -321,7 +323,11 @@ def test_too_many_rejects_stop_before_the_first_commit(lake):
     assert (result.state, result.reason) == ("stopped", "too_many_rejects")
     assert lake.main.head is lake.side.head is None
     result = lake.commit(0, 9_999, rejects_allowed=True)
-    assert (result.state, result.rejects_recent) == ("committed", (9_999, 100))
+    window = result.rejects_recent
+    assert (result.state, window.records, window.distances[0]) == ("committed", 9_999, 9_899)
+    assert len(window.distances) == 100
+    told = lake.main.snapshots[lake.main.head].summary["frazil.rejects-recent"]
+    assert decode_window(told) == window
 
 
 def test_a_hundredth_of_rejects_or_fewer_than_a_hundred_go_on(lake):
@@ -333,50 +339,47 @@ def test_a_hundredth_of_rejects_or_fewer_than_a_hundred_go_on(lake):
     assert other.commit(0, 99).state == "committed"
 
 
-def test_rejects_that_lie_together_stop_a_large_plan(lake, monkeypatch):
+def test_rejects_that_lie_together_stop_a_large_plan(lake):
     """A hundred and one of 10,000 in a row are too many, however many records are around them."""
     lake.rejected = frozenset(range(5_000, 5_101))
-    assert lake.commit(0, 20_000).state == "committed"
-    other = Lake()
-    other.rejected = lake.rejected
-    honest = other.verdict
-
-    def judged(plan, starts):
-        return honest(plan, starts)._replace(densest=densest(other.rejected))
-
-    monkeypatch.setattr(other, "verdict", judged)
-    result = other.commit(0, 20_000)
-    assert (result.reason, other.side.head) == ("too_many_rejects", None)
+    result = lake.commit(0, 20_000)
+    assert (result.reason, lake.side.head) == ("too_many_rejects", None)
     assert "rejects=101 records=10000" in result.message
-    assert other.commit(0, 20_000, rejects_allowed=True).state == "committed"
-    other.rejected = frozenset(range(25_000, 25_100))
-    assert other.commit(20_000, 40_000).state == "committed"
+    assert lake.commit(0, 20_000, rejects_allowed=True).state == "committed"
+    lake.rejected = frozenset(range(25_000, 25_100))
+    assert lake.commit(20_000, 40_000).state == "committed"
 
 
 def test_a_batch_without_rejects_goes_on_after_many(lake):
     """Once an operator has let the rejects through, good records need no other word."""
-    lake.rejected = frozenset()
-    result = lake.commit(0, 100, rejects_recent=(10_000, 5_000))
-    assert (result.state, result.rejects_recent) == ("committed", (10_000, 4_950))
+    many = spread(10_000, 5_000)
+    result = lake.commit(0, 100, rejects_recent=many)
+    assert (result.state, result.rejects_recent.records) == ("committed", 10_000)
+    assert result.rejects_recent.distances[:2] == (100, 102)
     lake.rejected = frozenset({150})
-    assert lake.commit(100, 200, rejects_recent=(10_000, 4_950)).reason == "too_many_rejects"
-
-
-def test_offsets_are_densest_where_most_lie_within_the_window():
-    """Wherever the window begins; its end does not count."""
-    assert densest([]) == 0
-    assert densest([0, 10_000]) == 1
-    assert densest([9_999, 0, 30_000]) == 2
-    assert densest([*range(0, 100_000, 200), *range(50_001, 50_021)]) == 50 + 20
+    again = lake.commit(100, 200, rejects_recent=result.rejects_recent)
+    assert again.reason == "too_many_rejects"
 
 
 def test_rejects_of_earlier_batches_count(lake):
     """The window goes over commits; what is older than 10,000 records falls out of it."""
     lake.rejected = frozenset(range(60))
-    assert lake.commit(0, 100, rejects_recent=(5_000, 40)).reason == "too_many_rejects"
-    assert lake.commit(0, 100, rejects_recent=(5_000, 39)).rejects_recent == (5_100, 99)
+    assert lake.commit(0, 100, rejects_recent=spread(5_000, 40)).reason == "too_many_rejects"
+    result = lake.commit(0, 100, rejects_recent=spread(5_000, 39))
+    assert (result.state, len(result.rejects_recent.distances)) == ("committed", 99)
     other = Lake()
-    assert other.commit(0, 8_000, rejects_recent=(10_000, 90)).rejects_recent == (10_000, 18)
+    result = other.commit(0, 8_000, rejects_recent=spread(10_000, 90))
+    assert len(result.rejects_recent.distances) == 18
+
+
+def test_rejects_at_the_end_of_a_large_plan_count_with_those_of_the_next(lake):
+    """Ninety at the end of 50,000 and eighty right behind them are 170 of 10,000."""
+    lake.rejected = frozenset(range(49_910, 50_000)) | frozenset(range(50_000, 50_080))
+    first = lake.commit(0, 50_000)
+    assert first.state == "committed"
+    second = lake.commit(50_000, 51_000, rejects_recent=first.rejects_recent)
+    assert second.reason == "too_many_rejects"
+    assert "rejects=170 records=10000" in second.message
 
 
 def test_the_property_is_refreshed_when_it_is_old(lake):

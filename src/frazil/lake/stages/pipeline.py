@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from frazil.errors import InvalidRequest
-from frazil.lake.commit import REJECTS_MIN, REJECTS_WINDOW, Verdict, densest, too_many
+from frazil.lake.commit import Verdict
+from frazil.lake.reject_window import REMEMBERED_MAX, too_many
 from frazil.lake.stages.columns import OFFSET, PART, REJECT, by_name, decode_schema
 from frazil.lake.stages.context import Context, sources_of
 from frazil.lake.stages.footers import staged_facts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql import types as T  # noqa: N812 - as F
 
-    from frazil.lake.plan import Plan, TableName
+    from frazil.lake.plan import PartRange, Plan, TableName
     from frazil.lake.table import Ends, Rows
 
 __all__ = ["REJECT_STAGES", "STAGES", "SparkStages", "Stage", "run_stages"]
@@ -95,11 +96,8 @@ class SparkStages:
         assert found is not None
         count, rejected = int(found[0]), int(found[1])
         rejects = run_stages(staged, context, REJECT_STAGES)
-        verdict = Verdict(rows, rejects, count, count - rejected, rejected, 0)
-        if count <= REJECTS_WINDOW or too_many(count, rejected):
-            return verdict
-        # They may all lie together: few of the whole, and yet too many of those around them.
-        return verdict._replace(densest=_densest(rejects) if rejected >= REJECTS_MIN else 0)
+        places = _places(rejects, context, count, rejected)
+        return Verdict(rows, rejects, count, count - rejected, rejected, 0, places)
 
     def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
         """Return the rejects at or above the side table's own watermark."""
@@ -114,8 +112,22 @@ class SparkStages:
         return rejects.where(keep).coalesce(1)
 
 
-def _densest(rejects: DataFrame) -> int:
-    """Return the most rejects among 10,000 offsets in a row, of any part."""
+def _places(rejects: DataFrame, context: Context, count: int, rejected: int) -> tuple[int, ...]:
+    """Return where the rejects lie among a plan's records; parts went side by side.
+
+    Of so many that they stop the table whatever lies around them, where they lie does not matter:
+    at the end, where they count longest.
+    """
+    if not rejected:
+        return ()
+    if too_many(count, rejected):
+        return tuple(range(max(0, count - min(rejected, REMEMBERED_MAX)), count))
     part = by_name(PART) if PART in rejects.columns else F.lit(-1)
-    found = rejects.groupBy(part.alias("part")).agg(F.collect_list(by_name(OFFSET))).collect()
-    return max((densest(each[1]) for each in found), default=0)
+    found = rejects.select(part.alias("part"), by_name(OFFSET).alias("offset")).collect()
+    ranges = {each.part: each for each in context.plan.parts}
+    return tuple(sorted(_place(ranges[row[0]], int(row[1]), context, count) for row in found))
+
+
+def _place(part: PartRange, offset: int, context: Context, count: int) -> int:
+    first = max(part.lo, context.from_offsets[part.part])
+    return min((offset - first) * count // max(part.hi - first, 1), count - 1)
