@@ -1,0 +1,59 @@
+"""The own server against grpcio's, both with a handler that does nothing: what a transport costs.
+
+One connection, 1 KiB in, 10 bytes out, load from another process. The baseline of each repetition
+is the faster of grpcio's two servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from bench.h2_load import client, load
+from bench.harness import Bench, Row, absolute, compare, in_turn
+from bench.noop_servers import KINDS, PATH, Running, running
+
+RATIOS_MIN = {1: 4, 16: 8, 64: 8, 256: 8}
+MESSAGE = bytes(1024)
+
+
+def run(bench: Bench) -> list[Row]:
+    seconds = bench.pick(2.0, 1.0)
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        servers = {kind: stack.enter_context(running(kind)) for kind in KINDS}
+        for in_flight, ratio_min in RATIOS_MIN.items():
+            sides = {kind: _side(server, in_flight, seconds) for kind, server in servers.items()}
+            found = in_turn(sides, bench.pick(5, 1), warm_up=bench.pick(1, 0))
+            rows += _rows(found, in_flight, ratio_min)
+    return rows
+
+
+def _side(server: Running, in_flight: int, seconds: float):
+    """Return a function that measures calls a second, and the server's CPU time for each in us."""
+
+    def measure() -> tuple[float, float]:
+        before = server.cpu_seconds()
+        rate = load(server.port, PATH, MESSAGE, in_flight=in_flight, seconds=seconds)
+        return rate, (server.cpu_seconds() - before) / (rate * seconds) * 1e6
+
+    return measure
+
+
+def _rows(found: dict[str, list], in_flight: int, ratio_min: float) -> list[Row]:
+    title = f"no-op calls, {in_flight} in flight ({client()})"
+    own = found["own"]
+    best = [max(pair) for pair in zip(found["sync"], found["aio"], strict=True)]
+    return [
+        compare(
+            f"{title}, own server against grpcio",
+            [rate for rate, _ in own],
+            [rate for rate, _ in best],
+            "calls/s",
+            ratio_min=ratio_min,
+        ),
+        compare(
+            f"{title}, CPU time of a call", [cpu for _, cpu in own], [cpu for _, cpu in best], "us"
+        ),
+        absolute(f"{title}, grpcio with threads", [rate for rate, _ in found["sync"]], "calls/s"),
+        absolute(f"{title}, grpcio on asyncio", [rate for rate, _ in found["aio"]], "calls/s"),
+    ]
