@@ -23,6 +23,14 @@ from frazil.ingest.messages import Message, pack_messages
 from frazil.ingest.rows import RowEncoder
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control, Payload, Sender, Untracked
+from frazil.log.cursor_state import (
+    CursorState,
+    Dropped,
+    acked,
+    attempted,
+    encode_changes,
+    placed,
+)
 from frazil.log.journal import Journal
 from frazil.log.state import STATE_FIRST_FREE, STATE_HOLD
 from frazil.model import Ack, TopicSpec
@@ -32,8 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.log.codec import Codec, Entry, Waiter
+    from frazil.log.cursor_state import Change
 
 DIRECTORY = "/golden/journal"
+CURSORS_DIRECTORY = "/golden/cursors"
 SEED = 1
 PAYLOADS = Path(__file__).resolve().parent.parent / "tests/data/format-1/payloads.json"
 PLAIN_TOPIC, ROWS_TOPIC, ARROW_TOPIC, LOOSE_TOPIC = 1, 2, 3, 4
@@ -65,12 +75,12 @@ class PinnedCodec(Untracked):
 class Writer:
     """A journal written one group at a time, on a simulated disk and clock."""
 
-    def __init__(self, file_system: SimulatedFileSystem) -> None:
+    def __init__(self, file_system: SimulatedFileSystem, directory: str = DIRECTORY) -> None:
         settings = Settings()
         log = settings.log.model_copy(update={"prefill_bytes": 512, "reserve_offsets": 100})
         self.journal = Journal.open(
             file_system,
-            DIRECTORY,
+            directory,
             clock=SimulatedClock(SEED, step_us=0),
             settings=log,
             producers=settings.producers,
@@ -145,13 +155,37 @@ def write_golden(file_system: SimulatedFileSystem) -> None:
     writer.journal.close()
 
 
+def write_golden_cursors(file_system: SimulatedFileSystem) -> None:
+    """Write a second directory: every change of a cursor, in frames and in a checkpoint."""
+    writer = Writer(file_system, CURSORS_DIRECTORY)
+    writer.topic(PLAIN_TOPIC, "/default/plain", kind="message")
+    writer.append(PLAIN_TOPIC, PLAIN, tuple(b"%d" % number for number in range(20)), 20)
+    groups: list[list[Change]] = [
+        [placed("plain", CursorState(3)), placed("gone", CursorState(0))],
+        [placed("holes", CursorState(2, [(5, 7), (9, 10)], [(3, 2), (8, 300)]))],
+        [acked("plain", (3, 4)), attempted("plain", (4, 2))],
+    ]
+    for changes in groups:
+        writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, encode_changes(changes))
+    writer.journal.rotate()
+    writer.journal.seal_one()
+    last: list[Change] = [
+        acked("holes", (2, 5), (12, 20)),
+        attempted("holes", (8, 301)),
+        Dropped("gone"),
+    ]
+    writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, encode_changes(last))
+    writer.journal.close()
+
+
 def main() -> int:
-    """Write the golden directory to the path given."""
+    """Write the golden directories to the path given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     file_system = SimulatedFileSystem()
     write_golden(file_system)
+    write_golden_cursors(file_system)
     file_system.dump(arguments.directory, "/golden")
     sizes = {path: len(file_system.read_bytes(path)) for path in file_system.paths()}
     print(json.dumps(sizes, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,9 +27,11 @@ from frazil.log.cursor_state import (
 )
 from frazil.model import Ack
 from frazil.testing import Fault, FaultyFileSystem, SimulatedFileSystem
+from scripts import make_golden
 from tests.crash.driven_log import DIRECTORY, DrivenLog, log_settings
 
 TOPIC = 7
+GOLDEN = Path(__file__).resolve().parents[2] / "data" / "format-1" / "cursors"
 
 
 def new_log(file_system=None, **changes):
@@ -178,6 +181,34 @@ def test_folding_frames_again_changes_nothing():
         assert cursors == once, seed
         fold(cursors, changes[chance.randint(0, len(changes)) :])
         assert cursors == once, seed
+
+
+# -- the pinned bytes ----------------------------------------------------------------------------
+
+
+def pinned():
+    return {path.name: path.read_bytes() for path in sorted(GOLDEN.iterdir())}
+
+
+def test_the_changes_written_today_are_the_pinned_ones():
+    """The same calls give the same frames and the same checkpoint as when they were pinned."""
+    disk = SimulatedFileSystem()
+    make_golden.write_golden_cursors(disk)
+    written = {path.rpartition("/")[2]: disk.read_bytes(path) for path in disk.paths()}
+    assert written == pinned()
+
+
+def test_the_pinned_changes_read_as_they_were_written():
+    """Cursors of the checkpoint and the frames behind it come back exactly."""
+    disk = SimulatedFileSystem()
+    for name, data in pinned().items():
+        disk.write_bytes(f"{DIRECTORY}/{name}", data)
+    log = DrivenLog(disk)
+    assert log.journal.report.resumed
+    assert log.topic(make_golden.PLAIN_TOPIC).cursors == {
+        "plain": CursorState(4, attempts=[(4, 2)]),
+        "holes": CursorState(7, [(9, 10), (12, 20)], [(8, 301)]),
+    }
 
 
 # -- through a journal ---------------------------------------------------------------------------
