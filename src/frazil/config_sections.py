@@ -321,6 +321,13 @@ class MemorySettings(Section):
     index_share: Ratio = setting(
         0.25, "Indexes of keys take at most this share of the budget.", low=0, high=1
     )
+    marks_share: Ratio = setting(
+        0.25,
+        "Marks of superseded rows in files take about this share of the budget; beyond it the "
+        "keyed topics with most of them are stopped.",
+        low=0,
+        high=1,
+    )
     yellow_ratio: Ratio = setting(
         0.6, "Publishes are delayed from this use of the budget on.", low=0.01, high=1
     )

@@ -162,11 +162,12 @@ def describe(context: typer.Context, name: Name) -> None:
         print_json(found)
         return
     columns = found.pop("columns")
+    age_s = found["retention_age_s"]
     kept = [f"{each['hold']} of {each['topic']}" for each in found["oldest_kept_by"]]
     shown = {
         **found,
         "oldest_kept_by": ", ".join(kept) or None,
-        "retention_age_s": format_duration(found["retention_age_s"]),
+        "retention_age_s": "for ever" if age_s is None else format_duration(age_s),
         "retention_bytes": format_bytes(found["retention_bytes"]),
     }
     print_table(("", ""), [(key, value) for key, value in shown.items() if value is not None])

@@ -103,6 +103,8 @@ def request_topic(
                 topic=full,
             )
         return TopicRequest(full, "message", None, (), (), partitions, clean)
+    if keys:
+        check_keyed_options(full, clean)
     schema = declare_schema(columns, limits=limits, primary_key=keys)
     fields = parse_partition_spec(fields_by, schema)
     ids = tuple(_id_of(schema, key) for key in keys)
@@ -225,6 +227,27 @@ def check_options(options: Mapping[str, object], settings: Settings) -> dict[str
         else:
             raise InvalidRequest("unknown topic option", option=key)
     return clean
+
+
+def check_keyed_options(topic: str, clean: Mapping[str, Any]) -> None:
+    """Check options that are named for a keyed topic: its rows are its state and never expire.
+
+    The defaults of the settings are not asked: for a keyed topic they are read as none.
+
+    Raises:
+        InvalidRequest: if an option would let rows go.
+    """
+    for name, is_wrong in (
+        ("on_full=expire", clean.get("on_full") == "expire"),
+        ("retention_age", clean.get("retention_us") is not None),
+    ):
+        if is_wrong:
+            raise InvalidRequest(
+                "the newest rows of a keyed topic are its state and never expire, leave this out; "
+                "retention_bytes bounds its files, and at that size publishing to it stops",
+                topic=topic,
+                option=name,
+            )
 
 
 def _limit(key: str, value: int) -> int:

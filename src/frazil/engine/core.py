@@ -13,6 +13,7 @@ from frazil.clock import SystemClock
 from frazil.config import Settings, load_settings
 from frazil.engine import facts
 from frazil.engine.catalog import (
+    check_keyed_options,
     check_options,
     column_changes,
     first_columns,
@@ -335,6 +336,8 @@ class Engine(LakeCalls):
             if runtimes[0].state.spec.part_of and handle.name not in self._parents:
                 raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
             self._check_lake_option(runtimes, clean)
+            if runtimes[0].state.spec.primary_key:
+                check_keyed_options(handle.name, clean)
             fresh = self._evolved(runtimes, changes) if changes else None
             parent = self._parents.get(handle.name)
             if clean and parent is not None:

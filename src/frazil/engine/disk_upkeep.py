@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
+from frazil.engine.keyed_limits import KeyedLimits
 from frazil.engine.marks import remove_marks
 from frazil.engine.sequencer import Sequencer
 from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
@@ -33,6 +34,7 @@ class DiskUpkeep:
         self._engine = engine
         self._tiers = tiers
         self._disk = tiers.disk
+        self._keyed = KeyedLimits(engine, tiers)
         self._marks_swept = False
 
     # -- retention -------------------------------------------------------------------------------
@@ -40,8 +42,7 @@ class DiskUpkeep:
     def retain(self) -> None:
         """Let records go that no hold needs and that are older, or more, than a topic keeps.
 
-        The rows of a keyed topic are its state: they stay, however old, until they are held
-        elsewhere.
+        The rows of a keyed topic are its state: they stay, however old. Its quota stops it.
         """
         for topic in self._tiers.topics:
             if not topic.keyed_topic:
@@ -142,7 +143,11 @@ class DiskUpkeep:
     # -- the cap ---------------------------------------------------------------------------------
 
     def check_cap(self) -> None:
-        """Keep the files below their cap: evict what is safely elsewhere, else hold the writers."""
+        """Keep the files below their cap: evict what is safely elsewhere, else hold the writers.
+
+        Keyed topics are judged before, so that one of them stops itself and not all.
+        """
+        self._keyed.check()
         before = {topic.id: self._disk.start(topic.id) for topic in self._tiers.topics}
         bytes_max = self._engine.settings.disk.bytes_max
         if self._disk.usage() > bytes_max:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.keyed_limits import on_full_of, quota_of
 from frazil.engine.moments import first_held
 from frazil.ingest.columns import column_id
 from frazil.ingest.partitioning import partition_spec_text
@@ -15,7 +16,7 @@ from frazil.model import topic_uid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from frazil.config import Settings
+    from frazil.config import LogSettings, Settings
     from frazil.engine.lanes import LaneRuntime
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
@@ -53,13 +54,9 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "sort_by": [names[each] for each in spec.sort_by],
         "part_of": spec.part_of or None,
         "part_index": spec.part_index if spec.part_of else None,
-        "retention_age_s": (
-            log.retention_age_s if spec.retention_us is None else spec.retention_us / 1e6
-        ),
-        "retention_bytes": (
-            log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
-        ),
-        "on_full": spec.on_full or log.on_full,
+        "retention_age_s": _retention_age_s(runtime, log),
+        "retention_bytes": quota_of(spec, log),
+        "on_full": on_full_of(spec, log),
         "unknown_key": spec.unknown_key if spec.primary_key else None,
         "signals": dict(spec.signals or {}),
         "lake": spec.lake,
@@ -72,6 +69,14 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "producers": len(state.producers),
         "refused": None if runtime.refusal is None else str(runtime.refusal()),
     }
+
+
+def _retention_age_s(runtime: TopicRuntime, log: LogSettings) -> float | None:
+    """Return for how long a topic's records are kept; None is for ever, as the rows of keys are."""
+    spec = runtime.state.spec
+    if spec.primary_key and runtime.tiers is not None:
+        return None
+    return log.retention_age_s if spec.retention_us is None else spec.retention_us / 1e6
 
 
 def describe_parent(parent: TopicSpec, parts: Sequence[TopicRuntime]) -> dict[str, Any]:

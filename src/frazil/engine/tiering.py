@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from frazil.engine.disk_upkeep import DiskUpkeep
+from frazil.engine.keyed_limits import marks_bytes, marks_counted
 from frazil.engine.marks import keep_marks
 from frazil.engine.told import write_told
 from frazil.engine.topic_tiers import TopicTiers
@@ -43,8 +44,6 @@ SETTLE_ROWS: Final = 2048
 """The background folds so many rows of a topic before it looks at the next one."""
 BACKLOG_ENTRIES: Final = 64
 """With more than so many frames left the background goes on without a pause."""
-MARKS_SHARE: Final = 0.1
-"""Marks of superseded rows in files, which nothing frees, count up to this share of the budget."""
 QUEUE_TOLD_MAX: Final = 100
 
 
@@ -104,7 +103,7 @@ class Tiers:
         pressure = self.pressure
         pressure.add_source("batches", self._memory_bytes)
         pressure.add_source("index", self._index_bytes)
-        pressure.add_source("marks", self._marks_bytes, share=MARKS_SHARE)
+        pressure.add_source("marks", self._marks_bytes, share=marks_counted(engine.settings.memory))
         pressure.add_source("queues", self._queued_bytes)
         pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
         pressure.on_red(self._wake_move.set)
@@ -186,7 +185,7 @@ class Tiers:
         return sum(each.keyed.index_bytes for each in self.topics if each.keyed is not None)
 
     def _marks_bytes(self) -> int:
-        return sum(each.keyed.dead_bytes for each in self.topics if each.keyed is not None)
+        return sum(map(marks_bytes, self.topics))
 
     def _queued_bytes(self) -> int:
         return sum(getattr(lane.queue, "queued", (0, 0))[1] for lane in self._engine.lanes)

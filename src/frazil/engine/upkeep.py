@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from frazil.engine.keyed_limits import on_full_of, quota_of
 from frazil.errors import Overloaded
 from frazil.log import format as fmt
 from frazil.log.codec import Control
@@ -335,11 +336,12 @@ class Upkeep:
     def _check_quota(self, runtime: TopicRuntime) -> None:
         state, journal = runtime.state, runtime.lane.journal
         spec = state.spec
-        if not state.holds or spec.deleted_us or journal.failed is not None:
+        in_files = bool(spec.primary_key) and runtime.tiers is not None
+        if in_files or not state.holds or spec.deleted_us or journal.failed is not None:
+            # A keyed topic with files has a quota of all of them: `KeyedLimits` judges it.
             self._unblock(runtime)
             return
-        limit = spec.retention_bytes
-        bytes_max = self._settings.retention_bytes if limit is None else limit
+        bytes_max = quota_of(spec, self._settings)
         released = self._released.get(state.id, 0)
         tiers = self._engine.tiers
         if tiers is None:
@@ -348,7 +350,7 @@ class Upkeep:
             size = tiers.files.held_bytes(runtime)
         if size <= bytes_max:
             self._unblock(runtime)
-        elif (spec.on_full or self._settings.on_full) == "expire":
+        elif on_full_of(spec, self._settings) == "expire":
             if tiers is None:
                 self._expire(runtime, self._quota_end(runtime, bytes_max, released))
             else:

@@ -41,8 +41,8 @@ def test_a_table_topic_with_everything(call):
     call(
         *("topic", "create", "/shop/orders", "--column", "id:long", "--column", "ts:timestamptz"),
         *("--column", "price:decimal(10,2) not null", "--key", "id", "--partition-by", "day(ts)"),
-        *("--sync", "periodic", "--lane", "dedicated", "--retention-age", "48h"),
-        *("--retention-bytes", "20GiB", "--on-full", "expire"),
+        *("--sync", "periodic", "--lane", "dedicated"),
+        *("--retention-bytes", "20GiB", "--on-full", "block"),
     )
     found = values(call("topic", "describe", "/shop/orders", "--output", "json"))
     assert [(each["name"], each["type"], each["nullable"]) for each in found["columns"]] == [
@@ -52,11 +52,14 @@ def test_a_table_topic_with_everything(call):
     ]
     assert found["primary_key"] == ["id"]
     assert found["partition_by"] == ["day(ts)"]
-    assert (found["sync"], found["lane"], found["on_full"]) == ("periodic", "dedicated", "expire")
-    assert (found["retention_age_s"], found["retention_bytes"]) == (172_800, 20 << 30)
+    assert (found["sync"], found["lane"], found["on_full"]) == ("periodic", "dedicated", "block")
+    assert (found["retention_age_s"], found["retention_bytes"]) == (None, 20 << 30)
     shown = call("topic", "describe", "/shop/orders").stdout
     assert "decimal(10,2)" in shown
     assert "20GiB" in shown
+    assert "for ever" in shown
+    refused = call("topic", "alter", "/shop/orders", "--retention-age", "48h", code=2)
+    assert "never expire" in refused.stderr
 
 
 def test_a_keyed_topic_with_limits_of_its_own(call):

@@ -44,19 +44,20 @@ def test_describe_tells_everything(tmp_path):
             primary_key="id",
             partition_by=["day(at)", "bucket[4](id)"],
             sync="periodic",
-            retention_age="2h",
             retention_bytes="1MB",
-            on_full="expire",
             unknown_key="error",
             signals={"flush_age_s": 30},
         )
         facts = db.describe("/shop/orders")
+        db.create_topic("log", retention_age="2h", on_full="expire")
+        expiring = db.describe("log")
     assert set(facts) == DESCRIPTION
     assert facts["primary_key"] == ["id"]
     assert len(facts["partition_by"]) == 2
-    assert (facts["sync"], facts["on_full"]) == ("periodic", "expire")
+    assert (facts["sync"], facts["on_full"]) == ("periodic", "block")
+    assert (expiring["retention_age_s"], expiring["on_full"]) == (7200.0, "expire")
     assert (facts["unknown_key"], facts["signals"]) == ("error", {"flush_age_s": 30.0})
-    assert (facts["retention_age_s"], facts["retention_bytes"]) == (7200.0, 1_000_000)
+    assert (facts["retention_age_s"], facts["retention_bytes"]) == (None, 1_000_000)
     assert facts["watermarks"] == {
         "start": 0,
         "floor": 0,
