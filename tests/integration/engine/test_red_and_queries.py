@@ -1,0 +1,57 @@
+"""Queries when memory is nearly full: publishes come first."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from frazil.errors import Overloaded, Unavailable
+from tests.integration.engine.opening import open_small
+from tests.integration.engine.tier_world import noise
+
+ENDLESS = "SELECT sum(a.i * b.i) FROM range(100000000) a(i), range(100000) b(i), t"
+WAIT_S = 20
+BUDGET = 16 << 20
+RECORD = 50_000
+
+
+def until(holds):
+    """Wait until something is so."""
+    ends = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < ends, "waited too long"
+        time.sleep(0.01)
+
+
+def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path):
+    """Records that cannot be flushed fill memory; the query is told why it ended, and runs later."""
+    flushing, ended = threading.Event(), []
+    with open_small(tmp_path, memory={"budget_bytes": BUDGET, "wait_s": 0.2}) as db:
+        db.tiers.throttle = lambda _size: flushing.wait(WAIT_S)
+        topic = db.create_topic("t")
+        topic.append(b"x")
+
+        def ask():
+            with pytest.raises(Unavailable) as caught:
+                db.query(ENDLESS, timeout_s=2 * WAIT_S)
+            ended.append(caught.value)
+
+        query = threading.Thread(target=ask)
+        query.start()
+        until(lambda: len(db.queries().running()) == 1)
+        with pytest.raises(Overloaded, match="memory is nearly full"):
+            for number in range(2 * BUDGET // RECORD):
+                topic.append(noise(number, RECORD))
+        query.join(WAIT_S)
+        assert [error.details["reason"] for error in ended] == [
+            "memory is short, publishes come first"
+        ]
+        with pytest.raises(Overloaded, match="publishes come first"):
+            db.query("SELECT count(*) FROM t")
+        flushing.set()
+        db.flush()
+        db.evict()
+        until(lambda: db.tiers.pressure.zone != "red")
+        assert db.query("SELECT count(*) FROM t").rows()[0][0] > 1
