@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from frazil.ingest.registry.json_bounds import bounds_problems, shown
 from frazil.ingest.registry.json_references import Missing, References
-from frazil.ingest.registry.kinds import quoted
 from frazil.ingest.registry.reasons import Reasons
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ _UNCOMPARED: Final = (
     *("unevaluatedItems", "prefixItems", "additionalItems", "$dynamicRef", "$recursiveRef"),
     *("extends", "disallow", "divisibleBy", "minContains", "maxContains"),
 )
-_INWARD: Final = frozenset(("allOf", "then", "else", "patternProperties", "prefixItems"))
-"""Of them those for which a wider part makes the whole wider."""
+_PARTWISE: Final = frozenset(("allOf", "patternProperties", "prefixItems"))
+"""Of them those whose parts are compared one by one when there are as many."""
 _CHOICES: Final = ("anyOf", "oneOf")
 _PAIRS_MAX: Final = 200_000
 _CHOICE_PAIRS_MAX: Final = 10_000
@@ -113,32 +112,52 @@ class _Comparison:
         """Compare `anyOf` and `oneOf`; say whether the rest is still to be compared."""
         for key in _CHOICES:
             ours, theirs = reader.get(key), writer.get(key)
-            if ours == theirs and "$ref" not in json.dumps(ours):
+            if self._is_same(ours, theirs):
                 continue
             if isinstance(ours, list) and isinstance(theirs, list):
-                for index, branch in enumerate(theirs):
-                    if not any(self._accepts(each, branch) for each in ours):
-                        self.reasons.add(
-                            path, f"no choice of the reader's '{key}' accepts choice {index}"
-                        )
-                if key == "oneOf" and len(ours) > len(theirs) and not self._are_apart(ours):
-                    self.reasons.add(path, "a value may be more than one of the new 'oneOf'")
+                self._compare_branches(key, ours, theirs, path)
             elif isinstance(theirs, list):
                 # The rest of the writer holds for each of its choices.
                 rest = {name: value for name, value in writer.items() if name != key}
-                for branch in theirs:
-                    merged = _merged(rest, branch)
-                    if merged is None or not self._accepts(reader, merged):
-                        self.reasons.add(path, f"the reader does not accept all of '{key}'")
-                        break
+                merged = [_merged(rest, branch) for branch in theirs]
+                if not all(each is not None and self._accepts(reader, each) for each in merged):
+                    self.reasons.add(path, f"the reader does not accept all of '{key}'")
                 return False
             elif isinstance(ours, list):
                 rest = {name: value for name, value in reader.items() if name != key}
-                merged_ours = [_merged(rest, each) for each in ours]
-                fitting = [each for each in merged_ours if each is not None]
-                if not any(self._accepts(each, writer) for each in fitting):
+                merged = [_merged(rest, branch) for branch in ours]
+                if not any(each is not None and self._accepts(each, writer) for each in merged):
                     self.reasons.add(path, f"no choice of the reader's new '{key}' accepts it")
+                self._check_apart(key, ours, path)
                 return False
+        return True
+
+    def _compare_branches(
+        self, key: str, ours: list[JsonValue], theirs: list[JsonValue], path: str
+    ) -> None:
+        for index, branch in enumerate(theirs):
+            if not any(self._accepts(each, branch) for each in ours):
+                self.reasons.add(path, f"no choice of the reader's '{key}' accepts choice {index}")
+        self._check_apart(key, ours, path)
+
+    def _check_apart(self, key: str, choices: list[JsonValue], path: str) -> None:
+        if key == "oneOf" and not self._are_apart(choices):
+            self.reasons.add(path, "a value may be more than one of the changed 'oneOf'")
+
+    def _is_same(self, ours: JsonValue, theirs: JsonValue) -> bool:
+        """Say whether two parts are the same text, and all that they refer to as well."""
+        if ours != theirs:
+            return False
+        seen: set[str] = set()
+        work = _targets(ours)
+        while work:
+            target = work.pop()
+            if target not in seen:
+                seen.add(target)
+                part = _part(self._reader, target)
+                if part != _part(self._writer, target):
+                    return False
+                work += _targets(part)
         return True
 
     def _are_apart(self, choices: list[JsonValue]) -> bool:
@@ -173,23 +192,25 @@ class _Comparison:
                 lost = [value for value in theirs if _key(value) not in listed]
                 if lost:
                     self.reasons.add(path, f"the reader does not list the value {shown(lost[0])}")
-        else:
-            for problem in bounds_problems(reader, writer):
-                self.reasons.add(path, problem)
+        for problem in bounds_problems(reader, writer):
+            self.reasons.add(path, problem)
 
     def _compare_uncompared(self, reader: _Schema, writer: _Schema, path: str) -> None:
         for key in _UNCOMPARED:
-            if key not in reader:
+            ours, theirs = reader.get(key), writer.get(key)
+            if key not in reader or self._is_same(ours, theirs):
                 continue
-            if reader[key] != writer.get(key):
+            if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+                pairs = zip(ours, theirs, strict=True)
+            elif isinstance(ours, dict) and isinstance(theirs, dict) and set(ours) == set(theirs):
+                pairs = zip(ours.values(), (theirs[name] for name in ours), strict=True)
+            else:
+                pairs = None
+            if pairs is None or key not in _PARTWISE:
                 self.reasons.add(path, f"'{key}' changed, which cannot be shown to be compatible")
-                continue
-            for target in _targets(reader[key]):
-                ours, theirs = _part(self._reader, target), _part(self._writer, target)
-                if key in _INWARD:
-                    self._later(ours, theirs, path)
-                elif ours != theirs:
-                    self.reasons.add(path, f"'{key}' refers to '{quoted(target)}', which changed")
+            else:
+                for one, other in pairs:
+                    self._later(one, other, f"{path}.{key}")
 
     def _compare_fields(self, reader: _Schema, writer: _Schema, path: str) -> None:
         ours, theirs = _fields(reader), _fields(writer)
@@ -198,6 +219,9 @@ class _Comparison:
             state = "optional in" if name in theirs else "unknown to"
             self.reasons.add(f"{path}.{name}", f"required by the reader, {state} the writer")
         rest = reader.get("additionalProperties", True)
+        patterns = writer.get("patternProperties")
+        if patterns and rest is not True and "patternProperties" not in reader:
+            self.reasons.add(path, "'patternProperties' are gone and other properties are bound")
         for name, field in theirs.items():
             place = f"{path}.{name}"
             if name in ours:
@@ -225,6 +249,10 @@ class _Comparison:
                 self.reasons.add(path, "a list of 'items' changed")
         elif ours is not True:
             self._later(ours, theirs, f"{path}[*]")
+            first = writer.get("prefixItems")
+            if isinstance(first, list) and "prefixItems" not in reader:
+                for each in first:
+                    self._later(ours, each, f"{path}[*]")
 
 
 def _followed(value: JsonValue, references: References) -> _Schema | None:
@@ -313,10 +341,13 @@ def _type_text(schema: _Schema) -> str:
 
 
 def _values(schema: _Schema) -> list[JsonValue] | None:
-    if "const" in schema:
-        return [schema["const"]]
     listed = schema.get("enum")
-    return listed if isinstance(listed, list) else None
+    values = listed if isinstance(listed, list) else None
+    if "const" not in schema:
+        return values
+    only = schema["const"]
+    keys = [_key(only)] if values is None else [_key(value) for value in values]
+    return [only] if _key(only) in keys else []
 
 
 def _key(value: JsonValue) -> tuple[str, object]:

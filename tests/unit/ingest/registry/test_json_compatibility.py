@@ -119,7 +119,7 @@ INCOMPATIBLE = {
     "'uniqueItems' is new": ({}, {"uniqueItems": True}),
     "'multipleOf' is 4": ({"multipleOf": 2}, {"multipleOf": 4}),
     "accepts choice 1": ({"anyOf": [TEXT, WHOLE]}, {"anyOf": [TEXT]}),
-    "may be more than one of the new 'oneOf'": (
+    "may be more than one of the changed 'oneOf'": (
         {"oneOf": [{"minimum": 1}]},
         {"oneOf": [{"minimum": 1}, {"minimum": 0}]},
     ),
@@ -128,11 +128,11 @@ INCOMPATIBLE = {
         {"$defs": {"n": NUMBER}, "anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]},
         {"$defs": {"n": WHOLE}, "anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]},
     ),
-    "at $: type changed: the writer's number": (
+    "at $.allOf: type changed: the writer's number": (
         {"$defs": {"n": NUMBER}, "allOf": [{"$ref": "#/$defs/n"}]},
         {"$defs": {"n": WHOLE}, "allOf": [{"$ref": "#/$defs/n"}]},
     ),
-    "'not' refers to '#/$defs/n', which changed": (
+    "'not' changed, which cannot be shown": (
         {"$defs": {"n": WHOLE}, "not": {"$ref": "#/$defs/n"}},
         {"$defs": {"n": NUMBER}, "not": {"$ref": "#/$defs/n"}},
     ),
