@@ -45,7 +45,7 @@ def check_same(blocks):
             break
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(BLOCK, st.sampled_from([None, None, 0, 200, 4096])), max_size=8))
 def test_the_cache_reads_what_an_encoder_wrote(script):
     """Repeated blocks, new fields and new sizes of the table are read alike with and without it."""

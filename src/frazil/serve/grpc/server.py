@@ -38,6 +38,7 @@ class Server:
         self.limits = ServerLimits() if limits is None else limits
         self.clock: Clock = SystemClock() if clock is None else clock
         self.counters = Counters()
+        self.buffer = memoryview(bytearray(self.limits.read_bytes_max))
         self.unanswered = 0
         self.unfinished = 0
         self._shells: set[Shell] = set()

@@ -17,6 +17,7 @@ class ServerLimits:
     connections_max: int = 1_024
     unanswered_bytes_server_max: int = 256 << 20
     unfinished_bytes_server_max: int = 256 << 20
+    read_bytes_max: int = 256 << 10
     tick_s: float = 0.5
 
     # -- requests
