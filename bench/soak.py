@@ -3,7 +3,7 @@
 Producers of all kinds, readers, tails, holds, rotation, retention, a lake, and a restart now and
 then. At the end every producer's records are accounted for, those of the lake in its table, and
 memory and descriptors must not have grown.
-Then a minute of more load than flushes can take (`bench/overload.py`), in a process of its own.
+Then ten minutes of more load than flushes can take (`bench/overload.py`), in a process of its own.
 Prints one line for the record of runs and returns 1 if anything was wrong.
 """
 
@@ -305,7 +305,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description="Load of all kinds with checks.")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--overload-seconds", type=float, default=60.0)
+    parser.add_argument("--overload-seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=os.path.join(ROOT, "data-bench"))
     arguments = parser.parse_args()
