@@ -227,6 +227,13 @@ def test_a_bad_primary_key_is_refused(key):
         declare_schema({"id": "long", "f": "double", "l": "list<int>"}, primary_key=key)
 
 
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_a_float_is_no_key_and_the_error_says_what_to_use(kind):
+    """NaN and -0.0 would be one row to one engine and another to the next."""
+    with pytest.raises(InvalidRequest, match="use decimal or long"):
+        declare_schema({"id": "long", "f": kind}, primary_key=["id", "f"])
+
+
 @pytest.mark.parametrize("columns", [5, "a", [1], {"a": 5}, {1: "int"}, None])
 def test_columns_of_a_wrong_shape_are_refused(columns):
     """Whatever is no mapping, schema or list of fields is refused, not crashed upon."""
