@@ -8,11 +8,13 @@ import threading
 import msgspec
 import pytest
 
+from frazil.clock import SystemClock
 from frazil.engine.core import Engine
 from frazil.engine.cursors import HOLD_PREFIX
 from frazil.engine.indexing import known_cursors
 from frazil.engine.states import BYTES_MAX, VALUE_BYTES_MAX, StateTag
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from frazil.fs import RealFileSystem
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.cursor_state import RANGES_MAX, CursorState, Dropped, acked, attempted, placed
@@ -27,12 +29,22 @@ from tests.integration.engine.opening import (
     small_settings,
 )
 
-NOTHING_KEPT = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
+NOTHING_KEPT = {"retention_age_s": 0.0, "memory": LOG_ALONE}
 HOLD = f"{HOLD_PREFIX}s"
 
 
-def with_topic(path, records=10, **settings):
-    db = open_small(path, **settings)
+def open_quiet(path, *, file_system=None, clock=None, **settings):
+    """Open an engine in which nothing happens by itself."""
+    return Engine(
+        small_settings(path, **settings),
+        file_system=file_system or RealFileSystem(),
+        clock=clock or SystemClock(),
+        threads=False,
+    )
+
+
+def with_topic(path, records=10, opened=open_quiet, **settings):
+    db = opened(path, **settings)
     topic = db.create_topic("t")
     topic.append_many([b"%d" % number for number in range(records)])
     return db
@@ -59,7 +71,7 @@ def test_what_was_acked_is_there_after_a_restart(tmp_path):
         db.cursors.drop("t", "gone")
         expected = {"s": CursorState(3, [(5, 7)], [(4, 3)]), "back": CursorState(1, [(3, 4)])}
         assert db.cursors.load("t") == expected
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         assert db.cursors.load("t") == expected
         assert db.cursors.names("t") == ["back", "s"]
         db.cursors.apply("t", [acked("s", (3, 5))]).result()
@@ -119,7 +131,7 @@ def test_any_name_is_stored(tmp_path):
         for place, name in enumerate(names):
             db.cursors.create("t", name, place)
         db.cursors.follow()
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         assert db.cursors.load("t") == {name: CursorState(n) for n, name in enumerate(names)}
         copies = known_cursors(db._indexer._store)
         assert copies[db.topic_runtime("t").state.id] == db.cursors.load("t")
@@ -127,7 +139,7 @@ def test_any_name_is_stored(tmp_path):
 
 def test_a_subscription_holds_its_records_and_the_hold_follows(tmp_path):
     """Records are kept from the first unacked one on, and go once they are acked."""
-    with open_small(tmp_path, **NOTHING_KEPT) as db:
+    with open_quiet(tmp_path, **NOTHING_KEPT) as db:
         topic = db.create_topic("t")
         topic.append(b"0")
         db.cursors.create("t", "s", 0)
@@ -159,7 +171,7 @@ def test_a_subscription_holds_its_records_and_the_hold_follows(tmp_path):
 def test_holds_and_subscriptions_are_settled_after_a_crash(lane):
     """A hold whose subscription was never made goes, one that is missing comes back."""
     disk, clock = SimulatedFileSystem(), SimulatedClock()
-    db = Engine(small_settings("/data"), file_system=disk, clock=clock, threads=False)
+    db = open_quiet("/data", file_system=disk, clock=clock)
     db.create_topic("t", lane=lane).append_many([b"x"] * 9)
     db.cursors.create("t", "s", 3)
     runtime = db.topic_runtime("t")
@@ -169,17 +181,17 @@ def test_holds_and_subscriptions_are_settled_after_a_crash(lane):
     db.hold("t", "users", 5)
     assert holds(db) == {f"{HOLD_PREFIX}half": 2, "users": 5}
     disk = disk.crash_clone(1)
-    db = Engine(small_settings("/data"), file_system=disk, clock=clock, threads=False)
+    db = open_quiet("/data", file_system=disk, clock=clock)
     assert holds(db) == {HOLD: 3, "users": 5}
     disk = disk.crash_clone(2)
-    db = Engine(small_settings("/data"), file_system=disk, clock=clock, threads=False)
+    db = open_quiet("/data", file_system=disk, clock=clock)
     assert holds(db) == {HOLD: 3, "users": 5}
     assert db.cursors.load("t") == {"s": CursorState(3)}
 
 
 def test_upkeep_lets_the_hold_follow_by_itself(tmp_path):
     """Nobody has to ask for it: a round of upkeep moves the holds before it frees."""
-    with with_topic(tmp_path, retention_check_s=0.01) as db:
+    with with_topic(tmp_path, opened=open_small, retention_check_s=0.01) as db:
         db.cursors.create("t", "s", 0)
         db.cursors.apply("t", [acked("s", (0, 7))]).result()
         db.upkeep.poke()
@@ -207,7 +219,7 @@ def test_cursors_survive_the_segments_and_the_metadata(tmp_path):
         assert len(db.main.journal.segments) == 1
     for path in tmp_path.glob("meta.db*"):
         path.unlink()
-    with open_small(tmp_path, **NOTHING_KEPT) as db:
+    with open_quiet(tmp_path, **NOTHING_KEPT) as db:
         assert db.cursors.load("t") == {"s": CursorState(10)}
         assert db.states.items(StateTag.POLICY) == {"p": b"kept"}
         assert holds(db) == {HOLD: 10}
@@ -219,12 +231,12 @@ def test_older_metadata_overrides_nothing(tmp_path):
         db.cursors.create("t", "s", 0)
         db.cursors.apply("t", [acked("s", (0, 9))]).result()
     old = {path: path.read_bytes() for path in tmp_path.glob("meta.db*")}
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         db.cursors.reset("t", "s", 4)
         db.cursors.create("t", "new", 1)
     for path, data in old.items():
         path.write_bytes(data)
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         expected = {"s": CursorState(4), "new": CursorState(1)}
         assert db.cursors.load("t") == expected
         state = db.topic_runtime("t").state
@@ -238,18 +250,18 @@ def test_a_lost_journal_leaves_the_copy(tmp_path):
         db.cursors.apply("t", [acked("s", (0, 4), (6, 7))]).result()
     for path in (tmp_path / "journal").glob("*.seg"):
         path.unlink()
-    with open_small(tmp_path, memory=LOG_ALONE) as db:
+    with open_quiet(tmp_path, memory=LOG_ALONE) as db:
         assert db.cursors.load("t") == {"s": CursorState(4, [(6, 7)])}
         assert HOLD in holds(db)
         assert db.topic("t").append(b"x").offset == 10
         db.cursors.reset("t", "s", 10)
-    with open_small(tmp_path, memory=LOG_ALONE) as db:
+    with open_quiet(tmp_path, memory=LOG_ALONE) as db:
         assert db.cursors.load("t") == {"s": CursorState(10)}
 
 
 def test_the_copy_in_the_metadata_lags_and_is_removed_with_its_subscription(tmp_path):
     """The copy has a value that the cursor had, its batch sequence, and goes when it must."""
-    with with_topic(tmp_path, retention_check_s=3600.0) as db:
+    with with_topic(tmp_path) as db:
         store, topic_id = db._indexer._store, db.topic_runtime("t").state.id
         db.cursors.create("t", "s", 0)
         db.cursors.follow()
@@ -267,7 +279,7 @@ def test_the_copy_in_the_metadata_lags_and_is_removed_with_its_subscription(tmp_
 
 def test_a_topic_with_a_lane_keeps_its_cursors_there(tmp_path):
     """The progress goes through the journal of the topic's own records."""
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         topic = db.create_topic("t", lane="dedicated")
         topic.append_many([b"x"] * 5)
         db.cursors.create("t", "s", 0)
@@ -275,7 +287,7 @@ def test_a_topic_with_a_lane_keeps_its_cursors_there(tmp_path):
         assert all(not state.cursors for state in db.main.journal.state.topics.values())
         db.cursors.follow()
         rotate(db, db.topic_runtime("t").lane)
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         assert db.cursors.load("t") == {"s": CursorState(3)}
         assert holds(db) == {HOLD: 3}
 
@@ -290,14 +302,14 @@ def test_a_deleted_topic_takes_its_cursors_along(tmp_path):
         assert db.cursors.load("t") == {}
         db.cursors.follow()
         assert known_cursors(db._indexer._store) == {}
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         assert db.cursors.load("t") == {}
         assert known_cursors(db._indexer._store) == {}
 
 
 def test_many_threads_and_a_loop_ack_at_once(tmp_path):
     """Every answered ack is there; futures are settled on their own loop."""
-    with with_topic(tmp_path, records=1200) as db:
+    with with_topic(tmp_path, records=1200, opened=open_small) as db:
         db.cursors.create("t", "s", 0)
         before = db.main.journal.sync_count
 
@@ -360,7 +372,7 @@ def test_acks_go_on_while_publishing_is_stopped_until_nothing_is_left(tmp_path):
     disk.capacity_bytes += 10 << 20
     db.cursors.apply("t", [acked("s", (0, 5))]).result()
     db.close()
-    with open_small("/data", file_system=disk, clock=SimulatedClock(), **settings) as db:
+    with open_quiet("/data", file_system=disk, clock=SimulatedClock(), **settings) as db:
         assert db.cursors.load("t")["s"] == CursorState(5, attempts=[(5, acks + 1)])
 
 
@@ -369,7 +381,7 @@ def test_acks_go_on_while_publishing_is_stopped_until_nothing_is_left(tmp_path):
 
 def test_values_are_durable_by_tag_and_key(tmp_path):
     """Values come back after a restart, changed and removed as they were."""
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         db.states.put(StateTag.SCHEMA, "a", b"1")
         db.states.put(StateTag.SCHEMA, "a", b"2")
         db.states.put(StateTag.SCHEMA, "b", b"")
@@ -378,7 +390,7 @@ def test_values_are_durable_by_tag_and_key(tmp_path):
         db.states.delete(StateTag.ROLE, "c")
         db.states.delete(StateTag.ROLE, "never")
         rotate(db)
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         assert db.states.items(StateTag.SCHEMA) == {"a": b"2", "b": b""}
         assert db.states.items(StateTag.ROLE) == {"a": b"3"}
         assert db.states.items(StateTag.CLIENT) == {}
@@ -388,7 +400,7 @@ def test_values_are_durable_by_tag_and_key(tmp_path):
 
 def test_what_cannot_be_a_value_is_refused(tmp_path):
     """Tags of the log itself, odd keys and what is too large are told before anything is written."""
-    with open_small(tmp_path) as db:
+    with open_quiet(tmp_path) as db:
         lsn = db.main.journal.state.lsn
         for tag, key, value in (
             (1, "a", b""),
@@ -408,7 +420,7 @@ def test_what_cannot_be_a_value_is_refused(tmp_path):
 
 def test_values_are_bounded_together(tmp_path):
     """Beyond the bound a new value is refused, a smaller one and a removal are not."""
-    with open_small(tmp_path, segment_bytes_max=256 << 20, sync="none") as db:
+    with open_quiet(tmp_path, segment_bytes_max=256 << 20, sync="none") as db:
         big = bytes(VALUE_BYTES_MAX)
         count = BYTES_MAX // VALUE_BYTES_MAX
         for number in range(count - 1):
