@@ -352,13 +352,13 @@ class LakeTopic:
             tables.declare(self.table, SKIPPED, skipped)
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
         # Its side table may be ahead of it by one commit, never of the log.
-        beside = Known(self.uid, {}, self.own_to(), {})
         side = side_view(tables.look(self.table.rejects), decision.marks)
-        found = decide(self.table.rejects, side, beside)
+        found = decide(self.table.rejects, side, Known(self.uid, {}, self.own_to(), {}))
         if found.case == "stop":
             self.position = dict(decision.told)
             self._stop(found.reason, found.message)
             return
+        tables.make_durable(self.table, self._known())
         self._bound = True
         self._rejects = view.recent
         self._join()
