@@ -147,7 +147,7 @@ class Connection(Reception):
                         and size <= self.short_bytes_max
                         and head.problem is None
                         and head.content_length in {-1, size}
-                        and len(table.open) < self.limits.streams_max
+                        and self.has_room()
                     ):
                         table.last = sid
                         self.spend(size)

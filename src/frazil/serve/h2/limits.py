@@ -47,6 +47,9 @@ class ServerLimits:
     # -- what waits to be sent
     stream_queue_bytes: int = 256 << 10
     connection_queue_bytes: int = 4 << 20
+    """Of all streams together; above it each of them may have one frame."""
+    queued_bytes_max: int = 64 << 20
+    """Above it, which only large answers that nobody reads can reach, new calls are refused."""
     turn_bytes_max: int = 1 << 20
     write_buffer_bytes: int = 512 << 10
 

@@ -120,6 +120,14 @@ class Reception:
             self.sender.emit(f.window_update(0, whole - self.credit))
             self.credit = whole
 
+    def has_room(self) -> bool:
+        """Return whether one more call may be taken."""
+        limits = self.limits
+        return (
+            len(self.table.open) < limits.streams_max
+            and self.sender.queued <= limits.queued_bytes_max
+        )
+
     def on_ping_answer(self, payload: bytes) -> None:
         """Take note of the answer to a PING."""
 
@@ -169,7 +177,7 @@ class Reception:
             table.advance(sid)
             if depends_on_itself or head.problem is not None:
                 self._refuse(sid, ErrorCode.PROTOCOL_ERROR, ended=ends)
-            elif self.is_refusing or len(table.open) >= self.limits.streams_max:
+            elif self.is_refusing or not self.has_room():
                 self._refuse(sid, ErrorCode.REFUSED_STREAM, ended=ends)
             else:
                 self._open(sid, head, ended=ends)

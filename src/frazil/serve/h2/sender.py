@@ -98,11 +98,7 @@ class Sender:
             return False
         self.begin(stream)
         self._put(stream, messages)
-        limits = self._limits
-        if (
-            stream.queued < limits.stream_queue_bytes
-            and self.queued < limits.connection_queue_bytes
-        ):
+        if stream.queued < self._allowance():
             return True
         self._waiting[stream.sid] = stream
         return False
@@ -208,11 +204,21 @@ class Sender:
             self.is_dirty = True
             self._on_dirty()
 
-    def _ready_now(self) -> list[Stream]:
+    def _allowance(self) -> int:
+        """Return the bytes a stream may have queued.
+
+        When all of them together have many, each still has a frame: those that the peer does not
+        read must not stop those that it reads.
+        """
         limits = self._limits
-        if self.is_paused or self.queued > limits.connection_queue_bytes // 2:
+        if self.queued < limits.connection_queue_bytes:
+            return limits.stream_queue_bytes
+        return min(limits.stream_queue_bytes, f.FRAME_BYTES_DEFAULT)
+
+    def _ready_now(self) -> list[Stream]:
+        if self.is_paused:
             return []
-        low = limits.stream_queue_bytes // 2
+        low = self._allowance() // 2
         return [stream for stream in self._waiting.values() if stream.queued <= low]
 
     def _put(self, stream: Stream, data: bytes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import pytest
 
@@ -278,3 +280,24 @@ def test_unfinished_requests_are_shed():
     client.calls.shed(client.connection.table.open.values())
     assert list(client.answers(client.take())) == [3]
     assert list(client.connection.table.open) == [1]
+
+
+@pytest.mark.parametrize("end", ["answer", "failure", "cancel"])
+def test_an_ended_call_is_freed_at_once(end):
+    """Nothing of a call is left to the collector of cycles, which would stop the server for it."""
+    held = []
+    client = Client(lambda call, message: held.append(call))
+    client.send(client.call(1))
+    gone = weakref.ref(held[0])
+    gc.disable()
+    try:
+        if end == "answer":
+            held[0].ok(b"")
+        elif end == "failure":
+            held[0].fail(Code.ABORTED, "")
+        else:
+            client.send(f.reset(1, 8))
+        held.clear()
+        assert gone() is None
+    finally:
+        gc.enable()

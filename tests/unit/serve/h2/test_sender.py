@@ -7,7 +7,7 @@ import pytest
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.frames import ErrorCode
 from frazil.serve.h2.limits import ServerLimits
-from tests.unit.serve.h2.peer import Peer, goaway_code, prefixed
+from tests.unit.serve.h2.peer import Peer, goaway_code, prefixed, resets
 
 WIDE = f.settings({f.INITIAL_WINDOW_SIZE: 1 << 30}) + f.window_update(0, 1 << 30)
 
@@ -158,16 +158,54 @@ def test_one_turn_sends_a_bounded_number_of_bytes():
 
 
 def test_the_queues_of_all_streams_together_are_bounded():
-    """Many streams without window do not add up: their writers are stopped together."""
-    limits = ServerLimits(stream_queue_bytes=10_000, connection_queue_bytes=20_000)
-    sids = range(1, 21, 2)
+    """Many streams that the peer does not read have a frame each once they have much together."""
+    limits = ServerLimits(stream_queue_bytes=100_000, connection_queue_bytes=200_000)
+    sids = range(1, 201, 2)
     peer, streams = opened(f.settings({f.INITIAL_WINDOW_SIZE: 0}), limits=limits, sids=sids)
     for stream in streams:
         while peer.sender.write(stream, bytes(1000)):
             pass
-    assert peer.sender.queued < 20_000 + len(streams) * 1000
+    assert peer.sender.queued < 300_000 + len(streams) * 17_384
     peer.send(f.reset(1, 8), f.reset(3, 8))
     assert peer.sender.queued == sum(stream.queued for stream in streams)
+
+
+def test_streams_that_nobody_reads_do_not_stop_one_that_is_read():
+    """However much is queued for others of the connection, an open window is served."""
+    limits = ServerLimits(stream_queue_bytes=100_000, connection_queue_bytes=200_000)
+    peer, streams = opened(
+        f.window_update(0, 1 << 30),
+        f.settings({f.INITIAL_WINDOW_SIZE: 0}),
+        limits=limits,
+        sids=range(1, 41, 2),
+    )
+    for stream in streams[:-1]:
+        while peer.sender.write(stream, bytes(1000)):
+            pass
+    last = streams[-1]
+    peer.send(f.window_update(last.sid, 1 << 30))
+    sent = 0
+    for _ in range(100):
+        while peer.sender.write(last, bytes(1000)):
+            pass
+        sent += sum(data_sizes(peer.take(), last.sid))
+        assert last in peer.sender.ready()
+    assert sent >= 100 * 16_000
+
+
+def test_calls_are_refused_while_large_answers_are_not_read():
+    """Answers without window are kept up to a limit; behind it calls may be tried elsewhere."""
+    peer, streams = opened(
+        f.settings({f.INITIAL_WINDOW_SIZE: 0}),
+        limits=ServerLimits(queued_bytes_max=50_000),
+        sids=(1, 3, 5),
+    )
+    for stream in streams:
+        peer.sender.reply(stream, bytes(20_000))
+    assert resets(peer.send(peer.call(7))) == {7: ErrorCode.REFUSED_STREAM}
+    opening = (f.window_update(sid, 30_000) for sid in (1, 3, 5))
+    peer.send(f.window_update(0, 1 << 20), *opening)
+    assert resets(peer.send(peer.call(9))) == {}
 
 
 def test_writing_when_ready_never_recurses():
