@@ -140,14 +140,8 @@ class Cursor:
         """Take the lowest ranges into `acked_below` if it reached them."""
         firsts, ends = self._firsts, self._ends
         count = bisect_right(firsts, self.acked_below)
-        while True:
-            end = ends[count - 1]
-            if end <= self.acked_below:
-                break
-            self.acked_below = end
-            if count == len(firsts) or firsts[count] > end:
-                break
-            count += 1
+        # Ranges never touch: the one behind the last that is reached stays.
+        self.acked_below = max(self.acked_below, ends[count - 1])
         del firsts[:count]
         del ends[:count]
 

@@ -229,8 +229,8 @@ class Dispatch:
             self._records.skip(skipped, sizes)
         self._assign(now_ms)
         self._tell_paused()
-        actions = self._actions.copy()
-        self._actions.clear()
+        actions = self._actions[:]
+        del self._actions[:]
         return actions
 
     def status(self) -> Status:

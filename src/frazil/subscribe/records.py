@@ -434,9 +434,12 @@ class Records:
 
     def ring(self, now_ms: int) -> None:
         """Do what is due: time-outs of acks, then alarms."""
-        timeout_ms = self._policy.ack_timeout_ms
-        if timeout_ms:
-            self._time_out(self._flights.delivered_until(now_ms - timeout_ms), now_ms)
+        due_ms = self.due_ms()
+        if due_ms is None or due_ms > now_ms:
+            return
+        if self._policy.ack_timeout_ms:
+            until_ms = now_ms - self._policy.ack_timeout_ms
+            self._time_out(self._flights.delivered_until(until_ms), now_ms)
         recount = Change(Cause.TIMEOUT)
         owed: dict[Cause, list[int]] = {}
         for offset in self._alarms.ring(now_ms):
@@ -448,11 +451,11 @@ class Records:
             elif place is State.OWED:
                 owed.setdefault(self._owed.pop(offset), []).append(offset)
             elif place is State.UNCOUNTED:
-                attempt, due_ms = self._plans.pop(offset)
+                attempt, plan_ms = self._plans.pop(offset)
                 recount.offsets.append(offset)
                 recount.priors.append(None)
                 recount.attempts.append(attempt)
-                recount.dues_ms.append(due_ms)
+                recount.dues_ms.append(plan_ms)
                 self.places[offset] = recount
         if recount.offsets:
             self._actions.append(recount)
