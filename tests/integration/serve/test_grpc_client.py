@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import socket
 import ssl
+import time
 
 import grpc
 import pytest
@@ -93,6 +94,26 @@ def test_answers_may_come_later_and_in_another_order(channel, world):
 
     world.run(answer_all)
     assert [call.result() for call in calls] == [b"to %d" % number for number in range(50)]
+
+
+def test_answers_of_one_turn_leave_in_one_write_a_connection(world):
+    """Whoever answers a group of calls of several connections causes one write for each."""
+    with world.channel() as first, world.channel() as second:
+        holds = [channel.unary_unary("/t.T/Hold") for channel in (first, second)]
+        calls = [holds[number % 2].future(b"", timeout=20) for number in range(64)]
+        assert eventually(lambda: len(world.handlers.held) == 64)
+        time.sleep(0.1)
+
+        def answer_all():
+            for call in world.handlers.held:
+                call.ok(b"")
+            before = world.server.counters.writes_total
+            world.loop.call_soon(lambda: writes.append(world.server.counters.writes_total - before))
+
+        writes = []
+        world.run(answer_all)
+        assert [call.result() for call in calls] == [b""] * 64
+        assert writes == [2]
 
 
 def test_a_deadline_ends_a_call_on_both_sides(channel, world):

@@ -31,6 +31,7 @@ class Counters:
     handler_errors_total: int = 0
     received_bytes_total: int = 0
     sent_bytes_total: int = 0
+    writes_total: int = 0
     reading_pauses_total: int = 0
     statuses: list[int] = attrs.field(factory=lambda: [0] * len(Code))
 

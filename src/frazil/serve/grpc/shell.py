@@ -136,6 +136,7 @@ class Shell(asyncio.BufferedProtocol):
         data = sender.take()
         if data:
             self._host.counters.sent_bytes_total += len(data)
+            self._host.counters.writes_total += 1
             self.transport.write(data)
         if sender.has_more or sender.has_ready:
             self._host.flush_soon(self)
