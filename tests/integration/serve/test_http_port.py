@@ -193,6 +193,21 @@ def test_a_large_answer_arrives_whole():
     asyncio.run(run())
 
 
+def test_a_slow_reader_gets_its_answer():
+    """Who begins to read late, but in time, gets all of it: the short wait is for after the end."""
+    limits = HttpLimits(answer_s=10.0, linger_s=0.1)
+
+    async def run():
+        async with World(limits) as world:
+            reader, writer = await world.connect()
+            writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await asyncio.sleep(0.6)
+            data = await asyncio.wait_for(reader.read(), 10)
+            assert len(data.partition(b"\r\n\r\n")[2]) == 16 << 20
+
+    asyncio.run(run())
+
+
 def test_an_error_behind_a_page_does_not_show():
     """An engine that is closed is 503 without its text; a bug cuts that connection alone."""
 

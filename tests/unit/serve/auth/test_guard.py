@@ -350,9 +350,9 @@ def test_principals_behind_one_address_have_rates_of_their_own():
     writer, reader = (token(name, clock) for name in ("writer", "reader"))
     assert ask(guard, SEND, send(), writer) is None
     assert ask(guard, SEND, send(), reader)[0] is Code.PERMISSION_DENIED
-    while ask(guard, SEND, send(), "Bearer guess")[0] is Code.UNAUTHENTICATED:
-        pass
-    assert ask(guard, SEND, send(), "Bearer guess")[0] is Code.RESOURCE_EXHAUSTED
+    codes = [ask(guard, SEND, send(), "Bearer guess")[0] for _ in range(10)]
+    assert codes.count(Code.UNAUTHENTICATED) <= 4
+    assert codes[-1] is Code.RESOURCE_EXHAUSTED
     assert ask(guard, SEND, send(), writer) is None
 
 
