@@ -9,6 +9,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.part_acks import written_text
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.log.committer import Pending
 from frazil.model import Ack
@@ -98,24 +99,46 @@ def _waits_of(runtime: TopicRuntime) -> CommitWaits:
     return runtime.lake
 
 
-def _late(runtime: TopicRuntime, ack: Ack, waits: CommitWaits) -> Unavailable:
+def _late(
+    runtime: TopicRuntime, ack: Ack, every: Sequence[tuple[TopicRuntime, Ack]]
+) -> Unavailable:
+    """Return the error of a call whose records are all fsynced, but of which one part is late."""
+    waits = _waits_of(runtime)
     late = f"it took longer than {runtime.settings.lake.ack_timeout_s:g} s"
     why = waits.refusal or (f"{late}: {waits.delay}" if waits.delay else late)
+    if len(every) == 1:
+        return Unavailable(
+            "the record is fsynced, but not committed to the lake yet; it will be, "
+            "do not send it again",
+            outcome="fsynced",
+            topic=runtime.name,
+            offset=ack.offset,
+            offset_last=ack.offset_last,
+            why=why,
+        )
+    parts_late = [own.part for own, each in every if not _is_committed(own, each)]
     return Unavailable(
-        "the record is fsynced, but not committed to the lake yet; it will be, do not send it again",
+        "the records are fsynced, but not all committed to the lake yet; they will be, "
+        "do not send them again",
         outcome="fsynced",
-        topic=runtime.name,
-        offset=ack.offset,
-        offset_last=ack.offset_last,
+        topic=runtime.name.removesuffix(f"-part-{runtime.part}"),
+        parts_written=written_text((own.part, each) for own, each in every),
+        parts_late=", ".join(map(str, parts_late)),
+        acks=tuple(each for _own, each in every),
         why=why,
     )
+
+
+def _is_committed(runtime: TopicRuntime, ack: Ack) -> bool:
+    return _waits_of(runtime).committed.get(runtime.part, 0) > ack.offset_last
 
 
 def wait_committed(waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
     """Wait until records that were acked are in their table.
 
     Raises:
-        Unavailable: if that takes too long, or the table is stopped; the records are fsynced.
+        Unavailable: if that takes too long, or the table is stopped; the records are fsynced. Of
+            a call to several parts `parts_written` and `acks` tell where each of them is.
     """
     for runtime, ack in waits:
         _waits_of(runtime).ask(runtime.part, ack.offset_last + 1)
@@ -125,8 +148,8 @@ def wait_committed(waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
         if lake.watch(runtime.part, end, told.set):
             told.wait(runtime.settings.lake.ack_timeout_s)
             lake.forget(told.set)
-        if lake.committed.get(runtime.part, 0) < end:
-            raise _late(runtime, ack, lake)
+        if not _is_committed(runtime, ack):
+            raise _late(runtime, ack, waits)
 
 
 async def wait_committed_async(waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
@@ -150,8 +173,8 @@ async def wait_committed_async(waits: Sequence[tuple[TopicRuntime, Ack]]) -> Non
                 pass
             finally:
                 lake.forget(tell)
-        if lake.committed.get(runtime.part, 0) < end:
-            raise _late(runtime, ack, lake)
+        if not _is_committed(runtime, ack):
+            raise _late(runtime, ack, waits)
 
 
 class CommittedPending(Pending):

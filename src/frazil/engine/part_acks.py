@@ -8,7 +8,7 @@ from frazil.errors import FrazilError, Unavailable
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from frazil.log.committer import Pending
 
@@ -25,6 +25,11 @@ def answer(pending: Pending) -> Ack | FrazilError:
     except FrazilError as error:
         return error
     return value
+
+
+def written_text(acks: Iterable[tuple[int, Ack]]) -> str:
+    """Return where records are: for each ack its part, and its first and last offset."""
+    return ", ".join(f"{part}: {ack.offset}-{ack.offset_last}" for part, ack in acks)
 
 
 def part_acks(parts: Sequence[int], answers: Sequence[Answers]) -> list[Ack]:
@@ -52,16 +57,14 @@ def _check_written(parts: Sequence[int], answers: Sequence[Answers]) -> None:
     unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
     error = (unknown or errors)[0]
     written = [
-        f"{part}: {ack.offset}-{ack.offset_last}"
-        for part, acks in zip(parts, _acks(answers), strict=True)
-        for ack in acks
+        (part, ack) for part, acks in zip(parts, _acks(answers), strict=True) for ack in acks
     ]
     if not written:
         raise error
     raise Unavailable(
         "only some parts of the call were written, look before sending the rest",
         outcome="unknown",
-        parts_written=", ".join(written[:PARTS_TOLD_MAX]),
+        parts_written=written_text(written[:PARTS_TOLD_MAX]),
         frames_written=len(written),
         frames=sum(map(len, answers)),
         cause=error,
