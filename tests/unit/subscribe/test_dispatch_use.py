@@ -1,0 +1,99 @@
+"""Dispatch as its callers use it: without a journal, at speed, at its limits."""
+
+from __future__ import annotations
+
+import time
+
+from frazil.subscribe import Change, Cursor, Deliver, Dispatch, Limits, SubscriptionType
+from frazil.subscribe.cursor import RANGES_MAX
+from tests.unit.subscribe.desk import MUCH, Desk
+
+CPU_US_MAX = 6.0
+
+
+def test_without_a_journal_each_delivery_is_settled_at_once():
+    """A topic that is not reliable: records reach who is there, evenly, and are forgotten."""
+    dispatch = Dispatch(SubscriptionType.SHARED, limits=Limits(max_unacked_messages=100))
+    got = {1: [], 2: []}
+    for consumer in got:
+        dispatch.attach(consumer, name=str(consumer), now_ms=0)
+        dispatch.want(consumer, messages=MUCH, size_bytes=MUCH)
+    for burst in range(5):
+        offsets = list(range(burst * 10, burst * 10 + 10))
+        dispatch.feed(offsets, [1] * 10, offset_end=burst * 10 + 10)
+        for action in dispatch.poll(0):
+            got[action.consumer_id] += action.offsets
+            dispatch.confirmed(dispatch.ack(action.offsets), now_ms=0)
+    assert got == {1: list(range(0, 50, 2)), 2: list(range(1, 50, 2))}
+    assert dispatch.cursor == Cursor(50)
+    dispatch.detach(1, now_ms=0)
+    assert dispatch.poll(0) == []
+
+
+def test_what_does_not_fit_can_be_fed_as_a_gap():
+    """A caller that may drop records passes over them."""
+    desk = Desk(SubscriptionType.EXCLUSIVE, limits={"held_max": 2})
+    desk.feed(2)
+    assert desk.dispatch.room == 0
+    desk.dispatch.feed([], [], offset_end=9)
+    desk.attach(1)
+    assert desk.offsets() == [0, 1]
+    desk.feed(1)
+    assert desk.offsets() == [9]
+
+
+def test_ten_thousand_ranges_are_never_exceeded():
+    """Every other record of the largest window is acked: the cursor takes it and goes on."""
+    desk = Desk(SubscriptionType.SHARED, limits={"max_unacked_messages": RANGES_MAX})
+    desk.attach(1)
+    desk.feed(RANGES_MAX)
+    got = desk.offsets()
+    desk.ack(*got[1::2])
+    desk.sync()
+    desk.feed(RANGES_MAX)
+    more = desk.offsets()
+    desk.ack(*more[1::2])
+    desk.sync()
+    assert desk.dispatch.cursor.range_count <= RANGES_MAX
+    desk.ack(*got, *more)
+    desk.sync()
+    assert desk.dispatch.cursor == Cursor(more[-1] + 1)
+
+
+def test_a_cursor_that_is_full_delivers_what_makes_room():
+    """New records pause while something is out; the gaps themselves are still delivered."""
+    full = Cursor(0, [(2 * at + 1, 2 * at + 2) for at in range(RANGES_MAX)])
+    desk = Desk(SubscriptionType.SHARED, cursor=full, limits={"max_unacked_messages": 2})
+    desk.attach(1)
+    desk.feed(10)
+    assert desk.offsets() == [0, 2]
+    assert desk.dispatch.status().paused == "ranges"
+    desk.ack(0)
+    desk.sync()
+    assert desk.offsets() == [4]
+    assert desk.dispatch.status().paused is None
+
+
+def microseconds_a_record(count=40_000, batch=250):
+    """CPU from feeding to the confirmed ack, with a window of 10,000."""
+    limits = Limits(max_unacked_messages=RANGES_MAX, max_unacked_bytes=MUCH)
+    dispatch = Dispatch(SubscriptionType.EXCLUSIVE, limits=limits)
+    dispatch.attach(1, name="reader", now_ms=0)
+    dispatch.want(1, messages=MUCH, size_bytes=MUCH)
+    started = time.process_time()
+    for first in range(0, count, batch):
+        offsets = list(range(first, first + batch))
+        dispatch.feed(offsets, [1_000] * batch, offset_end=first + batch)
+        for action in dispatch.poll(0):
+            assert isinstance(action, Deliver)
+            change = dispatch.ack(action.offsets)
+            assert isinstance(change, Change)
+            dispatch.confirmed(change, now_ms=0)
+    taken = time.process_time() - started
+    assert dispatch.cursor == Cursor(count)
+    return taken / count * 1e6
+
+
+def test_a_record_costs_a_few_microseconds():
+    """Feeding, delivering, acking and confirming are done for batches, not for each record."""
+    assert min(microseconds_a_record() for _ in range(3)) < CPU_US_MAX
