@@ -494,6 +494,9 @@ class QuerySettings(Section):
     memory_bytes: Bytes = setting(
         512 * MIB, "Queries use at most this much memory together.", low=MIB, high=16 * TIB
     )
+    memory_each_bytes: Bytes = setting(
+        0, "One query uses at most this much memory; 0 is what others leave.", low=0, high=16 * TIB
+    )
     timeout_s: Seconds = setting(
         MINUTE, "A query is cancelled after this time.", low=0.001, high=DAY
     )

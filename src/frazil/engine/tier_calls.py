@@ -108,6 +108,7 @@ class TierCalls(Registry):
             temp_directory=self._spill_path,
             threads=query.threads,
             memory_bytes=query.memory_bytes,
+            memory_each_bytes=query.memory_each_bytes,
             concurrency_max=query.concurrency_max,
             wait_s=query.wait_s,
             timeout_s=query.timeout_s,
@@ -140,9 +141,16 @@ class TierCalls(Registry):
     def _clear_spilled(self) -> None:
         """Remove what queries of a process that was killed had spilled to disk."""
         with contextlib.suppress(OSError):
-            for name in self.file_system.list_directory(self._spill_path):
+            for directory in self.file_system.list_directory(self.paths.run):
+                path = f"{self.paths.run}/{directory}"
+                if path == self._spill_path or path.startswith(f"{self._spill_path}-"):
+                    self._clear_directory(path)
+
+    def _clear_directory(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            for name in self.file_system.list_directory(path):
                 with contextlib.suppress(OSError):
-                    self.file_system.unlink(f"{self._spill_path}/{name}")
+                    self.file_system.unlink(f"{path}/{name}")
 
     def _cancel_for_memory(self) -> None:
         if self._query_engine is not None:

@@ -2,9 +2,10 @@
 
 A query enters, waits for the offsets that it wants to see, and is admitted to a slot.
 
-Each query gets a connection of its own to one locked instance of DuckDB, which is closed behind
-it, so that nothing of one query is left for the next. Threads and memory belong to the instance:
-all queries share them.
+Each query gets a connection of its own to a locked instance of DuckDB, which is closed behind it,
+so that nothing of one query is left for the next. Threads and memory belong to the instance: all
+queries share one and what it has, unless each is to have its own part of the memory. Then there is an
+instance for each slot.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
 
-__all__ = ["Lease", "Pool", "PoolLimits", "RunningQuery", "check_timeout"]
+__all__ = ["Lease", "Pool", "PoolLimits", "RunningQuery", "check_timeout", "spill_directory"]
 
 _AGAIN_S: Final = 0.05
 """An interrupt that comes just before DuckDB begins is forgotten: it is repeated."""
@@ -36,13 +37,17 @@ _CLOSE_S: Final = 10.0
 
 
 class PoolLimits(NamedTuple):
-    """What queries may use: together, and each (`timeout_s`). Names are those of the settings."""
+    """What queries may use: together, and each (`timeout_s`, and `memory_each_bytes` unless 0).
+
+    Names are those of the settings.
+    """
 
     directories: Sequence[str] = ()
     temp_directory: str = ""
     temp_bytes_max: int = 10 * 10**9
     threads: int = 0
     memory_bytes: int = 512 * 1024 * 1024
+    memory_each_bytes: int = 0
     concurrency_max: int = 4
     wait_s: float = 5.0
     timeout_s: float = 60.0
@@ -73,6 +78,11 @@ def check_timeout(timeout_s: object) -> None:
         )
 
 
+def spill_directory(directory: str, number: int) -> str:
+    """Return where one of several instances spills: their files have the same names."""
+    return f"{directory}-{number}" if directory else ""
+
+
 class Lease:
     """The right of one query to run, once it has a connection. Ends with `Pool.release`."""
 
@@ -82,6 +92,8 @@ class Lease:
         self.begun = begun
         self.deadline = begun + timeout_s
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self.instance: duckdb.DuckDBPyConnection | None = None
+        """The instance that no other query has meanwhile, if each has its own."""
         self.stopped: FrazilError | None = None
         self.on_stop: Callable[[], None] | None = None
         self._lock = threading.Lock()
@@ -142,7 +154,8 @@ class Pool:
         self._wake: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._entered: dict[int, Lease] = {}
         self._running: dict[int, tuple[Lease, float]] = {}
-        self._instance: duckdb.DuckDBPyConnection | None = None
+        self._instances: list[duckdb.DuckDBPyConnection] = []
+        self._idle: list[duckdb.DuckDBPyConnection] = []
         self._watch: threading.Thread | None = None
         self._next_id = 1
         self._wakes_at = 0.0
@@ -211,6 +224,9 @@ class Pool:
             with self._lock:
                 self._entered.pop(lease.id, None)
                 self._running.pop(lease.id, None)
+                if lease.instance is not None:
+                    # The one used last is the next: it knows the files.
+                    self._idle.append(lease.instance)
             if lease.admitted:
                 self._slots.release()
 
@@ -247,12 +263,12 @@ class Pool:
             self._closed = True
         self.cancel(None, "the engine closes")
         with self._lock:
-            watch, instance = self._watch, self._instance
-            self._instance = None
+            watch, instances = self._watch, self._instances
+            self._instances, self._idle = [], []
         if watch is not None:
             self._wake.put(None)
             watch.join(_CLOSE_S)
-        if instance is not None:
+        for instance in instances:
             instance.close()
 
     def _check_open(self) -> None:
@@ -261,26 +277,49 @@ class Pool:
 
     def _admit(self, lease: Lease) -> None:
         self._check_open()
-        if self._instance is None:
-            limits = self._limits
-            self._instance = connect_locked(
-                threads=limits.threads,
-                memory_bytes=limits.memory_bytes,
-                directories=limits.directories,
-                temp_directory=limits.temp_directory,
-                temp_bytes_max=limits.temp_bytes_max,
-            )
+        instance = self._instance_of(lease)
         if self._watch is None:
             self._watch = threading.Thread(
                 target=self._watch_deadlines, name="frazil-query-watch", daemon=True
             )
             self._watch.start()
-        lease.admit(self._instance.cursor())
+        lease.admit(instance.cursor())
         self._entered.pop(lease.id, None)
         self._running[lease.id] = (lease, lease.deadline)
         if lease.deadline < self._wakes_at:
             # To wake the watch for each query would cost more than most queries do.
             self._wake.put(None)
+
+    def _instance_of(self, lease: Lease) -> duckdb.DuckDBPyConnection:
+        """Return the instance that a query runs in, which it gives back if it is its own."""
+        limits = self._limits
+        if not limits.memory_each_bytes:
+            if not self._instances:
+                self._instances.append(
+                    self._connect(limits.memory_bytes, limits.temp_directory, limits.temp_bytes_max)
+                )
+            return self._instances[0]
+        if not self._idle:
+            made = self._connect(
+                limits.memory_each_bytes,
+                spill_directory(limits.temp_directory, len(self._instances)),
+                limits.temp_bytes_max // limits.concurrency_max,
+            )
+            self._instances.append(made)
+            self._idle.append(made)
+        lease.instance = self._idle.pop()
+        return lease.instance
+
+    def _connect(
+        self, memory_bytes: int, temp_directory: str, temp_bytes_max: int
+    ) -> duckdb.DuckDBPyConnection:
+        return connect_locked(
+            threads=self._limits.threads,
+            memory_bytes=memory_bytes,
+            directories=self._limits.directories,
+            temp_directory=temp_directory,
+            temp_bytes_max=temp_bytes_max,
+        )
 
     def _watch_deadlines(self) -> None:
         """Stop queries whose time is over, until the pool is closed and none runs."""
