@@ -104,8 +104,11 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
     message = topic.runtimes[0].state.spec.kind == "message"
     runs: list[tuple[int, PartRange]] = []
     parts: list[PartFacts] = []
+    # Before the table is looked at: it may only have more.
+    committed = topic.remembered()
     for runtime in topic.runtimes:
-        parts.append(part_facts(runtime.part, special_ranges(runtime)))
+        ranges = special_ranges(runtime)
+        parts.append(part_facts(runtime.part, ranges, committed=committed[runtime.part]))
         picture = disk.picture(runtime.state.id)
         sets = part_sets(picture, part=runtime.part, committed=0, path=disk.path).sets
         # Columns that the table has not got yet are those of records that it has not got either.
@@ -113,7 +116,7 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
         runs += _runs(runtime.part, runtime.state.id, older)
     now = topic.columns(version)
     staged: list[StagedRows] = []
-    for number, (own, ranges) in enumerate(bundles(runs)):
+    for number, (own, some) in enumerate(bundles(runs)):
         schema = topic.columns(own)
         names, added = column_names(schema, now, by_id=not message)
         plan = plan_of(
@@ -124,7 +127,7 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
             kind="message" if message else "table",
             version=own,
             schema=schema,
-            ranges=ranges,
+            ranges=some,
             now_us=lake.clock.now_us(),
         )
         staged.append(StagedRows(plan, names, added))
@@ -137,11 +140,11 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
     )
 
 
-def part_facts(part: int, ranges: Sequence[SpecialRange]) -> PartFacts:
+def part_facts(part: int, ranges: Sequence[SpecialRange], *, committed: int = 0) -> PartFacts:
     """Return which offsets of a part have no record, and which have lost theirs here."""
     lost = {part: merged((each.first, each.end) for each in ranges if each.kind == RANGE_LOST)}
     gaps = {part: merged((each.first, each.end) for each in ranges if each.kind != RANGE_LOST)}
-    return PartFacts(part, gaps[part], without(lost, gaps)[part])
+    return PartFacts(part, gaps[part], without(lost, gaps)[part], committed)
 
 
 def _runs(part: int, topic: int, sets: Sequence[StagedSet]) -> list[tuple[int, PartRange]]:

@@ -18,6 +18,8 @@ from frazil.lake.plan import Plan, TableName
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from frazil.lake.table import Ends
+
 __all__ = [
     "Certificate",
     "Findings",
@@ -57,11 +59,13 @@ class PartFacts(msgspec.Struct, frozen=True):
     """What the log knows of one part: the ranges `[first, end)` that have no record.
 
     `lost` are those that had one which the log and the tiers have lost: the table may have it.
+    `committed` is how far the table has been seen to be: it never goes back, a table may.
     """
 
     part: int
     gaps: tuple[tuple[int, int], ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
+    committed: int = 0
 
 
 class StagedRows(msgspec.Struct, frozen=True):
@@ -95,6 +99,11 @@ class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ranges that the log has lost, by part."""
         return {each.part: each.lost for each in self.parts if each.lost}
 
+    @property
+    def committed(self) -> Ends:
+        """Return how far the table has been seen to be, by part."""
+        return {each.part: each.committed for each in self.parts if each.committed}
+
 
 class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong: how often, and the first places."""
@@ -122,7 +131,10 @@ def joined_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 class Findings(msgspec.Struct, kw_only=True):
-    """What Spark found in one snapshot of a table; `begins` and `ends` are by part."""
+    """What Spark found in one snapshot of a table.
+
+    `begins` and `ends` are, by part, between which offsets it has to have every record.
+    """
 
     topic: str
     topic_id: str
@@ -139,6 +151,10 @@ class Findings(msgspec.Struct, kw_only=True):
     adopted: int = 0
     """Offsets of another log, which this one goes on behind: compared with nothing."""
     adopted_places: tuple[str, ...] = ()
+    behind: dict[int, int] = {}
+    """Where the table ends, for the parts of which it has lost committed rows behind that."""
+    staged: int = 0
+    """Files of the disk tier that it was compared with."""
     compared: int = 0
     snapshots: int = 0
     files: int = 0
@@ -183,9 +199,6 @@ class Certificate(msgspec.Struct, frozen=True):
         """Return the certificate for people."""
         found = self.findings
         time = dt.datetime.fromtimestamp(self.time_us // 1_000_000, dt.UTC).isoformat()
-        compared = "none: the disk tier holds no files of it"
-        if found.compared:
-            compared = f"{found.compared:,} rows with the disk tier, column by column"
         lines = [
             f"verdict    {self.verdict}",
             f"topic      {found.topic} ({found.topic_id})",
@@ -193,11 +206,13 @@ class Certificate(msgspec.Struct, frozen=True):
             f"rows       {found.rows:,} and {found.rejected:,} rejected in {found.files:,} files",
             f"offsets    {_spans(found)}",
             f"gaps       {found.gaps:,} offsets without a record",
-            f"compared   {compared}",
+            f"compared   {_compared(found)}",
             f"snapshots  {found.snapshots:,} chained",
             f"content    {found.content or '-'}",
             *(f"PROBLEM    {problem.text}" for problem in found.problems),
         ]
+        if found.behind:
+            lines.append(f"behind     {_behind(found)}: rolled back or replaced by others")
         if found.skipped:
             shown = ", ".join(found.skipped_places[:SHOWN_MAX])
             lines.append(f"skipped    {found.skipped:,} offsets given up by an operator: {shown}")
@@ -222,6 +237,24 @@ def _spans(found: Findings) -> str:
         for part, end in sorted(found.ends.items())
     ]
     return ", ".join(spans) or "none"
+
+
+def _compared(found: Findings) -> str:
+    if found.compared:
+        return f"{found.compared:,} rows with the disk tier, column by column"
+    if found.staged:
+        return f"none: the table has no row of the disk tier's {found.staged:,} files"
+    if any(each.kind == "file" for each in found.problems):
+        return "none: the table cannot be read"
+    return "none: the disk tier holds no files of it"
+
+
+def _behind(found: Findings) -> str:
+    return ", ".join(
+        ("" if part < 0 else f"part {part}: ")
+        + f"the table ends at {end:,}, committed were {found.ends[part]:,}"
+        for part, end in sorted(found.behind.items())
+    )
 
 
 def _deleted(found: Findings) -> str:

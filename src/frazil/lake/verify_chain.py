@@ -81,7 +81,8 @@ class Removal(NamedTuple):
 class Chain(NamedTuple):
     """What the snapshots tell.
 
-    `begins` is where the table's rows begin, None where the first snapshot is not left.
+    `begins` is where the table's rows begin, None where the first snapshot is not left or is of
+    another topic.
     """
 
     problems: tuple[Problem, ...]
@@ -142,14 +143,15 @@ def check_chain(
     A commit may have the records of ranges that were given up or lost later or not, both is right;
     so may one of another life of the log, whose records are gaps in this one. What others committed
     to adopted ranges in between is not of this chain.
-    `begin` is where the table says that it began; without it the first commit tells it.
+    `begin` is where the table says that it began; without it the first commit tells it. It also
+    counts for a table without a snapshot and for one that others have put in its place.
     A side table has no commit for a plan without rejects: its own do not chain, and it may have had
     a part of a plan's rejects before.
     """
     bad: list[str] = []
     broken: list[str] = []
     before: Ends | None = None
-    begins: Ends | None = None
+    begins: Ends | None = dict(begin) if begin and _is_whole(line, topic_id) else None
     fewer = united(gaps, skipped)
     views = (
         gaps,
@@ -166,7 +168,8 @@ def check_chain(
             bad.append(sid)
         ends = ends_of(snapshot.summary)
         if before is None and snapshot.parent_snapshot_id is None:
-            before = begins = {part: begin.get(part, 0) for part in ends} if begin else None
+            before = {part: begin.get(part, 0) for part in ends} if begin else None
+            begins = {**begin, **before} if begin and before else None
         if before is None:
             if snapshot.parent_snapshot_id is None:
                 begins = _begins(snapshot, ends, fewer)
@@ -178,6 +181,15 @@ def check_chain(
     if broken and not side:
         found.append(Problem("unchained", len(broken), tuple(broken[:PLACES_MAX])))
     return Chain(tuple(found), tuple(_removals(line, topic_id)), begins, len(line))
+
+
+def _is_whole(line: Sequence[Snapshot], topic_id: str) -> bool:
+    """Tell whether nothing came before what is left, and whether nobody else began it."""
+    if not line:
+        return True
+    return (
+        line[0].parent_snapshot_id is None and line[0].summary.get(TOPIC_ID, topic_id) == topic_id
+    )
 
 
 def _adds_up(snapshot: Snapshot, *, side: bool) -> bool:

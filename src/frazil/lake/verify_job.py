@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from frazil.lake.certificate import Kind
     from frazil.lake.declared import Ranges
     from frazil.lake.plan import PartRange, Plan, TableName
-    from frazil.lake.table import View
+    from frazil.lake.table import Ends, View
     from frazil.lake.worker_calls import Job
 
 __all__ = ["examine", "verify"]
@@ -99,7 +99,7 @@ def examine(
     except NotFound:
         side = None
     seen = [each for each in (main, side) if each is not None]
-    ends, _certain = watermarks(main.view, {})
+    ends, behind = _ends(main.view, request.committed)
     found = Findings(
         topic=request.topic,
         topic_id=request.topic_id,
@@ -107,6 +107,7 @@ def examine(
         sid=main.view.sid,
         begins=dict(main.chain.begins or {}),
         ends=ends,
+        behind=behind,
         snapshots=main.chain.length,
         problems=tuple(problem for each in seen for problem in each.chain.problems),
         versions={"spark": spark.version, "python": sys.version.split()[0]},
@@ -118,6 +119,7 @@ def examine(
     if missing:
         # Spark could not read the table.
         found.problems += (Problem("file", len(missing), tuple(missing[:SHOWN_MAX])),)
+        found.behind = {}
         return found
     with java_calls("verify", request.table):
         rows = _Rows(spark, request, main, side, found)
@@ -151,6 +153,21 @@ def _see(catalog: Catalog, table: TableName, request: VerifyRequest, *, side: bo
         begin=view.begin_ends,
     )
     return _Seen(table, view, chain, skipped, adopted)
+
+
+def _ends(view: View, committed: Ends) -> tuple[Ends, Ends]:
+    """Return up to where a table has to have every record, and where it ends if that is before.
+
+    A table does not tell that others have taken it back or put another in its place: what it was
+    once seen to have, it has to have.
+    """
+    own, _certain = watermarks(view, committed)
+    if view.sid is None:
+        # Nothing was ever committed to this one, whatever its properties say.
+        own = dict(view.begin_ends)
+    parts = sorted({*own, *committed})
+    ends = {part: max(own.get(part, 0), committed.get(part, 0)) for part in parts}
+    return ends, {part: own.get(part, 0) for part in parts if own.get(part, 0) < ends[part]}
 
 
 class _Rows:
@@ -233,7 +250,7 @@ class _Rows:
                     # A table begins with what was held when it was made.
                     known[each.part] = min(known.get(each.part, each.lo), each.lo)
         for part, end in self._found.ends.items():
-            known[part] = min(known.get(part, end), end)
+            known[part] = min(known.get(part, self._found.behind.get(part, end)), end)
         gaps = self._gaps
         self._found.gaps = sum(
             end - known[part] - records_between(known[part], end, gaps.get(part, ()))
@@ -314,12 +331,30 @@ class _Rows:
         covered = places.where(self._inside() & ours).select(*KEY)
         if deleted is not None:
             covered = covered.unionAll(deleted.where(ours).select(*KEY))
+        found = self._found
+        chained = {p: (found.begins[p], found.behind.get(p, end)) for p, end in found.ends.items()}
+        self._judge_missing(*self._lacking(covered, chained))
+        behind: Ends = {}
+        for part, end in found.behind.items():
+            # No snapshot that is left has had them: it was not one of these that removed them.
+            first = max(end, found.begins[part])
+            lost, shown = self._lacking(covered, {part: (first, found.ends[part])})
+            if lost:
+                behind[part] = end
+                self._add(Problem("missing", lost, tuple(shown)))
+        found.behind = behind
+
+    def _lacking(
+        self, covered: DataFrame, spans: Mapping[int, tuple[int, int]]
+    ) -> tuple[int, list[str]]:
+        """Return how many offsets of spans should be there and are not, and the first of them."""
+        within = covered.where(_within({part: (span,) for part, span in spans.items()}))
         bucket = F.floor(F.col("offset") / F.lit(BUCKET)).alias("bucket")
-        counted = covered.groupBy("part", bucket).count().collect()
+        counted = within.groupBy("part", bucket).count().collect()
         counts = {(each["part"], each["bucket"]): each["count"] for each in counted}
         missing = 0
         shown: list[str] = []
-        for part, first, end in self._groups():
+        for part, first, end in _groups(spans):
             gaps = self._needless.get(part, ())
             wanted = records_between(first, end, gaps)
             lacking = wanted - counts.get((part, first // BUCKET), 0)
@@ -328,21 +363,12 @@ class _Rows:
                 here = (F.col("part") == part) & F.col("offset").between(first, end - 1)
                 present = [each["offset"] for each in covered.where(here).collect()]
                 shown += ranges_text(part, holes(present, first, end, gaps))
-        if missing:
-            self._judge_missing(missing, shown[:SHOWN_MAX])
-
-    def _groups(self) -> list[tuple[int, int, int]]:
-        found: list[tuple[int, int, int]] = []
-        for part, end in sorted(self._found.ends.items()):
-            first = self._found.begins[part]
-            while first < end:
-                following = min((first // BUCKET + 1) * BUCKET, end)
-                found.append((part, first, following))
-                first = following
-        return found
+        return missing, shown[:SHOWN_MAX]
 
     def _judge_missing(self, missing: int, shown: list[str]) -> None:
         """Call it loss, unless others removed as many and what was before is not left to see."""
+        if not missing:
+            return
         unseen = [each for each in self._seen.chain.removals if each.parent is None]
         if missing > sum(each.rows for each in unseen):
             self._add(Problem("missing", missing, tuple(shown)))
@@ -359,6 +385,7 @@ class _Rows:
             found = compare_staged(
                 self._spark, rows, *self._own(), self._excused(rows.plan, deleted)
             )
+            self._found.staged += sum(len(each.files) for each in rows.plan.parts)
             self._found.compared += found.rows
             self._add(*found.problems)
 
@@ -415,6 +442,18 @@ class _Rows:
             if lo < hi:
                 parts.append(msgspec.structs.replace(each, lo=lo, hi=hi, files=files))
         return msgspec.structs.replace(plan, parts=tuple(parts))
+
+
+def _groups(spans: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Cut spans where groups begin: part, first, end."""
+    found: list[tuple[int, int, int]] = []
+    for part, (first, end) in sorted(spans.items()):
+        at = first
+        while at < end:
+            following = min((at // BUCKET + 1) * BUCKET, end)
+            found.append((part, at, following))
+            at = following
+    return found
 
 
 def _within(ranges: Ranges, part: Column | None = None, offset: Column | None = None) -> Column:

@@ -135,6 +135,27 @@ def test_paused_topics_are_verified_and_stay_paused(tmp_path):
         assert db.lake.status()["topics"]["/default/resting"]["state"] == "paused"
 
 
+def test_what_was_committed_is_asked_for_when_others_took_the_table_back(db, stand_in):
+    """A table that was rolled back, or made again without rows, does not say how far it was."""
+    topic = db.create_topic("back", COLUMNS, lake=True)
+    for number in range(2):
+        topic.append_many([{"id": each, "text": ""} for each in range(10)], ack="committed")
+        assert db.lake.committed("back") == {-1: 10 * (number + 1)}
+    db.lake.pause("back")
+    stand_in.answers["verify"] = good("back")
+    catalog = connect(db.lake.catalog.address())
+    table = catalog.load_table(("default", "back"))
+    with table.manage_snapshots() as snapshots:
+        snapshots.rollback_to_snapshot(table.metadata.snapshots[0].snapshot_id)
+    db.lake.verify("back")
+    assert asked(stand_in).committed == {-1: 20}
+    catalog.drop_table(("default", "back"))
+    catalog.create_table(("default", "back"), schema=table.schema(), properties=table.properties)
+    db.lake.verify("back")
+    assert asked(stand_in).committed == {-1: 20}
+    assert [each.lo for run in asked(stand_in).staged for each in run.plan.parts] == [0]
+
+
 def test_a_topic_without_its_table_is_not_found(db):
     """There is nothing to verify once somebody dropped it."""
     db.create_topic("bare", COLUMNS, lake=True).append(id=1, text="", ack="committed")

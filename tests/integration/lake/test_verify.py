@@ -9,7 +9,7 @@ import pytest
 
 from frazil.errors import Conflict
 from frazil.ingest.columns import declare_schema
-from frazil.lake.certificate import Certificate, PartFacts, StagedRows, VerifyRequest
+from frazil.lake.certificate import Certificate, PartFacts, Problem, StagedRows, VerifyRequest
 from frazil.lake.declared import ADOPTED, SKIPPED, encode_ranges
 from frazil.lake.verify_job import examine
 from tests.integration.lake.spark_world import MARKS, TIME_US
@@ -68,7 +68,7 @@ class Subject:
             topic=self.topic.name,
             topic_id=topic_id or self.topic.uid,
             table=self.topic.table,
-            parts=tuple(PartFacts(part, gaps, lost) for part in parts),
+            parts=tuple(PartFacts(p, gaps, lost, self.topic.ends.get(p, 0)) for p in parts),
             staged=tuple(StagedRows(plan, names) for plan in self.plans) if staged else (),
         )
         found = examine(self.world.session, self.world.catalog, request)
@@ -208,6 +208,45 @@ def test_declared_gaps_are_no_loss_and_rows_in_them_are_damage(world):
     assert kinds == {"extra": (1, ("6",)), "unmatched": (1, ("6",))}
 
 
+def test_a_table_that_others_rolled_back_has_lost_rows(subject):
+    """What was committed is missing, also where others deleted as many rows that nobody sees."""
+    table = subject.world.catalog.load_table(tuple(subject.topic.table))
+    first, second = subject.topic.snapshots()
+    with table.manage_snapshots() as snapshots:
+        snapshots.rollback_to_snapshot(first.snapshot_id)
+    found = subject.verify(staged=False)
+    assert (found.verdict, found.exit_code) == ("damaged", 8)
+    assert found.findings.problems == (Problem("missing", 30, ("30..59",)),)
+    assert "behind     the table ends at 30, committed were 60" in "\n".join(found.lines)
+    subject.topic.foreign("DELETE FROM {table} WHERE _offset >= 0")
+    name = f"{subject.topic.table.namespace}.{subject.topic.table.name}"
+    subject.topic.foreign(
+        f"CALL frazil.system.expire_snapshots(table => '{name}', "
+        f"snapshot_ids => ARRAY({second.snapshot_id}))"
+    )
+    after = subject.verify(staged=False).findings
+    assert after.problems == (Problem("missing", 30, ("30..59",)),)
+    assert after.deleted == 30
+
+
+def test_a_table_that_others_put_in_place_of_ours_has_lost_rows(subject):
+    """One with a part of the rows lacks the others, an empty one all, whatever it says of itself."""
+    subject.topic.foreign(
+        "REPLACE TABLE {table} USING iceberg AS SELECT * FROM {table} "
+        "WHERE _offset BETWEEN 5 AND 57"
+    )
+    part = subject.verify(staged=False).findings
+    assert (part.rows, part.problems) == (53, (Problem("missing", 7, ("0..4", "58..59")),))
+    catalog, name = subject.world.catalog, tuple(subject.topic.table)
+    table = catalog.load_table(name)
+    catalog.drop_table(name)
+    catalog.create_table(name, schema=table.schema(), properties=table.properties)
+    found = subject.verify()
+    assert (found.verdict, found.exit_code, found.findings.rows) == ("damaged", 8, 0)
+    assert subject.kinds()["missing"] == (60, ("0..59",))
+    assert "compared   none: the table has no row of the disk tier's 2 files" in found.lines
+
+
 def test_ranges_that_an_operator_gave_up_are_listed_and_are_no_loss(subject):
     """Rolled back and accepted: the table itself says what it goes on without."""
     first, second = subject.topic.snapshots()
@@ -230,7 +269,9 @@ def test_ranges_that_an_operator_gave_up_are_listed_and_are_no_loss(subject):
     assert "skipped    30 offsets given up by an operator: 30..59" in found.lines
     with table.refresh().manage_snapshots() as snapshots:
         snapshots.set_current_snapshot(second.snapshot_id)
-    assert (subject.verify().verdict, subject.verify().findings.skipped) == ("good", 0)
+    found = subject.verify(staged=False)
+    assert found.findings.problems == (Problem("missing", 10, ("60..69",)),)
+    assert found.findings.skipped == 0
 
 
 def test_rejected_records_count_once_and_are_compared(world):

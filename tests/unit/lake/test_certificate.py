@@ -88,6 +88,31 @@ def test_a_problem_says_what_how_often_and_where():
     assert ranges_text(3, [(4, 5), (7, 9)]) == ["part 3: 4", "part 3: 7..8"]
 
 
+def test_a_table_that_is_behind_says_where_it_ends_and_why_nothing_was_compared():
+    """Nobody reads that the disk tier has no files when it has them and the table lost the rows."""
+    lost = findings(rows=0, behind={-1: 10}, staged=2, problems=(Problem("missing", 50),))
+    lines = Certificate(lost, 0).lines
+    assert "compared   none: the table has no row of the disk tier's 2 files" in lines
+    behind = "the table ends at 10, committed were 60: rolled back or replaced by others"
+    assert f"behind     {behind}" in lines
+    unread = Certificate(findings(problems=(Problem("file", 1, ("x",)),)), 0).lines
+    assert "compared   none: the table cannot be read" in unread
+    assert not [line for line in unread if line.startswith("behind")]
+    assert "compared   none: the disk tier holds no files of it" in Certificate(findings(), 0).lines
+
+
+def test_a_table_without_our_first_commit_begins_where_it_says():
+    """Replaced or empty ones lack what was before; of an expired or adopted one nobody can tell."""
+    begin = {-1: 5}
+    root = Snapshot(1, None, {"operation": "append", "added-records": "3"})
+    assert check_chain([], UID, {}, begin=begin).begins == begin
+    assert check_chain([root], UID, {}, begin=begin).begins == begin
+    assert check_chain([root, ours(2, 1, 9, 4)], UID, {}, begin=begin).begins == begin
+    assert check_chain([Snapshot(1, 7, root.summary)], UID, {}, begin=begin).begins is None
+    theirs = Snapshot(1, None, {**root.summary, "frazil.topic-id": "another"})
+    assert check_chain([theirs], UID, {}, begin=begin).begins is None
+
+
 def test_problems_of_one_kind_are_one():
     """Counts add up, and of the places the first are kept."""
     many = tuple(map(str, range(19)))
