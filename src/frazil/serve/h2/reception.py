@@ -70,6 +70,8 @@ class Reception:
         self.failure = ""
         self._has_settings = False
         self._partial: PartialBlock | None = None
+        self._controls_paid = 0
+        self._updates_paid = 0
         self._kinds = {
             f.DATA: self._on_data,
             f.HEADERS: self._on_headers,
@@ -349,9 +351,7 @@ class Reception:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "window update of another size")
         if sid and self.table.is_idle(sid):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window of an idle stream")
-        self._updates_left -= 1
-        if self._updates_left < 0:
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many window updates")
+        self._count_update()
         increment = int.from_bytes(payload) & 0x7FFFFFFF
         if not sid:
             if not increment:
@@ -389,10 +389,26 @@ class Reception:
 
     # -- floods ----------------------------------------------------------------------------------
 
+    # Clients answer data with pings (to measure the way) and window updates: when an allowance is
+    # used up, each DATA frame that was sent meanwhile pays for one more.
+
     def _count_control(self) -> None:
+        if not self._controls_left:
+            sent = self.sender.data_frames
+            self._controls_left = min(sent - self._controls_paid, self.limits.controls_max)
+            self._controls_paid = sent
+            if not self._controls_left:
+                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of control")
         self._controls_left -= 1
-        if self._controls_left < 0:
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of control")
+
+    def _count_update(self) -> None:
+        if not self._updates_left:
+            sent = self.sender.data_frames
+            self._updates_left = min(sent - self._updates_paid, self.limits.window_updates_max)
+            self._updates_paid = sent
+            if not self._updates_left:
+                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many window updates")
+        self._updates_left -= 1
 
     def _count_reset(self) -> None:
         self._resets_left -= 1

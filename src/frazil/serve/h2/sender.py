@@ -42,7 +42,8 @@ class Sender:
         self.is_dirty = False
         self.is_paused = False
         """The transport takes no more: messages stay queued."""
-        self.replies = 0
+        self.data_frames = 0
+        """How many were sent."""
         self.queued = 0
         self._limits = limits
         self._table = table
@@ -57,7 +58,6 @@ class Sender:
         """Answer a whole request with one message and the good status, once."""
         if stream.closed or stream.code is not None:
             return
-        self.replies += 1
         size = len(message) + 5
         if size > self.frame_bytes or size > self.window or size > stream.window or stream.queued:
             self.begin(stream)
@@ -65,6 +65,7 @@ class Sender:
             self.finish(stream, 0)
         elif self.blocks.are_short and not stream.begun:
             self.window -= size
+            self.data_frames += 1
             sid = stream.sid
             out = self._out
             out.append(
@@ -81,6 +82,7 @@ class Sender:
         else:
             self.begin(stream)
             self.window -= size
+            self.data_frames += 1
             data = _PREFIX.pack(0, len(message)) + message
             self.emit(f.frame(f.DATA, 0, stream.sid, data))
             self._last(stream, self.blocks.good_end())
@@ -257,6 +259,7 @@ class Sender:
             allowed = min(self.window, stream.window, self.frame_bytes, stream.queued)
             if allowed <= 0:
                 break
+            self.data_frames += 1
             self._out.append(f.head(allowed, f.DATA, 0, stream.sid))
             self._out += stream.pull(allowed)
             self.window -= allowed

@@ -85,8 +85,20 @@ def test_the_memory_of_streams_that_we_ended_is_bounded():
     assert goaway_code(peer.send(f.frame(f.DATA, 0, 1, b"x"))) == ErrorCode.STREAM_CLOSED
 
 
-def test_tiny_windows_cost_what_they_let_through():
-    """A peer that opens its window byte by byte gets as many bytes, in as many frames, then calm."""
+def test_a_client_that_measures_the_way_of_its_data_is_not_a_flood():
+    """A ping and a window update for each DATA frame are paid for by the data."""
+    peer = Peer(LIMITS, answer=None)
+    peer.send(peer.call(1))
+    stream = peer.app.streams[1]
+    for number in range(500):
+        peer.sender.write(stream, bytes(100))
+        assert sum(kind == f.DATA for kind, *_ in peer.take()) == 1
+        peer.send(f.ping(b"%08d" % number), f.window_update(number % 2, 200))
+        assert peer.alive
+
+
+def test_tiny_windows_are_paid_for_by_what_they_let_through():
+    """A peer that opens its window byte by byte gets its answer so, and then has to calm down."""
     peer = Peer(LIMITS, answer=None)
     peer.send(f.settings({f.INITIAL_WINDOW_SIZE: 0}), peer.call(1))
     peer.sender.reply(peer.app.streams[1], bytes(1000))
@@ -95,5 +107,6 @@ def test_tiny_windows_cost_what_they_let_through():
     while peer.alive:
         sent += peer.send(f.window_update(1, 1))
     assert goaway_code(sent) == ErrorCode.ENHANCE_YOUR_CALM
-    assert sum(len(payload) for kind, *_, payload in sent if kind == f.DATA) == 50
+    assert sum(len(payload) for kind, *_, payload in sent if kind == f.DATA) == 1005
+    assert len(sent) < 1100
     assert peer.sender.queued == 0
