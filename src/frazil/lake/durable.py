@@ -216,6 +216,14 @@ class _Sync:
         path = _local(location)
         if path is None or path in self._done:
             return True
+        if not self._file(path, size):
+            return False
+        # Hadoop keeps checksums beside its files, and does not read what they do not fit.
+        directory, name = os.path.split(path)
+        self._file(os.path.join(directory, f".{name}.crc"), None)
+        return True
+
+    def _file(self, path: str, size: int | None) -> bool:
         try:
             file = self._file_system.open(path, "read")
         except FileNotFoundError:

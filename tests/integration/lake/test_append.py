@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
+import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.fs import RealFileSystem
+from frazil.lake.halting import Halt
+from frazil.lake.session import CATALOG_NAME
+from frazil.lake.spark_table import SparkTables
+from frazil.lake.wire import Request
+from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
+from frazil.lake.worker_jobs import SparkJob
 from frazil.model import PartitionField
+from frazil.testing import FaultyFileSystem
 from tests.integration.lake.spark_world import MARKS
 
 pytestmark = MARKS
 
 READERS = ("by_spark", "by_pyiceberg", "by_duckdb")
 COLUMNS = {"id": "long", "name": "string"}
+DAY_MS = 86_400_000
+BEYOND_MS = 1 << 62
+"""A time that cannot be told in microseconds."""
 
 
 def rows(count, *, start=0):
@@ -75,6 +88,50 @@ def test_a_plan_that_runs_again_adds_nothing(world):
     forgot = topic.commit(plan, remembered={})
     assert [first.state, again.state, forgot.state] == ["committed", "already", "already"]
     assert topic.offsets() == list(range(50))
+
+
+def worked(world, topic, plan, remembered):
+    """Have the worker do a plan; return its answer, and what was synced before it was given."""
+    seam = FaultyFileSystem(RealFileSystem())
+    tables = SparkTables(world.session, world.catalog, name=CATALOG_NAME, file_system=seam)
+    job = SparkJob(
+        Request(1, "commit", commit_body(topic.request(plan, remembered=remembered))),
+        attrs.evolve(world.spark, tables=tables),
+        answer=lambda _answer: None,
+        halt=Halt({}, seam),
+    )
+    result = commit_result(commit_plan(job))
+    files = {call.path for call in seam.trace if call.verb == "sync"}
+    return result, files, [call.path for call in seam.trace if call.verb == "sync_directory"]
+
+
+def test_a_commit_is_on_the_disk_before_it_is_answered(world):
+    """All new files of table and rejects and their directories, also of one that had landed."""
+    topic = world.topic(
+        {"id": "long", "at": "timestamp[ms, UTC]"}, partition_by=(PartitionField(2, "day"),)
+    )
+    tables = [world.catalog.load_table(tuple(t)) for t in (topic.table, topic.table.rejects)]
+    places = [Path(table.location().removeprefix("file://")) for table in tables]
+
+    def here():
+        """Return the files of this topic's two tables."""
+        return {str(path) for place in places for path in place.rglob("*") if path.is_file()}
+
+    before = here()
+    times = pa.array([DAY_MS * (i % 3) for i in range(11)] + [BEYOND_MS], pa.int64())
+    data = pa.table({"id": range(12), "at": times.view(pa.timestamp("ms", "UTC"))})
+    plan = topic.plan(topic.stage(data))
+    result, files, directories = worked(world, topic, plan, {})
+    new = here() - before
+    assert (result.state, result.rows_out, result.rows_rejected) == ("committed", 11, 1)
+    kinds = (".parquet", ".avro", ".metadata.json", ".crc")
+    assert [sum(path.endswith(kind) for path in new) for kind in kinds] == [4, 4, 2, 8]
+    assert files == new
+    assert {str(Path(path).parent) for path in new} < set(directories)
+    assert len(directories) == len(set(directories))
+    landed, again, _directories = worked(world, topic, plan, {})
+    assert (landed.state, again) == ("already", new)
+    assert worked(world, topic, plan, result.ends)[1:] == (set(), [])
 
 
 def test_a_worker_that_slept_over_another_ones_commit_adds_nothing(world):
