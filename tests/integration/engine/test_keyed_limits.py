@@ -114,6 +114,17 @@ def test_holds_and_defaults_let_no_row_of_a_keyed_topic_go(opened):
     assert (facts["on_full"], facts["retention_age_s"]) == ("block", None)
 
 
+def test_what_a_hold_keeps_of_the_log_does_not_stop_a_keyed_topic(opened):
+    """Its quota is of files; what was not flushed yet stops nothing, hold or not."""
+    world = opened()
+    topic = keyed(world, retention_bytes=QUOTA)
+    topic.hold("slow", 0)
+    for number in range(3):
+        topic.upsert(id=number, v=noise(number, 50_000))
+    world.db.upkeep.check_quotas()
+    assert topic.upsert(id=3, v=b"x").offset == 3
+
+
 # -- options -------------------------------------------------------------------------------------
 
 

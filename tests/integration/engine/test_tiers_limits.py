@@ -141,9 +141,10 @@ def test_waiting_in_vain_leaves_nothing_behind(tmp_path):
         assert topic.runtime.wait_visible(0, timeout_s=10)
 
 
-def test_what_a_killed_process_spilled_is_removed(tmp_path):
+@pytest.mark.parametrize("directory", ["duckdb", "duckdb-3"])
+def test_what_a_killed_process_spilled_is_removed(tmp_path, directory):
     """Files of DuckDB that a process left behind are gone once SQL is used again."""
-    spilled = tmp_path / "run" / "duckdb"
+    spilled = tmp_path / "run" / directory
     with open_small(tmp_path) as db:
         topic = db.create_topic("t", {"k": "int64"})
         topic.append(k=1)
