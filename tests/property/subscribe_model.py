@@ -71,9 +71,15 @@ class Specification:
     # -- inputs ----------------------------------------------------------------------------------
 
     def attach(self, member, now):
-        for other in [each for each in self.members if member.name == each.name]:
+        same = [each for each in self.members if member.name == each.name]
+        place = self.members.index(same[0]) if same else len(self.members)
+        for other in same:
             self.detach(other.id, now, lost=False)
-        self.members.append(member)
+        self.members.insert(place, member)
+        if same:
+            # Keys stay with a name, but for those that its new filters do not match.
+            mine = {key for key, owner in self.owners.items() if owner in same}
+            self.owners.update({key: member for key in mine if member.accepts(key)})
         self.turns = {}
 
     def detach(self, consumer_id, now, *, lost):

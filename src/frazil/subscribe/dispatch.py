@@ -96,6 +96,7 @@ class Dispatch:
         """Let a consumer's stream take part; it gets nothing before `want`.
 
         A consumer of the same id or name is displaced, and what it had is delivered again at once.
+        One of the same name takes its place: an active consumer stays active, keys stay.
 
         Raises:
             Conflict: the subscription is Exclusive and another consumer is attached.
@@ -103,12 +104,19 @@ class Dispatch:
         if not self.admits(name):
             raise Conflict("the exclusive subscription has another consumer", consumer=name)
         for other in list(self._members.values()):
-            if consumer_id == other.consumer_id or name == other.name:
+            if consumer_id == other.consumer_id and name != other.name:
                 self.detach(other.consumer_id, now_ms=now_ms, is_lost=False)
                 self._actions.append(Notice(NoticeKind.DISPLACED, other.consumer_id))
+        old = next((each for each in self._members.values() if each.name == name), None)
         consumer = Consumer(consumer_id, name, key_filter(filters))
+        if old is None:
+            self._schedule.join(consumer)
+        else:
+            self._forget(old)
+            self._schedule.replace(old, consumer, now_ms)
+            self._take_back(old, now_ms=now_ms, is_lost=False)
+            self._actions.append(Notice(NoticeKind.DISPLACED, old.consumer_id))
         self._members[consumer_id] = consumer
-        self._schedule.join(consumer)
 
     def detach(self, consumer_id: int, *, now_ms: int, is_lost: bool = True) -> None:
         """End a consumer's part; what it has not acked is delivered again at once.
@@ -116,17 +124,24 @@ class Dispatch:
         `is_lost` says that its stream broke: then its oldest record counts as failed, for it may
         be what broke it. An unknown consumer makes no difference.
         """
-        consumer = self._members.pop(consumer_id, None)
+        consumer = self._members.get(consumer_id)
         if consumer is None:
             return
-        consumer.is_attached = False
+        self._forget(consumer)
         was_active = self._schedule.active is consumer
         self._schedule.leave(consumer, now_ms)
-        is_alone = not self._is_by_key and self.kind is not SubscriptionType.SHARED
-        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=is_alone)
+        self._take_back(consumer, now_ms=now_ms, is_lost=is_lost)
         active = self._schedule.active
         if was_active and active is not None:
             self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
+
+    def _forget(self, consumer: Consumer) -> None:
+        del self._members[consumer.consumer_id]
+        consumer.is_attached = False
+
+    def _take_back(self, consumer: Consumer, *, now_ms: int, is_lost: bool) -> None:
+        is_alone = self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
+        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=is_alone)
 
     def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> None:
         """Say how much the consumer's stream takes from now on; deliveries use it up."""

@@ -83,6 +83,15 @@ class KeyLines:
     def leave(self, consumer: Consumer, now_ms: int) -> None:
         """Let a consumer take part no more: keys with records to deliver move to others."""
         del self._members[consumer.name]
+        self._offer_waiting(consumer, now_ms)
+
+    def replace(self, old: Consumer, new: Consumer, now_ms: int) -> None:
+        """Let a consumer take the place of another of the same name: its keys stay."""
+        self.join(new)
+        self._offer_waiting(old, now_ms)
+
+    def _offer_waiting(self, consumer: Consumer, now_ms: int) -> None:
+        """Offer again what waited for a consumer that is gone."""
         self._claims.append((now_ms + self._grace_ms, consumer.accepts))
         waiting = (*consumer.again, *consumer.fresh)
         consumer.again, consumer.fresh = [], []

@@ -59,6 +59,12 @@ class Line:
         if not self._ring.consumers and self._members:
             self._ring.add(self._members[0])
 
+    def replace(self, old: Consumer, new: Consumer, now_ms: int) -> None:
+        """Let a consumer take the place of another, active or in turn."""
+        del now_ms
+        self._members[self._members.index(old)] = new
+        self._ring.replace(old, new)
+
     def feed(self, offsets: Sequence[int], sizes: Sequence[int], keys: Sequence[str]) -> None:
         """Take records in, with higher offsets than all before."""
         del keys

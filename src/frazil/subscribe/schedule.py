@@ -50,6 +50,9 @@ class Schedule(Protocol):
     def leave(self, consumer: Consumer, now_ms: int) -> None:
         """Let a consumer take part no more."""
 
+    def replace(self, old: Consumer, new: Consumer, now_ms: int) -> None:
+        """Let a consumer take the place of another of the same name."""
+
     def feed(self, offsets: Sequence[int], sizes: Sequence[int], keys: Sequence[str]) -> None:
         """Take records in, with higher offsets than all before."""
 

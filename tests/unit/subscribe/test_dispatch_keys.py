@@ -207,3 +207,16 @@ def test_an_early_ack_releases_its_key(is_synced):
     assert desk.offsets() == ([1] if is_synced else [])
     desk.sync()
     assert desk.offsets() == ([] if is_synced else [1])
+
+
+def test_a_consumer_that_subscribes_again_keeps_its_keys():
+    """A takeover by the same name moves neither what it had nor what waited for it."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.attach(1, "a", messages=1)
+    desk.attach(2, "b")
+    desk.feed(keys=["p", "q", "r"])
+    assert desk.poll() == [(1, 0, 1), (2, 1, 1)]
+    desk.attach(1, "a")
+    assert desk.poll() == [(1, 2, 1)]
+    desk.sync()
+    assert desk.poll() == [(1, 0, 2)]

@@ -219,3 +219,30 @@ def test_a_status_says_what_goes_on():
     assert (status.unacked, status.unacked_bytes) == (1, 10)
     assert (status.acked_below, status.ranges) == (0, 1)
     assert (status.blocked, status.paused) == (0, None)
+
+
+def test_an_active_consumer_that_subscribes_again_stays_active():
+    """A takeover by the same name is no reason to promote a standby."""
+    desk = Desk(FAILOVER)
+    desk.attach(1, "a")
+    desk.attach(2, "b")
+    desk.feed(1)
+    desk.poll()
+    desk.attach(1, "a")
+    desk.poll()
+    desk.sync()
+    assert desk.poll() == [(1, 0, 2)]
+    assert desk.told() == [Notice(NoticeKind.DISPLACED, 1)]
+
+
+def test_an_id_that_comes_with_another_name_is_a_new_consumer():
+    """The stream that had the id is displaced, and what it had goes on."""
+    desk = Desk(SHARED)
+    desk.attach(1, "a")
+    desk.feed(1)
+    desk.poll()
+    desk.attach(1, "b")
+    desk.poll()
+    desk.sync()
+    assert desk.poll() == [(1, 0, 2)]
+    assert desk.dispatch.status().consumers == 1
