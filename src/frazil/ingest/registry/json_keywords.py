@@ -51,7 +51,9 @@ def _is_names_by_name(value: JsonValue) -> bool:
 def _is_type(value: JsonValue) -> bool:
     if isinstance(value, str):
         return value in _TYPES
-    return _is_names(value) and isinstance(value, list) and all(each in _TYPES for each in value)
+    if not isinstance(value, list) or not value or not _is_names(value):
+        return False
+    return all(each in _TYPES for each in value)
 
 
 _VALUES: Final[dict[str, tuple[Callable[[JsonValue], bool], str]]] = {
@@ -123,9 +125,9 @@ def _refuse(path: str, text: str) -> InvalidRequest:
 
 
 def _check_value(key: str, value: JsonValue, place: str, *, is_draft4: bool) -> None:
-    if is_draft4 and key.startswith("exclusive") and isinstance(value, bool):
-        return
     fits, what = _VALUES[key]
+    if is_draft4 and key.startswith("exclusive"):
+        fits, what = _VALUES["uniqueItems"]
     if not fits(value):
         raise _refuse(place, f"it is {what}")
     if key == "pattern" and isinstance(value, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import jsonschema
 import pytest
@@ -51,6 +52,7 @@ def test_a_valid_definition_is_read(value):
 WRONG = {
     "at $.type: it is one or some of array": {"type": "strin"},
     "at $.items.type: it is one": {"items": {"type": ["string", "string"]}},
+    "one or some of array, boolean": {"type": []},
     "it is an object, true or false": [1],
     "at $.anyOf[1]: a schema is an object": {"anyOf": [{}, 1]},
     "at $.allOf: it is a list of schemas": {"allOf": []},
@@ -68,6 +70,7 @@ WRONG = {
     "'$schema' is '7'": {"$schema": 7},
     "only references inside the definition": {"items": {"$ref": "http://example.org/x.json"}},
     "at $.$ref: to 'file:///etc/passwd'": {"$ref": "file:///etc/passwd"},
+    "'$id' inside a definition is not supported": {"items": {"$id": "http://example.org/x"}},
     "there is nothing of that name": {"$ref": "#/$defs/none"},
     "'$ref' to '#here': there is nothing": {"$ref": "#here"},
     "at $.pattern: '(' is no regular expression": {"pattern": "("},
@@ -111,10 +114,59 @@ def test_a_schema_that_never_ends_refuses_the_payload():
     assert "without end" in parse({"$ref": "#"}).refusal(b"{}")
 
 
+def test_choices_that_never_end_are_given_up_in_little_time():
+    """Two ways back to the start are not tried two to the power of the depth times."""
+    endless = parse({"anyOf": [{"$ref": "#"}, {"not": {"$ref": "#"}}]})
+    wide = {"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}
+    for _ in range(12):
+        wide = {"anyOf": [{"allOf": [wide, wide]}, wide] if len(str(wide)) < 9_000 else [wide]}
+    started = time.process_time()
+    assert "without end" in endless.refusal(b"{}")
+    assert parse(wide).refusal(b"{}")
+    assert time.process_time() - started < 5
+
+
+RULES = [
+    ({"uniqueItems": True}, b"[1,true,1.0]", "its items are not different"),
+    ({"contains": {"type": "null"}}, b"[1]", "0 items fit 'contains', at least 1 must"),
+    ({"contains": True, "maxContains": 1}, b"[1,2]", "2 items fit 'contains', at most 1 may"),
+    ({"prefixItems": [True], "items": False}, b"[1,2]", "at $[1]: nothing is allowed here"),
+    ({"additionalProperties": False}, b'{"a":1}', "'a' is an additional property"),
+    ({"propertyNames": {"maxLength": 1}}, b'{"ab":1}', "it has 2 characters, at most 1"),
+    ({"minProperties": 1}, b"{}", "it has 0 properties, at least 1 are needed"),
+    ({"patternProperties": {"^a": {"type": "null"}}}, b'{"ab":1}', "at $.ab: 1 is not of type"),
+    ({"dependentRequired": {"a": ["b"]}}, b'{"a":1}', "'b' is required beside 'a'"),
+    ({"dependentSchemas": {"a": False}}, b'{"a":1}', "nothing is allowed here"),
+    ({"if": {"minimum": 5}, "then": {"multipleOf": 2}}, b"7", "7 is not a multiple of 2"),
+    ({"oneOf": [{"minimum": 1}, {"minimum": 2}]}, b"3", "2 choices of 'oneOf' fit"),
+    ({"anyOf": [{"minimum": 5}]}, b"3", "no choice of 'anyOf' fits"),
+    ({"not": {"minimum": 1}}, b"3", "it fits what 'not' excludes"),
+    ({"const": 1}, b"true", "true is not 1"),
+    ({"enum": [1, "a"]}, b"2", "2 is none of the listed values"),
+    ({"exclusiveMinimum": 1}, b"1", "1 is not greater than 1"),
+    ({"maximum": 1}, b"1.5", "1.5 is greater than the maximum of 1"),
+    ({"pattern": "^a"}, b'"b"', "it does not match the pattern '^a'"),
+    (
+        {"allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False},
+        b'{"a":1,"b":2}',
+        "at $.b: nothing is allowed here",
+    ),
+    ({"prefixItems": [True], "unevaluatedItems": False}, b"[1,2]", "at $[1]: nothing"),
+]
+
+
+@pytest.mark.parametrize(("schema", "payload", "reason"), RULES, ids=[row[2] for row in RULES])
+def test_each_rule_tells_what_it_wants(schema, payload, reason):
+    """A payload that breaks one rule has one reason."""
+    assert reason in parse(schema).refusal(payload)
+
+
 def test_numbers_that_cannot_be_divided_are_no_error():
-    """A huge number against a fraction is judged or told, never raised."""
-    found = parse({"multipleOf": 0.1}).refusal(b"1" * 400)
-    assert found is None or found
+    """A huge number and a fraction are judged as they are written."""
+    tenth = parse({"multipleOf": 0.1})
+    assert tenth.refusal(b"1" * 400) is None
+    assert tenth.refusal(b"0.3") is None
+    assert tenth.refusal(b"0.35") == "at $: 0.35 is not a multiple of 0.1"
 
 
 def test_definitions_are_nested_64_deep_at_most():
