@@ -11,7 +11,9 @@ label is a topic, key, offset, client or anything else that others than we choos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from frazil.serve.exposition import (
     CONTENT_TYPE,
@@ -31,42 +33,19 @@ from frazil.serve.grpc.codec import Code
 from frazil.serve.http import Page
 from frazil.serve.http_request import Reply
 
-__all__ = ["METRICS", "Counters", "metrics_page", "metrics_text", "port_facts"]
+if TYPE_CHECKING:
+    from frazil.serve.grpc.calls import Counters
+
+__all__ = ["METRICS", "metrics_page", "metrics_text", "port_facts"]
 
 _US: Final = 1e-6
 
 
-class Counters(Protocol):
-    """What a listener counts."""
-
-    connections: int
-    connections_total: int
-    connections_refused_total: int
-    connections_failed_total: int
-    calls_total: int
-    cancelled_total: int
-    handler_errors_total: int
-    received_bytes_total: int
-    sent_bytes_total: int
-    reading_pauses_total: int
-    statuses: list[int]
-
-
 def port_facts(counters: Counters) -> dict[str, Any]:
     """Return one listener's counters as facts."""
-    return {
-        "connections": counters.connections,
-        "connections_total": counters.connections_total,
-        "connections_refused_total": counters.connections_refused_total,
-        "connections_failed_total": counters.connections_failed_total,
-        "calls_total": counters.calls_total,
-        "cancelled_total": counters.cancelled_total,
-        "handler_errors_total": counters.handler_errors_total,
-        "received_bytes_total": counters.received_bytes_total,
-        "sent_bytes_total": counters.sent_bytes_total,
-        "reading_pauses_total": counters.reading_pauses_total,
-        "statuses": {code.name.lower(): counters.statuses[code] for code in Code},
-    }
+    facts = attrs.asdict(counters)
+    statuses: list[int] = facts.pop("statuses")
+    return {**facts, "statuses": {code.name.lower(): statuses[code] for code in Code}}
 
 
 def _gauge(name: str, text: str, read: Reader) -> Metric:
@@ -215,6 +194,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _counter("server_received_bytes_total", "Bytes received.", _ports("received_bytes_total")),
     _counter("server_sent_bytes_total", "Bytes sent.", _ports("sent_bytes_total")),
+    _counter("server_writes_total", "Writes to sockets.", _ports("writes_total")),
     _counter("server_reading_pauses_total", "Pauses of reading.", _ports("reading_pauses_total")),
     _counter("auth_unauthenticated_total", "Bad or no credentials.", at("guard.unauthenticated")),
     _counter("auth_denied_total", "Calls without a grant.", at("guard.denied")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,7 +122,7 @@ def test_no_label_is_chosen_by_others():
 def test_a_listeners_counters_are_all_there():
     """Every counter of a server is a metric by port, and statuses go by their names."""
     counters = Counters()
-    names = [name for name in Counters.__slots__ if name not in {"statuses", "__weakref__"}]
+    names = [name for name in attrs.fields_dict(Counters) if name != "statuses"]
     for number, name in enumerate(names, 1):
         setattr(counters, name, number)
     counters.statuses[Code.UNAVAILABLE] = 77
