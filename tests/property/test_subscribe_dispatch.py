@@ -20,7 +20,7 @@ from frazil.subscribe.records import Records
 from frazil.subscribe.ring import Ring
 from tests.property.subscribe_world import command, failure
 
-SEEDS = int(os.environ.get("FRAZIL_DISPATCH_SEEDS", "1000"))
+SEEDS = int(os.environ.get("FRAZIL_DISPATCH_SEEDS", "600"))
 SEED_FIRST = int(os.environ.get("FRAZIL_DISPATCH_SEED_FIRST", "0"))
 PARTS = 4
 PLANTED_SEEDS_MAX = 400

@@ -62,6 +62,11 @@ class Cursor:
         """The offset behind the highest acked one."""
         return self._ends[-1] if self._ends else self.acked_below
 
+    @property
+    def acked_above(self) -> int:
+        """How many offsets above `acked_below` are acked."""
+        return sum(self._ends) - sum(self._firsts)
+
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Give the half-open ranges above `acked_below`, ascending."""
         return zip(self._firsts, self._ends, strict=True)

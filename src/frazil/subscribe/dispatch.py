@@ -30,7 +30,10 @@ __all__ = ["Dispatch", "Status"]
 
 @attrs.frozen
 class Status:
-    """What a subscription is doing, for lists and metrics."""
+    """What a subscription is doing, for lists and metrics.
+
+    Its lag in records is the head of the topic less `acked_below` and `acked_above`.
+    """
 
     consumers: int
     active_id: int | None
@@ -38,6 +41,7 @@ class Status:
     unacked: int
     unacked_bytes: int
     acked_below: int
+    acked_above: int
     ranges: int
     blocked: int
     paused: str | None
@@ -259,6 +263,7 @@ class Dispatch:
             unacked=len(records.places),
             unacked_bytes=records.unacked_bytes,
             acked_below=records.cursor.acked_below,
+            acked_above=records.cursor.acked_above,
             ranges=records.cursor.range_count,
             blocked=len(records.blocked),
             paused=self._why_paused(),

@@ -33,6 +33,7 @@ def test_a_cursor_equals_a_set(ranges):
     assert not edges or edges[0] > cursor.acked_below
     assert cursor.end == max(expected, default=-1) + 1
     assert cursor.range_count == len(list(cursor.ranges()))
+    assert cursor.acked_below + cursor.acked_above == len(expected)
 
 
 @given(RANGES)

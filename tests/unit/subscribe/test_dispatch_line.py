@@ -217,7 +217,7 @@ def test_a_status_says_what_goes_on():
     status = desk.dispatch.status()
     assert (status.consumers, status.active_id, status.held) == (1, 4, 3)
     assert (status.unacked, status.unacked_bytes) == (1, 10)
-    assert (status.acked_below, status.ranges) == (0, 1)
+    assert (status.acked_below, status.acked_above, status.ranges) == (0, 1, 1)
     assert (status.blocked, status.paused) == (0, None)
 
 
