@@ -106,7 +106,7 @@ def test_chunks_and_tail_are_what_was_written_less_what_was_evicted(actions):
 
 
 def test_many_single_appends_end_in_few_chunks():
-    """Frames of one record are one chunk for every 8,192 of them, and a handful of small ones."""
+    """Frames of one record are chunks of at least 4,096 each, and a handful of smaller ones."""
     topic = plain_topic(merge_rows=8192)
     for _ in range(SINGLE_APPENDS // 100):
         for _ in range(100):
@@ -115,7 +115,7 @@ def test_many_single_appends_end_in_few_chunks():
         topic.memory.merge_small()
     while topic.memory.merge_small():
         pass
-    assert len(topic.memory.chunks) <= SINGLE_APPENDS // 8192 + 4
+    assert len(topic.memory.chunks) <= SINGLE_APPENDS // 4096 + 4
     assert offsets_and_values(topic.memory.chunks) == [(n, n) for n in range(SINGLE_APPENDS)]
 
 
