@@ -69,7 +69,7 @@ class Cursors:
             self._check_place(runtime, place)
             # The hold first: a subscription without one could lose records before it reads them.
             hold = _hold_control(runtime.state, name, min(place.acked_below, runtime.state.durable))
-            _commit(runtime.lane, [hold, _control(runtime.state, [placed(name, place)])])
+            _commit_each(runtime.lane, [hold, _control(runtime.state, [placed(name, place)])])
 
     def reset(self, topic: str, name: str, cursor: CursorState | int) -> None:
         """Put a subscription somewhere else, back or ahead; durable on return.
@@ -91,7 +91,7 @@ class Cursors:
                 # Back first: the hold is never ahead of the cursor.
                 offset = min(place.acked_below, runtime.state.durable)
                 controls.insert(0, _hold_control(runtime.state, name, offset))
-            _commit(runtime.lane, controls)
+            _commit_each(runtime.lane, controls)
 
     def drop(self, topic: str, name: str) -> None:
         """End a subscription and let its records go; durable on return.
@@ -103,7 +103,7 @@ class Cursors:
             runtime = self._engine.topic_runtime(topic)
             self._check_known(runtime, name)
             dropped = _control(runtime.state, [Dropped(name)])
-            _commit(runtime.lane, [dropped, _hold_control(runtime.state, name, None)])
+            _commit_each(runtime.lane, [dropped, _hold_control(runtime.state, name, None)])
 
     def apply(self, topic: str, changes: Sequence[Change], waiter: Waiter | None = None) -> Any:
         """Write acks and attempts of a topic's subscriptions as one frame, and return at once.
@@ -208,7 +208,10 @@ class Cursors:
         return list(by_lane.values())
 
     def follow(self) -> None:
-        """Move holds up to their cursors and copy cursors to the metadata, where they changed."""
+        """Move holds up to their cursors and copy cursors to the metadata, where they changed.
+
+        A hold without a subscription, left by a call that failed half way, is dropped.
+        """
         for lane in self._engine.lanes:
             if lane.journal.failed is None and not lane.journal.closed:
                 # Holds are moved under the lock, so that no subscription is put back meanwhile.
@@ -239,6 +242,7 @@ class Cursors:
         for topic in topics.values():
             if topic.spec.deleted_us:
                 continue
+            holds += _stray_holds(topic)
             for name, cursor in topic.cursors.items():
                 place = min(cursor.acked_below, topic.durable)
                 if place > topic.holds.get(HOLD_PREFIX + name, place):
@@ -251,12 +255,16 @@ class Cursors:
         return holds, copies, gone
 
 
-def _missing_holds(runtime: TopicRuntime) -> Iterable[Control]:
-    state = runtime.state
+def _stray_holds(state: TopicState) -> Iterable[Control]:
     for hold in state.holds:
         name = hold.removeprefix(HOLD_PREFIX)
         if name != hold and name not in state.cursors:
             yield _hold_control(state, name, None)
+
+
+def _missing_holds(runtime: TopicRuntime) -> Iterable[Control]:
+    state = runtime.state
+    yield from _stray_holds(state)
     for name, cursor in state.cursors.items():
         if HOLD_PREFIX + name not in state.holds:
             start = runtime.history.range(state.id).first
@@ -287,6 +295,12 @@ def _hold_control(state: TopicState, name: str, offset: int | None) -> Control:
 def _entry(control: Control, waiter: Waiter) -> tuple[Any, ...]:
     size = len(control.payload) + fmt.FRAME_HEAD_BYTES
     return (None, None, control, 0, size, waiter, None)
+
+
+def _commit_each(lane: LaneRuntime, controls: Sequence[Control]) -> None:
+    """Make frames durable one after another: none is written if the one before was refused."""
+    for control in controls:
+        _commit(lane, [control])
 
 
 def _commit(lane: LaneRuntime, controls: Sequence[Control]) -> None:

@@ -145,6 +145,7 @@ class Registry:
             self.upkeep = Upkeep(self, threads=self._threads)
             self._bind_all()
             self._settle_holds()
+            self._known_cursors = {}
             self.states = States(self)
             self.lake = Lake(self, store)
             self.lake.load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 
 import msgspec
@@ -20,7 +21,7 @@ from frazil.log.codec import Control
 from frazil.log.cursor_state import RANGES_MAX, CursorState, Dropped, acked, attempted, placed
 from frazil.log.state import STATE_HOLD
 from frazil.model import Ack
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from frazil.testing import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 from tests.integration.engine.opening import (
     LOG_ALONE,
     open_small,
@@ -48,6 +49,13 @@ def with_topic(path, records=10, opened=open_quiet, **settings):
     topic = db.create_topic("t")
     topic.append_many([b"%d" % number for number in range(records)])
     return db
+
+
+def fail_next_write(disk, nth=1):
+    """Let the n-th write to the journal from now on meet a full disk."""
+    fault = Fault("write_at", nth=nth, error=errno.ENOSPC, path_part="/journal/")
+    disk._plan = (*[each for each in disk._plan if nth > 1], fault)
+    disk._seen = [0] * len(disk._plan)
 
 
 def start_of(db):
@@ -374,6 +382,36 @@ def test_acks_go_on_while_publishing_is_stopped_until_nothing_is_left(tmp_path):
     db.close()
     with open_quiet("/data", file_system=disk, clock=SimulatedClock(), **settings) as db:
         assert db.cursors.load("t")["s"] == CursorState(5, attempts=[(5, acks + 1)])
+
+
+def test_a_subscription_is_never_placed_without_its_hold():
+    """Where the hold finds no room the cursor stays as it was, though it alone might find some."""
+    disk = FaultyFileSystem(SimulatedFileSystem(), [])
+    db = with_topic("/data", file_system=disk, clock=SimulatedClock(), memory=LOG_ALONE)
+    db.cursors.create("t", "s", 5)
+    for call in (lambda: db.cursors.create("t", "x", 0), lambda: db.cursors.reset("t", "s", 0)):
+        fail_next_write(disk)
+        with pytest.raises(Overloaded):
+            call()
+        assert db.cursors.load("t") == {"s": CursorState(5)}
+        assert holds(db) == {HOLD: 5}
+        db.upkeep.check_space()
+
+
+def test_a_hold_that_a_failed_call_left_is_dropped():
+    """The next round of upkeep finds a hold without a subscription."""
+    disk = FaultyFileSystem(SimulatedFileSystem(), [])
+    db = with_topic("/data", file_system=disk, clock=SimulatedClock(), memory=LOG_ALONE)
+    for nth in (2, 3):
+        fail_next_write(disk, nth)
+    with pytest.raises(Unavailable):
+        db.cursors.create("t", "s", 5)
+    assert db.cursors.load("t") == {}
+    assert holds(db) == {HOLD: 5}
+    db.cursors.follow()
+    assert holds(db) == {}
+    db.cursors.create("t", "s", 5)
+    assert holds(db) == {HOLD: 5}
 
 
 # -- states --------------------------------------------------------------------------------------

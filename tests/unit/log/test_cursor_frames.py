@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from frazil.errors import InvalidRequest, Overloaded, Unavailable
+from frazil.errors import Closed, InvalidRequest, Overloaded, Unavailable
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control
 from frazil.log.cursor_state import (
@@ -385,6 +385,18 @@ def test_acks_find_room_when_the_next_segment_does_not():
     assert len(asked) == 1
     assert len(log.journal.segments) == 2
     assert cursors(DrivenLog(disk.crash_clone(3))) == {"s": CursorState(5)}
+
+
+def test_the_outcome_of_acks_is_unknown_when_the_sync_fails():
+    """Nobody is told that they are durable, and nothing is tried again."""
+    disk = SimulatedFileSystem()
+    log = new_log(FaultyFileSystem(disk, []))
+    change(log, placed("s", CursorState(0)))
+    without_room(log, Fault("sync", error=errno.ENOSPC))
+    for answer in beside_records(log):
+        assert isinstance(answer, Unavailable)
+        assert answer.details["outcome"] == "unknown"
+    assert isinstance(change(log, acked("s", (0, 1))), Closed)
 
 
 def test_a_lost_definition_brings_the_remembered_cursor_back_and_frames_come_on_top():
