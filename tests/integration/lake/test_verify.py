@@ -209,9 +209,9 @@ def test_declared_gaps_are_no_loss_and_rows_in_them_are_damage(world):
 
 
 def test_a_table_that_others_rolled_back_has_lost_rows(subject):
-    """What was committed is missing, also where others deleted as many rows that nobody sees."""
+    """What was committed is missing; rows that others deleted beside that are listed as such."""
     table = subject.world.catalog.load_table(tuple(subject.topic.table))
-    first, second = subject.topic.snapshots()
+    first = subject.topic.snapshots()[0]
     with table.manage_snapshots() as snapshots:
         snapshots.rollback_to_snapshot(first.snapshot_id)
     found = subject.verify(staged=False)
@@ -219,11 +219,6 @@ def test_a_table_that_others_rolled_back_has_lost_rows(subject):
     assert found.findings.problems == (Problem("missing", 30, ("30..59",)),)
     assert "behind     the table ends at 30, committed were 60" in "\n".join(found.lines)
     subject.topic.foreign("DELETE FROM {table} WHERE _offset >= 0")
-    name = f"{subject.topic.table.namespace}.{subject.topic.table.name}"
-    subject.topic.foreign(
-        f"CALL frazil.system.expire_snapshots(table => '{name}', "
-        f"snapshot_ids => ARRAY({second.snapshot_id}))"
-    )
     after = subject.verify(staged=False).findings
     assert after.problems == (Problem("missing", 30, ("30..59",)),)
     assert after.deleted == 30
