@@ -151,6 +151,28 @@ def test_a_narrower_reader_is_told_with_the_place(reason):
     assert any(reason in each for each in told), told
 
 
+TABLE = [
+    ("optional added", obj(a=TEXT), obj(a=TEXT, b=TEXT), True, True),
+    ("optional removed", obj(a=TEXT, b=TEXT), obj(a=TEXT), True, True),
+    ("required added", obj(a=TEXT), obj(["b"], a=TEXT, b=TEXT), False, False),
+    ("required removed", obj(["b"], a=TEXT, b=TEXT), obj(a=TEXT), False, False),
+    ("required becomes optional", obj(["a"], a=TEXT), obj(a=TEXT), True, False),
+    ("optional becomes required", obj(a=TEXT), obj(["a"], a=TEXT), False, True),
+    ("type widened", obj(a=WHOLE), obj(a=NUMBER), True, False),
+    ("enum value added", {"enum": [1]}, {"enum": [1, 2]}, True, False),
+    ("bound loosened", {"minLength": 2}, {"minLength": 1}, True, False),
+    ("object closed", obj(a=TEXT), CLOSED, False, True),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "backward", "forward"), [row[1:] for row in TABLE])
+def test_the_table_of_the_page_is_true(old, new, backward, forward):
+    """Each row of docs/schemas.md is what the code says, and full is both."""
+    assert (not reasons(old, new, "backward")) == backward
+    assert (not reasons(old, new, "forward")) == forward
+    assert (not reasons(old, new, "full")) == (backward and forward)
+
+
 def test_forward_looks_the_other_way():
     """A new required field and a type change break forward, a removed optional one does not."""
     old = obj(["a"], a=TEXT)
