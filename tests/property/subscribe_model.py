@@ -204,12 +204,17 @@ class Specification:
             and self.attempts.get(offset, 1) <= attempts_max_of(self.policy)
         )
 
+    def _coming_back(self):
+        """What consumers that left had, and that is still to be delivered again."""
+        last = attempts_max_of(self.policy)
+        back = {offset for offset in self.returned if self.attempts.get(offset, 1) <= last}
+        return back - self.settling - self.condemned
+
     def _deliver_in_line(self, offset, member):
         assert not self.blocked, f"{offset} was delivered although {self.blocked} block"
         if self.kind in SINGLE:
             assert member is self.members[0], "delivery to a standby"
-        back = {o for o in self.returned if self.attempts.get(o, 1) <= attempts_max_of(self.policy)}
-        back -= self.settling | self.condemned
+        back = self._coming_back()
         if self.kind in SINGLE and offset in back:
             assert offset == min(back), "not the oldest came back first"
         if offset not in self.delivered and offset not in self.condemned:
@@ -312,8 +317,11 @@ class Specification:
         late = [o for o, (_, since) in self.hands.items() if timeout and now >= since + timeout]
         assert not late, f"{late} should have timed out"
 
-    def idle(self, status, offset_next):
-        """After a poll nothing waits that could be delivered: not for a tick, not for luck."""
+    def idle(self, status, offset_next, *, is_returning):
+        """After a poll nothing waits that could be delivered: not for a tick, not for luck.
+
+        Unless what consumers that left had is on its way to the journal: that goes first.
+        """
         limits = self.limits
         is_open = (
             status.unacked < limits.max_unacked_messages
@@ -322,7 +330,7 @@ class Specification:
         takers = [each for each in self.members if each.messages > 0 and each.size_bytes > 0]
         if self.kind in SINGLE:
             takers = [each for each in takers if each is self.members[0]]
-        if not is_open or (self.kind in LINES and (self.blocked or self.returned)):
+        if not is_open or (self.kind in LINES and (self.blocked or is_returning)):
             return
         out = {key for offset, (_, key) in self.records.items() if offset not in self.settled}
         for offset in sorted(self.records):

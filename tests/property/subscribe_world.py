@@ -10,6 +10,7 @@ import random
 import traceback
 
 from frazil.subscribe import (
+    Cause,
     Change,
     Cursor,
     DeadLetter,
@@ -219,9 +220,8 @@ class World:
 
     def answer(self):
         """What is answered is durable."""
-        open_ones = set(map(id, self.journal))
         for waits, offsets in list(self.answers):
-            if not any(id(change) in open_ones for change in waits):
+            if not any(change.is_open for change in waits):
                 self.answers.remove((waits, offsets))
                 if not any(change in self.refused for change in waits):
                     assert offsets <= self.spec.settled, "an ack was answered before it was durable"
@@ -264,7 +264,8 @@ class World:
             assert self.journal, "polling goes round in circles"
         self.spec.polled(self.now)
         self.spec.progress(self.dispatch.cursor)
-        self.spec.idle(self.dispatch.status(), self.dispatch.offset_next)
+        is_returning = any(change.cause is Cause.LOST for change in self.journal)
+        self.spec.idle(self.dispatch.status(), self.dispatch.offset_next, is_returning=is_returning)
         if self.is_ample:
             self.spec.even()
 
@@ -332,6 +333,10 @@ class World:
             while self.journal:
                 self.sync()
             self.now = max(self.now, self.dispatch.due_ms() or 0)
+        # Records that were acked while they were held go when it is their turn.
+        for member in spec.members:
+            self.want(member, MUCH, MUCH)
+        self.poll()
         left = set(spec.records) - spec.settled
         assert not left, f"never settled: {sorted(left)}"
         assert self.dispatch.cursor.acked_below == self.end

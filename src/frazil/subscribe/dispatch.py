@@ -294,6 +294,7 @@ class Dispatch:
                 return
             if assignment.is_special:
                 records.meet(assignment.offsets[0], assignment.sizes[0], now_ms=now_ms)
+                records.ring(now_ms)
                 if self._is_stopped():
                     return
                 continue

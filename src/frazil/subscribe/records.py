@@ -382,21 +382,32 @@ class Records:
     def _exhausted(self, offset: int, now_ms: int) -> None:
         """Do with a record that failed too often what the policy says."""
         poison = self._policy.poison
-        attempt = self._attempts[offset] - 1
-        reason = self._reasons.get(offset, "failed too often before a restart")
         if poison is Poison.BLOCK:
+            attempt, reason = self._attempts[offset] - 1, self._reason(offset)
             self.places[offset] = State.BLOCKED
             self.blocked.add(offset)
             self._actions.append(
                 Notice(NoticeKind.BLOCKED, offset=offset, attempt=attempt, reason=reason)
             )
         elif poison is Poison.DEAD_LETTER:
+            # Asked for by the alarm: until then an ack may come, and then nobody buries it.
             self.places[offset] = State.DEAD
-            self._actions.append(DeadLetter(offset, attempt, reason))
+            self._alarms.set(offset, now_ms)
         else:
             self._owed[offset] = Cause.DROP
             self.places[offset] = State.OWED
             self._alarms.set(offset, now_ms)
+
+    def _bury(self, offset: int, now_ms: int) -> None:
+        """Ask for a dead letter, if the policy still says so."""
+        attempt = self._attempts[offset]
+        if self._policy.poison is Poison.DEAD_LETTER and attempt > self._policy.attempts_max:
+            self._actions.append(DeadLetter(offset, attempt - 1, self._reason(offset)))
+        else:
+            self._arrange(offset, now_ms, now_ms)
+
+    def _reason(self, offset: int) -> str:
+        return self._reasons.get(offset, "failed too often before a restart")
 
     def _make_ready(self, offset: int) -> None:
         self.places[offset] = State.READY
@@ -447,7 +458,7 @@ class Records:
             if place is State.WAITING:
                 self._make_ready(offset)
             elif place is State.DEAD:
-                self._arrange(offset, now_ms, now_ms)
+                self._bury(offset, now_ms)
             elif place is State.OWED:
                 owed.setdefault(self._owed.pop(offset), []).append(offset)
             elif place is State.UNCOUNTED:

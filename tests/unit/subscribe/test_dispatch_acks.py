@@ -353,3 +353,15 @@ def test_a_refused_ack_after_the_record_was_passed_over_delivers_it():
     assert desk.offsets() == [1]
     desk.refuse()
     assert desk.poll() == [(1, 0, 2)]
+
+
+def test_an_ack_before_the_burial_prevents_it():
+    """A record that a late ack settled is not published as a dead letter."""
+    desk = delivered(max_redelivery_count=0, **DEAD)
+    desk.nack(0)
+    desk.sync()
+    desk.ack(0)
+    desk.sync()
+    desk.poll(10_000)
+    assert desk.told() == []
+    assert desk.dispatch.cursor == Cursor(1)
