@@ -200,7 +200,7 @@ class Specification:
             offset not in self.delivered
             and offset not in self.settled
             and offset not in self.settling
-            and offset not in self.condemned | self.skipped
+            and offset not in self.condemned | self.skipped | self.dropped
             and self.attempts.get(offset, 1) <= attempts_max_of(self.policy)
         )
 
