@@ -134,11 +134,14 @@ class KeyLines:
     def assign_again(self) -> Dealt:
         """Deal out records for another delivery, lowest offset first."""
         dealt = []
+        # A key that moved may have left an entry with its old owner.
+        taken: set[int] = set()
         for consumer in self._members.values():
             hand: list[int] = []
             while consumer.again and consumer.has_room:
                 offset = heapq.heappop(consumer.again)
-                if self._places.get(offset) is State.READY and (not hand or hand[-1] != offset):
+                if self._places.get(offset) is State.READY and offset not in taken:
+                    taken.add(offset)
                     hand.append(offset)
                     consumer.messages -= 1
                     consumer.size_bytes -= self._sizes[offset]

@@ -220,3 +220,23 @@ def test_a_consumer_that_subscribes_again_keeps_its_keys():
     assert desk.poll() == [(1, 2, 1)]
     desk.sync()
     assert desk.poll() == [(1, 0, 2)]
+
+
+def test_a_record_of_a_key_that_moved_is_delivered_once():
+    """A key by hash that moves at a join leaves nothing behind at its old owner."""
+    limits = {"keys_max": 0}
+    keys = [f"k{at}" for at in range(20)]
+    desk = desk_of(1, limits=limits, base_redelivery_delay_ms=0)
+    desk.feed(keys=keys)
+    got = desk.offsets()
+    for offset in got:
+        desk.nack(offset)
+    desk.sync()
+    desk.dispatch.want(1, messages=0, size_bytes=0)
+    desk.poll()
+    desk.attach(2, messages=0)
+    desk.ack(*got)
+    desk.refuse()
+    for consumer in (1, 2):
+        desk.dispatch.want(consumer, messages=100, size_bytes=10_000)
+    assert sorted(desk.offsets()) == got
