@@ -65,7 +65,10 @@ class _Parser:
     def check_defaults(self) -> None:
         """Check them when all is read: the type of a default may be a record around it."""
         for field, place in self._defaults:
-            problem = default_problem(field.type, field.default)
+            try:
+                problem = default_problem(field.type, field.default)
+            except RecursionError:
+                problem = "it is nested too deep"
             if problem:
                 raise _refuse(place, f"the default is wrong: {problem}")
 

@@ -131,6 +131,20 @@ def test_a_default_in_a_circle_of_unions_is_checked_in_no_time():
         parse(schema)
 
 
+def test_a_default_as_deep_as_the_text_may_be_is_read_or_told():
+    """180 levels of a value in a recursive type are no error of ours."""
+    value = []
+    for _ in range(88):
+        value = [{"f": value}]
+    schema = record(
+        field("f", {"type": "array", "items": ["null", "A"]}),
+        field("g", {"type": "array", "items": ["null", "A"]}, default=value),
+        name="A",
+    )
+    with pytest.raises(InvalidRequest, match="the default is wrong"):
+        parse(schema)
+
+
 def test_a_definition_with_other_spaces_and_order_has_the_same_fingerprint():
     """Only the JSON values count, and of a list their order."""
     one = parse_definition("avro", b'{"type":"fixed","name":"F","size":2}')
