@@ -321,13 +321,13 @@ def test_a_partitioned_topic_changes_as_one(tmp_path):
     """Altering a partitioned topic changes all its parts and its options, for good."""
     with open_small(tmp_path) as db:
         db.create_topic("p", {"id": "long"}, primary_key="id", partitions=3)
-        topic = db.alter_topic("p", add={"x": "int"}, retention_age="1h")
+        topic = db.alter_topic("p", add={"x": "int"}, retention_bytes="3GiB")
         topic.append(id=1, x=2)
         assert all("x" in part.schema.names for part in topic.parts)
     with open_small(tmp_path) as db:
         facts = db.describe("p")
         assert [column["name"] for column in facts["columns"]] == ["id", "x"]
-        assert facts["retention_age_s"] == 3600.0
+        assert facts["retention_bytes"] == 3 << 30
 
 
 def test_a_tail_of_a_deleted_topic_ends(tmp_path):
