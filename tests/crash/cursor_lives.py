@@ -72,7 +72,7 @@ class Progress:
 
 def seen(cursor):
     """A cursor of the product as the model would show it."""
-    offsets = set(range(cursor.acked_below)).union(*[range(*each) for each in cursor.ranges])
+    offsets = set(range(cursor.acked_below)).union(*[range(*each) for each in cursor.ranges()])
     return sorted(offsets), sorted(cursor.attempts.items())
 
 

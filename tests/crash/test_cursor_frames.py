@@ -109,7 +109,7 @@ def test_a_fold_that_is_not_the_same_twice_is_noticed(monkeypatch):
 
     def counting(self, offset, number):
         del number
-        if not self.contains(offset):
+        if offset not in self:
             self.attempts[offset] = self.attempts.get(offset, 1) + 1
 
     monkeypatch.setattr(cursor_state.CursorState, "attempt", counting)

@@ -9,6 +9,7 @@ import argparse
 import random
 import traceback
 
+from frazil.log.cursor import ranges_of
 from frazil.subscribe import (
     Cause,
     Change,
@@ -22,7 +23,6 @@ from frazil.subscribe import (
     Poison,
     SubscriptionType,
 )
-from frazil.subscribe.cursor import ranges_of
 from tests.property.subscribe_model import Member, Specification
 
 STEPS = 120

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, InvalidRequest, Overloaded
+from frazil.log.cursor import RANGES_MAX
 from frazil.log.cursor_state import (
     ATTEMPTS_MAX,
-    RANGES_MAX,
     Acked,
     Attempted,
     Change,
@@ -41,7 +41,7 @@ class _Trial:
             return False
         ranges, attempts = _most(own)
         return (
-            known.ranges_count + self.ranges + ranges <= RANGES_MAX
+            known.range_count + self.ranges + ranges <= RANGES_MAX
             and len(known.attempts) + self.attempts + attempts <= ATTEMPTS_MAX
         )
 
@@ -112,7 +112,7 @@ def _most(changes: Sequence[Change]) -> tuple[int, int]:
 
 
 def _fault(cursor: CursorState | None, name: str) -> Overloaded | None:
-    if cursor is not None and cursor.ranges_count > RANGES_MAX:
+    if cursor is not None and cursor.range_count > RANGES_MAX:
         return Overloaded(
             "too many acked ranges above the first unacked record, ack the older ones first",
             subscription=name,

@@ -7,17 +7,16 @@ recovery relies on it. `docs/internals/log.md` has the bytes.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from frazil.log.cursor import Cursor
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-RANGES_MAX: Final = 10_000
-"""Acked ranges above the contiguous one that a subscription may have."""
 ATTEMPTS_MAX: Final = 10_000
 """Records whose delivery attempts a subscription remembers; only unacked ones are."""
 ATTEMPT_FIRST: Final = 2
@@ -61,15 +60,14 @@ _CURSOR: Final = msgspec.msgpack.Decoder(int | tuple[int, list[int], list[int]])
 _encode = msgspec.msgpack.encode
 
 
-class CursorState:
-    """Everything below `acked_below` is acked, and so is what lies in the ranges above it.
+class CursorState(Cursor):
+    """What is acked, and how often what is not was delivered.
 
-    The ranges are sorted and do not touch each other. `attempts` has the number of deliveries of
-    unacked records that were delivered more than once. Not safe for threads: who hands one out
-    hands out a copy.
+    `attempts` has the number of deliveries of unacked records that were delivered more than once.
+    Not safe for threads: who hands one out hands out a copy.
     """
 
-    __slots__ = ("_ends", "_firsts", "acked_below", "attempts", "lsn")
+    __slots__ = ("attempts", "lsn")
 
     def __init__(
         self,
@@ -77,56 +75,25 @@ class CursorState:
         ranges: Iterable[tuple[int, int]] = (),
         attempts: Iterable[tuple[int, int]] = (),
     ) -> None:
-        self.acked_below = acked_below
-        self._firsts: list[int] = []
-        self._ends: list[int] = []
         self.attempts: dict[int, int] = {}
         self.lsn = 0
         """The batch sequence of the last frame that changed it; no part of its value."""
-        for first, end in ranges:
-            self.ack(first, end)
+        super().__init__(acked_below, ranges)
         for offset, number in attempts:
             self.attempt(offset, number)
 
     def __eq__(self, other: object) -> bool:
         """Compare what it says; where it came from does not count."""
-        return (
-            isinstance(other, CursorState)
-            and self.acked_below == other.acked_below
-            and self._firsts == other._firsts
-            and self._ends == other._ends
-            and self.attempts == other.attempts
-        )
+        same = super().__eq__(other)
+        return same and isinstance(other, CursorState) and self.attempts == other.attempts
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # it changes
 
     def __repr__(self) -> str:
         """Show the value, the ranges shortened."""
-        ranges = self.ranges[:4]
-        more = ", ..." if self.ranges_count > len(ranges) else ""
+        ranges = [*islice(self.ranges(), 4)]
+        more = ", ..." if self.range_count > len(ranges) else ""
         return f"CursorState({self.acked_below}, {ranges}{more}, attempts={len(self.attempts)})"
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """Return the acked ranges `[first, end)` above `acked_below`."""
-        return list(zip(self._firsts, self._ends, strict=True))
-
-    @property
-    def ranges_count(self) -> int:
-        """Return how many acked ranges lie above `acked_below`."""
-        return len(self._firsts)
-
-    @property
-    def end(self) -> int:
-        """Return the offset above which nothing is acked."""
-        return self._ends[-1] if self._ends else self.acked_below
-
-    def contains(self, offset: int) -> bool:
-        """Tell whether a record is acked."""
-        if offset < self.acked_below:
-            return True
-        number = bisect_right(self._firsts, offset)
-        return number > 0 and offset < self._ends[number - 1]
 
     def copy(self) -> CursorState:
         """Return one of its own, with the same value."""
@@ -137,30 +104,15 @@ class CursorState:
         fresh.lsn = self.lsn
         return fresh
 
-    def ack(self, first: int, end: int) -> None:
-        """Take the records `[first, end)` as acked; those that are already stay so."""
-        if end <= self.acked_below or first >= end:
-            return
+    def ack_range(self, first: int, end: int) -> None:
+        """Count `[first, end)` as acked; nothing is kept of their attempts."""
         if self.attempts:
             self._forget_attempts(first, end)
-        firsts, ends = self._firsts, self._ends
-        if first > self.acked_below:
-            # The ranges that it overlaps or touches become one with it.
-            low, high = bisect_left(ends, first), bisect_right(firsts, end)
-            if low < high:
-                first, end = min(first, firsts[low]), max(end, ends[high - 1])
-            firsts[low:high] = (first,)
-            ends[low:high] = (end,)
-            return
-        high = bisect_right(firsts, end)
-        if high:
-            end = max(end, ends[high - 1])
-            del firsts[:high], ends[:high]
-        self.acked_below = end
+        super().ack_range(first, end)
 
     def attempt(self, offset: int, number: int) -> None:
         """Take note of a delivery that is not the first; of an acked record nothing is kept."""
-        if number > self.attempts.get(offset, 0) and not self.contains(offset):
+        if number > self.attempts.get(offset, 0) and offset not in self:
             self.attempts[offset] = number
 
     def _forget_attempts(self, first: int, end: int) -> None:
@@ -175,7 +127,7 @@ class CursorState:
         """Return its bytes: a number where nothing lies above it, else numbers and distances."""
         if not self._firsts and not self.attempts:
             return _encode(self.acked_below)
-        borders = [self.acked_below, *_flat(zip(self._firsts, self._ends, strict=True))]
+        borders = [self.acked_below, *_flat(self.ranges())]
         ranges = [high - low for low, high in pairwise(borders)]
         attempts: list[int] = []
         last = self.acked_below
@@ -207,7 +159,7 @@ class CursorState:
         offset = below
         for skipped, number in _pairs(attempts):
             offset += skipped
-            if skipped < 0 or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX or cursor.contains(offset):
+            if skipped < 0 or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX or offset in cursor:
                 raise ValueError("attempts of a cursor are of acked records or out of order")
             cursor.attempts[_checked_offset(offset)] = number
         return cursor
@@ -286,7 +238,7 @@ def fold(cursors: dict[str, CursorState], changes: Iterable[Change], *, lsn: int
             cursor = found
             if isinstance(change, Acked):
                 for first, end in _pairs(change.ranges):
-                    cursor.ack(first, end)
+                    cursor.ack_range(first, end)
             else:
                 for offset, number in _pairs(change.attempts):
                     cursor.attempt(offset, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from frazil.log.cursor import Cursor
 from frazil.subscribe.actions import (
     Action,
     Cause,
@@ -11,7 +12,6 @@ from frazil.subscribe.actions import (
     Notice,
     NoticeKind,
 )
-from frazil.subscribe.cursor import Cursor
 from frazil.subscribe.dispatch import Dispatch, Status
 from frazil.subscribe.policy import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
 

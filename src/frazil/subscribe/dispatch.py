@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from frazil.errors import Conflict
+from frazil.log.cursor import Cursor
 from frazil.subscribe.actions import Action, Cause, Change, Deliver, Notice, NoticeKind
-from frazil.subscribe.cursor import Cursor
 from frazil.subscribe.key_filter import key_filter
 from frazil.subscribe.key_shared import KeyLines
 from frazil.subscribe.line import Line

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from frazil.log.cursor import Cursor, ranges_of
 from frazil.subscribe.actions import Action, Cause, Change, DeadLetter, Notice, NoticeKind
 from frazil.subscribe.alarms import Alarms
-from frazil.subscribe.cursor import Cursor, ranges_of
 from frazil.subscribe.places import Consumer, Flight, Flights, Place, Places, State
 from frazil.subscribe.policy import FailurePolicy, Limits, Poison
 

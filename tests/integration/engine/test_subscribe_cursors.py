@@ -18,7 +18,8 @@ from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded
 from frazil.fs import RealFileSystem
 from frazil.log import format as fmt
 from frazil.log.codec import Control
-from frazil.log.cursor_state import RANGES_MAX, CursorState, Dropped, acked, attempted, placed
+from frazil.log.cursor import RANGES_MAX
+from frazil.log.cursor_state import CursorState, Dropped, acked, attempted, placed
 from frazil.log.state import STATE_HOLD
 from frazil.model import Ack
 from frazil.testing import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
@@ -90,7 +91,7 @@ def test_copies_are_handed_out(tmp_path):
     """What a caller does with a loaded cursor changes nothing."""
     with with_topic(tmp_path) as db:
         db.cursors.create("t", "s", 0)
-        db.cursors.load("t")["s"].ack(0, 5)
+        db.cursors.load("t")["s"].ack_range(0, 5)
         assert db.cursors.load("t")["s"] == CursorState(0)
 
 
@@ -356,7 +357,7 @@ def test_the_bound_of_ranges_is_told(tmp_path):
             db.cursors.apply("t", [acked("s", (far, far + 1))]).result()
         db.cursors.apply("t", [acked("s", (0, 2))]).result()
         db.cursors.apply("t", [acked("s", (far, far + 1))]).result()
-        assert db.cursors.load("t")["s"].ranges_count == RANGES_MAX
+        assert db.cursors.load("t")["s"].range_count == RANGES_MAX
 
 
 def test_acks_go_on_while_publishing_is_stopped_until_nothing_is_left(tmp_path):

@@ -12,10 +12,10 @@ import pytest
 from frazil.errors import Closed, InvalidRequest, Overloaded, Unavailable
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control
+from frazil.log.cursor import RANGES_MAX
 from frazil.log.cursor_state import (
     ATTEMPTS_MAX,
     OFFSET_MAX,
-    RANGES_MAX,
     CursorState,
     Dropped,
     acked,
@@ -51,7 +51,7 @@ def cursors(log):
 
 def model_of(cursor, end):
     """The acked offsets below `end`, one by one."""
-    return {offset for offset in range(end) if cursor.contains(offset)}
+    return {offset for offset in range(end) if offset in cursor}
 
 
 # -- the value -----------------------------------------------------------------------------------
@@ -60,13 +60,13 @@ def model_of(cursor, end):
 def test_acks_join_ranges_and_move_the_contiguous_end():
     """Ranges that touch become one, and what touches the contiguous end moves it."""
     cursor = CursorState(10)
-    cursor.ack(12, 13)
-    cursor.ack(15, 18)
-    assert cursor.ranges == [(12, 13), (15, 18)]
-    cursor.ack(13, 15)
-    assert cursor.ranges == [(12, 18)]
-    cursor.ack(9, 12)
-    assert (cursor.acked_below, cursor.ranges, cursor.end) == (18, [], 18)
+    cursor.ack_range(12, 13)
+    cursor.ack_range(15, 18)
+    assert list(cursor.ranges()) == [(12, 13), (15, 18)]
+    cursor.ack_range(13, 15)
+    assert list(cursor.ranges()) == [(12, 18)]
+    cursor.ack_range(9, 12)
+    assert (cursor.acked_below, list(cursor.ranges()), cursor.end) == (18, [], 18)
 
 
 def test_random_acks_equal_a_set_of_offsets():
@@ -78,10 +78,10 @@ def test_random_acks_equal_a_set_of_offsets():
         for _ in range(chance.randint(0, 30)):
             first = chance.randint(0, 60)
             end = first + chance.randint(1, 6)
-            cursor.ack(first, end)
+            cursor.ack_range(first, end)
             model |= set(range(first, end))
         assert model_of(cursor, 80) == model, seed
-        ends = [cursor.acked_below, *[border for pair in cursor.ranges for border in pair]]
+        ends = [cursor.acked_below, *[border for pair in cursor.ranges() for border in pair]]
         assert ends == sorted(set(ends)), seed
         assert CursorState.decode(cursor.encode()) == cursor
 
@@ -91,10 +91,10 @@ def test_attempts_of_acked_records_are_forgotten():
     cursor = CursorState(0, attempts=[(3, 2), (5, 4), (9, 2)])
     cursor.attempt(5, 3)
     assert cursor.attempts == {3: 2, 5: 4, 9: 2}
-    cursor.ack(5, 6)
+    cursor.ack_range(5, 6)
     cursor.attempt(5, 9)
     assert cursor.attempts == {3: 2, 9: 2}
-    cursor.ack(0, 1000)
+    cursor.ack_range(0, 1000)
     assert cursor.attempts == {}
 
 
@@ -291,7 +291,7 @@ def test_a_cursor_never_has_more_ranges_than_it_may():
     assert isinstance(refused, Overloaded)
     assert refused.details["ranges_max"] == RANGES_MAX
     assert isinstance(change(log, acked("s", (0, 2))), Ack)
-    assert cursors(log)["s"].ranges_count == RANGES_MAX - 1
+    assert cursors(log)["s"].range_count == RANGES_MAX - 1
     assert cursors(log)["s"].acked_below == 3
 
 
@@ -299,7 +299,7 @@ def test_the_bound_counts_what_waits_in_the_same_group():
     """Two frames of one group that would pass alone do not outgrow the bound together."""
     log = new_log()
     cursor = full_cursor()
-    cursor.ack(0, 3)
+    cursor.ack_range(0, 3)
     change(log, placed("s", cursor))
     far = 3 * RANGES_MAX
     payloads = [encode_changes([acked("s", (at, at + 1))]) for at in (far, far + 2, 3)]
@@ -310,9 +310,9 @@ def test_the_bound_counts_what_waits_in_the_same_group():
         ]
     )
     assert [type(answer) for answer in answers] == [Ack, Overloaded, Ack]
-    assert cursors(log)["s"].ranges_count == RANGES_MAX - 1
-    assert cursors(log)["s"].contains(far)
-    assert not cursors(log)["s"].contains(far + 2)
+    assert cursors(log)["s"].range_count == RANGES_MAX - 1
+    assert far in cursors(log)["s"]
+    assert far + 2 not in cursors(log)["s"]
 
 
 def test_attempts_are_bounded_too():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from frazil.log.cursor import RANGES_MAX
 from frazil.subscribe import Change, Cursor, Deliver, Dispatch, Limits, SubscriptionType
-from frazil.subscribe.cursor import RANGES_MAX
 from tests.unit.subscribe.desk import MUCH, Desk
 
 CPU_US_MAX = 6.0

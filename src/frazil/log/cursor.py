@@ -1,21 +1,18 @@
-"""A subscription's progress: all offsets below one, and ranges above it.
+"""A set of acked offsets: all below one, and ranges above it. Pure.
 
-The bytes are varints: version, `acked_below`, number of ranges, then of each range its distance
-from the end of the one before it and its length. One set of offsets has one form.
+What a subscription stores of it, and the bytes, is in `frazil.log.cursor_state`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-
-from frazil.errors import CorruptionError
+from typing import Final
 
 __all__ = ["RANGES_MAX", "Cursor", "ranges_of"]
 
-RANGES_MAX = 10_000
-VERSION = 1
-_VARINT_BYTES_MAX = 10
+RANGES_MAX: Final = 10_000
+"""Acked ranges above the contiguous one that a subscription may have."""
 
 
 class Cursor:
@@ -106,41 +103,6 @@ class Cursor:
         firsts[low:high] = [first]
         ends[low:high] = [end]
 
-    def merge(self, other: Cursor) -> None:
-        """Count all that another cursor has acked: in any order, any number of times."""
-        self.ack_range(0, other.acked_below)
-        for first, end in other.ranges():
-            self.ack_range(first, end)
-
-    def encode(self) -> bytes:
-        """Return the one form of this set of offsets as bytes."""
-        out = bytearray()
-        _put(out, VERSION)
-        _put(out, self.acked_below)
-        _put(out, len(self._firsts))
-        at = self.acked_below
-        for first, end in self.ranges():
-            _put(out, first - at)
-            _put(out, end - first)
-            at = end
-        return bytes(out)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Cursor:
-        """Return the cursor that `encode` gave; anything else is a `CorruptionError`."""
-        values = _varints(data)
-        if len(values) < 3 or values[0] != VERSION or len(values) != 3 + 2 * values[2]:
-            raise CorruptionError("not the bytes of a cursor", size_bytes=len(data))
-        cursor = cls(values[1])
-        at = cursor.acked_below
-        for distance, length in zip(values[3::2], values[4::2], strict=True):
-            if not distance or not length:
-                raise CorruptionError("a range of a cursor is empty or not apart", offset=at)
-            cursor._firsts.append(at + distance)
-            at += distance + length
-            cursor._ends.append(at)
-        return cursor
-
     def _absorb(self) -> None:
         """Take the lowest ranges into `acked_below` if it reached them."""
         firsts, ends = self._firsts, self._ends
@@ -166,28 +128,3 @@ def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
         end = offset + 1
     ranges.append((first, end))
     return ranges
-
-
-def _put(out: bytearray, value: int) -> None:
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-
-
-def _varints(data: bytes) -> list[int]:
-    values, value, shift = [], 0, 0
-    for byte in data:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte & 128:
-            if shift >= 7 * _VARINT_BYTES_MAX:
-                raise CorruptionError("a number of a cursor is too long", size_bytes=len(data))
-            continue
-        if not byte and shift > 7:
-            raise CorruptionError("a number of a cursor is padded", size_bytes=len(data))
-        values.append(value)
-        value = shift = 0
-    if shift:
-        raise CorruptionError("a cursor ends within a number", size_bytes=len(data))
-    return values
