@@ -26,7 +26,7 @@ from frazil.errors import Conflict, CorruptionError
 from frazil.lake.connection import calls, load
 from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
 from frazil.lake.plan import WHOLE
-from frazil.lake.reject_window import RejectWindow, decode_window, spread
+from frazil.lake.reject_window import REJECTS_WINDOW, RejectWindow, decode_window, spread
 from frazil.lake.table import (
     OFFSET_BEGIN,
     OFFSET_END,
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 __all__ = ["look", "view_of"]
 
 MAIN: Final = "main"
-RECENT_RECORDS: Final = 10_000
 
 
 class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
@@ -206,11 +205,8 @@ def _recent(line: list[_Snapshot]) -> RejectWindow:
         told = snapshot.summary.get(REJECTS_RECENT)
         if told is not None:
             # Behind it came only commits without rejects: they move it away from the end.
-            newer = spread(records, rejects)
-            return decode_window(told).after(
-                records, [records - 1 - distance for distance in newer.distances]
-            )
-        if records >= RECENT_RECORDS:
+            return decode_window(told).after(records, ())
+        if records >= REJECTS_WINDOW:
             break
         records += int(snapshot.summary.get(ROWS_IN, "0"))
         rejects += int(snapshot.summary.get(ROWS_REJECTED, "0"))
