@@ -115,11 +115,6 @@ class Producers:
         topic = self._known.get(identity)
         return topic is not None and self._topics.is_current(topic)
 
-    def forget(self, topic: Topic) -> None:
-        """Let go of a topic that is gone: its producers are unknown from now on."""
-        self._known = {key: one for key, one in self._known.items() if one is not topic}
-        self._counts.pop(topic_uid(topic.runtime.state.spec), None)
-
     def _admit(self, topic: Topic, name: str) -> int:
         uid = topic_uid(topic.runtime.state.spec)
         identity = producer_id(uid, name)
