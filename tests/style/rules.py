@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 
 MODULE_LINES_MAX = 600
@@ -52,6 +53,19 @@ _REGISTRY_HOST = re.compile(
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+def parsed(text: str | bytes) -> ast.Module:
+    """Parse a module while nothing is collected.
+
+    In Python before 3.11.8 a collection in the middle, if it closes objects of an earlier test that
+    run code, makes the parser fail with "AST constructor recursion depth mismatch".
+    """
+    gc.disable()
+    try:
+        return ast.parse(text)
+    finally:
+        gc.enable()
+
+
 def functions(tree: ast.AST) -> list[Function]:
     """Return all functions and methods, nested ones too."""
     return [node for node in ast.walk(tree) if isinstance(node, Function)]
@@ -73,7 +87,7 @@ def too_long(text: str) -> list[str]:
     count = len(text.splitlines())
     if count > MODULE_LINES_MAX:
         problems.append(f"module has {count} lines, at most {MODULE_LINES_MAX}")
-    for function in functions(ast.parse(text)):
+    for function in functions(parsed(text)):
         lines = (function.end_lineno or function.lineno) - function.lineno + 1
         if lines > FUNCTION_LINES_MAX:
             problems.append(f"{function.name} has {lines} lines, at most {FUNCTION_LINES_MAX}")
@@ -82,7 +96,7 @@ def too_long(text: str) -> list[str]:
 
 def opening(text: str) -> list[str]:
     """Find a module without docstring, or with code but without the future import."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     problems = [] if ast.get_docstring(tree) else ["module has no docstring"]
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     has_future = any(
@@ -97,7 +111,7 @@ def opening(text: str) -> list[str]:
 def past_the_seams(text: str) -> list[tuple[str, int]]:
     """Find calls and imports that only the seams of files, time and chance may have."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Call):
             name = dotted(node.func)
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
@@ -118,7 +132,7 @@ def past_the_seams(text: str) -> list[tuple[str, int]]:
 def broad_excepts(text: str) -> list[int]:
     """Find handlers of everything that do not raise again at their end."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if not isinstance(node, ast.ExceptHandler):
             continue
         kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -145,7 +159,7 @@ def foreign_places(text: str) -> list[int]:
 
 def weak_tests(text: str) -> list[str]:
     """Find tests without docstring, or that assert nothing, themselves or by a local function."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     local = {function.name: function for function in functions(tree)}
     problems = []
     for name, function in local.items():
