@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from frazil.engine.states import StateTag
 from frazil.engine.topic import Topic
 from frazil.errors import Conflict, FrazilError, NotFound
-from frazil.model import topic_uid
+from frazil.model import part_name, topic_uid
 from frazil.serve.danube.names import (
     NAMESPACES_AT_BOOT,
     namespace_of,
@@ -33,23 +33,52 @@ __all__ = ["Topics"]
 
 _UNRELIABLE: Final = "unreliable/"
 """Before the topic's own id, the key of the value that says so; a topic without one is reliable."""
+_MAKING: Final = "unreliable-making/"
+"""Before the name of a topic that is about to be made unreliable; left behind only by a crash."""
 
 
 class Topics:
-    """The topics of a broker. All methods belong to the event loop's thread."""
+    """The topics of a broker. All methods belong to the event loop's thread.
+
+    Which topics are not reliable is read once, before anything is served, and kept in memory.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._handles: dict[str, Topic] = {}
         self._making = asyncio.Lock()
+        self._unreliable = self._load()
+        self._half_made: frozenset[str] = frozenset()
+        """Names of the unreliable topics that are there already while they are being made."""
+
+    def _load(self) -> set[str]:
+        """Return the ids of unreliable topics; what a crash left half made is completed."""
+        states = self._engine.states
+        found = set()
+        for key in states.items(StateTag.POLICY):
+            if key.startswith(_UNRELIABLE):
+                found.add(key.removeprefix(_UNRELIABLE))
+            elif key.startswith(_MAKING):
+                uid = self._uid_of(key.removeprefix(_MAKING))
+                if uid is not None:
+                    states.put(StateTag.POLICY, _UNRELIABLE + uid, b"1")
+                    found.add(uid)
+                states.delete(StateTag.POLICY, key)
+        return found
 
     def find(self, name: str) -> Topic | None:
-        """Return a topic that publishes messages, or None if there is no such topic."""
+        """Return a topic that publishes messages, or None if there is no such topic.
+
+        Raises:
+            Refused: if it is there and could not be opened.
+        """
         try:
             found = self._engine.topic(name)
         except NotFound:
             self._handles.pop(name, None)
             return None
+        except FrazilError as error:
+            raise Refused(status_of(error)) from error
         if not isinstance(found, Topic):
             return None
         known = self._handles.get(name)
@@ -67,12 +96,16 @@ class Topics:
             found = self._engine.topic(name)
         except NotFound:
             return parts_among(name, self._engine.topics())
+        except FrazilError as error:
+            raise Refused(status_of(error)) from error
         return [name] if isinstance(found, Topic) else [part.name for part in found.parts]
 
     def is_reliable(self, topic: Topic) -> bool:
-        """Tell whether a topic's records are stored."""
-        key = _UNRELIABLE + topic_uid(topic.runtime.state.spec)
-        return self._engine.states.get(StateTag.POLICY, key) is None
+        """Tell whether a topic's records are stored; from memory, it never waits."""
+        if self._half_made and topic.name in self._half_made:
+            return False
+        unreliable = self._unreliable
+        return not unreliable or topic_uid(topic.runtime.state.spec) not in unreliable
 
     async def for_producer(self, name: str, *, is_reliable: bool) -> Topic:
         """Return the topic of a new producer; it is made if it is not there.
@@ -80,10 +113,18 @@ class Topics:
         Raises:
             Refused: if the namespace is missing, or what is there is of another kind.
         """
-        async with self._making:
+        topic = self.find(name)
+        if topic is None:
+            try:
+                await self.make(name, is_reliable=is_reliable)
+            except Conflict:
+                # Made meanwhile, by another call or another thread of this process.
+                pass
+            except FrazilError as error:
+                raise Refused(status_of(error, CREATING_PRODUCER)) from error
             topic = self.find(name)
-            if topic is None:
-                topic = await self._make(name, is_reliable=is_reliable)
+        if topic is None:
+            raise Refused(name_clash(name, name))
         if not topic.runtime.is_message:
             raise Refused(
                 Status(Code.FAILED_PRECONDITION, f"The topic: {name} takes rows, not messages")
@@ -92,26 +133,71 @@ class Topics:
             raise Refused(strategy_differs())
         return topic
 
-    async def _make(self, name: str, *, is_reliable: bool) -> Topic:
-        engine = self._engine
+    async def make(self, name: str, *, is_reliable: bool, partitions: int = 0) -> None:
+        """Make a topic of messages, whole or of so many parts; durable on return.
+
+        Raises:
+            Refused: if the namespace is missing, or a topic excludes one of this name.
+            Conflict: if there is such a topic.
+            FrazilError: if the engine cannot make it.
+        """
+        making = self._make_alone(name, is_reliable=is_reliable, partitions=partitions)
+        # Once begun it is brought to its end, though its caller may not wait for it any more.
+        await asyncio.shield(asyncio.ensure_future(making))
+
+    async def _make_alone(self, name: str, *, is_reliable: bool, partitions: int) -> None:
+        async with self._making:
+            names = [part_name(name, index) for index in range(partitions)] or [name]
+            await self._check_place(names[0])
+            self._half_made = frozenset(() if is_reliable else names)
+            try:
+                await asyncio.to_thread(
+                    self._make, name, is_reliable=is_reliable, partitions=partitions
+                )
+            finally:
+                self._half_made = frozenset()
+
+    async def _check_place(self, name: str) -> None:
         namespace = namespace_of(name)
-        if namespace not in NAMESPACES_AT_BOOT and (
-            engine.states.get(StateTag.NAMESPACE, namespace) is None
-        ):
-            raise Refused(namespace_missing(namespace))
-        others = opposite_names(name, engine.topics())
+        if namespace not in NAMESPACES_AT_BOOT:
+            states = self._engine.states
+            if await asyncio.to_thread(states.get, StateTag.NAMESPACE, namespace) is None:
+                raise Refused(namespace_missing(namespace))
+        others = opposite_names(name, self._engine.topics())
         if others:
             raise Refused(name_clash(name, others[0]))
+
+    def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
+        """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_load` ends."""
+        engine, states = self._engine, self._engine.states
+        if self._uid_of(name) is not None:
+            raise Conflict("topic exists", topic=name)
+        if not is_reliable:
+            states.put(StateTag.POLICY, _MAKING + name, b"1")
         try:
-            made = await asyncio.to_thread(engine.create_topic, name)
+            if partitions:
+                engine.create_topic(name, partitions=partitions)
+            else:
+                engine.create_topic(name)
             if not is_reliable:
-                key = _UNRELIABLE + topic_uid(made.runtime.state.spec)
-                await asyncio.to_thread(engine.states.put, StateTag.POLICY, key, b"1")
-        except Conflict:
-            # Made meanwhile by another thread of this process.
-            pass
-        except FrazilError as error:
-            raise Refused(status_of(error, CREATING_PRODUCER)) from error
-        topic = self.find(name)
-        assert topic is not None
-        return topic
+                uid = self._uid_of(name)
+                assert uid is not None
+                states.put(StateTag.POLICY, _UNRELIABLE + uid, b"1")
+                self._unreliable.add(uid)
+        finally:
+            if not is_reliable:
+                states.delete(StateTag.POLICY, _MAKING + name)
+
+    async def forget(self, uid: str) -> None:
+        """Remove what is stored about a topic that was deleted."""
+        if uid in self._unreliable:
+            self._unreliable.discard(uid)
+            await asyncio.to_thread(self._engine.states.delete, StateTag.POLICY, _UNRELIABLE + uid)
+
+    def _uid_of(self, name: str) -> str | None:
+        try:
+            found = self._engine.topic(name)
+        except NotFound:
+            return None
+        whole = found if isinstance(found, Topic) else found.parts[0]
+        return topic_uid(whole.runtime.state.spec)

@@ -1,0 +1,127 @@
+"""Topics of a broker: made once, reliable or not, known so after a restart and after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import frazil
+from frazil.engine.states import StateTag
+from frazil.errors import Conflict
+from frazil.model import topic_uid
+from frazil.serve.danube.statuses import Refused
+from frazil.serve.danube.topics import Topics
+
+SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
+
+
+def run(path, scene):
+    """Run a scene with the topics of a directory."""
+
+    async def play(engine):
+        return await scene(Topics(engine), engine)
+
+    with frazil.open(path, **SETTINGS) as engine:
+        return asyncio.run(play(engine))
+
+
+def test_a_restart_knows_which_topics_are_not_reliable(tmp_path):
+    """What a topic was made as, whole or in parts, is what it is in the next process."""
+
+    async def make(topics, _engine):
+        await topics.for_producer("/default/stored", is_reliable=True)
+        await topics.for_producer("/default/passing", is_reliable=False)
+        await topics.make("/default/wide", is_reliable=False, partitions=2)
+        return kinds(topics)
+
+    def kinds(topics):
+        names = ("stored", "passing", "wide-part-0", "wide-part-1")
+        return [topics.is_reliable(topics.find(f"/default/{name}")) for name in names]
+
+    async def look(topics, _engine):
+        return kinds(topics)
+
+    assert run(tmp_path, make) == [True, False, False, False]
+    assert run(tmp_path, look) == [True, False, False, False]
+
+
+def test_reliability_is_told_without_a_question_to_the_journal(tmp_path):
+    """While the writer's thread is busy the answer comes all the same."""
+
+    async def scene(topics, engine):
+        topic = await topics.for_producer("/default/t", is_reliable=False)
+        begun, told = threading.Event(), threading.Event()
+
+        def keep_busy():
+            begun.set()
+            return told.wait(60)
+
+        busy = asyncio.create_task(asyncio.to_thread(engine.main.queue.call, keep_busy))
+        await asyncio.to_thread(begun.wait, 60)
+        is_reliable = topics.is_reliable(topic)
+        told.set()
+        return is_reliable, await busy
+
+    assert run(tmp_path, scene) == (False, True)
+
+
+@pytest.mark.parametrize("was_created", [True, False])
+def test_a_crash_in_the_middle_of_making_is_completed(tmp_path, was_created):
+    """The intent that a crash left makes the topic unreliable if it is there, and is gone."""
+
+    async def crash(_topics, engine):
+        engine.states.put(StateTag.POLICY, "unreliable-making//default/t", b"1")
+        if was_created:
+            engine.create_topic("/default/t")
+
+    async def look(topics, engine):
+        left = sorted(engine.states.items(StateTag.POLICY))
+        if not was_created:
+            await topics.for_producer("/default/t", is_reliable=True)
+        topic = topics.find("/default/t")
+        uid = topic_uid(topic.runtime.state.spec)
+        return topics.is_reliable(topic), [key.replace(uid, "uid") for key in left]
+
+    run(tmp_path, crash)
+    expected = (False, ["unreliable/uid"]) if was_created else (True, [])
+    assert run(tmp_path, look) == expected
+    assert run(tmp_path, look) == expected
+
+
+def test_a_name_is_made_once(tmp_path):
+    """Producers that come together get one topic; who only makes topics hears of the conflict."""
+
+    async def scene(topics, engine):
+        found = await asyncio.gather(
+            *(topics.for_producer("/default/t", is_reliable=False) for _ in range(5))
+        )
+        with pytest.raises(Conflict):
+            await topics.make("/default/t", is_reliable=True)
+        with pytest.raises(Refused, match="does not match"):
+            await topics.for_producer("/default/t", is_reliable=True)
+        with pytest.raises(Refused, match="already exists"):
+            await topics.make("/default/t", is_reliable=True, partitions=2)
+        with pytest.raises(Refused, match="Unable to find the namespace none"):
+            await topics.make("/none/t", is_reliable=True)
+        return {id(topic) for topic in found}, engine.topics(), topics.is_reliable(found[0])
+
+    identities, names, is_reliable = run(tmp_path, scene)
+    assert len(identities) == 1
+    assert names == ["/default/t"]
+    assert not is_reliable
+
+
+def test_a_deleted_topic_leaves_nothing(tmp_path):
+    """After `forget` a topic of the same name is what its maker says."""
+
+    async def scene(topics, engine):
+        topic = await topics.for_producer("/default/t", is_reliable=False)
+        engine.delete_topic("/default/t")
+        assert not topics.is_current(topic)
+        await topics.forget(topic_uid(topic.runtime.state.spec))
+        again = await topics.for_producer("/default/t", is_reliable=True)
+        return topics.is_reliable(again), engine.states.items(StateTag.POLICY)
+
+    assert run(tmp_path, scene) == (True, {})
