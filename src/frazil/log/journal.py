@@ -191,15 +191,17 @@ class Journal:
                 return
             self._apply(group)
             if group.sync:
-                self._sync()
+                shown = self._sync()
                 self._answer(group, deliver)
+                _wake(shown)
                 return
             # Nobody in the group waits for a sync, and the offsets are below a synced reservation.
             waiters = []
-            self._show(group)
+            shown = self._show(group)
             self._answer(group, deliver)
+            _wake(shown)
             if self._sync_due():
-                self._sync()
+                _wake(self._sync())
         except Overloaded as error:
             # There is no room for the next segment, and nothing of the group was written.
             settle_tracked(entries, written=False)
@@ -335,18 +337,17 @@ class Journal:
     def _periodic(self) -> bool:
         return any(topic.spec.sync != "none" for topic in self._dirty.values())
 
-    def _show(self, group: Group) -> None:
-        """Let readers see the unsynced records of topics whose mode allows it."""
+    def _show(self, group: Group) -> list[TopicState]:
+        """Let readers see the unsynced records of topics whose mode allows it; return those."""
         topics = [each[0] for each in group.data if not each[0].sync_on_append]
         self.shown += 1
         for topic in topics:
             topic.visible = topic.next
         self.shown += 1
-        for topic in topics:
-            self._wake(topic)
+        return topics
 
-    def _sync(self) -> None:
-        """Make everything written durable, then visible. An error here is final."""
+    def _sync(self) -> Iterable[TopicState]:
+        """Make everything written durable, then visible; return what. An error here is final."""
         self._file.sync()
         self.sync_count += 1
         self.synced_lsn = self.state.lsn
@@ -361,14 +362,7 @@ class Journal:
         for topic in dirty.values():
             topic.durable = topic.visible = topic.next
         self.shown += 1
-        for topic in dirty.values():
-            if topic.waiters:
-                self._wake(topic)
-
-    def _wake(self, topic: TopicState) -> None:
-        waiters, topic.waiters = topic.waiters, []
-        for wake in waiters:
-            wake()
+        return dirty.values()
 
     # -- in the background -----------------------------------------------------------------------
 
@@ -395,7 +389,7 @@ class Journal:
         if self._dirty_bytes and self._periodic():
             left = self._dirty_since + settings.sync_interval_s - now
             if left <= 0:
-                self._sync()
+                _wake(self._sync())
             else:
                 due.append(left)
         if self.marked_lsn < self.synced_lsn:
@@ -430,13 +424,13 @@ class Journal:
         self._frames += 1
         self.active.body_end = self._position
         synced = self.synced_lsn
-        self._sync()
+        _wake(self._sync())
         self.marked_lsn = synced
 
     def rotate(self) -> None:
         """Start a new segment; the old one is sealed later by `seal_one`."""
         if self._dirty_bytes:
-            self._sync()
+            _wake(self._sync())
         if self.segments[0].id < self.state.segment_first:
             # Freed, but not detached yet: the checkpoint must not say that they hold the start.
             first = self.state.segment_first
@@ -567,7 +561,7 @@ class Journal:
         for topic in list(self.state.topics.values()):
             # What was never synced may be gone after a restart: nobody may see it any more.
             topic.visible = min(topic.visible, topic.durable)
-            self._wake(topic)
+        _wake(list(self.state.topics.values()))
 
     def closed_error(self) -> FrazilError:
         """Return the error for calls after the end."""
@@ -580,7 +574,7 @@ class Journal:
         try:
             if self.failed is None:
                 if self._dirty_bytes:
-                    self._sync()
+                    _wake(self._sync())
                 self.write_marker(close=True)
                 if self._filled > self._position:
                     self._file.truncate(self._position)
@@ -594,5 +588,13 @@ class Journal:
             except OSError as error:
                 self.fail(error)
             self._files.clear()
-            for topic in self.state.topics.values():
-                self._wake(topic)
+            _wake(self.state.topics.values())
+
+
+def _wake(topics: Iterable[TopicState]) -> None:
+    """Tell who waits for news of these topics; after acks, so that publishers hear first."""
+    for topic in topics:
+        # One by one from the same list: what another thread adds meanwhile stays for the next time.
+        for _ in range(len(topic.waiters)):
+            with contextlib.suppress(IndexError):
+                topic.waiters.pop(0)()
