@@ -20,6 +20,7 @@ from frazil.cli import (
     publish,
     read,
     rejects,
+    serve,
     sql,
     tier,
     top,
@@ -54,6 +55,7 @@ app.add_typer(log.app, name="log")
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
+app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 
 

@@ -23,9 +23,11 @@ from frazil.serve.http_request import (
     parse_head,
     text_reply,
 )
+from frazil.serve.listening import address_of, bind
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
+    import socket
     import ssl
 
 __all__ = ["HttpLimits", "HttpServer", "Page", "health_page"]
@@ -102,18 +104,24 @@ class HttpServer:
         self, host: str, port: int, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
         """Listen; return the address and port that are really used."""
+        listener = bind(host, port, setting="serve.http_port")
+        return await self.start_on(listener, ssl_context)
+
+    async def start_on(
+        self, listener: socket.socket, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen on a socket that has its address already; it is the server's from now on."""
         assert self._server is None
-        self._loopback_only = is_loopback(host)
+        address = address_of(listener)
+        self._loopback_only = is_loopback(address.host)
         self._server = await asyncio.start_server(
             self._accept,
-            host,
-            port,
+            sock=listener,
             ssl=ssl_context,
             ssl_handshake_timeout=None if ssl_context is None else self._limits.handshake_s,
             limit=self._limits.head_bytes_max,
         )
-        address = self._server.sockets[0].getsockname()
-        return str(address[0]), int(address[1])
+        return address
 
     async def close(self) -> None:
         """Stop listening and cut off whoever is still connected."""

@@ -59,22 +59,27 @@ class Server:
         Raises:
             OSError: The address cannot be had.
         """
+        listener = socket.create_server((host, port), family=_family(host), backlog=_LISTEN_BACKLOG)
+        return await self.start_on(listener, ssl_context)
+
+    async def start_on(
+        self, listener: socket.socket, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen on a socket that has its address already; it is the server's from now on."""
         assert self._listener is None
         self._loop = asyncio.get_running_loop()
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
         self._listener = await self._loop.create_server(
             lambda: Shell(self),
-            host,
-            port,
+            sock=listener,
             ssl=ssl_context,
             ssl_handshake_timeout=None if ssl_context is None else self.limits.handshake_s,
             ssl_shutdown_timeout=None if ssl_context is None else 1.0,
             backlog=_LISTEN_BACKLOG,
         )
         self._tick()
-        bound: socket.socket = self._listener.sockets[0]
-        address = bound.getsockname()
+        address = listener.getsockname()
         event("grpc_listening", host=address[0], port=address[1], tls=ssl_context is not None)
         return str(address[0]), int(address[1])
 
@@ -156,6 +161,10 @@ class Server:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:

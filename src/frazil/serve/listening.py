@@ -1,0 +1,74 @@
+"""The sockets that the broker listens on: taken early, so that addresses are known, and errors told."""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+
+from frazil.errors import Unavailable
+
+__all__ = ["Address", "address_of", "bind"]
+
+
+class Address(NamedTuple):
+    """Where something listens; written as URLs have it."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def url(self, *, tls: bool) -> str:
+        """Return the address with the scheme that clients ask for."""
+        return f"{'https' if tls else 'http'}://{self}"
+
+
+def bind(host: str, port: int, *, setting: str) -> socket.socket:
+    """Return a socket that has the address; nobody can connect before it listens.
+
+    Args:
+        host: an address or name; of several addresses the first that can be had.
+        port: 0 is any free one.
+        setting: the name of the setting that says so, for the error.
+
+    Raises:
+        Unavailable: if none of its addresses can be had.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except (OSError, UnicodeError) as error:
+        raise Unavailable(
+            "the address to listen on is unknown, choose another one",
+            host=host,
+            setting=setting,
+            error=error,
+        ) from error
+    problem: OSError | None = None
+    for family, _, _, _, address in found:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            listener.close()
+            problem = error
+        else:
+            listener.setblocking(False)
+            return listener
+    raise Unavailable(
+        "the address cannot be listened on, choose another port or stop who has it",
+        host=host,
+        port=port,
+        setting=setting,
+        error=problem.strerror if problem is not None else "no address",
+    ) from problem
+
+
+def address_of(listener: socket.socket) -> Address:
+    """Return the address that a socket has."""
+    name = listener.getsockname()
+    return Address(str(name[0]), int(name[1]))
