@@ -1,0 +1,177 @@
+"""Ids of consumers: made of topic, subscription and name, stored, known again after a restart.
+
+Clients receive, after a broker came back, with the id that they have, and say nothing else: so what
+an id stands for is stored (`StateTag.CLIENT`) before the client gets it, and read once at the
+start. An id is removed with its subscription, with its topic, or when its place is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.engine.states import StateTag
+from frazil.errors import FrazilError, NotFound
+from frazil.model import topic_uid
+
+if TYPE_CHECKING:
+    from frazil.engine.core import Engine
+
+__all__ = ["ConsumerFacts", "ConsumerIds", "consumer_id"]
+
+_ID_BITS: Final = 53
+"""Ids are positive in every client's language, and exact in those that have only doubles."""
+_KEY: Final = "consumer/"
+
+
+class ConsumerFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Who a consumer is. The order of the fields is that of the stored form; new ones come last.
+
+    `uid` tells the topic from another one of its name. `kind` is what the consumer asked for; that
+    of a reliable subscription that exists already counts more.
+    """
+
+    uid: str
+    topic: str
+    subscription: str
+    name: str
+    kind: int = 0
+    filters: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """Return what the id is made of."""
+        return (self.uid, self.topic, self.subscription, self.name)
+
+
+def consumer_id(facts: ConsumerFacts, salt: int = 0) -> int:
+    """Return the id of a consumer: the same one at all times, never 0."""
+    # Lengths go in front, so that no two identities give the same bytes.
+    parts = [part.encode("utf-8", "surrogatepass") for part in facts.identity]
+    data = b"".join(b"%d:%b" % (len(part), part) for part in (*parts, b"%d" % salt))
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") % ((1 << _ID_BITS) - 1) + 1
+
+
+class ConsumerIds:
+    """The ids that were given out. All methods belong to the event loop's thread.
+
+    The constructor reads what is stored, and waits for it: make it before anything is served.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._facts: dict[int, ConsumerFacts] = {}
+        self._members: dict[tuple[str, str], dict[int, None]] = {}
+        """The ids of a topic's subscription, by topic and subscription, oldest first."""
+        for key, value in engine.states.items(StateTag.CLIENT).items():
+            if key.startswith(_KEY):
+                facts = msgspec.msgpack.decode(value, type=ConsumerFacts)
+                self._remember(int(key.removeprefix(_KEY), 16), facts)
+        for identity in [each for each, facts in self._facts.items() if self._is_stale(facts)]:
+            self.forget(identity)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def get(self, identity: int) -> ConsumerFacts | None:
+        """Return who has an id, None if nobody has."""
+        return self._facts.get(identity)
+
+    def members(self, topic: str, subscription: str) -> list[int]:
+        """Return the ids of a subscription's consumers, oldest first."""
+        return list(self._members.get((topic, subscription), ()))
+
+    def subscriptions(self) -> list[tuple[str, str]]:
+        """Return each topic and subscription that has a consumer."""
+        return list(self._members)
+
+    def find(self, facts: ConsumerFacts) -> int:
+        """Return the id that a consumer has or would get."""
+        salt = 0
+        while True:
+            identity = consumer_id(facts, salt)
+            known = self._facts.get(identity)
+            if known is None or known.identity == facts.identity:
+                return identity
+            salt += 1
+
+    async def put(self, facts: ConsumerFacts) -> int:
+        """Give a consumer its id; durable on return. What it is known by is replaced.
+
+        Raises:
+            FrazilError: if it cannot be stored; then it is as it was.
+        """
+        identity = self.find(facts)
+        before = self._facts.get(identity)
+        if before == facts:
+            return identity
+        # Known at once: another call that counts, or looks for a free id, must see it.
+        self._remember(identity, facts)
+        stored = asyncio.get_running_loop().create_future()
+        try:
+            value = msgspec.msgpack.encode(facts)
+            self._engine.states.submit(StateTag.CLIENT, _key(identity), value, stored)
+            await stored
+        except FrazilError:
+            if before is not None:
+                self._remember(identity, before)
+            else:
+                self._drop(identity)
+            raise
+        return identity
+
+    def forget(self, identity: int) -> None:
+        """Remove an id; durable soon."""
+        if identity not in self._facts:
+            return
+        self._drop(identity)
+        # One that comes back with a restart, since this was not written, is found to be stale then.
+        with contextlib.suppress(FrazilError):
+            self._engine.states.submit(StateTag.CLIENT, _key(identity), None)
+
+    def forget_all(self, identities: Iterable[int]) -> None:
+        """Remove ids; durable soon."""
+        for identity in list(identities):
+            self.forget(identity)
+
+    def forget_subscription(self, topic: str, subscription: str) -> None:
+        """Remove the ids of a subscription that ended."""
+        self.forget_all(self._members.get((topic, subscription), ()))
+
+    def forget_topic(self, topic: str) -> None:
+        """Remove the ids of a topic that was deleted."""
+        for key in [key for key in self._members if key[0] == topic]:
+            self.forget_all(self._members.get(key, ()))
+
+    def _is_stale(self, facts: ConsumerFacts) -> bool:
+        """Tell whether a consumer's topic is gone, or another one has its name."""
+        try:
+            spec = self._engine.topic_runtime(facts.topic).state.spec
+        except NotFound:
+            return True
+        except FrazilError:
+            return False
+        return topic_uid(spec) != facts.uid
+
+    def _remember(self, identity: int, facts: ConsumerFacts) -> None:
+        self._facts[identity] = facts
+        self._members.setdefault((facts.topic, facts.subscription), {})[identity] = None
+
+    def _drop(self, identity: int) -> None:
+        facts = self._facts.pop(identity, None)
+        if facts is None:
+            return
+        key = (facts.topic, facts.subscription)
+        members = self._members[key]
+        members.pop(identity, None)
+        if not members:
+            del self._members[key]
+
+
+def _key(identity: int) -> str:
+    return f"{_KEY}{identity:014x}"
