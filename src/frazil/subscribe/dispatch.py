@@ -174,6 +174,22 @@ class Dispatch:
         )
         return max(0, room)
 
+    @property
+    def held(self) -> int:
+        """How many records were fed and not yet delivered."""
+        return self._schedule.held
+
+    @property
+    def is_hungry(self) -> bool:
+        """Whether a record that was never delivered would go out now, were the right one fed."""
+        records = self._records
+        return (
+            len(records.places) < self._limits.max_unacked_messages
+            and records.unacked_bytes < self._limits.max_unacked_bytes
+            and self._why_paused() is None
+            and any(each.has_room for each in self._members.values())
+        )
+
     def feed(
         self,
         offsets: Sequence[int],

@@ -1,0 +1,80 @@
+"""Records that failed too often go to another topic, with what is known of their failure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from frazil.engine.stops import pass_stop_async
+from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.ingest.messages import Message
+
+if TYPE_CHECKING:
+    from frazil.engine.core import Engine
+    from frazil.engine.delivery.record import Record
+    from frazil.engine.delivery.subscription import Subscription
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.subscribe import DeadLetter
+
+__all__ = ["DeadLetters"]
+
+
+class DeadLetters:
+    """Publishes dead letters; their topic is made when the first one comes."""
+
+    def __init__(self, engine: Engine, *, broker: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._broker = broker
+        self._loop = loop
+
+    async def publish(self, subscription: Subscription, record: Record, letter: DeadLetter) -> None:
+        """Return when the dead letter of a record is durable.
+
+        Raises:
+            FrazilError: what kept it from being written.
+        """
+        target = subscription.policy.dead_letter_topic
+        if target is None:
+            raise InvalidRequest("the policy names no dead-letter topic any more")
+        runtime = await self._target(target)
+        value: Message = record.value
+        facts = {
+            "x-original-topic": subscription.topic,
+            "x-original-subscription": subscription.name,
+            "x-original-topic-offset": str(record.offset),
+            "x-original-producer-id": str(value.producer_id or 0),
+            "x-original-broker-addr": self._broker,
+            "x-poison-policy": "dead_letter",
+            "x-delivery-attempt": str(letter.attempt),
+            "x-failure-reason": letter.reason,
+        }
+        try:
+            await self._write(runtime, value.payload, {**(value.attributes or {}), **facts})
+        except InvalidRequest:
+            # With these facts the attributes became too many: the facts are what is needed here.
+            await self._write(runtime, value.payload, facts)
+
+    async def _target(self, name: str) -> TopicRuntime:
+        try:
+            return self._engine.topic_runtime(name)
+        except NotFound:
+            try:
+                await asyncio.to_thread(self._engine.create_topic, name)
+            except Conflict:
+                # Made by somebody else just now.
+                return self._engine.topic_runtime(name)
+        return self._engine.topic_runtime(name)
+
+    async def _write(
+        self, runtime: TopicRuntime, payload: bytes, attributes: dict[str, str]
+    ) -> None:
+        if runtime.refusal is not None:
+            await pass_stop_async(runtime)
+        if runtime.pressure.level:
+            await runtime.pressure.admit_async()
+        message = Message(payload, None, attributes, None, f"broker-replicator-{self._broker}-0")
+        codec, data, count, size = runtime.prepare(message, {})
+        written: asyncio.Future[Any] = self._loop.create_future()
+        if not runtime.lane.queue.submit((runtime.state, codec, data, count, size, written, None)):
+            raise runtime.lane.queue.overloaded()
+        await written

@@ -1,0 +1,262 @@
+"""All subscriptions of an engine that are at work, and what is done to them as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from frazil.engine.delivery.dead_letters import DeadLetters
+from frazil.engine.delivery.feed import FeedCache, TopicFeed
+from frazil.engine.delivery.journalling import Journalling
+from frazil.engine.delivery.subscription import Subscription
+from frazil.engine.reading import start_offset
+from frazil.errors import Closed, NotFound
+from frazil.model import topic_uid
+from frazil.subscribe import Dispatch, Limits, SubscriptionType
+
+if TYPE_CHECKING:
+    from frazil.engine.core import Engine
+    from frazil.engine.reading import Start
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.engine.subscription_settings import Stored, SubscriptionSettings
+    from frazil.log.cursor_state import CursorState
+
+__all__ = ["Deliveries"]
+
+CACHE_BYTES: Final = 64 << 20
+"""Decoded records of all topics that are kept for the next subscription."""
+THREADS: Final = 4
+"""Worker threads that read what is not in the machine's memory."""
+
+
+class Deliveries:
+    """The subscriptions of an engine. All methods belong to the thread of the loop it was made for.
+
+    `settings` must be loaded. `broker` is how dead letters name where they come from.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: SubscriptionSettings,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        broker: str = "",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._loop = loop
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="frazil-feed")
+        self._cache = FeedCache(cache_bytes)
+        self._dead_letters = DeadLetters(engine, broker=broker, loop=loop)
+        self._feeds: dict[int, tuple[TopicFeed, Journalling]] = {}
+        self._open: dict[tuple[str, str], Subscription] = {}
+        self._changing = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """Return those that are open."""
+        return [each for each in self._open.values() if each.end_error is None]
+
+    @property
+    def decoded(self) -> int:
+        """How many records were decoded for subscriptions."""
+        return sum(feed.decoded for feed, _journalling in self._feeds.values())
+
+    @property
+    def cache_bytes(self) -> int:
+        """How many bytes of decoded records are kept."""
+        return self._cache.size_bytes
+
+    def find(self, topic: str, name: str) -> Subscription | None:
+        """Return a subscription that is open already."""
+        found = self._open.get((topic, name))
+        if found is not None and found.end_error is not None:
+            self._open.pop((topic, name), None)
+            return None
+        return found
+
+    async def open(
+        self, topic: str, name: str, *, kind: SubscriptionType, start: Start = "latest"
+    ) -> Subscription:
+        """Return a subscription; if it does not exist it is created, durably, at `start`.
+
+        The type of one that exists stays.
+
+        Raises:
+            NotFound: if there is no such topic.
+            InvalidRequest: if the name is not allowed, or the start is not among the records.
+        """
+        async with self._changing:
+            found = self.find(topic, name)
+            if found is not None:
+                return found
+            runtime = self._runtime(topic)
+            stored = self._settings.get(topic_uid(runtime.state.spec), name)
+            if name not in runtime.state.cursors:
+                stored = await asyncio.to_thread(self._create, runtime, name, kind, start)
+            return await self._opened(runtime, name, stored)
+
+    async def existing(self, topic: str, name: str) -> Subscription | None:
+        """Return a subscription that exists, None if there is none.
+
+        Raises:
+            NotFound: if there is no such topic.
+        """
+        found = self.find(topic, name)
+        if found is not None:
+            return found
+        runtime = self._runtime(topic)
+        if name not in runtime.state.cursors:
+            return None
+        async with self._changing:
+            found = self.find(topic, name)
+            if found is not None:
+                return found
+            stored = self._settings.get(topic_uid(runtime.state.spec), name)
+            return await self._opened(runtime, name, stored)
+
+    async def reset(self, topic: str, name: str, to: Start) -> int:
+        """Put a subscription somewhere else, back or ahead; return the offset. Durable.
+
+        Raises:
+            NotFound: if there is no such topic or subscription.
+            InvalidRequest: if the place is not among the topic's records.
+        """
+        async with self._changing:
+            runtime = self._runtime(topic)
+            found = self.find(topic, name)
+            if found is None:
+                return await asyncio.to_thread(self._place, runtime, name, to)
+            await found.rest()
+            dispatch = None
+            try:
+                offset = await asyncio.to_thread(self._place, runtime, name, to)
+                cursor = await asyncio.to_thread(self._load, runtime, name)
+                stored = self._settings.get(topic_uid(runtime.state.spec), name)
+                dispatch = self._dispatch(stored, cursor)
+            finally:
+                found.go_on(dispatch)
+            return offset
+
+    async def drop(self, topic: str, name: str) -> None:
+        """End a subscription, its consumers and what is stored of it; durable on return.
+
+        Raises:
+            NotFound: if there is no such topic or subscription.
+        """
+        async with self._changing:
+            runtime = self._runtime(topic)
+            found = self.find(topic, name)
+            if found is not None:
+                await found.rest()
+            try:
+                await asyncio.to_thread(self._engine.cursors.drop, runtime.name, name)
+            except BaseException:
+                if found is not None:
+                    found.go_on()
+                raise
+            if found is not None:
+                found.end(NotFound("subscription was removed", topic=topic, subscription=name))
+                self._open.pop((topic, name), None)
+            uid = topic_uid(runtime.state.spec)
+            await asyncio.to_thread(self._settings.delete, uid, name)
+
+    def configure(self, topic: str, name: str) -> None:
+        """Let an open subscription take its settings as they are now."""
+        found = self.find(topic, name)
+        if found is not None:
+            stored = self._settings.get(topic_uid(found.feed.runtime.state.spec), name)
+            found.configure(stored.policy, _limits(stored))
+
+    def forget_topic(self, topic: str) -> None:
+        """End the subscriptions of a topic that was deleted."""
+        gone = NotFound("topic was deleted", topic=topic)
+        for key, found in list(self._open.items()):
+            if key[0] == topic:
+                self._forget_feed(found.feed)
+                found.end(gone)
+                del self._open[key]
+
+    async def close(self) -> None:
+        """Stop delivering, wait for acks under way, and end every stream."""
+        self._is_closed = True
+        for found in self.subscriptions:
+            await found.rest()
+            found.end(Closed("the broker is shutting down"))
+        self._open.clear()
+        for feed, _journalling in list(self._feeds.values()):
+            self._forget_feed(feed)
+        self._executor.shutdown(wait=False)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _runtime(self, topic: str) -> TopicRuntime:
+        if self._is_closed:
+            raise Closed("the broker is shutting down")
+        return self._engine.topic_runtime(topic)
+
+    def _create(
+        self, runtime: TopicRuntime, name: str, kind: SubscriptionType, start: Start
+    ) -> Stored:
+        offset = start_offset(runtime, start)
+        # The settings first: a subscription without its type would come back as another one.
+        stored = self._settings.change(topic_uid(runtime.state.spec), name, kind=kind)
+        self._engine.cursors.create(runtime.name, name, offset)
+        return stored
+
+    def _place(self, runtime: TopicRuntime, name: str, to: Start) -> int:
+        offset = start_offset(runtime, to)
+        self._engine.cursors.reset(runtime.name, name, offset)
+        return offset
+
+    def _load(self, runtime: TopicRuntime, name: str) -> CursorState:
+        found = self._engine.cursors.load(runtime.name).get(name)
+        if found is None:
+            raise NotFound("no such subscription", topic=runtime.name, subscription=name)
+        return found
+
+    async def _opened(self, runtime: TopicRuntime, name: str, stored: Stored) -> Subscription:
+        cursor = await asyncio.to_thread(self._load, runtime, name)
+        feed, journalling = self._feed(runtime)
+        found = Subscription(
+            name,
+            feed,
+            journalling,
+            self._dead_letters,
+            dispatch=self._dispatch(stored, cursor),
+            policy=stored.policy,
+            loop=self._loop,
+        )
+        self._open[runtime.name, name] = found
+        return found
+
+    def _dispatch(self, stored: Stored, cursor: CursorState) -> Dispatch:
+        kind = SubscriptionType.EXCLUSIVE if stored.kind is None else stored.kind
+        return Dispatch(
+            kind,
+            policy=stored.policy,
+            limits=_limits(stored),
+            cursor=cursor,
+            attempts=cursor.attempts,
+            now_ms=int(self._loop.time() * 1000),
+        )
+
+    def _feed(self, runtime: TopicRuntime) -> tuple[TopicFeed, Journalling]:
+        found = self._feeds.get(runtime.state.id)
+        if found is None or found[0].runtime is not runtime:
+            feed = TopicFeed(runtime, self._cache, loop=self._loop, executor=self._executor)
+            journalling = Journalling(runtime.name, self._engine.cursors, self._loop)
+            found = self._feeds[runtime.state.id] = (feed, journalling)
+        return found
+
+    def _forget_feed(self, feed: TopicFeed) -> None:
+        feed.close()
+        self._feeds.pop(feed.runtime.state.id, None)
+
+
+def _limits(stored: Stored) -> Limits:
+    return Limits(max_unacked_messages=stored.max_unacked_messages)

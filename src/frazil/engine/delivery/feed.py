@@ -1,0 +1,238 @@
+"""One topic as its subscriptions read it: live records at once, older ones in a worker thread.
+
+What was decoded is kept for the next subscription, within a budget that all topics share. So a
+record that many subscriptions follow is decoded once, and a subscription that is far behind reads
+for itself without holding up the others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from frazil.engine.delivery.record import Chunk, Record, chunk_of
+from frazil.engine.reading import waker
+from frazil.errors import CorruptionError, FrazilError, NotFound
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from frazil.engine.runtime import TopicRuntime
+
+__all__ = ["FeedCache", "TopicFeed"]
+
+READ_BYTES: Final = 256 << 10
+"""How much is read and decoded at once."""
+LIVE_RECORDS_MAX: Final = 2048
+"""New records beyond so many are read in a worker thread, like old ones."""
+
+
+class FeedCache:
+    """Chunks of all feeds, the ones used last; the others are read again when they are needed."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.size_bytes = 0
+        self._chunks: OrderedDict[Chunk, TopicFeed] = OrderedDict()
+
+    def add(self, chunk: Chunk, feed: TopicFeed) -> None:
+        """Take a chunk in, and let go of those used longest ago."""
+        self._chunks[chunk] = feed
+        self.size_bytes += chunk.size_bytes
+        while self.size_bytes > self.bytes_max and len(self._chunks) > 1:
+            oldest, owner = self._chunks.popitem(last=False)
+            self.size_bytes -= oldest.size_bytes
+            owner.forget(oldest)
+
+    def use(self, chunk: Chunk) -> None:
+        """Note that a chunk was used."""
+        self._chunks.move_to_end(chunk)
+
+    def drop(self, chunk: Chunk) -> None:
+        """Let go of a chunk of a feed that ends."""
+        if self._chunks.pop(chunk, None) is not None:
+            self.size_bytes -= chunk.size_bytes
+
+
+class TopicFeed:
+    """The records of one topic. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        runtime: TopicRuntime,
+        cache: FeedCache,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor,
+    ) -> None:
+        self.runtime = runtime
+        self._cache = cache
+        self._loop = loop
+        self._executor = executor
+        self._chunks: dict[int, Chunk] = {}
+        self._starts: list[int] = []
+        self._reading: dict[int, list[Callable[[FrazilError | None], None]]] = {}
+        self._followers: list[Callable[[], None]] = []
+        self._is_armed = False
+        self._wake = waker(loop, self._called)
+        self._is_closed = False
+        self.decoded = 0
+        """How many records were decoded; with n subscriptions at the head still one a record."""
+
+    @property
+    def head(self) -> int:
+        """The offset behind the last record that may be seen."""
+        return self.runtime.state.visible
+
+    def get(self, offset: int) -> Chunk | None:
+        """Return the chunk that has `offset` if it is decoded, or new enough to be at hand."""
+        at = bisect_right(self._starts, offset) - 1
+        if at >= 0:
+            chunk = self._chunks[self._starts[at]]
+            if offset < chunk.offset_next:
+                self._cache.use(chunk)
+                return chunk
+        if 0 < self.head - offset <= LIVE_RECORDS_MAX:
+            return self._read_live(offset)
+        return None
+
+    def record(self, offset: int) -> Record | None:
+        """Return one record if it is at hand."""
+        chunk = self.get(offset)
+        if chunk is None:
+            return None
+        at = bisect_right(chunk.offsets, offset) - 1
+        return chunk.records[at] if at >= 0 and chunk.offsets[at] == offset else None
+
+    def request(self, offset: int, done: Callable[[FrazilError | None], None]) -> None:
+        """Read from `offset` on in a worker thread, then call `done`; `get` has it then.
+
+        `done` gets what was met instead: `NotFound` with `offset_first` where nothing is held any
+        more, `CorruptionError` with `offset_next` behind the damage.
+        """
+        waiting = self._reading.get(offset)
+        if waiting is not None:
+            waiting.append(done)
+            return
+        self._reading[offset] = [done]
+        future = self._loop.run_in_executor(self._executor, self._read, offset)
+        future.add_done_callback(partial(self._read_done, offset))
+
+    def follow(self, offset: int, wake: Callable[[], None]) -> None:
+        """Call `wake`, once, when there are records from `offset` on, or when the topic ends."""
+        self._followers.append(wake)
+        if not self._is_armed:
+            self._is_armed = True
+            self.runtime.state.waiters.append(self._wake)
+        # Looked at after it was put there: what came before that did not call it.
+        if self.head > offset or self.end_error() is not None:
+            self._loop.call_soon(self._news)
+
+    def end_error(self) -> FrazilError | None:
+        """Return why nothing more will come, None while the topic lives."""
+        journal = self.runtime.lane.journal
+        if journal.closed or journal.failed is not None:
+            return journal.closed_error()
+        if self.runtime.state.spec.deleted_us:
+            return NotFound("topic was deleted", topic=self.runtime.name)
+        return None
+
+    def forget(self, chunk: Chunk) -> None:
+        """Drop a chunk that the cache let go."""
+        if self._chunks.pop(chunk.offset, None) is not None:
+            self._starts.remove(chunk.offset)
+
+    def close(self) -> None:
+        """Let all go."""
+        self._is_closed = True
+        for chunk in self._chunks.values():
+            self._cache.drop(chunk)
+        self._chunks = {}
+        self._starts = []
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _read_live(self, offset: int) -> Chunk | None:
+        """Read what was just written, from the log alone: it is still in the machine's memory."""
+        source, topic = self.runtime.lane.source, self.runtime.state.id
+        if self.end_error() is not None:
+            return None
+        try:
+            piece = source.read(topic, offset=offset, bytes_max=READ_BYTES)
+        except FrazilError:
+            # It moved to the disk tier, or is damaged: the way round finds out.
+            return None
+        if not piece.batches:
+            return None
+        chunk = chunk_of(
+            piece.batches,
+            offset=offset,
+            offset_next=piece.offset_next,
+            is_message=self.runtime.is_message,
+        )
+        self._add(chunk)
+        return chunk
+
+    def _read(self, offset: int) -> Chunk:
+        """Read and decode in a worker thread, from wherever the records are."""
+        runtime = self.runtime
+        topic = runtime.state.id
+        error = self.end_error()
+        if error is not None:
+            raise error
+        piece = runtime.history.read(topic, offset=offset, bytes_max=READ_BYTES)
+        return chunk_of(
+            piece.batches,
+            offset=offset,
+            offset_next=piece.offset_next,
+            is_message=runtime.is_message,
+        )
+
+    def _read_done(self, offset: int, future: asyncio.Future[Chunk]) -> None:
+        waiting = self._reading.pop(offset)
+        error: FrazilError | None = None
+        try:
+            chunk = future.result()
+        except FrazilError as met:
+            error = met
+        else:
+            if chunk.offset_next > chunk.offset:
+                self._add(chunk)
+        for done in waiting:
+            done(error)
+
+    def _add(self, chunk: Chunk) -> None:
+        self.decoded += len(chunk.records)
+        if self._is_closed:
+            return
+        old = self._chunks.get(chunk.offset)
+        if old is not None:
+            self._cache.drop(old)
+        else:
+            insort(self._starts, chunk.offset)
+        self._chunks[chunk.offset] = chunk
+        self._cache.add(chunk, self)
+
+    def _called(self) -> None:
+        self._is_armed = False
+        self._news()
+
+    def _news(self) -> None:
+        followers, self._followers = self._followers, []
+        for wake in followers:
+            wake()
+
+
+def offset_behind(error: FrazilError) -> int | None:
+    """Return where reading may go on after an error, None where it cannot."""
+    if isinstance(error, NotFound):
+        found = error.details.get("offset_first")
+        return found if isinstance(found, int) else None
+    if isinstance(error, CorruptionError):
+        found = error.details.get("offset_next")
+        return found if isinstance(found, int) else None
+    return None

@@ -1,0 +1,103 @@
+"""Acks and attempts on their way to the journal: those of one turn of the loop in one frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.errors import FrazilError, InvalidRequest, NotFound, Overloaded
+from frazil.log.cursor_state import Acked, Attempted
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from frazil.engine.cursors import Cursors
+    from frazil.log import cursor_state
+    from frazil.model import Ack
+    from frazil.subscribe import Change
+
+__all__ = ["Journalling"]
+
+RETRY_S: Final = 0.01
+PATIENCE_S: Final = 5.0
+"""How long a change waits for room in the journal's queue before it is refused."""
+
+Answer = Callable[[FrazilError | None], None]
+
+
+class Journalling:
+    """Writes the changes of one topic's subscriptions. All methods belong to the loop's thread."""
+
+    def __init__(self, topic: str, cursors: Cursors, loop: asyncio.AbstractEventLoop) -> None:
+        self._topic = topic
+        self._cursors = cursors
+        self._loop = loop
+        self._waiting: list[tuple[cursor_state.Change, Answer]] = []
+        self._is_scheduled = False
+
+    def add(self, name: str, change: Change, answer: Answer) -> None:
+        """Write a change of the subscription `name` with the others of this turn.
+
+        `answer` is called when it is durable, or with what kept it from being written.
+        """
+        self._waiting.append((_frame_of(name, change), answer))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._submit(waiting, self._loop.time() + PATIENCE_S)
+
+    def _submit(self, some: list[tuple[cursor_state.Change, Answer]], deadline: float) -> None:
+        waiter = _Waiter(self._loop, [answer for _change, answer in some])
+        try:
+            self._cursors.apply(self._topic, [change for change, _answer in some], waiter)
+        except Overloaded as error:
+            if self._loop.time() >= deadline:
+                waiter.set_exception(error)
+                return
+            self._loop.call_later(RETRY_S, self._submit, some, deadline)
+        except (NotFound, InvalidRequest) as error:
+            if len(some) == 1:
+                waiter.set_exception(error)
+                return
+            # One of them is of a subscription that was dropped; the others are none the worse.
+            for each in some:
+                self._submit([each], deadline)
+        except FrazilError as error:
+            waiter.set_exception(error)
+
+
+class _Waiter:
+    """Stands for all changes of one frame where the journal knows a future."""
+
+    __slots__ = ("_answers", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, answers: list[Answer]) -> None:
+        self._loop = loop
+        self._answers = answers
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, _ack: Ack) -> None:
+        for answer in self._answers:
+            answer(None)
+
+    def set_exception(self, error: Any) -> None:
+        for answer in self._answers:
+            answer(error)
+
+
+def _frame_of(name: str, change: Change) -> cursor_state.Change:
+    if change.attempts:
+        pairs = zip(change.offsets, change.attempts, strict=True)
+        return Attempted(name, list(chain.from_iterable(pairs)))
+    return Acked(name, list(chain.from_iterable(sorted(change.ranges))))

@@ -1,0 +1,99 @@
+"""Records as they are delivered: decoded once, shared by all subscriptions of a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.ingest.messages import Message
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from frazil.log.history import Batch
+
+__all__ = ["Chunk", "Record", "chunk_of"]
+
+RECORD_OVERHEAD_BYTES: Final = 256
+"""What a record takes in memory besides its payload, about."""
+
+
+class Record:
+    """One record of a topic.
+
+    `value` is a `Message`, or a row as a dict. `body` is where a transport keeps the bytes that it
+    made of it, for the next subscription.
+    """
+
+    __slots__ = ("body", "offset", "time_us", "value")
+
+    def __init__(self, offset: int, value: Any, time_us: int) -> None:
+        self.offset = offset
+        self.value = value
+        self.time_us = time_us
+        self.body: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"Record({self.offset}, {self.value!r})"
+
+
+class Chunk:
+    """Records of `[offset, offset_next)` without those of gaps, in order; never changed."""
+
+    __slots__ = ("_keys", "offset", "offset_next", "offsets", "records", "size_bytes", "sizes")
+
+    def __init__(
+        self, offset: int, offset_next: int, records: list[Record], sizes: list[int]
+    ) -> None:
+        self.offset = offset
+        self.offset_next = offset_next
+        self.records = records
+        self.offsets = [record.offset for record in records]
+        self.sizes = sizes
+        self.size_bytes = sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
+        self._keys: list[str] | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """What a KeyShared subscription goes by, of each record."""
+        if self._keys is None:
+            self._keys = [_key(record.value) for record in self.records]
+        return self._keys
+
+
+def chunk_of(batches: list[Batch], *, offset: int, offset_next: int, is_message: bool) -> Chunk:
+    """Decode batches of consecutive records that were read from `offset` on."""
+    records: list[Record] = []
+    sizes: list[int] = []
+    for batch in batches:
+        if is_message:
+            values = _messages(batch.data)
+            sizes += [len(value.payload) for value in values]
+        else:
+            values = batch.records()
+            sizes += [batch.data.nbytes // max(batch.count, 1)] * batch.count
+        times = [time_us for count, time_us in batch.times for _ in range(count)]
+        records += map(Record, range(batch.offset, batch.offset_next), values, times)
+    return Chunk(offset, offset_next, records, sizes)
+
+
+def _messages(data: pa.RecordBatch) -> list[Any]:
+    """Return the messages of a batch; columns of nulls, which most are, cost nothing."""
+    count = data.num_rows
+    nothing = [None] * count
+    columns: list[list[Any]] = []
+    for number, column in enumerate(data.columns[:8]):
+        if column.null_count == count:
+            columns.append(nothing)
+        elif number == 3:
+            columns.append(column.cast("int64").to_pylist())
+        elif number == 2:
+            columns.append([None if one is None else dict(one) for one in column.to_pylist()])
+        else:
+            columns.append(column.to_pylist())
+    return list(map(Message, *columns))
+
+
+def _key(value: Any) -> str:
+    if type(value) is Message:
+        return value.key or value.producer_name or ""
+    return ""

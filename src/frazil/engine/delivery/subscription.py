@@ -1,0 +1,557 @@
+"""One subscription at work: feeds its dispatch, writes to consumers, journals acks and attempts.
+
+Everything that comes in is collected; once a turn of the loop `_run` does what follows from it.
+Records are kept from their reading to their first delivery only; for another one they are looked up
+again, so that the memory of a subscription does not grow with what is unacked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from frazil.engine.delivery.outbox import Outbox
+from frazil.errors import Closed, FrazilError, NotFound
+from frazil.subscribe import (
+    Action,
+    Change,
+    DeadLetter,
+    Deliver,
+    Dispatch,
+    FailurePolicy,
+    Limits,
+    Notice,
+    NoticeKind,
+    Status,
+    SubscriptionType,
+)
+from frazil.telemetry import event, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from frazil.engine.delivery.dead_letters import DeadLetters
+    from frazil.engine.delivery.feed import TopicFeed
+    from frazil.engine.delivery.journalling import Journalling
+    from frazil.engine.delivery.record import Record
+
+__all__ = ["Answer", "Consumer", "Subscription"]
+
+FEED_RECORDS_MAX: Final = 1024
+HELD_BYTES_MAX: Final = 8 << 20
+"""KeyShared reads ahead of keys that wait; so far at most."""
+TURNS_MAX: Final = 8
+"""How often one subscription reads on before others have their turn."""
+RETRY_S: Final = 1.0
+
+Answer = Callable[[FrazilError | None], None]
+"""Called once: with None when the call is durable, else with what kept it from that."""
+
+
+class Consumer(Protocol):
+    """What a transport gives for each of its streams. Called on the loop's thread."""
+
+    consumer_id: int
+    name: str
+
+    def deliver(self, records: list[Record], attempts: list[int] | None) -> None:
+        """Write records, in this order; `attempts` are their deliveries' numbers, None: all 1."""
+
+    def displaced(self) -> None:
+        """End: another stream of the same consumer took the place."""
+
+    def ended(self, error: FrazilError) -> None:
+        """End: the subscription or its topic is gone."""
+
+
+class _Attached:
+    """A consumer that takes part, with what it asked for and what is on its way to it."""
+
+    def __init__(self, consumer: Consumer, filters: Sequence[str], outbox: Outbox) -> None:
+        self.consumer = consumer
+        self.filters = filters
+        self.outbox = outbox
+        self.wanted = (0, 0)
+
+
+class Subscription:
+    """One subscription of one topic. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        feed: TopicFeed,
+        journalling: Journalling,
+        dead_letters: DeadLetters,
+        *,
+        dispatch: Dispatch,
+        policy: FailurePolicy,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.name = name
+        self.feed = feed
+        self.policy = policy
+        self._journalling = journalling
+        self._dead_letters = dead_letters
+        self._dispatch = dispatch
+        self._loop = loop
+        self._attached: dict[int, _Attached] = {}
+        self._held: dict[int, Record] = {}
+        self._held_bytes = 0
+        self._acks: list[tuple[int, Answer]] = []
+        self._answers: list[tuple[Change, list[Answer]]] = []
+        self._failures: dict[Change, FrazilError] = {}
+        self._under_way = 0
+        self._quiet: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_scheduled = False
+        self._is_reading = False
+        self._is_following = False
+        self._is_resting = False
+        """While the cursor is put somewhere else nothing is delivered."""
+        self._damage: FrazilError | None = None
+        self.end_error: FrazilError | None = None
+        self.records_missed = 0
+        """Records that a full quota took away before they were delivered."""
+
+    def __repr__(self) -> str:
+        return f"Subscription({self.topic!r}, {self.name!r})"
+
+    @property
+    def topic(self) -> str:
+        """Return the full name of the topic."""
+        return self.feed.runtime.name
+
+    @property
+    def kind(self) -> SubscriptionType:
+        """Return the type."""
+        return self._dispatch.kind
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """Return the attached consumers."""
+        return [each.consumer for each in self._attached.values()]
+
+    @property
+    def damage(self) -> FrazilError | None:
+        """Return what keeps it from reading on, None while all is well."""
+        return self._damage
+
+    def status(self) -> Status:
+        """Say what it is doing."""
+        return self._dispatch.status()
+
+    # -- consumers -------------------------------------------------------------------------------
+
+    def attach(self, consumer: Consumer, filters: Sequence[str] = ()) -> None:
+        """Let a consumer take part; it gets nothing before `ready`.
+
+        One of the same id or name is displaced.
+
+        Raises:
+            Conflict: the subscription is Exclusive and has another consumer.
+            FrazilError: what ended the subscription.
+        """
+        if self.end_error is not None:
+            raise self.end_error
+        self._dispatch.attach(
+            consumer.consumer_id, name=consumer.name, filters=filters, now_ms=self._now_ms()
+        )
+        for other in list(self._attached.values()):
+            old = other.consumer
+            if old.consumer_id == consumer.consumer_id or old.name == consumer.name:
+                del self._attached[old.consumer_id]
+                other.outbox.close()
+                old.displaced()
+        outbox = Outbox(consumer, self.feed, self._lost)
+        self._attached[consumer.consumer_id] = _Attached(consumer, filters, outbox)
+        self._schedule()
+
+    def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:
+        """End a consumer's part, if it still has one; what it has not acked goes to others.
+
+        `is_lost` says that its stream broke, not that it said farewell.
+        """
+        found = self._attached.get(consumer.consumer_id)
+        if found is None or found.consumer is not consumer:
+            return
+        del self._attached[consumer.consumer_id]
+        found.outbox.close()
+        self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms(), is_lost=is_lost)
+        self._schedule()
+
+    def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
+        """Say how much a consumer takes from now on; deliveries use it up."""
+        found = self._attached.get(consumer.consumer_id)
+        if found is None or found.consumer is not consumer:
+            return
+        found.wanted = (messages, size_bytes)
+        self._dispatch.want(consumer.consumer_id, messages=messages, size_bytes=size_bytes)
+        self._schedule()
+
+    # -- acks ------------------------------------------------------------------------------------
+
+    def ack(self, offset: int, done: Answer) -> None:
+        """Settle a record; `done` is called when that is durable, or refused."""
+        if self.end_error is not None:
+            done(self.end_error)
+            return
+        self._acks.append((offset, done))
+        if not self._is_scheduled:
+            self._schedule()
+
+    def nack(self, offset: int, done: Answer, *, delay_ms: int = 0, reason: str = "") -> None:
+        """Give a record back; `done` is called when that is durable, or refused."""
+        if self.end_error is not None:
+            done(self.end_error)
+            return
+        change = self._dispatch.nack(
+            offset, now_ms=self._now_ms(), delay_ms=delay_ms, reason=reason
+        )
+        self._answer_after(change, [done])
+        self._schedule()
+
+    def _settle(self) -> None:
+        acks, self._acks = self._acks, []
+        change = self._dispatch.ack([offset for offset, _done in acks])
+        self._answer_after(change, [done for _offset, done in acks])
+
+    def _answer_after(self, change: Change | None, dones: list[Answer]) -> None:
+        if change is None:
+            for done in dones:
+                done(None)
+            return
+        self._answers.append((change, dones))
+        if not change.is_empty:
+            self._journal(change)
+        elif not any(each.is_open for each in change.after):
+            self._answer()
+
+    def _journal(self, change: Change) -> None:
+        self._under_way += 1
+        dispatch = self._dispatch
+
+        def written(error: FrazilError | None) -> None:
+            self._under_way -= 1
+            now_ms = self._now_ms()
+            if error is None:
+                dispatch.confirmed(change, now_ms=now_ms)
+                if self._held and change.is_settling:
+                    for offset in change.offsets:
+                        self._drop_held(offset)
+            else:
+                self._failures[change] = error
+                dispatch.failed(change, now_ms=now_ms)
+            self._answer()
+            if not self._under_way and self._quiet is not None and not self._quiet.done():
+                self._quiet.set_result(None)
+            self._schedule()
+
+        self._journalling.add(self.name, change, written)
+
+    def _answer(self) -> None:
+        """Answer the calls whose changes are durable, or were refused."""
+        waiting: list[tuple[Change, list[Answer]]] = []
+        for change, dones in self._answers:
+            own_is_open = change.is_open and not change.is_empty
+            if own_is_open or any(each.is_open for each in change.after):
+                waiting.append((change, dones))
+                continue
+            error = self._failures.get(change) if self._failures else None
+            for each in change.after:
+                error = error or self._failures.get(each)
+            for done in dones:
+                done(error)
+        self._answers = waiting
+        if not waiting and self._failures:
+            self._failures.clear()
+
+    # -- the turn --------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and self.end_error is None:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        if self.end_error is not None or self._is_resting:
+            return
+        now_ms = self._now_ms()
+        if self._acks:
+            self._settle()
+        dispatch = self._dispatch
+        for _ in range(TURNS_MAX):
+            for action in dispatch.poll(now_ms):
+                self._act(action)
+            if not dispatch.is_hungry or not self._fill():
+                break
+        else:
+            self._schedule()
+        self._set_timer()
+
+    def _act(self, action: Action) -> None:
+        if type(action) is Deliver:
+            self._deliver(action)
+        elif type(action) is Change:
+            self._journal(action)
+        elif type(action) is DeadLetter:
+            self._start(self._bury(action, self._dispatch))
+        else:
+            assert isinstance(action, Notice)
+            self._tell(action)
+
+    def _deliver(self, action: Deliver) -> None:
+        found = self._attached.get(action.consumer_id)
+        if found is None:
+            # It left in this very turn; dispatch knows.
+            return
+        pop = self._held.pop
+        records = [pop(offset, None) for offset in action.offsets]
+        if self._held_bytes:
+            self._held_bytes -= sum(_size(record) for record in records if record is not None)
+        if None in records or found.outbox.is_busy:
+            found.outbox.add(action.offsets, records, action.attempts)
+        else:
+            found.consumer.deliver(records, action.attempts)  # type: ignore[arg-type]
+
+    def _fill(self) -> bool:
+        """Feed what comes next; False if it is not at hand, or not to be read yet."""
+        dispatch, feed = self._dispatch, self.feed
+        if self._is_reading or self._damage is not None:
+            return False
+        is_by_key = dispatch.kind is SubscriptionType.KEY_SHARED
+        if dispatch.held and (not is_by_key or self._held_bytes >= HELD_BYTES_MAX):
+            return False
+        room = dispatch.room
+        offset = dispatch.offset_next
+        if not room:
+            return False
+        chunk = feed.get(offset)
+        if chunk is None:
+            self._wait_for(offset)
+            return False
+        first = 0 if chunk.offset == offset else bisect_left(chunk.offsets, offset)
+        stop = min(first + room, first + FEED_RECORDS_MAX, len(chunk.offsets))
+        offsets, sizes = chunk.offsets[first:stop], chunk.sizes[first:stop]
+        end = chunk.offset_next if stop == len(chunk.offsets) else chunk.offsets[stop]
+        dispatch.feed(
+            offsets, sizes, offset_end=end, keys=chunk.keys[first:stop] if is_by_key else ()
+        )
+        self._hold(offsets, chunk.records[first:stop])
+        return True
+
+    def _hold(self, offsets: list[int], records: list[Record]) -> None:
+        cursor = self._dispatch.cursor
+        if offsets and offsets[0] < cursor.end:
+            records = [record for record in records if record.offset not in cursor]
+            offsets = [record.offset for record in records]
+        self._held.update(zip(offsets, records, strict=True))
+        if self.kind is SubscriptionType.KEY_SHARED:
+            self._held_bytes += sum(map(_size, records))
+
+    def _drop_held(self, offset: int) -> None:
+        record = self._held.pop(offset, None)
+        if record is not None and self._held_bytes:
+            self._held_bytes -= _size(record)
+
+    def _set_timer(self) -> None:
+        due_ms = self._dispatch.due_ms()
+        if self._timer is not None:
+            if due_ms is not None and abs(self._timer.when() * 1000 - due_ms) < 1:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due_ms is not None:
+            self._timer = self._loop.call_at(due_ms / 1000, self._timer_rang)
+
+    def _timer_rang(self) -> None:
+        self._timer = None
+        self._schedule()
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _wait_for(self, offset: int) -> None:
+        error = self.feed.end_error()
+        if error is not None:
+            self.end(error)
+        elif offset < self.feed.head:
+            self._is_reading = True
+            self.feed.request(offset, self._was_read)
+        elif not self._is_following:
+            self._is_following = True
+            self.feed.follow(offset, self._has_news)
+
+    def _has_news(self) -> None:
+        self._is_following = False
+        self._schedule()
+
+    def _was_read(self, error: FrazilError | None) -> None:
+        self._is_reading = False
+        if self.end_error is not None:
+            return
+        if error is None:
+            if self.feed.get(self._dispatch.offset_next) is None:
+                # On its way from one tier to the next, or read for a place that was left.
+                self._loop.call_later(RETRY_S / 20, self._schedule)
+                return
+            self._schedule()
+            return
+        first = error.details.get("offset_first")
+        if isinstance(error, NotFound) and isinstance(first, int):
+            self._pass_missing(first)
+        elif isinstance(error, Closed) or self.feed.end_error() is not None:
+            self.end(self.feed.end_error() or error)
+        else:
+            self._stall(error)
+
+    def _pass_missing(self, first: int) -> None:
+        """Go on behind records that are gone: only a full quota with `on_full=expire` takes them."""
+        offset = self._dispatch.offset_next
+        if first > offset and not self._is_resting:
+            self.records_missed += first - offset
+            self._warn("subscription_records_expired", records=first - offset)
+            self._dispatch.feed((), (), offset_end=first)
+        self._schedule()
+
+    def _stall(self, error: FrazilError) -> None:
+        """Stop reading for a while: damaged records are not passed over in silence."""
+        self._warn("subscription_cannot_read", error=error)
+        self._damage = error
+        self._loop.call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._damage = None
+        self._schedule()
+
+    def _lost(self, offset: int, error: FrazilError) -> None:
+        """Take note that a record to deliver again cannot be read."""
+        self._warn("record_cannot_be_read_again", offset=offset, error=error)
+        if isinstance(error, NotFound):
+            self.records_missed += 1
+            self.ack(offset, _ignore)
+
+    # -- what failed too often -------------------------------------------------------------------
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bury(self, letter: DeadLetter, dispatch: Dispatch) -> None:
+        try:
+            record = self._held.pop(letter.offset, None) or await self._record(letter.offset)
+            await self._dead_letters.publish(self, record, letter)
+        except FrazilError as error:
+            self._warn("dead_letter_failed", offset=letter.offset, error=error)
+            dispatch.dead_letter_failed(letter.offset, now_ms=self._now_ms())
+        else:
+            if dispatch is self._dispatch:
+                change = dispatch.dead_lettered(letter.offset)
+                if change is not None and not change.is_empty:
+                    self._journal(change)
+        self._schedule()
+
+    async def _record(self, offset: int) -> Record:
+        """Return a record from wherever it is."""
+        record = self.feed.record(offset)
+        if record is None:
+            read: asyncio.Future[FrazilError | None] = self._loop.create_future()
+            self.feed.request(offset, read.set_result)
+            error = await read
+            if error is not None:
+                raise error
+            record = self.feed.record(offset)
+        if record is None:
+            raise NotFound("no record has this offset", topic=self.topic, offset=offset)
+        return record
+
+    def _tell(self, notice: Notice) -> None:
+        if notice.kind is NoticeKind.DISPLACED:
+            return
+        facts: dict[str, object] = {}
+        if notice.offset >= 0:
+            facts["offset"] = notice.offset
+        if notice.reason:
+            facts["reason"] = notice.reason
+        is_bad = notice.kind in {NoticeKind.BLOCKED, NoticeKind.DROPPED, NoticeKind.PAUSED}
+        facts |= {"topic": self.topic, "subscription": self.name}
+        level = logging.WARNING if is_bad else logging.INFO
+        event(f"subscription_{notice.kind.value}", level=level, **facts)
+
+    def _warn(self, name: str, **facts: object) -> None:
+        warn(name, topic=self.topic, subscription=self.name, **facts)
+
+    # -- changes of itself -----------------------------------------------------------------------
+
+    def configure(self, policy: FailurePolicy, limits: Limits) -> None:
+        """Take another policy and window."""
+        self.policy = policy
+        self._dispatch.configure(policy, limits, now_ms=self._now_ms())
+        self._schedule()
+
+    async def rest(self) -> None:
+        """Stop delivering, and wait until all acks that came are durable."""
+        if self._acks:
+            self._settle()
+        self._is_resting = True
+        while self._under_way:
+            self._quiet = self._loop.create_future()
+            await self._quiet
+
+    def go_on(self, dispatch: Dispatch | None = None) -> None:
+        """Deliver again, with a `dispatch` that begins somewhere else if one is given."""
+        self._is_resting = False
+        if dispatch is not None:
+            self._dispatch = dispatch
+            self._held.clear()
+            self._held_bytes = 0
+            self._damage = None
+            now_ms = self._now_ms()
+            for each in self._attached.values():
+                each.outbox.clear()
+                consumer = each.consumer
+                dispatch.attach(
+                    consumer.consumer_id, name=consumer.name, filters=each.filters, now_ms=now_ms
+                )
+                messages, size_bytes = each.wanted
+                dispatch.want(consumer.consumer_id, messages=messages, size_bytes=size_bytes)
+        self._schedule()
+
+    def end(self, error: FrazilError) -> None:
+        """End for good: consumers are told, calls that wait are answered with the error."""
+        if self.end_error is not None:
+            return
+        self.end_error = error
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        acks, self._acks = self._acks, []
+        answers, self._answers = self._answers, []
+        for done in [done for _offset, done in acks]:
+            done(error)
+        for _change, dones in answers:
+            for done in dones:
+                done(error)
+        attached, self._attached = self._attached, {}
+        for each in attached.values():
+            each.outbox.close()
+            each.consumer.ended(error)
+        self._held.clear()
+
+
+def _size(record: Record) -> int:
+    payload = getattr(record.value, "payload", None)
+    return len(payload) if payload is not None else 0
+
+
+def _ignore(_error: FrazilError | None) -> None:
+    """Take the answer to a call that nobody made."""
