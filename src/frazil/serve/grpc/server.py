@@ -7,9 +7,10 @@ import contextlib
 import importlib
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from frazil.clock import SystemClock
+from frazil.serve.accepting import Acceptor
 from frazil.serve.grpc.calls import Counters
 from frazil.serve.grpc.shell import Shell
 from frazil.serve.h2.limits import ServerLimits
@@ -21,18 +22,30 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Router
 
-_LISTEN_BACKLOG = 512
+
+class Connections(Protocol):
+    """Counts connections of more than one server."""
+
+    def opened(self, peer: str) -> bool:
+        """Count a connection of an address; False, and nothing counted, if there are too many."""
+
+    def closed(self, peer: str) -> None:
+        """Take back a connection that was counted."""
 
 
 class Server:
     """Serves a router's calls on one address.
 
     All methods belong to the event loop's thread; so do the answers of handlers. A server starts
-    once.
+    once. `connections` counts those of other servers, too, and may refuse more of them.
     """
 
     def __init__(
-        self, router: Router, limits: ServerLimits | None = None, clock: Clock | None = None
+        self,
+        router: Router,
+        limits: ServerLimits | None = None,
+        clock: Clock | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self.router = router
         self.limits = ServerLimits() if limits is None else limits
@@ -41,13 +54,14 @@ class Server:
         self.buffer = memoryview(bytearray(self.limits.read_bytes_max))
         self.unanswered = 0
         self.unfinished = 0
+        self._connections = connections
         self._shells: set[Shell] = set()
         self._dirty: dict[Shell, None] = {}
         self._is_flushing = False
         self._is_draining = False
         self._gone: asyncio.Event | None = None
         """Set when a server that drains has no connection any more."""
-        self._listener: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -59,24 +73,23 @@ class Server:
         Raises:
             OSError: The address cannot be had.
         """
-        listener = socket.create_server((host, port), family=_family(host), backlog=_LISTEN_BACKLOG)
+        listener = socket.create_server((host, port), family=_family(host))
         return await self.start_on(listener, ssl_context)
 
     async def start_on(
         self, listener: socket.socket, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
         """Listen on a socket that has its address already; it is the server's from now on."""
-        assert self._listener is None
+        assert self._acceptor is None
         self._loop = asyncio.get_running_loop()
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
-        self._listener = await self._loop.create_server(
-            lambda: Shell(self),
-            sock=listener,
-            ssl=ssl_context,
-            ssl_handshake_timeout=None if ssl_context is None else self.limits.handshake_s,
-            ssl_shutdown_timeout=None if ssl_context is None else 1.0,
-            backlog=_LISTEN_BACKLOG,
+        self._acceptor = Acceptor(
+            listener,
+            make=self._arrive,
+            failed=self._give_up,
+            ssl_context=ssl_context,
+            handshake_s=self.limits.handshake_s,
         )
         self._tick()
         address = listener.getsockname()
@@ -117,20 +130,14 @@ class Server:
 
     # -- what connections ask for ----------------------------------------------------------------
 
-    def admit(self, shell: Shell) -> int | None:
-        counters = self.counters
-        if self._is_draining or len(self._shells) >= self.limits.connections_max:
-            counters.connections_refused_total += 1
-            return None
-        self._shells.add(shell)
-        counters.connections_total += 1
-        counters.connections = len(self._shells)
-        return counters.connections_total
-
     def forget(self, shell: Shell) -> None:
+        if shell not in self._shells:
+            return
         self._shells.discard(shell)
         self._dirty.pop(shell, None)
         self.counters.connections = len(self._shells)
+        if self._connections is not None:
+            self._connections.closed(shell.peer)
         if not self._shells and self._gone is not None:
             self._gone.set()
 
@@ -141,6 +148,29 @@ class Server:
             self._loop.call_soon(self._flush)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _arrive(self, peer: str) -> Shell | None:
+        """Count a connection from its first packet on; None if there are too many."""
+        counters = self.counters
+        if (
+            self._is_draining
+            or len(self._shells) >= self.limits.connections_max
+            or (self._connections is not None and not self._connections.opened(peer))
+        ):
+            counters.connections_refused_total += 1
+            return None
+        counters.connections_total += 1
+        shell = Shell(self, peer=peer, number=counters.connections_total)
+        self._shells.add(shell)
+        counters.connections = len(self._shells)
+        return shell
+
+    def _give_up(self, protocol: asyncio.BaseProtocol) -> None:
+        """Take note of a connection that never came to be: most often a handshake that failed."""
+        assert isinstance(protocol, Shell)
+        if protocol in self._shells:
+            self.counters.connections_failed_total += 1
+            self.forget(protocol)
 
     def _flush(self) -> None:
         """Flush each connection that has something to send, once for all its answers."""
@@ -158,9 +188,8 @@ class Server:
             shell.tick(now)
 
     def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._acceptor is not None:
+            self._acceptor.close()
 
 
 def _family(host: str) -> socket.AddressFamily:

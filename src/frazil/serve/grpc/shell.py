@@ -34,9 +34,6 @@ class Host(Protocol):
     unfinished: int
     """Bytes of requests of all connections that are still arriving."""
 
-    def admit(self, shell: Shell) -> int | None:
-        """Return the number of a new connection, or None if there are too many."""
-
     def forget(self, shell: Shell) -> None:
         """Take note that a connection is gone."""
 
@@ -47,11 +44,14 @@ class Host(Protocol):
 class Shell(asyncio.BufferedProtocol):
     """The life of one connection, from its accept to its end."""
 
-    transport: asyncio.Transport
+    transport: asyncio.Transport | None = None
+    """None until the connection, and TLS if there is any, is set up."""
     calls: Calls
     connection: Connection
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, peer: str, number: int) -> None:
+        self.peer = peer
+        self._number = number
         self._host = host
         self._limits = host.limits
         self._is_live = False
@@ -69,8 +69,7 @@ class Shell(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        number = self._host.admit(self)
-        if number is None or not _speaks_h2(self.transport):
+        if self._is_closing or not _speaks_h2(self.transport):
             self.transport.abort()
             return
         limits = self._limits
@@ -79,8 +78,8 @@ class Shell(asyncio.BufferedProtocol):
             self._host.router,
             self._host.counters,
             self._host.clock,
-            peer=_address(self.transport),
-            number=number,
+            peer=self.peer,
+            number=self._number,
         )
         self._is_live = True
         self.connection = Connection(limits, self.calls, self._on_dirty)
@@ -129,7 +128,7 @@ class Shell(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send what was answered, let streams write on, and read on or not."""
-        if not self._is_live:
+        if not self._is_live or self.transport is None:
             return
         connection = self.connection
         sender = connection.sender
@@ -169,12 +168,14 @@ class Shell(asyncio.BufferedProtocol):
         if not self._is_closing:
             self._is_closing = True
             self._closing_since = self._host.clock.monotonic()
-            self.transport.close()
+            if self.transport is not None:
+                self.transport.close()
 
     def abort(self) -> None:
         """Close at once."""
         self._is_closing = True
-        self.transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def tick(self, now: float) -> None:
         """Do what time demands: silent, stalled and slow clients, deadlines, allowances."""
@@ -240,6 +241,8 @@ class Shell(asyncio.BufferedProtocol):
     def _steer(self) -> None:
         """Read, or not: never while answers pile up on either side."""
         limits = self._limits
+        transport = self.transport
+        assert transport is not None
         unanswered = self.connection.table.unanswered
         if self._is_reading:
             if self._stalled is not None or (
@@ -251,7 +254,7 @@ class Shell(asyncio.BufferedProtocol):
             ):
                 self._is_reading = False
                 self._host.counters.reading_pauses_total += 1
-                self.transport.pause_reading()
+                transport.pause_reading()
         elif self._stalled is None and (
             not unanswered
             or (
@@ -260,19 +263,11 @@ class Shell(asyncio.BufferedProtocol):
             )
         ):
             self._is_reading = True
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
+            if not transport.is_closing():
+                transport.resume_reading()
 
 
 def _speaks_h2(transport: asyncio.Transport) -> bool:
     """Return whether TLS, if there is any, agreed on HTTP/2."""
     secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
     return secured is None or secured.selected_alpn_protocol() == "h2"
-
-
-def _address(transport: asyncio.Transport) -> str:
-    name = transport.get_extra_info("peername")
-    if isinstance(name, tuple) and len(name) >= 2:
-        host = str(name[0])
-        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
-    return "local"

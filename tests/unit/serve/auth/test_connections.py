@@ -40,3 +40,14 @@ def test_the_counts_are_those_of_a_list(steps):
             counts.closed(peer)
             model[host] -= 1
     assert len(counts) == sum(1 for number in model.values() if number)
+
+
+def test_all_connections_together_are_bounded():
+    """The limit of all counts whoever they are of, and a closed one makes room."""
+    counts = ConnectionCounts(client_max=5, connections_max=3)
+    found = [counts.opened(f"192.0.2.{host}:1") for host in range(5)]
+    assert found == [True, True, True, False, False]
+    counts.closed("192.0.2.0:1")
+    assert counts.opened("192.0.2.9:1")
+    assert not counts.opened("192.0.2.8:1")
+    assert (len(counts), counts.refusals) == (3, 3)
