@@ -26,6 +26,7 @@ class Counters:
     connections_total: int = 0
     connections_refused_total: int = 0
     connections_failed_total: int = 0
+    connections_cut_total: int = 0
     calls_total: int = 0
     cancelled_total: int = 0
     handler_errors_total: int = 0
@@ -110,7 +111,11 @@ class Call:
         self._calls.on_bug(self, error)
 
     def begin(self) -> None:
-        """Send the answer's HEADERS at once, before there is a message."""
+        """Send the answer's HEADERS at once, before there is a message.
+
+        The request's message is let go of: a stream may stay open for ever.
+        """
+        self.message = b""
         self._calls.sender.begin(self._stream)
 
     def write(self, framed: bytes) -> bool:

@@ -33,6 +33,7 @@ class Connection(Reception):
         super().__init__(limits, application, on_dirty)
         self._buffer = b""
         self._has_preface = False
+        self._has_left = False
         self.sender.emit(
             f.settings(
                 {
@@ -61,6 +62,11 @@ class Connection(Reception):
             return False
         self._buffer = buffer[position:]
         return not self.is_over
+
+    @property
+    def has_input(self) -> bool:
+        """Whether bytes wait for their turn: `receive` goes on with them, given nothing."""
+        return self._has_left and not self.is_over
 
     @property
     def is_greeted(self) -> bool:
@@ -120,9 +126,15 @@ class Connection(Reception):
         return 0
 
     def _frames(self, buffer: bytes, position: int) -> int:
-        """Handle all whole frames from `position` on; return where the first part of one begins."""
+        """Handle all whole frames from `position` on; return where the first part of one begins.
+
+        It stops before, with `has_input`, when headers have cost as much as they may in a turn.
+        """
         unpack = f.HEAD.unpack_from
-        cache = self.headers.cache
+        headers = self.headers
+        cache = headers.cache
+        headers.work = 0
+        self._has_left = False
         table = self.table
         end = len(buffer)
         while end - position >= 9:
@@ -161,6 +173,9 @@ class Connection(Reception):
                         continue
             self.frame(kind, flags, sid & 0x7FFFFFFF, buffer[start:stop])
             position = stop
+            if headers.work > self.limits.turn_work_max:
+                self._has_left = position < end
+                break
         return position
 
     @property

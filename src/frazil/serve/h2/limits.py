@@ -17,6 +17,8 @@ class ServerLimits:
     connections_max: int = 1_024
     unanswered_bytes_server_max: int = 256 << 20
     unfinished_bytes_server_max: int = 256 << 20
+    held_bytes_server_max: int = 256 << 20
+    """Bytes of answers that peers have not taken; above it the connection with most is cut off."""
     read_bytes_max: int = 256 << 10
     tick_s: float = 0.5
 
@@ -38,10 +40,13 @@ class ServerLimits:
     connection_window: int = 64 << 20
     stream_window: int = 4 << 20
 
+    turn_work_max: int = 5_000
+    """What reading headers may cost in one turn, in microseconds or so; others have theirs next."""
+
     # -- floods, by the tick
     resets_max: int = 2_000
     controls_max: int = 1_000
-    """PING, SETTINGS, PRIORITY, empty DATA, unknown kinds."""
+    """PING, SETTINGS, PRIORITY, DATA of next to nothing, unknown kinds."""
     window_updates_max: int = 20_000
 
     # -- what waits to be sent

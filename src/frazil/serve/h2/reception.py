@@ -8,7 +8,7 @@ peer's table and ours would part otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
@@ -21,6 +21,13 @@ from frazil.serve.h2.validation import Fields, trailers_problem
 
 if TYPE_CHECKING:
     from frazil.serve.h2.limits import ServerLimits
+
+
+_SMALL_BYTES: Final = 64
+"""A DATA frame with less that ends nothing costs more to read than it brings."""
+_SETTINGS_A_CONTROL: Final = 16
+_STREAMS_A_CONTROL: Final = 16
+"""What of a SETTINGS frame counts as one more frame of control."""
 
 
 class Application(Protocol):
@@ -210,7 +217,7 @@ class Reception:
         self.spend(len(payload))
         data = f.unpad(payload) if flags & f.PADDED else payload
         ends = bool(flags & f.END_STREAM)
-        if not data and not ends:
+        if len(data) < _SMALL_BYTES and not ends:
             self._count_control()
         stream = self.table.open.get(sid)
         if stream is None:
@@ -307,8 +314,17 @@ class Reception:
         if len(payload) % 6:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings cut short")
         self._has_settings = True
-        for name, value in f.settings_items(payload):
+        window = self.sender.stream_window
+        for position, (name, value) in enumerate(f.settings_items(payload), 1):
+            if not position % _SETTINGS_A_CONTROL:
+                self._count_control()
+            if name == f.INITIAL_WINDOW_SIZE:
+                window = value
             self._on_setting(name, value)
+        if window != self.sender.stream_window:
+            # Only the last one is applied: to change the windows of all streams is work.
+            self._count_controls(len(self.table.open) // _STREAMS_A_CONTROL)
+            self.sender.resize(window)
         self.sender.emit(f.SETTINGS_ACK)
 
     def _on_setting(self, name: int, value: int) -> None:
@@ -320,7 +336,6 @@ class Reception:
         elif name == f.INITIAL_WINDOW_SIZE:
             if value > f.WINDOW_LARGEST:
                 raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "window too large")
-            self.sender.resize(value)
         elif name == f.MAX_FRAME_SIZE and not (
             f.FRAME_BYTES_DEFAULT <= value <= f.FRAME_BYTES_LARGEST
         ):
@@ -400,6 +415,10 @@ class Reception:
             if not self._controls_left:
                 raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of control")
         self._controls_left -= 1
+
+    def _count_controls(self, count: int) -> None:
+        for _ in range(count):
+            self._count_control()
 
     def _count_update(self) -> None:
         if not self._updates_left:

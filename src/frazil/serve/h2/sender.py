@@ -92,6 +92,7 @@ class Sender:
         if stream.closed or stream.begun:
             return
         stream.begun = True
+        self._table.answer_begins(stream)
         self.emit(f.frame(f.HEADERS, f.END_HEADERS, stream.sid, self.blocks.begin()))
 
     def write(self, stream: Stream, messages: bytes) -> bool:
@@ -112,6 +113,8 @@ class Sender:
         if not stream.begun:
             block = self.blocks.only_end(code, text)
             self._last(stream, block)
+        elif not stream.queued:
+            self._last(stream, self.blocks.end(code, text))
         else:
             stream.code = code
             stream.text = text
@@ -242,7 +245,8 @@ class Sender:
         """Cut queued messages into frames: each stream in turn, a bounded number of bytes."""
         left = self._limits.turn_bytes_max
         for stream in list(self._writable.values()):
-            if left <= 0:
+            # All of these have something queued: without a window the others are not looked at.
+            if left <= 0 or self.window <= 0:
                 return
             del self._writable[stream.sid]
             left -= self._pump_stream(stream, min(left, self._limits.stream_queue_bytes))

@@ -118,6 +118,12 @@ class StreamTable:
             self.expect_late(stream.sid)
         stream.body = stream.queue = None
 
+    def answer_begins(self, stream: Stream) -> None:
+        """Stop counting a request that is being answered: a stream's may stay open for ever."""
+        if stream.ended:
+            self.unanswered -= stream.size
+            stream.size = 0
+
     def expect_late(self, sid: int) -> None:
         """Allow frames of a stream that this side ended before the peer did."""
         if len(self._early) >= self._early_max:

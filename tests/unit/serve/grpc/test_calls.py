@@ -252,6 +252,22 @@ def test_a_bug_when_ready_ends_the_stream():
     assert client.answers(frames + client.take())[1][0][-1]["grpc-status"] == "13"
 
 
+def test_a_stream_keeps_nothing_of_its_request():
+    """A stream may stay open for ever; a large request must not."""
+    held = []
+
+    def handler(call, message):
+        held.append((call, len(message)))
+        call.begin()
+
+    client = Client(handler, stream=True)
+    client.send(client.call(1, bytes(10_000)))
+    [(call, size)] = held
+    assert size == 10_000
+    assert call.message == b""
+    assert call.is_open
+
+
 def test_streams_end_when_the_server_goes():
     """Streams get UNAVAILABLE at once, other calls at the last moment; handlers are told."""
     told = []

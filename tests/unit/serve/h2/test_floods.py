@@ -7,7 +7,7 @@ import pytest
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.frames import ErrorCode
 from frazil.serve.h2.limits import ServerLimits
-from tests.unit.serve.h2.peer import Peer, goaway_code
+from tests.unit.serve.h2.peer import REQUEST, Peer, goaway_code
 
 LIMITS = ServerLimits(resets_max=50, controls_max=50, window_updates_max=50)
 
@@ -110,3 +110,95 @@ def test_tiny_windows_are_paid_for_by_what_they_let_through():
     assert sum(len(payload) for kind, *_, payload in sent if kind == f.DATA) == 1005
     assert len(sent) < 1100
     assert peer.sender.queued == 0
+
+
+def test_small_data_is_a_flood():
+    """DATA frames of a few bytes that end nothing are counted; larger ones are not."""
+    peer = Peer(LIMITS)
+    frames = peer.send(peer.headers(1), f.frame(f.DATA, 0, 1, bytes(64)) * 200)
+    assert peer.alive
+    frames = peer.send(f.frame(f.DATA, 0, 1, b"x") * 60)
+    assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_one_settings_frame_with_thousands_of_settings_is_a_flood():
+    """Settings are counted by what they cost, not by their frames."""
+    peer = Peer(LIMITS)
+    many = (b"\0\4\0\0\0\1" + b"\0\4\0\0\0\2") * 500
+    frames = peer.send(f.frame(f.SETTINGS, 0, 0, many))
+    assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_windows_of_many_streams_are_changed_once_a_frame():
+    """Of a frame that names the size of windows often, the last one holds, and all are checked."""
+    peer = Peer(answer=None)
+    peer.send(*(peer.call(sid) for sid in range(1, 21, 2)))
+    changes = []
+    resize = peer.sender.resize
+    peer.sender.resize = lambda size: (changes.append(size), resize(size))
+    pairs = b"".join(b"\0\4" + size.to_bytes(4) for size in (7, 70_000, 5, 9))
+    peer.send(f.frame(f.SETTINGS, 0, 0, pairs))
+    assert changes == [9]
+    assert {stream.window for stream in peer.app.streams.values()} == {9}
+    bad = b"\0\4" + (1 << 31).to_bytes(4) + b"\0\4\0\0\0\1"
+    assert goaway_code(peer.send(f.frame(f.SETTINGS, 0, 0, bad))) == ErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_changing_the_windows_of_many_streams_is_paid_for():
+    """With many open streams each change counts as more than one frame."""
+    peer = Peer(LIMITS, answer=None)
+    peer.send(*(peer.call(sid) for sid in range(1, 801, 2)))
+    frames = peer.send(*(f.settings({f.INITIAL_WINDOW_SIZE: size}) for size in (1, 2)))
+    assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_a_closed_connection_window_is_looked_at_once():
+    """However many streams have something to send, without a window none is visited."""
+    peer = Peer(answer=None)
+    peer.send(f.settings({f.INITIAL_WINDOW_SIZE: 1 << 20}))
+    peer.send(*(peer.call(sid) for sid in range(1, 201, 2)))
+    for stream in peer.app.streams.values():
+        peer.sender.write(stream, bytes(5_000))
+    peer.take()
+    visits = []
+    pump = peer.sender._pump_stream
+    peer.sender._pump_stream = lambda stream, limit: (
+        visits.append(stream.sid) or pump(stream, limit)
+    )
+    for _ in range(50):
+        assert len(peer.send(f.window_update(0, 1))) == 1
+    assert len(visits) == 50
+    answered = peer.send(f.window_update(0, 1 << 30))
+    while peer.sender.has_more:
+        answered += peer.take()
+    assert peer.sender.queued == 0
+
+
+def test_costly_headers_take_turns():
+    """Blocks that are dear to read are read a few at a turn; all are answered in the end."""
+    peer = Peer(ServerLimits(turn_work_max=500))
+    calls = [peer.call(sid, b"x", [*REQUEST, ("n", str(sid))]) for sid in range(1, 201, 2)]
+    assert peer.connection.receive(b"".join(calls))
+    turns = 0
+    while peer.connection.has_input:
+        before = len(peer.app.requests)
+        assert peer.connection.receive(b"")
+        assert 1 <= len(peer.app.requests) - before <= 12
+        turns += 1
+    assert turns >= 8
+    assert [sid for sid, _ in peer.app.requests] == list(range(1, 201, 2))
+
+
+def test_bytes_that_wait_for_their_turn_keep_their_order():
+    """What arrives meanwhile is behind them; half a frame at the end is no reason to go on."""
+    limits = ServerLimits(turn_work_max=1)
+    peer = Peer(limits)
+    data = b"".join(peer.call(sid, b"x", [*REQUEST, ("n", str(sid))]) for sid in (1, 3, 5))
+    for start in range(0, len(data), 50):
+        peer.connection.receive(data[start : start + 50])
+    while peer.connection.has_input:
+        peer.connection.receive(b"")
+    assert [sid for sid, _ in peer.app.requests] == [1, 3, 5]
+    peer.connection.receive(peer.headers(7, [*REQUEST, ("n", "7")]) + b"\0\0")
+    peer.connection.receive(b"")
+    assert not peer.connection.has_input

@@ -185,6 +185,20 @@ def test_unanswered_bytes_are_counted_until_the_answer():
     assert peer.app.cancelled == [5]
 
 
+def test_a_stream_that_has_begun_is_not_unanswered():
+    """A consumer's stream may stay open for ever: its request must not keep others from asking."""
+    peer = Peer(answer=None)
+    peer.send(peer.call(1, bytes(95)), peer.call(3, bytes(95)))
+    table = peer.connection.table
+    peer.sender.begin(peer.app.streams[1])
+    assert table.unanswered == 100
+    peer.sender.write(peer.app.streams[3], prefixed(b"first"))
+    assert table.unanswered == 0
+    peer.sender.finish(peer.app.streams[1], 0)
+    peer.send(f.reset(3, 8))
+    assert table.unanswered == 0
+
+
 def test_an_answer_to_a_reset_call_is_dropped():
     """The client went away meanwhile: nothing is sent for it."""
     peer = Peer(answer=None)

@@ -299,3 +299,16 @@ def test_a_stream_that_is_finished_is_not_asked_for_more():
         peer.take()
     assert stream.queued == 10_000
     assert not peer.sender.has_ready
+
+
+def test_an_end_needs_no_window():
+    """A stream without anything queued ends although others have used the connection's window up."""
+    peer, [first, second] = opened(f.settings({f.INITIAL_WINDOW_SIZE: 1 << 20}), sids=(1, 3))
+    peer.sender.begin(second)
+    peer.sender.write(first, bytes(100_000))
+    peer.take()
+    assert peer.sender.window == 0
+    peer.sender.finish(second, 14, b"bye")
+    frames = peer.take()
+    assert [(kind, flags, sid) for kind, flags, sid, _ in frames] == [(f.HEADERS, 5, 3)]
+    assert list(peer.connection.table.open) == [1]
