@@ -12,14 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.stops import pass_stop_async
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, InvalidRequest
 from frazil.model import topic_uid
 from frazil.serve.danube.messages import parse_request, parse_send, request_id_reply
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerResponse, StreamMessage
 from frazil.serve.danube.statuses import (
+    CREATING_PRODUCER,
     PUBLISHING,
     Refused,
+    message_too_large,
     producer_unknown,
     producers_full,
     status_of,
@@ -31,18 +33,25 @@ if TYPE_CHECKING:
     from frazil.ingest.messages import Message
     from frazil.log.codec import Entry
     from frazil.model import Ack
+    from frazil.serve.danube.schema_topics import Schemas
     from frazil.serve.danube.topics import Topics
+    from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call
 
 __all__ = ["Producers", "producer_id"]
 
+IDLE_S: Final = 60.0
+"""A producer that has not asked for its health for so long makes room when there are too many."""
 _ID_BITS: Final = 53
 """Ids are positive in every client's language, and exact in those that have only doubles."""
 
 
-def producer_id(uid: str, name: str) -> int:
-    """Return the id of a topic's producer: the same one at all times, never 0."""
-    digest = hashlib.sha256(f"{uid}/{name}".encode()).digest()
+def producer_id(uid: str, topic: str, name: str) -> int:
+    """Return the id of a topic's producer: the same one at all times, never 0.
+
+    The parts of a topic share one `uid`, so the topic's name counts, too.
+    """
+    digest = hashlib.sha256(f"{uid}{topic}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % ((1 << _ID_BITS) - 1) + 1
 
 
@@ -62,29 +71,64 @@ class _Publishing:
     def done(self) -> bool:
         return not self._call.is_open
 
-    def set_result(self, _ack: Ack) -> None:
+    def set_result(self, _ack: Ack | None) -> None:
         self._call.ok(self._reply)
 
     def set_exception(self, error: BaseException) -> None:
         self._call.fail(*status_of(error, PUBLISHING))
 
 
-class Producers:
-    """The producers of a broker. All methods belong to the event loop's thread."""
+class _Target:
+    """A topic with producers, and when each of them was last heard of."""
 
-    def __init__(self, topics: Topics, *, producers_max: int) -> None:
+    __slots__ = ("is_reliable", "name", "runtime", "seen", "topic", "uid")
+
+    def __init__(self, topic: Topic, *, is_reliable: bool) -> None:
+        self.topic = topic
+        self.name = topic.name
+        self.uid = topic_uid(topic.runtime.state.spec)
+        self.runtime = topic.runtime
+        self.is_reliable = is_reliable
+        self.seen: dict[int, float] = {}
+
+
+class Producers:
+    """The producers of a broker. All methods belong to the event loop's thread.
+
+    Without `schemas` no record is checked against a schema; without `unreliable` there are no
+    topics without storage.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        *,
+        producers_max: int,
+        schemas: Schemas | None = None,
+        unreliable: Unreliable | None = None,
+    ) -> None:
         self._topics = topics
         self._producers_max = producers_max
+        self._schemas = schemas
+        self._unreliable = unreliable
         self._loop = asyncio.get_running_loop()
-        self._known: dict[int, Topic] = {}
-        self._counts: dict[str, int] = {}
+        self._known: dict[int, _Target] = {}
+        self._targets: dict[str, _Target] = {}
         self._slow: set[asyncio.Task[None]] = set()
+
+    # -- calls -----------------------------------------------------------------------------------
 
     async def create(self, _call: Call, message: bytes) -> bytes:
         """Answer CreateProducer: the topic is made if need be, the id is the name's own."""
         request = parse_request(ProducerRequest, message)
         name = checked_topic(request.topic_name)
+        schemas = self._schemas if request.HasField("schema_ref") else None
+        if schemas is not None:
+            # Before the topic is made, or it would stay behind a refusal.
+            await schemas.check_reference(name, request.schema_ref)
         topic = await self._topics.for_producer(name, is_reliable=bool(request.dispatch_strategy))
+        if schemas is not None:
+            await schemas.take_reference(topic.name, request.schema_ref)
         identity = self._admit(topic, request.producer_name)
         return ProducerResponse(
             request_id=request.request_id,
@@ -95,47 +139,156 @@ class Producers:
     def send(self, call: Call, message: bytes) -> None:
         """Answer SendMessage when the record is written and synced."""
         request_id, identity, record = parse_send(message)
-        topic = self._known.get(identity)
-        if topic is None:
-            topic = self._recognise(identity, message)
-        runtime = topic.runtime
+        target = self._known.get(identity)
+        if target is None:
+            target = self._recognised(identity, message)
         publishing = _Publishing(call, self._loop, request_id_reply(request_id))
         try:
-            if runtime.refusal is not None or runtime.pressure.level:
-                self._send_slowly(runtime, record, publishing)
-                return
-            entry = _entry(runtime, record, publishing)
-            if not runtime.lane.queue.submit(entry):
-                self._send_slowly(runtime, record, publishing)
+            if self._schemas is not None and target.name in self._schemas.store.checks:
+                self._send_checked(target, record, publishing)
+            else:
+                self._publish(target, record, publishing)
         except FrazilError as error:
             publishing.set_exception(error)
 
+    # -- what others ask -------------------------------------------------------------------------
+
     def is_known(self, identity: int) -> bool:
-        """Tell whether a producer has this id, and its topic is there."""
-        topic = self._known.get(identity)
-        return topic is not None and self._topics.is_current(topic)
+        """Tell whether a producer has this id, and its topic is there; it is heard of by that."""
+        target = self._known.get(identity)
+        if target is None:
+            return False
+        if not self._topics.is_current(target.topic):
+            self._drop(target)
+            return False
+        target.seen[identity] = self._loop.time()
+        return True
+
+    def producer_topic(self, identity: int) -> str | None:
+        """Return the full name of a producer's topic, None if there is no such producer."""
+        target = self._known.get(identity)
+        return None if target is None else target.name
+
+    def recognise(self, identity: int, *, topic: str, producer: str) -> str | None:
+        """Return the full name of the topic if a producer of it has this id, known yet or not.
+
+        The id itself is the proof: it is made of the topic's and the producer's name.
+        """
+        found = self._find(topic)
+        if found is None or _identity(found, producer) != identity:
+            return None
+        return found.name
+
+    def forget_topic(self, name: str) -> None:
+        """Forget the producers of a topic that was deleted or closed.
+
+        Those of a topic that is still there are recognised when they send again.
+        """
+        target = self._targets.get(name)
+        if target is not None:
+            self._drop(target)
+
+    def stats(self) -> dict[str, int]:
+        """Return how many producers there are, and of how many topics."""
+        return {"producers": len(self._known), "topics": len(self._targets)}
+
+    # -- producers -------------------------------------------------------------------------------
 
     def _admit(self, topic: Topic, name: str) -> int:
-        uid = topic_uid(topic.runtime.state.spec)
-        identity = producer_id(uid, name)
-        if identity not in self._known:
-            count = self._counts.get(uid, 0)
-            if count >= self._producers_max:
-                raise Refused(producers_full(topic.name, producers_max=self._producers_max))
-            self._counts[uid] = count + 1
-            self._known[identity] = topic
+        bytes_max = topic.runtime.limits.key_bytes_max
+        if len(name.encode()) > bytes_max:
+            error = InvalidRequest("the producer's name is too long", bytes_max=bytes_max)
+            raise Refused(status_of(error, CREATING_PRODUCER))
+        target = self._targets.get(topic.name)
+        if target is None or target.runtime is not topic.runtime:
+            if target is not None:
+                self._drop(target)
+            target = _Target(topic, is_reliable=self._topics.is_reliable(topic))
+            self._targets[target.name] = target
+        identity = producer_id(target.uid, target.name, name)
+        holder = self._known.get(identity)
+        if holder is not None and holder is not target:
+            error = InvalidRequest("a producer of another topic has its id, choose another name")
+            raise Refused(status_of(error, CREATING_PRODUCER))
+        if holder is None and len(target.seen) >= self._producers_max:
+            self._make_room(target)
+        self._known[identity] = target
+        target.seen[identity] = self._loop.time()
         return identity
 
-    def _recognise(self, identity: int, message: bytes) -> Topic:
+    def _make_room(self, target: _Target) -> None:
+        """Forget the producers of a topic that have gone; their clients say no good-bye."""
+        last_s = self._loop.time() - IDLE_S
+        for identity in [one for one, seen_s in target.seen.items() if seen_s < last_s]:
+            del target.seen[identity], self._known[identity]
+        if len(target.seen) >= self._producers_max:
+            raise Refused(producers_full(target.name, producers_max=self._producers_max))
+
+    def _drop(self, target: _Target) -> None:
+        for identity in target.seen:
+            del self._known[identity]
+        target.seen.clear()
+        if self._targets.get(target.name) is target:
+            del self._targets[target.name]
+
+    def _recognised(self, identity: int, message: bytes) -> _Target:
         """Return the topic of a producer that an earlier run of the broker created."""
         sent = StreamMessage.FromString(message)
-        topic = self._topics.find(sent.msg_id.topic_name)
-        if topic is not None:
-            uid = topic_uid(topic.runtime.state.spec)
-            if producer_id(uid, sent.producer_name) == identity:
-                self._admit(topic, sent.producer_name)
-                return topic
-        raise Refused(producer_unknown(identity))
+        topic = self._find(sent.msg_id.topic_name)
+        if topic is None or _identity(topic, sent.producer_name) != identity:
+            raise Refused(producer_unknown(identity))
+        return self._known[self._admit(topic, sent.producer_name)]
+
+    def _find(self, name: str) -> Topic | None:
+        """Return the topic of a name that is beside an id, where a wrong one is nobody's."""
+        try:
+            checked = checked_topic(name)
+        except Refused:
+            return None
+        return self._topics.find(checked)
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def _publish(self, target: _Target, record: Message, publishing: _Publishing) -> None:
+        runtime = target.runtime
+        if not target.is_reliable and self._unreliable is not None:
+            if runtime.refusal is not None:
+                self._check_current(target, record)
+            _entry(runtime, record, publishing)
+            publishing.set_result(None)
+            self._unreliable.publish(target.topic, record)
+            return
+        if runtime.refusal is not None or runtime.pressure.level:
+            self._check_current(target, record)
+            self._send_slowly(runtime, record, publishing)
+            return
+        entry = _entry(runtime, record, publishing)
+        if not runtime.lane.queue.submit(entry):
+            self._send_slowly(runtime, record, publishing)
+
+    def _send_checked(self, target: _Target, record: Message, publishing: _Publishing) -> None:
+        """Publish a record if the topic's schema lets it."""
+        assert self._schemas is not None
+        # A record that is too large is told so, whatever is in it.
+        _entry(target.runtime, record, publishing)
+
+        def go_on(refusal: Exception | None) -> None:
+            if publishing.done():
+                return
+            try:
+                if refusal is not None:
+                    raise refusal
+                self._publish(target, record, publishing)
+            except (FrazilError, Refused) as error:
+                publishing.set_exception(error)
+
+        self._schemas.checks.check(target.name, record, go_on)
+
+    def _check_current(self, target: _Target, record: Message) -> None:
+        """Refuse a record of a topic that is gone as one of an unknown producer."""
+        if not self._topics.is_current(target.topic):
+            self._drop(target)
+            raise Refused(producer_unknown(record.producer_id or 0))
 
     def _send_slowly(self, runtime: TopicRuntime, record: Message, publishing: _Publishing) -> None:
         """Wait, without holding up anybody else, for what keeps the topic from taking a record."""
@@ -163,10 +316,34 @@ async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: _Pu
                 await asyncio.wait_for(room.wait(), max(deadline - loop.time(), 0))
             except TimeoutError:
                 raise queue.overloaded() from None
-    except FrazilError as error:
+    except (FrazilError, Refused) as error:
         publishing.set_exception(error)
 
 
+def _identity(topic: Topic, name: str) -> int:
+    return producer_id(topic_uid(topic.runtime.state.spec), topic.name, name)
+
+
 def _entry(runtime: TopicRuntime, record: Message, publishing: Any) -> Entry:
-    codec, data, count, size = runtime.prepare(record, {})
+    """Return a record ready for the queue.
+
+    Raises:
+        Refused: if it is larger than a message may be.
+        InvalidRequest: if anything else is wrong with it.
+    """
+    try:
+        codec, data, count, size = runtime.prepare(record, {})
+    except InvalidRequest as error:
+        size, size_max = _size_bytes(record), runtime.limits.message_bytes_max
+        if size <= size_max:
+            raise
+        too_large = message_too_large(size_bytes=size, size_bytes_max=size_max)
+        raise Refused(too_large) from error
     return (runtime.state, codec, data, count, size, publishing, None)
+
+
+def _size_bytes(record: Message) -> int:
+    texts = [record.key, record.producer_name]
+    for name, value in (record.attributes or {}).items():
+        texts += (name, value)
+    return len(record.payload) + sum(len(text.encode()) for text in texts if text)
