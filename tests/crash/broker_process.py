@@ -21,11 +21,15 @@ WAIT_S = 60.0
 STEP_S = 0.01
 OK = 200
 SETTINGS = {
-    "log.segment_bytes_max": 1 << 20,
+    "log.segment_bytes_max": 5 << 18,
+    "log.write_bytes_max": 1 << 18,
+    "topics.message_bytes_max": 1 << 17,
+    "log.prefill_bytes": 1 << 16,
+    "log.reserve_offsets": 1000,
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0.0,
-    "lake.enabled": "false",
+    "lake.default": "false",
 }
 """Small segments, so that a run rotates and seals often, on a disk that may be nearly full."""
 
@@ -240,7 +244,8 @@ def run_fork(output, command):
 
 def main():
     """Fork brokers, and say how they ended, until stdin ends."""
-    import frazil.cli.serve  # noqa: F401
+    import frazil.cli
+    import frazil.serve.process  # noqa: F401
 
     codes = {}
     print("ready", flush=True)

@@ -116,6 +116,7 @@ class Worker:
             self.ledger.note("published", name, number)
             number += 1
             await asyncio.sleep(self.random.uniform(0, 2 * PAUSE_S))
+        self.ledger.note("finished", name, number)
         await producer.close()
 
     # -- consumers -------------------------------------------------------------------------------
@@ -223,8 +224,13 @@ async def run(plan):
         tasks.append(asyncio.create_task(worker.consume(*facts, events[-1])))
     await asyncio.gather(*(event.wait() for event in events))
     tasks += [asyncio.create_task(worker.produce(name)) for name in plan["producers"]]
+
+    def look(task):
+        if not task.cancelled() and task.exception() is not None:
+            worker.ending.set()
+
     for task in tasks:
-        task.add_done_callback(lambda task: task.exception() and worker.ending.set())
+        task.add_done_callback(look)
     print("ready", flush=True)
     await worker.ending.wait()
     for task in tasks:

@@ -1,0 +1,117 @@
+"""Clients of a broker in processes of their own, told to work, to drain, and to be checked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections import defaultdict
+
+from tests.crash.broker_ledger import Follower, Ledger
+from tests.crash.broker_process import Peer, environment, wait_until
+
+TOPIC = "/default/kills"
+PRODUCERS = ("p1", "p2")
+FIRST = (
+    ("alone", "exclusive", "a1"),
+    ("spread", "shared", "s1"),
+    ("keys", "key_shared", "k1"),
+    ("next", "failover", "f1"),
+)
+SECOND = (("spread", "shared", "s2"), ("keys", "key_shared", "k2"), ("next", "failover", "f2"))
+DRAIN_S = 90.0
+
+
+class Clients:
+    """The processes of clients, and what their ledgers say so far."""
+
+    def __init__(self, directory, url, *, seed):
+        self.directory = directory
+        self.ledger = Ledger(directory, "world")
+        self._follower = Follower(directory)
+        self._workers = []
+        self._url, self._seed = url, seed
+        self.published, self.finished = set(), set()
+        self.delivered = {name: {} for name, _, _ in FIRST}
+        self.acked = defaultdict(set)
+        self.progress = 0
+
+    def begin(self):
+        """Start consumers, and producers when all have subscribed."""
+        self._add("first", consumers=FIRST)
+        self._add("second", consumers=SECOND)
+        self._add("producers", producers=PRODUCERS)
+
+    def _add(self, name, *, producers=(), consumers=()):
+        plan = {
+            "url": self._url,
+            "topic": TOPIC,
+            "producers": producers,
+            "consumers": consumers,
+            "seed": f"{self._seed} {name}",
+        }
+        arguments = (str(self.directory), name, json.dumps(plan))
+        self._workers.append(Peer("tests.crash.broker_worker", *arguments))
+
+    def look(self):
+        """Take in what is new in the ledgers."""
+        for _, kind, *facts in self._follower.events():
+            if kind == "published":
+                self.published.add(tuple(facts))
+            elif kind == "finished":
+                self.finished.add(facts[0])
+            elif kind == "got":
+                self.delivered[facts[0]][facts[2]] = tuple(facts[3])
+            elif kind == "acked":
+                self.acked[facts[0]].add(facts[1])
+                self.progress += 1
+        for worker in self._workers:
+            assert worker.process.poll() is None, f"clients ended with {worker.process.poll()}"
+
+    def wait_for_work(self):
+        """Wait until records are published and acked that were not before."""
+        self.look()
+        published, progress = len(self.published), self.progress
+
+        def moved():
+            self.look()
+            return len(self.published) > published and self.progress > progress
+
+        wait_until(moved, what="traffic")
+
+    def is_drained(self):
+        """Whether every subscription has acked all that any has seen and all that was published."""
+        self.look()
+        offsets = set().union(*self.delivered.values())
+        return self.finished == set(PRODUCERS) and all(
+            offsets <= self.acked[name] and self.published <= set(found.values())
+            for name, found in self.delivered.items()
+        )
+
+    def drain(self):
+        """Let producers stop; wait until consumers have had everything, or will never have."""
+        for worker in self._workers:
+            worker.tell("drain")
+        with contextlib.suppress(AssertionError):
+            # The checker says better what is missing.
+            wait_until(self.is_drained, seconds=DRAIN_S)
+        self.close()
+
+    def close(self):
+        """End all clients."""
+        while self._workers:
+            self._workers.pop().close()
+
+
+def checked(directory, data):
+    """Return what the checker's process says about ledgers and topic."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.crash.broker_checker", directory, data, TOPIC],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
