@@ -1,0 +1,597 @@
+"""The schema registry with the published client, and with plain gRPC where that has no call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+import time
+
+import grpc
+import pytest
+from danube import CompatibilityMode, DanubeClientBuilder, DispatchStrategy, SchemaType
+
+import frazil
+from frazil.serve.danube.discovery import Discovery
+from frazil.serve.danube.producers import Producers
+from frazil.serve.danube.proto import danube_schema_pb2 as wire
+from frazil.serve.danube.proto.danube_pb2 import (
+    ProducerRequest,
+    ProducerResponse,
+    SchemaReference,
+)
+from frazil.serve.danube.registry_service import registry_routes
+from frazil.serve.danube.schema_topics import Schemas
+from frazil.serve.danube.topics import Topics
+from frazil.serve.grpc.coroutines import awaited
+from frazil.serve.grpc.router import Router, Unary
+from frazil.serve.grpc.server import Server
+from tests.integration.serve.test_publishing import (
+    CREATE,
+    HEALTH,
+    LOOK_UP,
+    PARTITIONS,
+    SEND,
+    SETTINGS,
+    Caller,
+    free_port,
+)
+
+pytestmark = pytest.mark.integration
+
+REGISTRY = "/danube_schema.SchemaRegistry/"
+TOPIC = "/default/t"
+USER = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}
+PROTO = b'syntax = "proto3"; message M { int32 n = 1; }'
+
+
+def text_of(value):
+    return json.dumps(value).encode()
+
+
+class World:
+    """A broker with a registry, and the client that talks to it."""
+
+    def __init__(self, db, schemas, client, caller):
+        self.db, self.schemas, self.client, self.caller = db, schemas, client, caller
+        self.registry = client.schema()
+
+    async def register(self, subject, definition, kind=SchemaType.JSON_SCHEMA):
+        """Register a definition with the published client; return its id."""
+        data = definition if isinstance(definition, bytes) else text_of(definition)
+        builder = self.registry.register_schema(subject)
+        return await builder.with_type(kind).with_schema_data(data).execute()
+
+    async def producer(self, *, topic=TOPIC, name="p", partitions=0, **schema):
+        """Return a producer of the published client; `subject=`, `version=` or `least=`."""
+        builder = self.client.new_producer().with_topic(topic).with_name(name)
+        builder = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE)
+        if partitions:
+            builder = builder.with_partitions(partitions)
+        if "version" in schema:
+            builder = builder.with_schema_version(schema["subject"], schema["version"])
+        elif "least" in schema:
+            builder = builder.with_schema_min_version(schema["subject"], schema["least"])
+        elif schema:
+            builder = builder.with_schema_subject(schema["subject"])
+        producer = builder.build()
+        await producer.create()
+        return producer
+
+    async def ask(self, name, **fields):
+        """Make a call of the registry with plain gRPC."""
+        request = getattr(wire, f"{name}Request")(**fields)
+        return await self.caller.ask(REGISTRY + name, request, _reply_of(name))
+
+    async def refused(self, name, **fields):
+        """Return code and text of a call of the registry that must fail."""
+        request = getattr(wire, f"{name}Request")(**fields)
+        code, text = await self.caller.refused(REGISTRY + name, request, _reply_of(name))
+        return code.name, text
+
+    async def enforce(self, topic=TOPIC, *, payload=True):
+        reply = await self.registry.update_topic_validation_policy(topic, "ENFORCE", payload)
+        assert reply == (True, "Validation policy updated to enforce")
+
+    def rows(self, topic=TOPIC):
+        """Return payload, schema id and version of each record."""
+        batches = [batch.to_arrow() for batch in self.db.topic(topic).read("earliest")]
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        return [(row["payload"], row["schema_id"], row["schema_version"]) for row in rows]
+
+
+def _reply_of(name):
+    name = "GetSchema" if name == "GetLatestSchema" else name
+    return getattr(wire, f"{name}Response")
+
+
+@contextlib.asynccontextmanager
+async def world(path):
+    """Serve a data directory in this process with producers and the registry."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with frazil.open(path, **SETTINGS) as db:
+        topics = Topics(db)
+        schemas = Schemas(db, topics)
+        producers = Producers(topics, producers_max=1000, schemas=schemas)
+        discovery = Discovery(topics, producers, url=url)
+        routes = {
+            CREATE: Unary(awaited(producers.create)),
+            SEND: Unary(producers.send),
+            LOOK_UP: Unary(discovery.look_up),
+            PARTITIONS: Unary(discovery.partitions),
+            HEALTH: Unary(discovery.health),
+            **registry_routes(schemas),
+        }
+        server = Server(Router(routes))
+        await server.start("127.0.0.1", port)
+        client = await DanubeClientBuilder().service_url(url).build()
+        try:
+            async with Caller(port) as caller:
+                yield World(db, schemas, client, caller)
+        finally:
+            await server.drain(0.5)
+            await schemas.close()
+
+
+def in_world(path, scene):
+    """Run a scene, a coroutine function of a world, with a broker of its own."""
+
+    async def play():
+        async with world(path) as w:
+            return await scene(w)
+
+    return asyncio.run(play())
+
+
+async def failure(work):
+    """Return code and text of what a client of the registry was refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await work
+    return caught.value.code().name, caught.value.details()
+
+
+def test_every_type_is_registered_and_read_back_as_it_was(tmp_path):
+    """The id is per subject, the version counts, and the definition is the registered one."""
+    given = {
+        "a": (SchemaType.AVRO, text_of(AVRO)),
+        "j": (SchemaType.JSON_SCHEMA, b'{ "type" :  "object" }'),
+        "p": (SchemaType.PROTOBUF, PROTO),
+        "s": (SchemaType.STRING, b"-"),
+        "b": (SchemaType.BYTES, b"-"),
+        "n": (SchemaType.NUMBER, b"-"),
+    }
+
+    async def scene(w):
+        ids = {name: await w.register(name, data, kind) for name, (kind, data) in given.items()}
+        again = await w.register("j", b'{"type":"object"}')
+        assert again == ids["j"]
+        return ids, {name: await w.registry.get_latest_schema(name) for name in given}
+
+    ids, found = in_world(tmp_path, scene)
+    assert len(set(ids.values())) == len(given)
+    assert min(ids.values()) > 0
+    for name, (kind, data) in given.items():
+        got = found[name]
+        assert (got.schema_id, got.subject, got.version) == (ids[name], name, 1)
+        assert (got.schema_type, got.schema_definition) == (kind.as_string(), data)
+    assert found["j"].fingerprint.startswith("sha256:")
+    assert found["s"].fingerprint == "string"
+
+
+def test_versions_follow_the_rules_of_their_subject(tmp_path):
+    """What breaks the mode is refused with the place; another mode takes it; versions can go."""
+    optional = {**USER, "properties": {**USER["properties"], "mail": {"type": "string"}}}
+    required = {**optional, "required": ["name", "mail"]}
+
+    async def scene(w):
+        registry = w.registry
+        identity = await w.register("user", USER)
+        assert await w.register("user", optional) == identity
+        refusal = await failure(w.register("user", required))
+        verdict = await registry.check_compatibility(
+            "user", text_of(required), SchemaType.JSON_SCHEMA
+        )
+        other = await registry.check_compatibility(
+            "user", text_of(required), SchemaType.JSON_SCHEMA, CompatibilityMode.NONE
+        )
+        assert await registry.list_versions("user") == [1, 2]
+        mode = await registry.set_compatibility_mode("user", CompatibilityMode.NONE)
+        assert await w.register("user", required) == identity
+        first = await registry.get_schema_version(identity, 1)
+        gone = await registry.delete_schema_version("user", 2)
+        assert await registry.list_versions("user") == [1, 3]
+        assert (await registry.get_schema_by_id(identity)).version == 3
+        assert json.loads(first.schema_definition) == USER
+        return refusal, verdict, other, mode, gone
+
+    refusal, verdict, other, mode, gone = in_world(tmp_path, scene)
+    assert refusal[0] == "INTERNAL"
+    start = "Failed to register schema: not backward compatible with version 2 of 'user': "
+    assert refusal[1].startswith(start)
+    assert "mail" in refusal[1]
+    assert verdict[0] is False
+    assert any("mail" in reason for reason in verdict[1])
+    assert other == (True, [])
+    assert mode == (True, "Compatibility mode set to none for subject user")
+    assert gone == (True, "Deleted version 2 for subject user")
+
+
+def test_what_others_wrote_about_a_schema_is_told(tmp_path):
+    """Notes, time in seconds and mode come back, in replies and in lists."""
+
+    async def scene(w):
+        before = int(time.time())
+        made = await w.ask(
+            "RegisterSchema",
+            subject="user",
+            schema_type="JSON",
+            schema_definition=text_of(USER),
+            description="who",
+            created_by="me",
+            tags=["x", "y"],
+        )
+        assert (made.version, made.is_new_version) == (1, True)
+        again = await w.ask(
+            "RegisterSchema", subject="user", schema_type="json", schema_definition=text_of(USER)
+        )
+        assert (again.schema_id, again.version) == (made.schema_id, 1)
+        assert again.is_new_version is False
+        got = await w.ask("GetLatestSchema", subject="user")
+        assert before <= got.created_at <= time.time()
+        assert (got.description, got.created_by, list(got.tags)) == ("who", "me", ["x", "y"])
+        assert (got.compatibility_mode, got.fingerprint) == ("backward", made.fingerprint)
+        (line,) = (await w.ask("ListVersions", subject="user")).versions
+        assert (line.version, line.schema_id) == (1, made.schema_id)
+        assert (line.created_by, line.description, line.created_at) == ("me", "who", got.created_at)
+        (subject,) = (await w.ask("ListSubjects")).subjects
+        assert (subject.subject, subject.schema_type) == ("user", "json_schema")
+        assert (subject.latest_version, subject.schema_id) == (1, made.schema_id)
+        assert (subject.compatibility_mode, list(subject.tags)) == ("backward", ["x", "y"])
+
+    in_world(tmp_path, scene)
+
+
+REFUSALS = [
+    ("GetSchema", {"schema_id": 99}, "NOT_FOUND", "Schema not found for ID: 99"),
+    ("GetSchema", {"schema_id": 1, "version": 7}, "NOT_FOUND", "Schema not found for ID: 1"),
+    ("GetLatestSchema", {"subject": "no"}, "NOT_FOUND", "Schema not found for subject: no"),
+    ("ListVersions", {"subject": "no"}, "NOT_FOUND", "Subject not found: no"),
+    (
+        "SetCompatibilityMode",
+        {"subject": "user", "compatibility_mode": "odd"},
+        "INVALID_ARGUMENT",
+        "Invalid compatibility mode: 'odd'",
+    ),
+    (
+        "SetCompatibilityMode",
+        {"subject": "no", "compatibility_mode": "full"},
+        "NOT_FOUND",
+        "Subject not found: no",
+    ),
+    (
+        "RegisterSchema",
+        {"subject": "u", "schema_type": "odd"},
+        "INVALID_ARGUMENT",
+        "Invalid schema type: 'odd'",
+    ),
+    (
+        "RegisterSchema",
+        {"subject": "u", "schema_type": "avro", "schema_definition": b"{"},
+        "INVALID_ARGUMENT",
+        "",
+    ),
+    ("RegisterSchema", {"subject": "", "schema_type": "bytes"}, "INVALID_ARGUMENT", "a subject"),
+    (
+        "CheckCompatibility",
+        {"subject": "user", "new_schema_definition": b"{}", "compatibility_mode": "odd"},
+        "INVALID_ARGUMENT",
+        "Invalid compatibility mode: 'odd'",
+    ),
+    ("DeleteSchemaVersion", {"subject": "no", "version": 1}, "NOT_FOUND", "Subject not found: no"),
+    ("DeleteSchemaVersion", {"subject": "user", "version": 9}, "NOT_FOUND", "Version 9 not found"),
+    (
+        "ConfigureTopicSchema",
+        {"topic_name": "t", "schema_subject": "user"},
+        "INVALID_ARGUMENT",
+        "The topic: t has an invalid format",
+    ),
+    (
+        "ConfigureTopicSchema",
+        {"topic_name": "/default/no", "schema_subject": "user"},
+        "NOT_FOUND",
+        "Unable to find the topic: /default/no",
+    ),
+    (
+        "ConfigureTopicSchema",
+        {"topic_name": TOPIC, "schema_subject": "no"},
+        "NOT_FOUND",
+        "Subject not found: no",
+    ),
+    (
+        "ConfigureTopicSchema",
+        {"topic_name": TOPIC, "schema_subject": "user", "validation_policy": "odd"},
+        "INVALID_ARGUMENT",
+        "Invalid validation policy: 'odd'",
+    ),
+    (
+        "UpdateTopicValidationPolicy",
+        {"topic_name": TOPIC, "validation_policy": "warn"},
+        "FAILED_PRECONDITION",
+        f"No schema configured for topic: {TOPIC}",
+    ),
+    (
+        "UpdateTopicValidationPolicy",
+        {"topic_name": TOPIC, "validation_policy": "odd"},
+        "INVALID_ARGUMENT",
+        "Invalid validation policy: 'odd'",
+    ),
+    (
+        "GetTopicSchemaConfig",
+        {"topic_name": "/default/no"},
+        "NOT_FOUND",
+        "Unable to find the topic: /default/no",
+    ),
+]
+
+
+def test_what_is_wrong_has_the_status_that_clients_know(tmp_path):
+    """Every wrong call ends with its code and text, and nothing changes."""
+
+    async def scene(w):
+        await w.register("user", USER)
+        w.db.create_topic(TOPIC)
+        for name, fields, code, text in REFUSALS:
+            found = await w.refused(name, **fields)
+            assert found[0] == code, (name, fields, found)
+            assert found[1].startswith(text), (name, fields, found)
+        assert [line.subject for line in (await w.ask("ListSubjects")).subjects] == ["user"]
+        empty = await w.ask("GetTopicSchemaConfig", topic_name=TOPIC)
+        assert (empty.schema_subject, empty.validation_policy, empty.schema_id) == ("", "warn", 0)
+
+    in_world(tmp_path, scene)
+
+
+def test_the_first_producer_gives_its_schema_to_the_topic(tmp_path):
+    """Records carry its id and version; another subject, or one that is nowhere, is refused."""
+
+    async def scene(w):
+        identity = await w.register("user", USER)
+        await w.register("user", {**USER, "description": "second"})
+        await w.register("other", b"-", SchemaType.STRING)
+        latest = await w.producer(subject="user")
+        await latest.send(b'{"name": "a"}')
+        pinned = await w.producer(name="q", subject="user", version=1)
+        await pinned.send(b'{"name": "b"}')
+        least = await w.producer(name="r", subject="user", least=2)
+        await least.send(b'{"name": "c"}')
+        config = await w.registry.get_topic_schema_config(TOPIC)
+        assert (config.schema_subject, config.validation_policy) == ("user", "warn")
+        assert (config.enable_payload_validation, config.schema_id) == (False, identity)
+        refusals = [
+            await failure(w.producer(name="s", subject="other")),
+            await failure(w.producer(topic="/default/new", subject="nowhere")),
+            await failure(w.producer(name="t", subject="user", version=9)),
+            await failure(w.producer(name="u", subject="user", least=9)),
+        ]
+        rows = w.rows()
+        assert w.db.topics() == [TOPIC]
+        return identity, rows, refusals
+
+    identity, rows, refusals = in_world(tmp_path, scene)
+    assert rows == [
+        (b'{"name": "a"}', identity, 2),
+        (b'{"name": "b"}', identity, 1),
+        (b'{"name": "c"}', identity, 2),
+    ]
+    assert {code for code, _ in refusals} == {"FAILED_PRECONDITION"}
+    texts = [text for _, text in refusals]
+    assert texts[0] == (
+        f"Topic '{TOPIC}' uses schema subject 'user', cannot use 'other'."
+        " Only admin can change topic schema."
+    )
+    assert texts[1] == "Schema subject 'nowhere' not found in registry"
+    assert texts[2] == "Version 9 of schema subject 'user' not found in registry"
+    assert texts[3].startswith("Version 9 or later of schema subject 'user' not found in registry")
+
+
+def test_a_reference_without_a_subject_is_refused(tmp_path):
+    """A producer that names a schema without a name hears so, and no topic is made."""
+
+    async def scene(w):
+        request = ProducerRequest(
+            topic_name=TOPIC,
+            producer_name="p",
+            dispatch_strategy=1,
+            schema_ref=SchemaReference(use_latest=True),
+        )
+        code, text = await w.caller.refused(CREATE, request, ProducerResponse)
+        assert (code.name, text) == (
+            "FAILED_PRECONDITION",
+            "Schema subject '' not found in registry",
+        )
+        assert w.db.topics() == []
+
+    in_world(tmp_path, scene)
+
+
+def test_enforcement_refuses_with_the_reason_and_writes_nothing(tmp_path):
+    """Records without the id, of another version or another shape are refused; others are there."""
+
+    async def scene(w):
+        identity = await w.register("user", USER)
+        good = await w.producer(subject="user")
+        plain = await w.producer(name="plain")
+        await w.enforce(payload=False)
+        texts = [await failure(plain.send(b"{}"))]
+        await good.send(b"not looked at")
+        await w.enforce(payload=True)
+        texts += [
+            await failure(plain.send(b'{"name": "a"}')),
+            await failure(good.send(b"not JSON")),
+            await failure(good.send(b'{"name": 7}')),
+        ]
+        await good.send(b'{"name": "a", "age": 3}')
+        assert w.schemas.checks.stats()["refused_total"] == 4
+        return identity, texts, w.rows()
+
+    identity, texts, rows = in_world(tmp_path, scene)
+    assert [payload for payload, _, _ in rows] == [b"not looked at", b'{"name": "a", "age": 3}']
+    start = f"Unable to publish the message: schema validation failed for topic '{TOPIC}': "
+    assert {code for code, _ in texts} == {"PERMISSION_DENIED"}
+    assert all(text.startswith(start) for _, text in texts)
+    missing = f"the message has no schema id, subject 'user' has {identity}"
+    assert texts[0][1] == texts[1][1] == start + missing
+    assert "the payload does not fit version 1 of 'user'" in texts[2][1]
+    assert "at $.name: 7 is not of type string" in texts[3][1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition", "right", "wrong"),
+    [
+        (SchemaType.AVRO, text_of(AVRO), b"\x02", b"\x02\x02"),
+        (SchemaType.PROTOBUF, PROTO, b"\x08\x05", b"\x08"),
+        (SchemaType.STRING, b"-", "ä".encode(), b"\xff"),
+        (SchemaType.NUMBER, b"-", struct.pack(">q", 7), b"seven"),
+    ],
+)
+def test_payloads_of_every_type_are_looked_at(tmp_path, kind, definition, right, wrong):
+    """A payload that its schema does not describe is refused, one that fits is written."""
+
+    async def scene(w):
+        await w.register("s", definition, kind)
+        producer = await w.producer(subject="s")
+        await w.enforce()
+        await producer.send(right)
+        code, text = await failure(producer.send(wrong))
+        assert code == "PERMISSION_DENIED"
+        assert "the payload does not fit version 1 of 's'" in text
+        return w.rows()
+
+    assert [payload for payload, _, _ in in_world(tmp_path, scene)] == [right]
+
+
+def test_a_warning_takes_the_record_and_is_counted(tmp_path, caplog):
+    """Under warn everything is written and told once; under none nothing is looked at."""
+
+    async def scene(w):
+        await w.register("user", USER)
+        await w.producer(subject="user")
+        producer = await w.producer(name="plain")
+        await w.registry.update_topic_validation_policy(TOPIC, "warn", True)
+        for payload in (b"one", b"two"):
+            await producer.send(payload)
+        told = [each.facts for each in caplog.records if each.message == "schema_mismatch_taken"]
+        await w.registry.update_topic_validation_policy(TOPIC, "none", True)
+        await producer.send(b"three")
+        stats = w.schemas.checks.stats()
+        return w.rows(), stats["warned_total"], told
+
+    rows, warned, told = in_world(tmp_path, scene)
+    assert [payload for payload, _, _ in rows] == [b"one", b"two", b"three"]
+    assert warned == 2
+    assert told == [{"topic": TOPIC, "records": 1}]
+
+
+def test_checked_records_keep_their_order(tmp_path):
+    """Many records in flight are written in the order they were sent, without the refused ones."""
+
+    async def scene(w):
+        await w.register("n", b"-", SchemaType.NUMBER)
+        producer = await w.producer(subject="n")
+        await w.enforce()
+        sent = [b"%d" % number if number % 5 else b"no number" for number in range(500)]
+        found = await asyncio.gather(*map(producer.send, sent), return_exceptions=True)
+        refused = [each for each in found if isinstance(each, grpc.aio.AioRpcError)]
+        assert len(refused) == 100
+        assert w.schemas.checks.stats()["waiting_records"] == 0
+        assert w.schemas.checks.stats()["waiting_bytes"] == 0
+        return [payload for payload, _, _ in w.rows()], sent
+
+    rows, sent = in_world(tmp_path, scene)
+    assert rows == [payload for payload in sent if payload != b"no number"]
+
+
+def test_an_administrator_changes_what_a_topic_asks_for(tmp_path):
+    """Another subject is set for a topic and for all parts of one; a used subject stays."""
+
+    async def scene(w):
+        await w.register("user", USER)
+        other = await w.register("other", b"-", SchemaType.NUMBER)
+        await w.producer(subject="user")
+        done = await w.registry.configure_topic_schema(TOPIC, "other", "ENFORCE", True)
+        assert done[0] is True
+        changed = await w.producer(name="q", subject="other")
+        await changed.send(b"7")
+        assert (await failure(changed.send(b"seven")))[0] == "PERMISSION_DENIED"
+        refusal = await failure(w.registry.delete_schema_version("other", 1))
+        assert refusal[0] == "FAILED_PRECONDITION"
+        assert (await w.registry.delete_schema_version("user", 1))[0] is True
+
+        w.db.create_topic("/default/wide", partitions=2)
+        wide = await w.producer(topic="/default/wide", partitions=2)
+        await w.registry.configure_topic_schema("/default/wide", "other", "enforce", False)
+        for name in ("wide", "wide-part-0", "wide-part-1"):
+            config = await w.registry.get_topic_schema_config(f"/default/{name}")
+            assert (config.schema_subject, config.schema_id) == ("other", other)
+        for _ in range(2):
+            assert (await failure(wide.send(b"7")))[0] == "PERMISSION_DENIED"
+
+    in_world(tmp_path, scene)
+
+
+def test_a_deleted_topic_is_forgotten(tmp_path):
+    """A new topic of its name asks for nothing, and its subject can go."""
+
+    async def scene(w):
+        await w.register("user", USER)
+        await w.producer(subject="user")
+        await w.enforce()
+        w.db.delete_topic(TOPIC)
+        await w.schemas.forget_topic(TOPIC)
+        assert w.schemas.store.checks == {}
+        producer = await w.producer()
+        await producer.send(b"anything")
+        assert (await w.registry.delete_schema_version("user", 1))[0] is True
+        return w.rows()
+
+    assert in_world(tmp_path, scene) == [(b"anything", None, None)]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+def test_schemas_survive_a_restart(tmp_path, lost):
+    """Subjects, modes, policies and ids are there again, with the metadata file or without."""
+
+    async def before(w):
+        identity = await w.register("user", USER)
+        await w.register("gone", b"-", SchemaType.STRING)
+        await w.registry.delete_schema_version("gone", 1)
+        await w.registry.set_compatibility_mode("user", CompatibilityMode.FULL)
+        await w.producer(subject="user")
+        await w.producer(topic="/default/old", subject="user")
+        await w.enforce()
+        w.db.delete_topic("/default/old")
+        return identity, await w.ask("GetLatestSchema", subject="user")
+
+    async def after(w):
+        assert set(w.schemas.store.checks) == {TOPIC}
+        plain = await w.producer(name="plain")
+        refusal = await failure(plain.send(b"{}"))
+        assert refusal[0] == "PERMISSION_DENIED"
+        fresh = await w.register("new", b"-", SchemaType.STRING)
+        return fresh, await w.ask("GetLatestSchema", subject="user")
+
+    identity, told = in_world(tmp_path, before)
+    if lost:
+        for file in tmp_path.glob("meta.db*"):
+            file.unlink()
+    fresh, again = in_world(tmp_path, after)
+    assert told == again
+    assert told.compatibility_mode == "full"
+    assert fresh == identity + 2
