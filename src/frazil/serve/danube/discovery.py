@@ -18,6 +18,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
 from frazil.serve.danube.statuses import Refused, client_type_unknown, topic_not_found
 
 if TYPE_CHECKING:
+    from frazil.serve.danube.consumers import Consumers
     from frazil.serve.danube.producers import Producers
     from frazil.serve.danube.topics import Topics
     from frazil.serve.grpc.calls import Call
@@ -28,9 +29,17 @@ __all__ = ["Discovery"]
 class Discovery:
     """Answers that need nothing but what the broker knows by heart."""
 
-    def __init__(self, topics: Topics, producers: Producers, *, url: str) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        producers: Producers,
+        *,
+        url: str,
+        consumers: Consumers | None = None,
+    ) -> None:
         self._topics = topics
         self._producers = producers
+        self._consumers = consumers
         self._url = url
         self.is_closing = False
         """Whether clients are told to go: they ask before they notice."""
@@ -66,7 +75,7 @@ class Discovery:
         if request.client == HealthCheckRequest.Producer:
             is_known = self._producers.is_known(request.id)
         elif request.client == HealthCheckRequest.Consumer:
-            is_known = False
+            is_known = self._consumers is not None and self._consumers.is_known(request.id)
         else:
             raise Refused(client_type_unknown(request.client))
         is_well = is_known and not self.is_closing

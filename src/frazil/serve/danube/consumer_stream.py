@@ -1,0 +1,155 @@
+"""One stream of messages to a consumer: what a subscription delivers, as bytes, as fast as it reads.
+
+A record's bytes are made once, however many subscriptions it goes to; a batch is one write. The
+stream asks for as much as a stream may have queued. When the client does not keep up it asks for
+nothing more until there is room again, so that what waits for a slow client is bounded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from frazil.errors import NotFound
+from frazil.serve.danube.messages import framed_all, subscription_field
+from frazil.serve.danube.statuses import status_of
+from frazil.serve.grpc.codec import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from frazil.engine.delivery import Consumer, Record
+    from frazil.errors import FrazilError
+    from frazil.serve.danube.messages import DeliveryEncoder
+    from frazil.serve.grpc.calls import Call
+    from frazil.subscribe import SubscriptionType
+
+__all__ = ["Attachable", "ConsumerStream"]
+
+GRANT_BYTES: Final = 256 << 10
+GRANT_RECORDS: Final = 1 << 20
+
+
+class Attachable(Protocol):
+    """A subscription, reliable or not."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def kind(self) -> SubscriptionType:
+        """Its type."""
+
+    def attach(self, consumer: Consumer, filters: Sequence[str] = ()) -> None:
+        """Let a consumer take part."""
+
+    def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:
+        """End a consumer's part."""
+
+    def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
+        """Say how much a consumer takes from now on."""
+
+    def ack(self, offset: int, done: Callable[[FrazilError | None], None]) -> None:
+        """Settle a record."""
+
+    def nack(
+        self,
+        offset: int,
+        done: Callable[[FrazilError | None], None],
+        *,
+        delay_ms: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Give a record back."""
+
+
+class ConsumerStream:
+    """The stream of one consumer. All methods belong to the event loop's thread.
+
+    `on_end` is called once, with the stream and whether its consumer is gone for good.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        subscription: Attachable,
+        encoder: DeliveryEncoder,
+        *,
+        consumer_id: int,
+        name: str,
+        opened_s: float,
+        on_end: Callable[[ConsumerStream, bool], None],
+    ) -> None:
+        self.call = call
+        self.subscription = subscription
+        self.consumer_id = consumer_id
+        self.name = name
+        self.opened_s = opened_s
+        self._body = encoder.body
+        self._field = subscription_field(subscription.name)
+        self._on_end = on_end
+        self._given = 0
+        self._is_over = False
+
+    def start(self, filters: Sequence[str]) -> None:
+        """Take part in the subscription; another stream of this consumer is displaced.
+
+        Raises:
+            Conflict: the subscription is Exclusive and has another consumer.
+            FrazilError: what ended the subscription.
+        """
+        self.subscription.attach(self, filters)
+        self.call.on_ready = self._grant
+        self.call.on_cancel = self._lost
+        self._grant()
+
+    def deliver(self, records: list[Record], _attempts: list[int] | None) -> None:
+        """Write records to the client."""
+        encode = self._body
+        bodies = []
+        for record in records:
+            body = record.body
+            if body is None:
+                body = record.body = encode(record.offset, record.value)
+            bodies.append(body)
+        data = framed_all(bodies, self._field)
+        self._given += len(data)
+        if not self.call.write(data):
+            self.subscription.ready(self, messages=0, size_bytes=0)
+        elif self._given >= GRANT_BYTES // 2:
+            self._grant()
+
+    def displaced(self) -> None:
+        """End well: another stream of this consumer took the place."""
+        self._over(is_gone=False)
+        self.call.finish(Code.OK)
+
+    def ended(self, error: FrazilError) -> None:
+        """End: the subscription or its topic is gone, or the broker stops."""
+        is_gone = isinstance(error, NotFound)
+        self._over(is_gone=is_gone)
+        if is_gone:
+            # A clean end; who opens the stream again is told that there is no such consumer.
+            self.call.finish(Code.OK)
+        else:
+            self.call.fail(*status_of(error))
+
+    def stop(self, code: Code, text: str = "") -> None:
+        """End the stream with a status; what was not acked goes to others or comes again."""
+        self.subscription.detach(self, is_lost=False)
+        self._over(is_gone=False)
+        self.call.finish(code, text)
+
+    def _lost(self) -> None:
+        """Take note that the client is gone."""
+        self.subscription.detach(self, is_lost=True)
+        self._over(is_gone=False)
+
+    def _grant(self) -> None:
+        self._given = 0
+        self.subscription.ready(self, messages=GRANT_RECORDS, size_bytes=GRANT_BYTES)
+
+    def _over(self, *, is_gone: bool) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._on_end(self, is_gone)

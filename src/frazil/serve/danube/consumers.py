@@ -1,0 +1,504 @@
+"""Consumers: subscribed by name, known by an id, fed through a stream; their acks and nacks.
+
+A consumer takes part in its subscription while its stream is open. Before that, from its Subscribe
+on, its place is kept for a while: nobody else gets an Exclusive subscription, and a topic without
+storage keeps records for it. Clients ping the id meanwhile, which keeps the place, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.engine.states import KEY_BYTES_MAX
+from frazil.errors import Conflict, FrazilError, NotFound
+from frazil.model import topic_uid
+from frazil.serve.danube.consumer_ids import ConsumerFacts, ConsumerIds
+from frazil.serve.danube.consumer_stream import Attachable, ConsumerStream
+from frazil.serve.danube.messages import (
+    DeliveryEncoder,
+    parse_ack,
+    parse_nack,
+    parse_request,
+    request_id_reply,
+)
+from frazil.serve.danube.names import checked_topic
+from frazil.serve.danube.proto.danube_pb2 import ConsumerRequest, ConsumerResponse, ReceiveRequest
+from frazil.serve.danube.statuses import (
+    ACKING,
+    NACKING,
+    Refused,
+    Status,
+    Wording,
+    consumer_unknown,
+    consumers_full,
+    status_of,
+    subscription_taken,
+    topic_missing,
+)
+from frazil.serve.grpc.codec import CallFailed, Code
+from frazil.subscribe import SubscriptionType
+
+if TYPE_CHECKING:
+    from frazil.engine.delivery import Deliveries
+    from frazil.engine.topic import Topic
+    from frazil.serve.danube.topics import Topics
+    from frazil.serve.danube.unreliable import Unreliable
+    from frazil.serve.grpc.calls import Call
+
+__all__ = ["Consumers"]
+
+REFUSAL_DELAY_S: Final = 0.5
+"""Some clients open a refused stream again at once, for ever; so the refusal takes its time."""
+TAKEOVER_AGE_S: Final = 0.5
+"""Two clients of one name take the stream from each other; not more often than this."""
+RESERVED_S: Final = 15.0
+"""For how long a place is kept without a sign of its consumer; clients ping every 5 s."""
+TICK_S: Final = 15.0
+NAME_BYTES_MAX: Final = 512
+FILTERS_MAX: Final = 256
+FILTER_BYTES_MAX: Final = KEY_BYTES_MAX
+REASON_CHARACTERS_MAX: Final = 1024
+
+_CLOSING: Final = Status(Code.UNAVAILABLE, "server is shutting down")
+_KINDS: Final = frozenset(map(int, SubscriptionType))
+Refusal = tuple[Code, str]
+
+
+class Consumers:
+    """The consumers of a broker. All methods belong to the event loop's thread.
+
+    Routes: `subscribe` is a coroutine (`Unary(awaited(...))`), `receive` a `Stream`, `ack` and
+    `nack` are plain `Unary` handlers.
+
+    Args:
+        deliveries: the subscriptions of reliable topics.
+        topics: the broker's topics.
+        unreliable: the subscriptions of the other topics.
+        ids: who has which id.
+        url: where clients find this broker: the address in every message.
+        consumers_max: how many consumers a subscription has at most.
+        subscriptions_max: how many subscriptions a topic has at most.
+    """
+
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        topics: Topics,
+        unreliable: Unreliable,
+        ids: ConsumerIds,
+        *,
+        url: str,
+        consumers_max: int,
+        subscriptions_max: int,
+    ) -> None:
+        self._deliveries = deliveries
+        self._topics = topics
+        self._unreliable = unreliable
+        self._ids = ids
+        self._url = url
+        self._consumers_max = consumers_max
+        self._subscriptions_max = subscriptions_max
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[int, ConsumerStream] = {}
+        self._reserved: dict[int, float] = {}
+        """When a consumer without a stream last gave a sign since its Subscribe."""
+        self._dropped: set[int] = set()
+        """Whose stream ended, and who has not come again."""
+        self._encoders: dict[str, DeliveryEncoder] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+        self.check: Callable[[Call], Refusal | None] | None = None
+        """Asked from time to time whether an open stream may go on: `Guard.check`."""
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        unreliable.on_idle = self.forget_subscription
+        self._await_unreliable()
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    async def subscribe(self, _call: Call, message: bytes) -> bytes:
+        """Answer Subscribe: the subscription is there, and the consumer has its id, durably."""
+        request = parse_request(ConsumerRequest, message)
+        topic = self._topics.find(checked_topic(request.topic_name))
+        if topic is None:
+            raise Refused(topic_missing(request.topic_name))
+        self._check_request(topic, request)
+        facts = ConsumerFacts(
+            topic_uid(topic.runtime.state.spec),
+            topic.name,
+            request.subscription,
+            request.consumer_name,
+            request.subscription_type,
+            tuple(request.key_filters),
+        )
+        try:
+            # Brought to its end in any case: a subscription that is half made helps nobody.
+            identity = await asyncio.shield(asyncio.ensure_future(self._admit(topic, facts)))
+        except FrazilError as error:
+            raise Refused(status_of(error)) from error
+        return ConsumerResponse(
+            request_id=request.request_id,
+            consumer_id=identity,
+            consumer_name=request.consumer_name,
+        ).SerializeToString()
+
+    def receive(self, call: Call, message: bytes) -> None:
+        """Answer ReceiveMessages: HEADERS at once, then records for as long as the client reads."""
+        identity = parse_request(ReceiveRequest, message).consumer_id
+        if self._is_closing:
+            raise Refused(_CLOSING)
+        facts = self._ids.get(identity)
+        topic = None if facts is None else self._topic_of(facts)
+        if facts is None or topic is None:
+            self._ids.forget(identity)
+            self._refuse_later(call, consumer_unknown(identity))
+            return
+        call.begin()
+        self._start(call, self._open_stream(call, identity, facts, topic))
+
+    def ack(self, call: Call, message: bytes) -> None:
+        """Answer Ack when it is durable."""
+        request_id, topic, name, offset = parse_ack(message)
+        done = partial(_settle, call, request_id, ACKING)
+        subscription = self._deliveries.find(topic, name)
+        if subscription is not None:
+            subscription.ack(offset, done)
+        else:
+            self._settle_slowly(call, topic, name, done, lambda found: found.ack(offset, done))
+
+    def nack(self, call: Call, message: bytes) -> None:
+        """Answer Nack when the failed attempt is durable."""
+        request_id, topic, name, offset, delay_ms, reason = parse_nack(message)
+        done = partial(_settle, call, request_id, NACKING)
+        give_back = partial(
+            _give_back, offset, done, delay_ms or 0, (reason or "")[:REASON_CHARACTERS_MAX]
+        )
+        subscription = self._deliveries.find(topic, name)
+        if subscription is not None:
+            give_back(subscription)
+        else:
+            self._settle_slowly(call, topic, name, done, give_back)
+
+    # -- what others ask -------------------------------------------------------------------------
+
+    def consumer_topic(self, consumer_id: int) -> str | None:
+        """Return the full name of the consumer's topic, None if there is no such consumer."""
+        facts = self._ids.get(consumer_id)
+        return None if facts is None else facts.topic
+
+    def is_known(self, consumer_id: int) -> bool:
+        """Answer a consumer's ping: whether it has its place still. The ping keeps the place."""
+        facts = self._ids.get(consumer_id)
+        if facts is None or consumer_id in self._dropped or self._topic_of(facts) is None:
+            return False
+        if consumer_id in self._reserved:
+            self._reserved[consumer_id] = self._loop.time()
+        return True
+
+    def facts(self) -> dict[str, int]:
+        """Return what is counted."""
+        counters = self._unreliable.counters
+        return {
+            "consumers": len(self._ids),
+            "streams": len(self._streams),
+            "unreliable_delivered": counters.delivered,
+            "unreliable_dropped": counters.dropped,
+            "unreliable_unheard": counters.unheard,
+            "unreliable_queued_bytes": self._unreliable.bytes_queued,
+        }
+
+    def forget_subscription(self, topic: str, name: str) -> None:
+        """Forget the consumers of a subscription that was removed; their streams have ended."""
+        for identity in self._ids.members(topic, name):
+            self._forget(identity)
+
+    def forget_topic(self, topic: str) -> None:
+        """Forget all consumers of a topic that was deleted, and end its unreliable streams."""
+        self._unreliable.forget_topic(topic)
+        self._encoders.pop(topic, None)
+        for name in [own for own_topic, own in self._ids.subscriptions() if own_topic == topic]:
+            self.forget_subscription(topic, name)
+
+    def unload(self, topic: str) -> None:
+        """End a topic's streams so that their clients come again; nothing is forgotten."""
+        for stream in list(self._streams.values()):
+            facts = self._ids.get(stream.consumer_id)
+            if facts is not None and facts.topic == topic:
+                stream.stop(Code.UNAVAILABLE, f"The topic {topic} was unloaded, try again")
+
+    def close(self) -> None:
+        """End every stream with UNAVAILABLE and open no other one; acks are still taken."""
+        self._is_closing = True
+        self._timer.cancel()
+        for stream in list(self._streams.values()):
+            stream.stop(*_CLOSING)
+
+    # -- Subscribe -------------------------------------------------------------------------------
+
+    def _check_request(self, topic: Topic, request: ConsumerRequest) -> None:
+        if self._is_closing:
+            raise Refused(_CLOSING)
+        if not topic.runtime.is_message:
+            raise Refused(
+                Status(Code.FAILED_PRECONDITION, f"The topic: {topic.name} has rows, not messages")
+            )
+        if request.subscription_type not in _KINDS:
+            raise Refused(_wrong(f"The subscription type {request.subscription_type} is unknown"))
+        for what in ("subscription", "consumer_name"):
+            if not 0 < len(getattr(request, what).encode()) <= NAME_BYTES_MAX:
+                raise Refused(_wrong(f"The {what} must have 1 to {NAME_BYTES_MAX} bytes"))
+        if len(request.key_filters) > FILTERS_MAX or any(
+            len(pattern.encode()) > FILTER_BYTES_MAX for pattern in request.key_filters
+        ):
+            raise Refused(
+                _wrong(f"There may be {FILTERS_MAX} key_filters of {FILTER_BYTES_MAX} bytes each")
+            )
+
+    async def _admit(self, topic: Topic, facts: ConsumerFacts) -> int:
+        """Give a consumer its place in its subscription and its id, which is durable on return."""
+        kind = SubscriptionType(facts.kind)
+        subscription: Attachable
+        if self._topics.is_reliable(topic):
+            cursors = topic.runtime.state.cursors
+            self._check_count(topic, len(cursors), is_new=facts.subscription not in cursors)
+            subscription = await self._deliveries.open(topic.name, facts.subscription, kind=kind)
+        else:
+            names = self._unreliable.names(topic.name)
+            self._check_count(topic, len(names), is_new=facts.subscription not in names)
+            subscription = self._unreliable.open(topic.name, facts.subscription, kind=kind)
+        identity = self._ids.find(facts)
+        self._make_place(identity, facts, subscription.kind)
+        # Kept from here on, before anything is waited for: nobody else gets an Exclusive one.
+        self._reserved[identity] = self._loop.time()
+        self._dropped.discard(identity)
+        stream = self._streams.get(identity)
+        if stream is not None:
+            stream.stop(Code.OK)
+            self._dropped.discard(identity)
+        try:
+            await self._ids.put(facts)
+        except FrazilError:
+            self._reserved.pop(identity, None)
+            raise
+        self._expect(identity, facts, kind)
+        return identity
+
+    def _check_count(self, topic: Topic, count: int, *, is_new: bool) -> None:
+        if is_new and count >= self._subscriptions_max:
+            text = f"The topic {topic.name} has the maximum of {count} subscriptions"
+            raise Refused(Status(Code.RESOURCE_EXHAUSTED, text))
+
+    def _make_place(self, identity: int, facts: ConsumerFacts, kind: SubscriptionType) -> None:
+        """See to it that a subscription can have this consumer.
+
+        Raises:
+            Refused: if it is Exclusive and another one has it, or it has as many as it may.
+        """
+        others = [
+            each for each in self._ids.members(facts.topic, facts.subscription) if each != identity
+        ]
+        idle = [each for each in others if not self._has_place(each)]
+        if kind is SubscriptionType.EXCLUSIVE and len(idle) < len(others):
+            raise Refused(subscription_taken(facts.topic, facts.name))
+        if len(others) - len(idle) >= self._consumers_max:
+            raise Refused(consumers_full(facts.topic, consumers_max=self._consumers_max))
+        for each in idle[: max(0, len(others) + 1 - self._consumers_max)]:
+            self._forget(each)
+        found = self._unreliable.find(facts.topic, facts.subscription)
+        if kind is SubscriptionType.EXCLUSIVE and found is not None:
+            for each in idle:
+                found.dismiss(each)
+
+    def _has_place(self, identity: int) -> bool:
+        if identity in self._streams:
+            return True
+        sign_s = self._reserved.get(identity)
+        return sign_s is not None and self._loop.time() - sign_s < RESERVED_S
+
+    def _expect(self, identity: int, facts: ConsumerFacts, kind: SubscriptionType) -> None:
+        """Let a topic without storage keep records until the stream is there."""
+        topic = self._topic_of(facts)
+        if topic is not None and not self._topics.is_reliable(topic):
+            subscription = self._unreliable.open(facts.topic, facts.subscription, kind=kind)
+            subscription.expect(identity, facts.name, facts.filters)
+
+    def _await_unreliable(self) -> None:
+        """After a restart: what has no storage waits for its consumers like any idle one."""
+        for topic_name, name in self._ids.subscriptions():
+            identity = self._ids.members(topic_name, name)[0]
+            facts = self._ids.get(identity)
+            assert facts is not None
+            topic = self._topic_of(facts)
+            if topic is not None and not self._topics.is_reliable(topic):
+                self._unreliable.open(topic_name, name, kind=SubscriptionType(facts.kind))
+
+    # -- ReceiveMessages -------------------------------------------------------------------------
+
+    async def _open_stream(
+        self, call: Call, identity: int, facts: ConsumerFacts, topic: Topic
+    ) -> None:
+        current = self._streams.get(identity)
+        if current is not None:
+            wait_s = current.opened_s + TAKEOVER_AGE_S - self._loop.time()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+        subscription = await self._subscription(topic, facts)
+        if not call.is_open:
+            return
+        if self._is_closing:
+            raise Refused(_CLOSING)
+        if subscription is None:
+            self._forget(identity)
+            self._refuse_later(call, consumer_unknown(identity))
+            return
+        stream = ConsumerStream(
+            call,
+            subscription,
+            self._encoder(topic.name),
+            consumer_id=identity,
+            name=facts.name,
+            opened_s=self._loop.time(),
+            on_end=self._stream_ended,
+        )
+        try:
+            self._make_place(identity, facts, subscription.kind)
+            stream.start(facts.filters)
+        except Conflict:
+            self._refuse_later(call, subscription_taken(facts.topic, facts.name))
+            return
+        except Refused as error:
+            self._refuse_later(call, error.status)
+            return
+        self._streams[identity] = stream
+        self._reserved.pop(identity, None)
+        self._dropped.discard(identity)
+
+    async def _subscription(self, topic: Topic, facts: ConsumerFacts) -> Attachable | None:
+        if self._topics.is_reliable(topic):
+            return await self._deliveries.existing(topic.name, facts.subscription)
+        kind = SubscriptionType(facts.kind)
+        return self._unreliable.open(topic.name, facts.subscription, kind=kind)
+
+    def _encoder(self, topic: str) -> DeliveryEncoder:
+        found = self._encoders.get(topic)
+        if found is None:
+            found = DeliveryEncoder(topic_name=topic, broker_addr=self._url)
+            self._encoders[topic] = found
+        return found
+
+    def _stream_ended(self, stream: ConsumerStream, is_gone: bool) -> None:  # noqa: FBT001
+        identity = stream.consumer_id
+        if self._streams.get(identity) is stream:
+            del self._streams[identity]
+            self._dropped.add(identity)
+        if is_gone:
+            self._forget(identity)
+
+    def _refuse_later(self, call: Call, status: Status) -> None:
+        timer = self._loop.call_later(REFUSAL_DELAY_S, call.fail, *status)
+        call.on_cancel = timer.cancel
+
+    # -- acks that find no open subscription -----------------------------------------------------
+
+    def _settle_slowly(
+        self,
+        call: Call,
+        topic: str,
+        name: str,
+        done: Callable[[FrazilError | None], None],
+        settle: Callable[[Attachable], None],
+    ) -> None:
+        """Settle a record of a subscription that nobody has used since the start."""
+        found = self._topics.find(checked_topic(topic))
+        if found is None:
+            done(NotFound("no such topic", topic=topic))
+        elif not self._topics.is_reliable(found):
+            done(None)
+        else:
+            self._start(call, self._settle_existing(found.name, name, done, settle))
+
+    async def _settle_existing(
+        self,
+        topic: str,
+        name: str,
+        done: Callable[[FrazilError | None], None],
+        settle: Callable[[Attachable], None],
+    ) -> None:
+        try:
+            subscription = await self._deliveries.existing(topic, name)
+        except FrazilError as error:
+            done(error)
+            return
+        if subscription is None:
+            done(NotFound("no such subscription", topic=topic, subscription=name))
+        else:
+            settle(subscription)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _topic_of(self, facts: ConsumerFacts) -> Topic | None:
+        """Return a consumer's topic, None if that is gone, or another one has its name."""
+        topic = self._topics.find(facts.topic)
+        if topic is None or topic_uid(topic.runtime.state.spec) != facts.uid:
+            return None
+        return topic
+
+    def _forget(self, identity: int) -> None:
+        self._ids.forget(identity)
+        self._reserved.pop(identity, None)
+        self._dropped.discard(identity)
+
+    def _start(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+        """Do what a call needs and has to be waited for; what it raises is the call's status."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        call.on_cancel = lambda: _cancel(task)
+        task.add_done_callback(partial(self._finished, call))
+
+    def _finished(self, call: Call, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, FrazilError | CallFailed):
+            call.fail(*status_of(error))
+        elif error is not None:
+            call.break_off(error)
+
+    def _tick(self) -> None:
+        """Give up places that nobody took; end streams that may not go on."""
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        for identity in [each for each in self._reserved if not self._has_place(each)]:
+            del self._reserved[identity]
+        if self.check is not None:
+            for stream in list(self._streams.values()):
+                refusal = self.check(stream.call)
+                if refusal is not None:
+                    stream.stop(*refusal)
+
+
+def _wrong(text: str) -> Status:
+    return Status(Code.INVALID_ARGUMENT, text)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _give_back(
+    offset: int,
+    done: Callable[[FrazilError | None], None],
+    delay_ms: int,
+    reason: str,
+    subscription: Attachable,
+) -> None:
+    subscription.nack(offset, done, delay_ms=delay_ms, reason=reason)
+
+
+def _settle(call: Call, request_id: int, wording: Wording, error: FrazilError | None) -> None:
+    if error is None:
+        call.ok(request_id_reply(request_id))
+    else:
+        call.fail(*status_of(error, wording))
