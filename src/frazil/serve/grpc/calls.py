@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import attrs
 
@@ -12,10 +12,14 @@ from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
-    from frazil.serve.grpc.router import CallHead, Router
+    from frazil.serve.grpc.router import CallHead, Guard, Router
     from frazil.serve.h2.sender import Sender
     from frazil.serve.h2.stream import Stream
     from frazil.serve.h2.validation import Fields
+
+
+_KEPT_BYTES_MAX: Final = 1024
+"""A request's message is kept with its stream up to this size."""
 
 
 @attrs.define
@@ -113,9 +117,10 @@ class Call:
     def begin(self) -> None:
         """Send the answer's HEADERS at once, before there is a message.
 
-        The request's message is let go of: a stream may stay open for ever.
+        A large message of the request is let go of: a stream may stay open for ever.
         """
-        self.message = b""
+        if len(self.message) > _KEPT_BYTES_MAX:
+            self.message = b""
         self._calls.sender.begin(self._stream)
 
     def write(self, framed: bytes) -> bool:
@@ -216,6 +221,15 @@ class Calls:
             call = stream.call
             if isinstance(call, Call) and call.head.is_stream:
                 self._end(call, Code.UNAVAILABLE, "server is shutting down")
+
+    def recheck(self, streams: Iterable[Stream], check: Guard) -> None:
+        """End the streams of messages that the guard no longer lets go on."""
+        for stream in list(streams):
+            call = stream.call
+            if isinstance(call, Call) and call.head.is_stream and call.is_open:
+                refusal = check(call)
+                if refusal is not None:
+                    self._end(call, *refusal)
 
     def end_all(self, streams: Iterable[Stream]) -> None:
         """End whatever is open: the time to drain is over."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import ssl
 
     from frazil.clock import Clock
-    from frazil.serve.grpc.router import Router
+    from frazil.serve.grpc.router import Guard, Router
 
 
 class Connections(Protocol):
@@ -54,6 +54,7 @@ class Server:
         self.buffer = memoryview(bytearray(self.limits.read_bytes_max))
         self.unanswered = 0
         self.unfinished = 0
+        self.held = 0
         self._connections = connections
         self._shells: set[Shell] = set()
         self._dirty: dict[Shell, None] = {}
@@ -95,6 +96,11 @@ class Server:
         address = listener.getsockname()
         event("grpc_listening", host=address[0], port=address[1], tls=ssl_context is not None)
         return str(address[0]), int(address[1])
+
+    def recheck(self, check: Guard) -> None:
+        """End the streams of messages that `check` no longer lets go on, with its status."""
+        for shell in tuple(self._shells):
+            shell.recheck(check)
 
     async def drain(self, deadline_s: float) -> bool:
         """Accept nothing more, let open calls end, close; return whether all ended by themselves.
@@ -146,6 +152,11 @@ class Server:
         if not self._is_flushing:
             self._is_flushing = True
             self._loop.call_soon(self._flush)
+
+    def relieve(self) -> None:
+        most = max(self._shells, key=lambda shell: shell.held, default=None)
+        if most is not None and most.held:
+            most.cut_off()
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from frazil.serve.grpc.calls import Calls, Counters
 from frazil.serve.h2.connection import Connection
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     import ssl
 
     from frazil.clock import Clock
-    from frazil.serve.grpc.router import Router
+    from frazil.serve.grpc.router import Guard, Router
     from frazil.serve.h2.limits import ServerLimits
 
 
@@ -33,12 +34,17 @@ class Host(Protocol):
     """Bytes of requests of all connections that wait for their answers."""
     unfinished: int
     """Bytes of requests of all connections that are still arriving."""
+    held: int
+    """Bytes of answers of all connections that the peers have not taken."""
 
     def forget(self, shell: Shell) -> None:
         """Take note that a connection is gone."""
 
     def flush_soon(self, shell: Shell) -> None:
         """Have `shell.flush` called at the end of this turn, once."""
+
+    def relieve(self) -> None:
+        """Cut off the connection that holds most: all together hold too much."""
 
 
 class Shell(asyncio.BufferedProtocol):
@@ -56,9 +62,13 @@ class Shell(asyncio.BufferedProtocol):
         self._limits = host.limits
         self._is_live = False
         self._is_closing = False
+        self._is_aborted = False
         self._is_reading = True
+        self._is_full = False
         self._unanswered = 0
         self._unfinished = 0
+        self.held = 0
+        """Bytes of answers that the peer has not taken, when they were counted last."""
         self._born = self._heard = host.clock.monotonic()
         self._pinged: float | None = None
         self._stalled: float | None = None
@@ -111,7 +121,9 @@ class Shell(asyncio.BufferedProtocol):
             failed = bool(self.connection.failure) or exc is not None
             self._host.counters.connections_failed_total += failed
             self.connection.cancel_all()
+            self._is_aborted = True
             self._count()
+            self._count_held(0)
         self._host.forget(self)
 
     def pause_writing(self) -> None:
@@ -145,15 +157,26 @@ class Shell(asyncio.BufferedProtocol):
             self.close()
 
     def run_ready(self) -> None:
-        """Let the streams write on that were told to wait."""
+        """Let the streams write on that were told to wait, and input that waited for its turn."""
         if self._is_live and not self._is_closing:
             self.calls.on_ready(self.connection.sender.ready())
+            if self.connection.has_input and not self._is_full:
+                is_alive = self.connection.receive(b"")
+                if not is_alive:
+                    self.flush()
+                    self.close()
 
     def begin_drain(self) -> None:
         """Tell the client to go elsewhere, and end the streams of messages."""
         if self._is_live:
             self.connection.begin_drain()
             self.calls.end_streams(self.connection.table.open.values())
+            self.flush()
+
+    def recheck(self, check: Guard) -> None:
+        """End the streams that the guard no longer lets go on."""
+        if self._is_live:
+            self.calls.recheck(self.connection.table.open.values(), check)
             self.flush()
 
     def end_calls(self) -> None:
@@ -173,9 +196,16 @@ class Shell(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close at once."""
-        self._is_closing = True
+        self._is_closing = self._is_aborted = True
+        self._count_held(0)
         if self.transport is not None:
             self.transport.abort()
+
+    def cut_off(self) -> None:
+        """Close at once, because of what waits for the peer."""
+        self._host.counters.connections_cut_total += 1
+        warn("connection_cut", peer=self.peer, held_bytes=self.held)
+        self.abort()
 
     def tick(self, now: float) -> None:
         """Do what time demands: silent, stalled and slow clients, deadlines, allowances."""
@@ -192,6 +222,8 @@ class Shell(asyncio.BufferedProtocol):
             self._heard = now
         if self.calls.timed:
             self.calls.expire(now)
+        if self.held:
+            self._count()
         if connection.is_draining and not connection.is_refusing:
             # A client that does not answer the ping has had a round trip's time anyway.
             if self._drained_since is None:
@@ -237,34 +269,56 @@ class Shell(asyncio.BufferedProtocol):
                 self._host.unfinished > self._limits.unfinished_bytes_server_max
             ):
                 self.calls.shed(table.open.values())
+        if not self._is_aborted and self.transport is not None:
+            waiting = self.transport.get_write_buffer_size()
+            self._count_held(self.connection.sender.queued + waiting)
+
+    def _count_held(self, size: int) -> None:
+        if size != self.held:
+            self._host.held += size - self.held
+            self.held = size
+            if self._host.held > self._limits.held_bytes_server_max:
+                self._host.relieve()
 
     def _steer(self) -> None:
-        """Read, or not: never while answers pile up on either side."""
-        limits = self._limits
-        transport = self.transport
-        assert transport is not None
-        unanswered = self.connection.table.unanswered
-        if self._is_reading:
-            if self._stalled is not None or (
-                unanswered
-                and (
-                    unanswered > limits.unanswered_bytes_max
-                    or self._host.unanswered > limits.unanswered_bytes_server_max
-                )
-            ):
-                self._is_reading = False
-                self._host.counters.reading_pauses_total += 1
+        """Read, or not: never while answers pile up on either side, or input waits for its turn."""
+        if self._is_full:
+            self._is_full = not self._has_emptied()
+        elif self._has_filled():
+            self._is_full = True
+            self._host.counters.reading_pauses_total += 1
+        has_input = self.connection.has_input
+        if has_input and not self._is_full:
+            self._host.flush_soon(self)
+        is_wanted = not self._is_full and not has_input
+        if is_wanted is not self._is_reading:
+            transport = self.transport
+            assert transport is not None
+            self._is_reading = is_wanted
+            if not is_wanted:
                 transport.pause_reading()
-        elif self._stalled is None and (
+            elif not transport.is_closing():
+                transport.resume_reading()
+
+    def _has_filled(self) -> bool:
+        unanswered = self.connection.table.unanswered
+        return self._stalled is not None or (
+            unanswered > 0
+            and (
+                unanswered > self._limits.unanswered_bytes_max
+                or self._host.unanswered > self._limits.unanswered_bytes_server_max
+            )
+        )
+
+    def _has_emptied(self) -> bool:
+        unanswered = self.connection.table.unanswered
+        return self._stalled is None and (
             not unanswered
             or (
-                unanswered <= limits.unanswered_bytes_max // 2
-                and self._host.unanswered <= limits.unanswered_bytes_server_max // 2
+                unanswered <= self._limits.unanswered_bytes_max // 2
+                and self._host.unanswered <= self._limits.unanswered_bytes_server_max // 2
             )
-        ):
-            self._is_reading = True
-            if not transport.is_closing():
-                transport.resume_reading()
+        )
 
 
 def _speaks_h2(transport: asyncio.Transport) -> bool:

@@ -252,8 +252,8 @@ def test_a_bug_when_ready_ends_the_stream():
     assert client.answers(frames + client.take())[1][0][-1]["grpc-status"] == "13"
 
 
-def test_a_stream_keeps_nothing_of_its_request():
-    """A stream may stay open for ever; a large request must not."""
+def test_a_stream_does_not_keep_a_large_request():
+    """A stream may stay open for ever; its request must not, unless it is small."""
     held = []
 
     def handler(call, message):
@@ -261,11 +261,12 @@ def test_a_stream_keeps_nothing_of_its_request():
         call.begin()
 
     client = Client(handler, stream=True)
-    client.send(client.call(1, bytes(10_000)))
-    [(call, size)] = held
+    client.send(client.call(1, bytes(10_000)), client.call(3, b"small"))
+    [(call, size), (other, _)] = held
     assert size == 10_000
     assert call.message == b""
     assert call.is_open
+    assert other.message == b"small"
 
 
 def test_streams_end_when_the_server_goes():
