@@ -119,7 +119,7 @@ class Broker:
         def holds():
             if self.is_ready():
                 return True
-            assert self._code() is None, f"the broker died: {self.last_words()}"
+            assert self._code() is None, "the broker died"
             return False
 
         try:
@@ -153,7 +153,8 @@ class Broker:
     def close(self):
         """Leave no process behind."""
         if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)
+            if self._code() is None:
+                os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def last_words(self):

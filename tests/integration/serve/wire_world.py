@@ -18,6 +18,7 @@ class Line:
 
     def __init__(self, client, server):
         self.ends = {"client": client, "server": server}
+        self.ended = set()
 
     def reset(self):
         """Tear both sides down at once; what was on its way is lost."""
@@ -30,6 +31,7 @@ class Line:
     def end(self, side):
         """Tell one side that the other will send no more; the way back stays open."""
         _, writer = self.ends[side]
+        self.ended.add(writer)
         with contextlib.suppress(OSError):
             writer.write_eof()
 
@@ -127,17 +129,21 @@ class Wire:
         line = Line((reader, writer), onward)
         self._lines.add(line)
         try:
-            await asyncio.gather(self._forward(reader, onward[1]), self._forward(onward[0], writer))
+            await asyncio.gather(
+                self._forward(line, reader, onward[1]), self._forward(line, onward[0], writer)
+            )
         finally:
             self._lines.discard(line)
             line.reset()
 
-    async def _forward(self, reader, writer):
-        """Pass on what comes, with the end of it; an error ends both directions."""
+    async def _forward(self, line, reader, writer):
+        """Pass on what comes, with the end of it; what comes behind a made-up end is lost."""
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
-                writer.write(data)
-                await writer.drain()
+                if writer not in line.ended:
+                    writer.write(data)
+                    await writer.drain()
             await self._flowing.wait()
-            writer.write_eof()
+            if writer not in line.ended:
+                writer.write_eof()
