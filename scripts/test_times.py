@@ -18,7 +18,7 @@ SHARES_S = {"static": 40, "log": 200, "tiers": 240, "lake": 360, "broker": 240}
 """Seconds on two cores; the static checks and the log have four minutes together."""
 JVM_STARTS_MAX = {"lake": 12}
 PARTS = {
-    "broker": re.compile(r"serve|subscri|registry|cursor_frames|state_frames"),
+    "broker": re.compile(r"serve|subscri|registry|cursor_frames|state_frames|delivery|broker"),
     "lake": re.compile(r"lake|contract/test_catalog|cli/test_verify_command"),
     "tiers": re.compile(
         r"tier|tail|query|change|fold|keyed|lookup|moment|moved|moves|nanosecond|sequencer|resent|feeds"

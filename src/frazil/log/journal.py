@@ -34,7 +34,7 @@ from frazil.log.segment import (
     seal,
     segment_name,
 )
-from frazil.log.state import STATE_FREED
+from frazil.log.state import STATE_FREED, wake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -193,15 +193,15 @@ class Journal:
             if group.sync:
                 shown = self._sync()
                 self._answer(group, deliver)
-                _wake(shown)
+                wake(shown)
                 return
             # Nobody in the group waits for a sync, and the offsets are below a synced reservation.
             waiters = []
             shown = self._show(group)
             self._answer(group, deliver)
-            _wake(shown)
+            wake(shown)
             if self._sync_due():
-                _wake(self._sync())
+                wake(self._sync())
         except Overloaded as error:
             # There is no room for the next segment, and nothing of the group was written.
             settle_tracked(entries, written=False)
@@ -389,7 +389,7 @@ class Journal:
         if self._dirty_bytes and self._periodic():
             left = self._dirty_since + settings.sync_interval_s - now
             if left <= 0:
-                _wake(self._sync())
+                wake(self._sync())
             else:
                 due.append(left)
         if self.marked_lsn < self.synced_lsn:
@@ -424,13 +424,13 @@ class Journal:
         self._frames += 1
         self.active.body_end = self._position
         synced = self.synced_lsn
-        _wake(self._sync())
+        wake(self._sync())
         self.marked_lsn = synced
 
     def rotate(self) -> None:
         """Start a new segment; the old one is sealed later by `seal_one`."""
         if self._dirty_bytes:
-            _wake(self._sync())
+            wake(self._sync())
         if self.segments[0].id < self.state.segment_first:
             # Freed, but not detached yet: the checkpoint must not say that they hold the start.
             first = self.state.segment_first
@@ -561,7 +561,7 @@ class Journal:
         for topic in list(self.state.topics.values()):
             # What was never synced may be gone after a restart: nobody may see it any more.
             topic.visible = min(topic.visible, topic.durable)
-        _wake(list(self.state.topics.values()))
+        wake(list(self.state.topics.values()))
 
     def closed_error(self) -> FrazilError:
         """Return the error for calls after the end."""
@@ -574,7 +574,7 @@ class Journal:
         try:
             if self.failed is None:
                 if self._dirty_bytes:
-                    _wake(self._sync())
+                    wake(self._sync())
                 self.write_marker(close=True)
                 if self._filled > self._position:
                     self._file.truncate(self._position)
@@ -588,13 +588,4 @@ class Journal:
             except OSError as error:
                 self.fail(error)
             self._files.clear()
-            _wake(self.state.topics.values())
-
-
-def _wake(topics: Iterable[TopicState]) -> None:
-    """Tell who waits for news of these topics; after acks, so that publishers hear first."""
-    for topic in topics:
-        # One by one from the same list: what another thread adds meanwhile stays for the next time.
-        for _ in range(len(topic.waiters)):
-            with contextlib.suppress(IndexError):
-                topic.waiters.pop(0)()
+            wake(self.state.topics.values())

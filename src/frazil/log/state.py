@@ -5,6 +5,7 @@ The newest checkpoint plus the frames behind it is the whole state; `checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -93,6 +94,7 @@ class TopicState:
         "codec",
         "cursors",
         "durable",
+        "followers",
         "holds",
         "id",
         "memory",
@@ -132,6 +134,9 @@ class TopicState:
         self.memory: Tail | None = None
         """Where written records go besides the file, if the memory tier is on."""
         self.waiters: list[Callable[[], None]] = []
+        """Called once when there is news of the topic."""
+        self.followers: tuple[Callable[[], None], ...] = ()
+        """Called with each news, behind the acks of what is new; replaced, never changed."""
 
     def define(self, spec: TopicSpec) -> None:
         """Take a newer definition."""
@@ -149,6 +154,17 @@ class TopicState:
     def floor(self) -> int:
         """Return the lowest hold, `durable` if there is none."""
         return min(self.holds.values(), default=self.durable)
+
+
+def wake(topics: Iterable[TopicState]) -> None:
+    """Tell who waits for news of these topics; after acks, so that publishers hear first."""
+    for topic in topics:
+        for follow in topic.followers:
+            follow()
+        # One by one from the same list: what another thread adds meanwhile stays for the next time.
+        for _ in range(len(topic.waiters)):
+            with contextlib.suppress(IndexError):
+                topic.waiters.pop(0)()
 
 
 class JournalState:

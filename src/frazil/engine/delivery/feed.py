@@ -7,14 +7,14 @@ for itself without holding up the others.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from frazil.engine.delivery.record import Chunk, Record, chunk_of
-from frazil.engine.reading import waker
-from frazil.errors import CorruptionError, FrazilError, NotFound
+from frazil.errors import FrazilError, NotFound
 
 if TYPE_CHECKING:
     import asyncio
@@ -77,16 +77,12 @@ class TopicFeed:
         self._starts: list[int] = []
         self._reading: dict[int, list[Callable[[FrazilError | None], None]]] = {}
         self._followers: list[Callable[[], None]] = []
-        self._is_armed = False
-        self._wake = waker(loop, self._called)
         self._is_closed = False
+        self.head = runtime.state.visible
+        """The offset behind the last record whose publisher has its answer."""
+        runtime.state.followers += (self._tell,)
         self.decoded = 0
         """How many records were decoded; with n subscriptions at the head still one a record."""
-
-    @property
-    def head(self) -> int:
-        """The offset behind the last record that may be seen."""
-        return self.runtime.state.visible
 
     def get(self, offset: int) -> Chunk | None:
         """Return the chunk that has `offset` if it is decoded, or new enough to be at hand."""
@@ -122,15 +118,9 @@ class TopicFeed:
         future = self._loop.run_in_executor(self._executor, self._read, offset)
         future.add_done_callback(partial(self._read_done, offset))
 
-    def follow(self, offset: int, wake: Callable[[], None]) -> None:
-        """Call `wake`, once, when there are records from `offset` on, or when the topic ends."""
+    def follow(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, once, when there are more records, or when the topic ends."""
         self._followers.append(wake)
-        if not self._is_armed:
-            self._is_armed = True
-            self.runtime.state.waiters.append(self._wake)
-        # Looked at after it was put there: what came before that did not call it.
-        if self.head > offset or self.end_error() is not None:
-            self._loop.call_soon(self._news)
 
     def end_error(self) -> FrazilError | None:
         """Return why nothing more will come, None while the topic lives."""
@@ -149,6 +139,8 @@ class TopicFeed:
     def close(self) -> None:
         """Let all go."""
         self._is_closed = True
+        state = self.runtime.state
+        state.followers = tuple(each for each in state.followers if each != self._tell)
         for chunk in self._chunks.values():
             self._cache.drop(chunk)
         self._chunks = {}
@@ -168,12 +160,7 @@ class TopicFeed:
             return None
         if not piece.batches:
             return None
-        chunk = chunk_of(
-            piece.batches,
-            offset=offset,
-            offset_next=piece.offset_next,
-            is_message=self.runtime.is_message,
-        )
+        chunk = chunk_of(piece, offset=offset, is_message=self.runtime.is_message)
         self._add(chunk)
         return chunk
 
@@ -185,12 +172,7 @@ class TopicFeed:
         if error is not None:
             raise error
         piece = runtime.history.read(topic, offset=offset, bytes_max=READ_BYTES)
-        return chunk_of(
-            piece.batches,
-            offset=offset,
-            offset_next=piece.offset_next,
-            is_message=runtime.is_message,
-        )
+        return chunk_of(piece, offset=offset, is_message=runtime.is_message)
 
     def _read_done(self, offset: int, future: asyncio.Future[Chunk]) -> None:
         waiting = self._reading.pop(offset)
@@ -217,22 +199,14 @@ class TopicFeed:
         self._chunks[chunk.offset] = chunk
         self._cache.add(chunk, self)
 
-    def _called(self) -> None:
-        self._is_armed = False
-        self._news()
+    def _tell(self) -> None:
+        """Pass news on to the loop; the journal's thread calls it behind the acks of what is new."""
+        # The loop may be closed by then, and for the journal's thread an error is the end.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._news, self.runtime.state.visible)
 
-    def _news(self) -> None:
+    def _news(self, head: int) -> None:
+        self.head = head
         followers, self._followers = self._followers, []
         for wake in followers:
             wake()
-
-
-def offset_behind(error: FrazilError) -> int | None:
-    """Return where reading may go on after an error, None where it cannot."""
-    if isinstance(error, NotFound):
-        found = error.details.get("offset_first")
-        return found if isinstance(found, int) else None
-    if isinstance(error, CorruptionError):
-        found = error.details.get("offset_next")
-        return found if isinstance(found, int) else None
-    return None

@@ -9,7 +9,7 @@ from frazil.ingest.messages import Message
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from frazil.log.history import Batch
+    from frazil.log.history import Piece
 
 __all__ = ["Chunk", "Record", "chunk_of"]
 
@@ -39,13 +39,22 @@ class Record:
 class Chunk:
     """Records of `[offset, offset_next)` without those of gaps, in order; never changed."""
 
-    __slots__ = ("_keys", "offset", "offset_next", "offsets", "records", "size_bytes", "sizes")
+    __slots__ = (
+        *("_keys", "expired", "offset", "offset_next", "offsets"),
+        *("records", "size_bytes", "sizes"),
+    )
 
     def __init__(
-        self, offset: int, offset_next: int, records: list[Record], sizes: list[int]
+        self,
+        offset: int,
+        offset_next: int,
+        records: list[Record],
+        sizes: list[int],
+        expired: int = 0,
     ) -> None:
         self.offset = offset
         self.offset_next = offset_next
+        self.expired = expired
         self.records = records
         self.offsets = [record.offset for record in records]
         self.sizes = sizes
@@ -60,8 +69,9 @@ class Chunk:
         return self._keys
 
 
-def chunk_of(batches: list[Batch], *, offset: int, offset_next: int, is_message: bool) -> Chunk:
-    """Decode batches of consecutive records that were read from `offset` on."""
+def chunk_of(piece: Piece, *, offset: int, is_message: bool) -> Chunk:
+    """Decode what was read from `offset` on."""
+    batches = piece.batches
     records: list[Record] = []
     sizes: list[int] = []
     for batch in batches:
@@ -73,7 +83,9 @@ def chunk_of(batches: list[Batch], *, offset: int, offset_next: int, is_message:
             sizes += [batch.data.nbytes // max(batch.count, 1)] * batch.count
         times = [time_us for count, time_us in batch.times for _ in range(count)]
         records += map(Record, range(batch.offset, batch.offset_next), values, times)
-    return Chunk(offset, offset_next, records, sizes)
+    gaps = [*piece.gaps, *(gap for batch in batches for gap in batch.gaps)]
+    expired = sum(gap.end - gap.first for gap in gaps if "expired" in gap.reason) if gaps else 0
+    return Chunk(offset, piece.offset_next, records, sizes, expired)
 
 
 def _messages(data: pa.RecordBatch) -> list[Any]:

@@ -336,13 +336,22 @@ class Subscription:
             self._wait_for(offset)
             return False
         first = 0 if chunk.offset == offset else bisect_left(chunk.offsets, offset)
-        stop = min(first + room, first + FEED_RECORDS_MAX, len(chunk.offsets))
+        count = len(chunk.offsets)
+        if chunk.offset_next > feed.head:
+            # Nothing goes out before its publisher has the answer.
+            count = bisect_left(chunk.offsets, feed.head)
+            if first >= count:
+                self._wait_for(offset)
+                return False
+        stop = min(first + room, first + FEED_RECORDS_MAX, count)
         offsets, sizes = chunk.offsets[first:stop], chunk.sizes[first:stop]
         end = chunk.offset_next if stop == len(chunk.offsets) else chunk.offsets[stop]
         dispatch.feed(
             offsets, sizes, offset_end=end, keys=chunk.keys[first:stop] if is_by_key else ()
         )
         self._hold(offsets, chunk.records[first:stop])
+        if chunk.expired and chunk.offset == offset:
+            self._note_missed(chunk.expired)
         return True
 
     def _hold(self, offsets: list[int], records: list[Record]) -> None:
@@ -387,7 +396,7 @@ class Subscription:
             self.feed.request(offset, self._was_read)
         elif not self._is_following:
             self._is_following = True
-            self.feed.follow(offset, self._has_news)
+            self.feed.follow(self._has_news)
 
     def _has_news(self) -> None:
         self._is_following = False
@@ -416,10 +425,13 @@ class Subscription:
         """Go on behind records that are gone: only a full quota with `on_full=expire` takes them."""
         offset = self._dispatch.offset_next
         if first > offset and not self._is_resting:
-            self.records_missed += first - offset
-            self._warn("subscription_records_expired", records=first - offset)
+            self._note_missed(first - offset)
             self._dispatch.feed((), (), offset_end=first)
         self._schedule()
+
+    def _note_missed(self, count: int) -> None:
+        self.records_missed += count
+        self._warn("subscription_records_expired", records=count)
 
     def _stall(self, error: FrazilError) -> None:
         """Stop reading for a while: damaged records are not passed over in silence."""
