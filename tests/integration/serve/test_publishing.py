@@ -11,9 +11,12 @@ import pytest
 from danube import DanubeClientBuilder, DispatchStrategy
 
 import frazil
+from frazil.serve.danube import producers as producers_module
+from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto.danube_pb2 import (
     HealthCheckRequest,
     HealthCheckResponse,
+    MessageResponse,
     MsgID,
     ProducerRequest,
     ProducerResponse,
@@ -23,7 +26,10 @@ from frazil.serve.danube.proto.danube_pb2 import (
     TopicPartitionsResponse,
 )
 from frazil.serve.danube.routes import data_routes
-from frazil.serve.grpc.router import Router
+from frazil.serve.danube.topics import Topics
+from frazil.serve.danube.unreliable import Unreliable
+from frazil.serve.grpc.coroutines import awaited
+from frazil.serve.grpc.router import Router, Unary
 from frazil.serve.grpc.server import Server
 
 pytestmark = pytest.mark.integration
@@ -101,6 +107,7 @@ SEND = "/danube.ProducerService/SendMessage"
 LOOK_UP = "/danube.Discovery/TopicLookup"
 PARTITIONS = "/danube.Discovery/TopicPartitions"
 HEALTH = "/danube.HealthCheck/HealthCheck"
+TOPIC = "/default/t"
 
 
 def test_what_the_client_was_answered_is_in_the_log(tmp_path):
@@ -240,3 +247,219 @@ def test_topics_are_found_where_they_are(tmp_path):
 
 
 NAMES = ("foo", "wide", "none")
+
+
+class World:
+    """Producers behind a server, and a plain client that calls them."""
+
+    def __init__(self, engine, producers_max):
+        self.engine = engine
+        self.topics = Topics(engine)
+        self.unreliable = Unreliable(asyncio.get_running_loop())
+        self.producers = Producers(
+            self.topics, producers_max=producers_max, unreliable=self.unreliable
+        )
+        self.caller = None
+
+    def routes(self):
+        return {
+            CREATE: Unary(awaited(self.producers.create)),
+            SEND: Unary(self.producers.send),
+        }
+
+    async def create(self, name="p", topic=TOPIC, *, reliable=True):
+        """Return the id of a new producer, or code and text of the refusal."""
+        request = ProducerRequest(
+            topic_name=topic, producer_name=name, dispatch_strategy=int(reliable)
+        )
+        found = await self._ask(CREATE, request, ProducerResponse)
+        return found if isinstance(found, tuple) else found.producer_id
+
+    async def send(self, identity, payload=b"x", *, topic=TOPIC, name="p", **fields):
+        """Return the request's id when the record is taken, else code and text."""
+        message = StreamMessage(
+            request_id=9,
+            msg_id=MsgID(producer_id=identity, topic_name=topic),
+            payload=payload,
+            producer_name=name,
+            **fields,
+        )
+        found = await self._ask(SEND, message, MessageResponse)
+        return found if isinstance(found, tuple) else found.request_id
+
+    async def _ask(self, path, request, reply):
+        try:
+            return await self.caller.ask(path, request, reply)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details()
+
+    def payloads(self, topic=TOPIC):
+        return [payload for payload, _, _ in messages_of(self.engine, topic)]
+
+
+def run(path, scene, *, producers_max=1000):
+    """Run a scene, a coroutine function of a world, with a broker of its own."""
+
+    async def play(engine):
+        w = World(engine, producers_max)
+        server = Server(Router(w.routes()))
+        _, port = await server.start("127.0.0.1", 0)
+        try:
+            async with Caller(port) as w.caller:
+                return await scene(w)
+        finally:
+            await server.drain(0.5)
+
+    with frazil.open(path, **SETTINGS) as engine:
+        return asyncio.run(play(engine))
+
+
+def test_producers_of_one_name_on_parts_of_a_topic_are_two(tmp_path):
+    """Parts share one identity, their producers do not: each record is where it was sent."""
+
+    async def scene(w):
+        w.engine.create_topic("/default/wide", partitions=2)
+        names = ("/default/wide-part-0", "/default/wide-part-1")
+        ids = [await w.create("same", name) for name in names]
+        assert ids[0] != ids[1]
+        for identity, name, payload in zip(ids, names, (b"0", b"1"), strict=True):
+            assert await w.send(identity, payload, topic=name, name="same") == 9
+        assert [w.producers.producer_topic(identity) for identity in ids] == list(names)
+        return [w.payloads(name) for name in names]
+
+    assert run(tmp_path, scene) == [[b"0"], [b"1"]]
+
+
+def test_a_message_that_is_too_large_is_an_invalid_argument(tmp_path):
+    """It is refused with both sizes before anything is written; the largest one is taken."""
+
+    async def scene(w):
+        identity = await w.create()
+        size = w.topics.find(TOPIC).runtime.limits.message_bytes_max
+        assert await w.send(identity, bytes(size - 1)) == 9
+        found = await w.send(identity, bytes(size))
+        assert found == (
+            "INVALID_ARGUMENT",
+            f"The message of {size + 1} bytes is larger than the maximum of {size} bytes",
+        )
+        attributes = {"a": "b" * 1000}
+        found = await w.send(identity, bytes(size - 500), attributes=attributes)
+        assert found[0] == "INVALID_ARGUMENT"
+        found = await w.send(identity, routing_key="k" * 5000)
+        assert found[0] == "PERMISSION_DENIED"
+        assert found[1].startswith("Unable to publish the message: ")
+        return len(w.payloads())
+
+    assert run(tmp_path, scene) == 1
+
+
+def test_a_name_that_no_record_could_carry_is_refused(tmp_path):
+    """A producer whose every record would be refused is not created."""
+
+    async def scene(w):
+        code, text = await w.create("n" * 5000)
+        assert code == "PERMISSION_DENIED"
+        assert text.startswith("Not able to create the Producer: ")
+
+    run(tmp_path, scene)
+
+
+def test_producers_of_a_deleted_topic_are_unknown(tmp_path):
+    """Whoever deletes the topic, its producers are gone, also for a new topic of its name."""
+
+    async def scene(w):
+        identity = await w.create()
+        assert await w.send(identity) == 9
+        assert w.producers.is_known(identity)
+        await asyncio.to_thread(w.engine.delete_topic, TOPIC)
+        unknown = ("NOT_FOUND", f"The producer with id {identity} does not exist")
+        assert await w.send(identity) == unknown
+        assert w.producers.stats() == {"producers": 0, "topics": 0}
+        assert not w.producers.is_known(identity)
+        other = await w.create()
+        assert other != identity
+        assert await w.send(identity) == unknown
+        assert await w.send(other) == 9
+        return w.payloads()
+
+    assert run(tmp_path, scene) == [b"x"]
+
+
+def test_a_health_check_notices_that_a_topic_is_gone(tmp_path):
+    """A producer that only asks for its health hears that it has to go."""
+
+    async def scene(w):
+        identity = await w.create()
+        await asyncio.to_thread(w.engine.delete_topic, TOPIC)
+        assert not w.producers.is_known(identity)
+        assert w.producers.producer_topic(identity) is None
+
+    run(tmp_path, scene)
+
+
+def test_forgotten_producers_of_a_topic_that_is_there_come_again(tmp_path):
+    """A topic that was closed, not deleted, takes their next record under the same id."""
+
+    async def scene(w):
+        identity = await w.create()
+        w.producers.forget_topic(TOPIC)
+        w.producers.forget_topic("/default/other")
+        assert not w.producers.is_known(identity)
+        assert await w.send(identity, b"again") == 9
+        assert w.producers.is_known(identity)
+        return w.payloads()
+
+    assert run(tmp_path, scene) == [b"again"]
+
+
+def test_an_id_is_recognised_by_what_it_is_made_of(tmp_path):
+    """An unknown id is a producer's only with that producer's topic and name beside it."""
+
+    async def scene(w):
+        identity = await w.create()
+        w.producers.forget_topic(TOPIC)
+        recognise = w.producers.recognise
+        assert recognise(identity, topic=TOPIC, producer="p") == TOPIC
+        assert recognise(identity, topic=TOPIC, producer="q") is None
+        assert recognise(identity, topic="/default/no", producer="p") is None
+        assert recognise(identity, topic="not a name", producer="p") is None
+        assert recognise(identity + 1, topic=TOPIC, producer="p") is None
+        for topic, name in ((TOPIC, "q"), ("/default/no", "p"), ("not a name", "p")):
+            found = await w.send(identity, topic=topic, name=name)
+            assert found == ("NOT_FOUND", f"The producer with id {identity} does not exist")
+
+    run(tmp_path, scene)
+
+
+def test_producers_that_have_gone_make_room(tmp_path, monkeypatch):
+    """Above the limit a producer is refused while all others are heard of, and taken after."""
+
+    async def scene(w):
+        first, second = await w.create("a"), await w.create("b")
+        assert await w.create("a") == first
+        assert (await w.create("c"))[0] == "RESOURCE_EXHAUSTED"
+        monkeypatch.setattr(producers_module, "IDLE_S", -1.0)
+        third = await w.create("c")
+        assert not w.producers.is_known(first)
+        assert not w.producers.is_known(second)
+        assert w.producers.is_known(third)
+        assert await w.send(first, name="a") == 9
+
+    run(tmp_path, scene, producers_max=2)
+
+
+def test_topics_without_storage_pass_records_on(tmp_path):
+    """A record is answered and nothing is written; one that is too large is refused there, too."""
+
+    async def scene(w):
+        identity = await w.create(reliable=False)
+        assert await w.send(identity) == 9
+        assert w.unreliable.counters.unheard == 1
+        size = w.topics.find(TOPIC).runtime.limits.message_bytes_max
+        assert (await w.send(identity, bytes(size)))[0] == "INVALID_ARGUMENT"
+        assert w.unreliable.counters.unheard == 1
+        assert w.payloads() == []
+        await asyncio.to_thread(w.engine.delete_topic, TOPIC)
+        assert (await w.send(identity))[0] == "NOT_FOUND"
+
+    run(tmp_path, scene)

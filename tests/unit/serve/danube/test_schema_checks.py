@@ -1,0 +1,169 @@
+"""Verdicts on records: at once or off the loop, in order, never more waiting than allowed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import frazil
+from frazil.errors import Overloaded, Unavailable
+from frazil.ingest.messages import Message
+from frazil.serve.danube import schema_checks
+from frazil.serve.danube.schema_checks import SchemaChecks
+from frazil.serve.danube.schema_store import SchemaStore
+from frazil.serve.danube.statuses import Refused
+
+SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
+TOPIC = "/n/t"
+WAIT_S = 60
+
+
+def run(path, scene, *, policy="enforce", check_payload=True):
+    """Run a scene with the checks of a topic for numbers."""
+
+    async def play(engine):
+        store = SchemaStore(engine.states)
+        await store.change(lambda r: r.register("s", "number", b"", now=1))
+        await store.change(
+            lambda r: r.configure_topic(TOPIC, "s", policy, check_payload=check_payload)
+        )
+        try:
+            return await asyncio.wait_for(scene(SchemaChecks(store)), WAIT_S)
+        finally:
+            await store.close()
+
+    with frazil.open(path, **SETTINGS) as engine:
+        return asyncio.run(play(engine))
+
+
+def record(payload, schema_id=1):
+    return Message(payload, schema_id=schema_id)
+
+
+async def until(check):
+    """Wait for a condition."""
+    while not check():  # noqa: ASYNC110 - any condition
+        await asyncio.sleep(0.001)
+
+
+def test_ids_are_looked_at_at_once(tmp_path):
+    """Without the check of payloads the verdict is there when the call returns."""
+
+    async def scene(checks):
+        told = []
+        checks.check(TOPIC, record(b"anything"), told.append)
+        checks.check(TOPIC, record(b"7", schema_id=None), told.append)
+        assert told[0] is None
+        assert isinstance(told[1], Refused)
+        assert "the message has no schema id, subject 's' has 1" in told[1].text
+        assert checks.stats() == {
+            "warned_total": 0,
+            "refused_total": 1,
+            "waiting_records": 0,
+            "waiting_bytes": 0,
+        }
+
+    run(tmp_path, scene, check_payload=False)
+
+
+def test_verdicts_come_in_the_order_of_the_records(tmp_path):
+    """Many records, more than one turn takes, are passed on in their order, each once."""
+
+    async def scene(checks):
+        told = []
+        for number in range(300):
+            payload = b"%d" % number if number % 3 else b"no number"
+            checks.check(TOPIC, record(payload), lambda e, n=number: told.append((n, e)))
+        assert told == []
+        await until(lambda: len(told) == 300)
+        assert [number for number, _ in told] == list(range(300))
+        assert all((error is None) == bool(number % 3) for number, error in told)
+        assert checks.stats()["waiting_records"] == checks.stats()["waiting_bytes"] == 0
+        assert checks.refused_total == 100
+
+    run(tmp_path, scene)
+
+
+def test_an_answer_does_not_overtake_when_the_policy_changes(tmp_path):
+    """A record that needs no check of its payload any more still waits for those before it."""
+
+    async def scene(checks):
+        told = []
+        for number in range(100):
+            checks.check(TOPIC, record(b"%d" % number), lambda _, n=number: told.append(n))
+        await checks.store.change(lambda r: r.update_policy(TOPIC, "enforce", check_payload=False))
+        assert checks.store.checks == {TOPIC: False}
+        checks.check(TOPIC, record(b"last"), lambda _: told.append("last"))
+        await until(lambda: len(told) == 101)
+        assert told == [*range(100), "last"]
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("TOPIC_RECORDS_MAX", 3), ("TOPIC_BYTES_MAX", 30), ("BYTES_MAX", 30)]
+)
+def test_what_may_wait_is_bounded(tmp_path, monkeypatch, limit, value):
+    """One record too many is refused at once, and those before it are answered."""
+    monkeypatch.setattr(schema_checks, limit, value)
+
+    async def scene(checks):
+        told = []
+        for _ in range(3):
+            checks.check(TOPIC, record(b"1234567890"), told.append)
+        with pytest.raises(Overloaded, match="slow down"):
+            checks.check(TOPIC, record(b"1"), told.append)
+        await until(lambda: len(told) == 3)
+        assert told == [None, None, None]
+        checks.check(TOPIC, record(b"1"), told.append)
+        await until(lambda: len(told) == 4)
+
+    run(tmp_path, scene)
+
+
+def test_records_are_refused_when_the_registry_is_closed(tmp_path):
+    """Whoever waits for a verdict hears that there will be none."""
+
+    async def scene(checks):
+        await checks.store.close()
+        told = []
+        for _ in range(50):
+            checks.check(TOPIC, record(b"1"), told.append)
+        await until(lambda: len(told) == 50)
+        assert {type(error) for error in told} == {Unavailable}
+        assert checks.stats()["waiting_bytes"] == 0
+
+    run(tmp_path, scene)
+
+
+def test_warnings_are_told_now_and_then(tmp_path, monkeypatch, caplog):
+    """A topic's warnings are counted all and logged once, later with the number of them."""
+
+    async def scene(checks):
+        passed = []
+        for _ in range(5):
+            checks.check(TOPIC, record(b"", schema_id=None), passed.append)
+        assert passed == [None] * 5
+        monkeypatch.setattr(schema_checks, "TELL_S", 0.0)
+        checks.check(TOPIC, record(b"", schema_id=None), passed.append)
+        return checks.warned_total
+
+    assert run(tmp_path, scene, policy="warn", check_payload=False) == 6
+    told = [each.facts for each in caplog.records if each.message == "schema_mismatch_taken"]
+    assert told == [{"topic": TOPIC, "records": 1}, {"topic": TOPIC, "records": 5}]
+
+
+def test_no_payload_is_in_the_log(tmp_path, caplog):
+    """What a record holds is nobody's business but its sender's."""
+
+    async def scene(checks):
+        told = []
+        checks.check(TOPIC, record(b"secret text"), told.append)
+        await until(lambda: told)
+        assert told == [None]
+
+    run(tmp_path, scene, policy="warn")
+    told = [each for each in caplog.records if each.message == "schema_mismatch_taken"]
+    assert len(told) == 1
+    assert "secret" not in str(told[0].facts)

@@ -1,0 +1,234 @@
+"""The durable registry: one change at a time, each in the log before anybody sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+
+import pytest
+
+import frazil
+from frazil.engine.states import StateTag
+from frazil.errors import Conflict, Overloaded, Unavailable
+from frazil.serve.danube import schema_store
+from frazil.serve.danube.schema_store import SchemaStore
+
+SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
+WAIT_S = 60
+
+
+def run(path, scene):
+    """Run a scene with the store of a directory."""
+
+    async def play(engine):
+        store = SchemaStore(engine.states)
+        try:
+            return await asyncio.wait_for(scene(store, engine), WAIT_S)
+        finally:
+            await store.close()
+
+    with frazil.open(path, **SETTINGS) as engine:
+        return asyncio.run(play(engine))
+
+
+def registering(subject, definition=b"", kind="string"):
+    return lambda registry: registry.register(subject, kind, definition, now=1)
+
+
+def subjects_of(registry):
+    return {line.subject: line.schema_id for line in registry.subjects()}
+
+
+def noise(size):
+    """Return a definition of bytes that do not get smaller."""
+    return random.Random(7).randbytes(size)
+
+
+def test_changes_at_once_are_made_one_after_the_other(tmp_path):
+    """Forty registrations at the same time get forty ids, and all are in the log."""
+
+    async def scene(store, engine):
+        names = [f"s{number}" for number in range(40)]
+        made = await asyncio.gather(*(store.change(registering(name)) for name in names))
+        stored = engine.states.items(StateTag.SCHEMA)
+        assert {f"version:1:{name}" for name in names} <= set(stored)
+        assert sorted(each.schema_id for each in made) == list(range(1, 41))
+        return await store.read(subjects_of)
+
+    found = run(tmp_path, scene)
+    assert len(found) == 40
+
+    async def again(store, _engine):
+        return await store.read(subjects_of)
+
+    assert run(tmp_path, again) == found
+
+
+def test_nothing_is_visible_before_it_is_durable(tmp_path):
+    """While the journal does not answer, readers see the registry without the change."""
+
+    async def scene(store, engine):
+        go_on = threading.Event()
+        entered = threading.Event()
+
+        def hold():
+            entered.set()
+            go_on.wait(WAIT_S)
+
+        held = asyncio.create_task(asyncio.to_thread(engine.main.queue.call, hold))
+        await asyncio.to_thread(entered.wait, WAIT_S)
+        changing = asyncio.create_task(store.change(registering("s")))
+        for _ in range(20):
+            assert await store.read(subjects_of) == {}
+        assert not changing.done()
+        go_on.set()
+        await held
+        await changing
+        assert await store.read(subjects_of) == {"s": 1}
+
+    run(tmp_path, scene)
+
+
+def test_a_change_that_nobody_waits_for_is_finished(tmp_path):
+    """A caller who goes away leaves registry and log alike, and the next change is possible."""
+
+    async def scene(store, engine):
+        for number in range(20):
+            task = asyncio.create_task(store.change(registering(f"s{number}")))
+            for _ in range(number):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await store.change(registering("last"))
+        found = await store.read(subjects_of)
+        stored = engine.states.items(StateTag.SCHEMA)
+        assert {f"subject:{name}" for name in found} == {
+            key for key in stored if key.startswith("subject:")
+        }
+        assert "last" in found
+        return found
+
+    found = run(tmp_path, scene)
+
+    async def again(store, _engine):
+        return await store.read(subjects_of)
+
+    assert run(tmp_path, again) == found
+
+
+def test_a_change_that_is_written_in_part_leads_nobody_astray(tmp_path, monkeypatch):
+    """When the subject's entry is in the log and its version's is not, its id is not given again."""
+
+    async def scene(store, _engine):
+        monkeypatch.setattr("frazil.engine.states.BYTES_MAX", 4000)
+        with pytest.raises(Overloaded, match="take too much room"):
+            await store.change(registering("large", noise(5000), "bytes"))
+        made = await store.change(registering("small"))
+        assert made.schema_id == 2
+        assert await store.read(subjects_of) == {"small": 2}
+        monkeypatch.undo()
+        made = await store.change(registering("large", noise(5000), "bytes"))
+        assert (made.schema_id, made.version) == (1, 1)
+
+    async def again(store, _engine):
+        return await store.read(subjects_of)
+
+    run(tmp_path, scene)
+    assert run(tmp_path, again) == {"large": 1, "small": 2}
+
+
+def test_schemas_leave_room_for_others(tmp_path, monkeypatch):
+    """Above their limit nothing is registered; what is deleted makes room, also after a restart."""
+    monkeypatch.setattr(schema_store, "BYTES_MAX", 6000)
+
+    async def scene(store, _engine):
+        await store.change(registering("a", noise(5000), "bytes"))
+        with pytest.raises(Overloaded, match="delete some versions"):
+            await store.change(registering("b", noise(5000), "bytes"))
+
+    async def again(store, _engine):
+        with pytest.raises(Overloaded, match="delete some versions"):
+            await store.change(registering("b", noise(5000), "bytes"))
+        await store.change(lambda registry: registry.delete_version("a", 1))
+        await store.change(registering("b", noise(5000), "bytes"))
+        assert await store.read(subjects_of) == {"b": 2}
+
+    run(tmp_path, scene)
+    run(tmp_path, again)
+
+
+def test_a_refusal_leaves_the_way_free(tmp_path):
+    """After plans and questions that raise, others are answered."""
+
+    async def scene(store, _engine):
+        def refuse(_registry):
+            raise Conflict("no")
+
+        for _ in range(3):
+            with pytest.raises(Conflict):
+                await store.read(refuse)
+            with pytest.raises(Conflict):
+                await store.change(refuse)
+        return (await store.change(registering("s"))).version
+
+    assert run(tmp_path, scene) == 1
+
+
+def test_who_gives_up_waiting_does_not_end_the_turn(tmp_path):
+    """The next question waits until the thread is done with the one before."""
+
+    async def scene(store, _engine):
+        go_on, entered, order = threading.Event(), threading.Event(), []
+
+        def slow(_registry):
+            entered.set()
+            go_on.wait(WAIT_S)
+            order.append("slow")
+
+        task = asyncio.create_task(store.read(slow))
+        await asyncio.to_thread(entered.wait, WAIT_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        change = asyncio.create_task(store.change(registering("s")))
+        await asyncio.sleep(0)
+        assert order == []
+        assert not change.done()
+        go_on.set()
+        await change
+        assert order == ["slow"]
+
+    run(tmp_path, scene)
+
+
+def test_a_closed_store_says_so(tmp_path):
+    """After the close questions and changes are refused, not left waiting."""
+
+    async def scene(store, _engine):
+        await store.close()
+        with pytest.raises(Unavailable):
+            await store.read(subjects_of)
+        with pytest.raises(Unavailable):
+            await store.change(registering("s"))
+
+    run(tmp_path, scene)
+
+
+def test_topics_whose_records_are_looked_at_are_known_by_heart(tmp_path):
+    """The list follows every change of a policy, and is there after a restart."""
+
+    async def scene(store, _engine):
+        await store.change(registering("s"))
+        await store.change(lambda r: r.assign_topic("/n/a", "s"))
+        assert store.checks == {"/n/a": False}
+        await store.change(lambda r: r.update_policy("/n/a", "enforce", check_payload=True))
+        await store.change(lambda r: r.configure_topic("/n/b", "s", "none", check_payload=True))
+        await store.change(lambda r: r.configure_topic("/n/c", "s", "", check_payload=False))
+        assert store.checks == {"/n/a": True, "/n/c": False}
+        await store.change(lambda r: r.forget_topic("/n/c"))
+
+    async def again(store, _engine):
+        return store.checks
+
+    run(tmp_path, scene)
+    assert run(tmp_path, again) == {"/n/a": True}
