@@ -22,7 +22,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).resolve().parent / "corpus"
-NAMES = ("frames", "state", "payloads", "texts", "directory")
+ENGINE_NAMES = ("frames", "state", "payloads", "texts", "directory")
+TRANSPORT_NAMES = ("h2", "headers", "grpc")
+REQUEST_NAMES = ("danube", "clients", "schemas")
+SERVE_NAMES = (*TRANSPORT_NAMES, *REQUEST_NAMES)
+NAMES = (*ENGINE_NAMES, *SERVE_NAMES)
 RSS_MIB_MAX = 256
 INPUT_SECONDS_MAX = 5
 GRACE_S = 60
@@ -48,6 +52,21 @@ def corpus(name):
     path = CORPUS / f"{name}.hex"
     lines = path.read_text(encoding="ascii").split() if path.exists() else []
     return [bytes.fromhex(line) for line in lines]
+
+
+def target_of(name):
+    """Return the function of a target; only what it needs is imported."""
+    if name in TRANSPORT_NAMES:
+        from tests.fuzz.transport_targets import TRANSPORT_TARGETS
+
+        return TRANSPORT_TARGETS[name]
+    if name in REQUEST_NAMES:
+        from tests.fuzz.request_targets import REQUEST_TARGETS
+
+        return REQUEST_TARGETS[name]
+    from tests.fuzz.targets import TARGETS
+
+    return TARGETS[name]
 
 
 def run_target(name, *, seconds, engine, seed):
@@ -93,11 +112,12 @@ def run_all(names, *, seconds, engine, seed, jobs=2):
 
 def child_plain(name, *, seconds, seed):
     """Fuzz in this process with the plain mutator."""
-    from tests.fuzz import mutate, targets
+    from tests.fuzz import mutate
 
+    target = target_of(name)
     seeds = corpus(name)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    count = mutate.fuzz(targets.TARGETS[name], seeds, seconds=seconds, seed=seed)
+    count = mutate.fuzz(target, seeds, seconds=seconds, seed=seed)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     print(f"Done {count} runs, memory grew by {grown} MiB")
     return 1 if grown > RSS_MIB_MAX else 0
@@ -107,8 +127,8 @@ def child_atheris(name, *, seconds, seed):
     """Fuzz in this process with atheris; does not return."""
     import atheris
 
-    with atheris.instrument_imports(include=["frazil"]):
-        from tests.fuzz import targets
+    with atheris.instrument_imports(include=["frazil", "hpack"]):
+        target = target_of(name)
     found = tempfile.mkdtemp(prefix="frazil-fuzz-")
     for number, data in enumerate(corpus(name)):
         Path(found, f"seed-{number}").write_bytes(data)
@@ -125,7 +145,7 @@ def child_atheris(name, *, seconds, seed):
         "-print_final_stats=1",
         found,
     ]
-    atheris.Setup(options, targets.TARGETS[name])
+    atheris.Setup(options, target)
     atheris.Fuzz()
 
 

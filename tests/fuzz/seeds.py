@@ -17,6 +17,7 @@ from frazil.log.index import Places, footer_of
 from frazil.log.state import STATE_FREED, STATE_HOLD, STATE_PRODUCER
 from frazil.model import TopicSpec
 from tests.fuzz.run import CORPUS, corpus
+from tests.fuzz.serve_seeds import serve_seeds
 from tests.fuzz.targets import ENCODER, SCHEMA, _frame, _state
 
 pack = msgspec.msgpack.encode
@@ -91,7 +92,7 @@ def seeds():
 
 def main():
     CORPUS.mkdir(exist_ok=True)
-    for target, inputs in seeds().items():
+    for target, inputs in {**seeds(), **serve_seeds()}.items():
         lines = dict.fromkeys(data.hex() for data in (*corpus(target), *inputs))
         (CORPUS / f"{target}.hex").write_text("\n".join(lines) + "\n", encoding="ascii")
 

@@ -13,7 +13,7 @@ SECONDS = int(os.environ.get("FRAZIL_FUZZ_SECONDS", "10"))
 PLAIN_SECONDS = 1
 
 
-@pytest.mark.parametrize("name", run.NAMES)
+@pytest.mark.parametrize("name", run.ENGINE_NAMES)
 def test_junk_never_crashes_a_decoder(name):
     """No input makes a decoder raise anything but an error of ours, hang, or eat memory."""
     engine = "atheris" if run.has_atheris() else "plain"
@@ -30,7 +30,7 @@ def test_atheris_is_used():
     assert run.has_atheris()
 
 
-@pytest.mark.parametrize("name", run.NAMES)
+@pytest.mark.parametrize("name", run.ENGINE_NAMES)
 def test_the_plain_mutator_finds_nothing_either(name):
     """Mutated seeds crash no decoder."""
     found = run.corpus(name)
@@ -59,4 +59,4 @@ def test_the_committed_seeds_are_those_of_the_script():
     """Every target has its seeds in the corpus."""
     for name, inputs in seeds.seeds().items():
         assert len(set(run.corpus(name))) >= len(set(inputs))
-    assert set(seeds.seeds()) == set(targets.TARGETS) == set(run.NAMES)
+    assert set(seeds.seeds()) == set(targets.TARGETS) == set(run.ENGINE_NAMES)

@@ -1,0 +1,81 @@
+"""What is fuzzed of the broker: what clients ask for and what they show, and their schemas.
+
+As in `targets`: any bytes go in, an error of ours is a fine answer. What is sent on must be what
+came in, as the C core of protobuf reads it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import get_args
+
+from frazil.errors import FrazilError
+from frazil.ingest.registry.definitions import incompatibilities, parse_definition
+from frazil.ingest.registry.kinds import CompatibilityMode, SchemaType
+from frazil.serve.auth.credentials import BadCredential
+from frazil.serve.auth.tokens import TokenRules, verify_token
+from frazil.serve.danube import messages
+from frazil.serve.danube.names import checked_topic, is_namespace, part_of, parts_among
+from frazil.serve.danube.proto.danube_pb2 import StreamMessage
+from frazil.serve.danube.services import RPCS
+from frazil.serve.grpc.codec import CallFailed
+from frazil.serve.http_request import HEAD_END, BadRequest, parse_head
+
+TOKENS = TokenRules(secrets=(b"s" * 32,), issuer="here")
+
+
+def danube(data):
+    """Requests of every call, names of topics, and records that go out as they came in."""
+    for rpc in RPCS.values():
+        with suppress(CallFailed):
+            messages.parse_request(rpc.request, data)
+    for parse in (messages.parse_ack, messages.parse_nack):
+        with suppress(CallFailed):
+            parse(data)
+    text = data.decode("utf-8", "replace")
+    is_namespace(text)
+    part_of(text)
+    with suppress(CallFailed):
+        assert parts_among(checked_topic(text), [text]) == [checked_topic(text)]
+    try:
+        request_id, producer_id, record = messages.parse_send(data)
+    except CallFailed:
+        return
+    encoder = messages.DeliveryEncoder(topic_name="/n/t", broker_addr="http://h:1")
+    sent = StreamMessage.FromString(data)
+    back = StreamMessage.FromString(encoder.body(request_id, record))
+    assert back.payload == sent.payload
+    assert back.attributes == sent.attributes
+    assert back.msg_id.producer_id == producer_id
+    assert back.msg_id.topic_offset == request_id
+    assert back.publish_time == sent.publish_time
+    assert back.HasField("routing_key") == sent.HasField("routing_key")
+
+
+def clients(data):
+    """What else clients send: heads of HTTP/1 requests, and tokens."""
+    with suppress(BadRequest):
+        parse_head(data + HEAD_END, loopback_only=bool(len(data) % 2))
+    with suppress(BadCredential):
+        verify_token(data.decode("latin-1"), TOKENS, now_s=1e9)
+
+
+def schemas(data):
+    """Definitions of schemas, payloads against them, and one definition against another."""
+    kinds = get_args(SchemaType)
+    kind = kinds[data[0] % len(kinds)] if data else kinds[0]
+    first, _, rest = data[1:].partition(b"\x00")
+    second, _, payload = rest.partition(b"\x00")
+    known = []
+    for text in (first, second):
+        with suppress(FrazilError):
+            known.append(parse_definition(kind, text))
+    for definition in known:
+        definition.refusal(payload)
+        assert definition.fingerprint
+    if len(known) == 2:
+        for mode in get_args(CompatibilityMode):
+            incompatibilities(old=known[0], new=known[1], mode=mode)
+
+
+REQUEST_TARGETS = {target.__name__: target for target in (danube, clients, schemas)}
