@@ -113,6 +113,13 @@ def test_subscriptions_share_what_was_decoded(tmp_path):
         await until(lambda: all(len(each.acked) == 500 for each in consumers))
         assert all(each.got == list(range(500)) for each in consumers)
         assert deliveries.decoded == 500
+        facts = deliveries.facts()
+        assert facts["types"] == {"exclusive": 10, "shared": 0, "failover": 0, "key_shared": 0}
+        assert (facts["delivered"], facts["acked"], facts["lag_records"]) == (5000, 5000, 0)
+        assert (facts["consumers"], facts["unacked"], facts["redelivered"]) == (10, 0, 0)
+        assert 0 < facts["cache_bytes"] < 1 << 20
+        await deliveries.drop(TOPIC, "s0")
+        assert deliveries.facts()["delivered"] == 5000
 
     run(tmp_path, work)
 
@@ -228,6 +235,9 @@ def test_a_dead_letter_is_written_before_its_record_is_settled(tmp_path):
         assert facts["x-poison-policy"] == "dead_letter"
         assert facts["x-failure-reason"] == "cannot parse"
         assert consumer.got == [0, 0]
+        counts = consumer.subscription.counts
+        assert (counts.delivered, counts.redelivered, counts.nacked) == (2, 1, 2)
+        assert (counts.dead_letters, counts.acked) == (1, 0)
 
     run(tmp_path, work)
 
@@ -408,7 +418,7 @@ def test_a_full_quota_that_expires_records_moves_on_and_says_so(tmp_path):
         consumer = Collector(found)
         await until(lambda: consumer.got[-1:] == [99])
         assert consumer.got == list(range(hold, 100))
-        assert found.records_missed == hold
+        assert found.counts.missed == hold
         await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 100)
 
     run(tmp_path, work, retention_age_s=0.0, memory=LOG_ALONE)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.delivery.dead_letters import DeadLetters
 from frazil.engine.delivery.feed import FeedCache, TopicFeed
 from frazil.engine.delivery.journalling import Journalling
-from frazil.engine.delivery.subscription import Subscription
+from frazil.engine.delivery.subscription import Counts, Subscription
 from frazil.engine.reading import start_offset
 from frazil.errors import Closed, NotFound
 from frazil.model import topic_uid
@@ -55,6 +56,9 @@ class Deliveries:
         self._open: dict[tuple[str, str], Subscription] = {}
         self._changing = asyncio.Lock()
         self._is_closed = False
+        self._past = Counts()
+        """What those did that are gone."""
+        self._decoded_past = 0
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -64,18 +68,45 @@ class Deliveries:
     @property
     def decoded(self) -> int:
         """How many records were decoded for subscriptions."""
-        return sum(feed.decoded for feed, _journalling in self._feeds.values())
+        feeds = [feed for feed, _journalling in self._feeds.values()]
+        return self._decoded_past + sum(feed.decoded for feed in feeds)
 
     @property
     def cache_bytes(self) -> int:
         """How many bytes of decoded records are kept."""
         return self._cache.size_bytes
 
+    def facts(self) -> dict[str, Any]:
+        """Return what is counted of all open subscriptions, for metrics; on the loop's thread."""
+        some = self.subscriptions
+        statuses = [each.status() for each in some]
+        totals = dict.fromkeys(Counts.__slots__, 0)
+        for each in (*(one.counts for one in some), self._past):
+            for name in totals:
+                totals[name] += getattr(each, name)
+        lags = [
+            each.feed.head - status.acked_below - status.acked_above
+            for each, status in zip(some, statuses, strict=True)
+        ]
+        kinds = Counter(each.kind.name.lower() for each in some)
+        return {
+            **totals,
+            "types": {kind.name.lower(): kinds[kind.name.lower()] for kind in SubscriptionType},
+            "consumers": sum(status.consumers for status in statuses),
+            "unacked": sum(status.unacked for status in statuses),
+            "unacked_bytes": sum(status.unacked_bytes for status in statuses),
+            "lag_records": sum(lags),
+            "paused": sum(status.paused is not None for status in statuses),
+            "damaged": sum(each.damage is not None for each in some),
+            "decoded": self.decoded,
+            "cache_bytes": self.cache_bytes,
+        }
+
     def find(self, topic: str, name: str) -> Subscription | None:
         """Return a subscription that is open already."""
         found = self._open.get((topic, name))
         if found is not None and found.end_error is not None:
-            self._open.pop((topic, name), None)
+            self._forget(topic, name)
             return None
         return found
 
@@ -161,7 +192,7 @@ class Deliveries:
                 raise
             if found is not None:
                 found.end(NotFound("subscription was removed", topic=topic, subscription=name))
-                self._open.pop((topic, name), None)
+                self._forget(topic, name)
             uid = topic_uid(runtime.state.spec)
             await asyncio.to_thread(self._settings.delete, uid, name)
 
@@ -179,7 +210,7 @@ class Deliveries:
             if key[0] == topic:
                 self._forget_feed(found.feed)
                 found.end(gone)
-                del self._open[key]
+                self._forget(*key)
 
     async def close(self) -> None:
         """Stop delivering, wait for acks under way, and end every stream."""
@@ -255,7 +286,13 @@ class Deliveries:
 
     def _forget_feed(self, feed: TopicFeed) -> None:
         feed.close()
-        self._feeds.pop(feed.runtime.state.id, None)
+        if self._feeds.pop(feed.runtime.state.id, None) is not None:
+            self._decoded_past += feed.decoded
+
+    def _forget(self, topic: str, name: str) -> None:
+        gone = self._open.pop((topic, name)).counts
+        for each in Counts.__slots__:
+            setattr(self._past, each, getattr(self._past, each) + getattr(gone, each))
 
 
 def _limits(stored: Stored) -> Limits:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from frazil.engine.delivery.journalling import Journalling
     from frazil.engine.delivery.record import Record
 
-__all__ = ["Answer", "Consumer", "Subscription"]
+__all__ = ["Answer", "Consumer", "Counts", "Subscription"]
 
 FEED_RECORDS_MAX: Final = 1024
 HELD_BYTES_MAX: Final = 8 << 20
@@ -65,6 +65,29 @@ class Consumer(Protocol):
 
     def ended(self, error: FrazilError) -> None:
         """End: the subscription or its topic is gone."""
+
+
+class Counts:
+    """What a subscription did since it was opened."""
+
+    __slots__ = (
+        *("acked", "dead_letters", "delivered", "dropped"),
+        *("missed", "nacked", "redelivered"),
+    )
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        """Records given to consumers, each time counted."""
+        self.redelivered = 0
+        """Those of them that were not given for the first time."""
+        self.acked = 0
+        self.nacked = 0
+        self.dead_letters = 0
+        """Records that went to the dead-letter topic."""
+        self.dropped = 0
+        """Records that failed too often, under a policy that drops them."""
+        self.missed = 0
+        """Records that a full quota took away before they were delivered."""
 
 
 class _Attached:
@@ -115,8 +138,7 @@ class Subscription:
         """While the cursor is put somewhere else nothing is delivered."""
         self._damage: FrazilError | None = None
         self.end_error: FrazilError | None = None
-        self.records_missed = 0
-        """Records that a full quota took away before they were delivered."""
+        self.counts = Counts()
 
     def __repr__(self) -> str:
         return f"Subscription({self.topic!r}, {self.name!r})"
@@ -209,6 +231,7 @@ class Subscription:
         if self.end_error is not None:
             done(self.end_error)
             return
+        self.counts.nacked += 1
         change = self._dispatch.nack(
             offset, now_ms=self._now_ms(), delay_ms=delay_ms, reason=reason
         )
@@ -217,6 +240,7 @@ class Subscription:
 
     def _settle(self) -> None:
         acks, self._acks = self._acks, []
+        self.counts.acked += len(acks)
         change = self._dispatch.ack([offset for offset, _done in acks])
         self._answer_after(change, [done for _offset, done in acks])
 
@@ -310,6 +334,9 @@ class Subscription:
         if found is None:
             # It left in this very turn; dispatch knows.
             return
+        self.counts.delivered += len(action.offsets)
+        if action.attempts is not None:
+            self.counts.redelivered += sum(number > 1 for number in action.attempts)
         pop = self._held.pop
         records = [pop(offset, None) for offset in action.offsets]
         if self._held_bytes:
@@ -430,7 +457,7 @@ class Subscription:
         self._schedule()
 
     def _note_missed(self, count: int) -> None:
-        self.records_missed += count
+        self.counts.missed += count
         self._warn("subscription_records_expired", records=count)
 
     def _stall(self, error: FrazilError) -> None:
@@ -447,7 +474,7 @@ class Subscription:
         """Take note that a record to deliver again cannot be read."""
         self._warn("record_cannot_be_read_again", offset=offset, error=error)
         if isinstance(error, NotFound):
-            self.records_missed += 1
+            self.counts.missed += 1
             self.ack(offset, _ignore)
 
     # -- what failed too often -------------------------------------------------------------------
@@ -465,6 +492,7 @@ class Subscription:
             self._warn("dead_letter_failed", offset=letter.offset, error=error)
             dispatch.dead_letter_failed(letter.offset, now_ms=self._now_ms())
         else:
+            self.counts.dead_letters += 1
             if dispatch is self._dispatch:
                 change = dispatch.dead_lettered(letter.offset)
                 if change is not None and not change.is_empty:
@@ -488,6 +516,8 @@ class Subscription:
     def _tell(self, notice: Notice) -> None:
         if notice.kind is NoticeKind.DISPLACED:
             return
+        if notice.kind is NoticeKind.DROPPED:
+            self.counts.dropped += 1
         facts: dict[str, object] = {}
         if notice.offset >= 0:
             facts["offset"] = notice.offset
