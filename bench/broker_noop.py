@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 
-from bench.h2_load import client, load
+from bench.broker_unary import side
+from bench.h2_load import client
 from bench.harness import Bench, Row, absolute, compare, in_turn
-from bench.noop_servers import KINDS, PATH, Running, running
+from bench.noop_servers import KINDS, PATH, running
 
 RATIOS_MIN = {1: 4, 16: 8, 64: 8, 256: 8}
 MESSAGE = bytes(1024)
@@ -22,21 +23,13 @@ def run(bench: Bench) -> list[Row]:
     with contextlib.ExitStack() as stack:
         servers = {kind: stack.enter_context(running(kind)) for kind in KINDS}
         for in_flight, ratio_min in RATIOS_MIN.items():
-            sides = {kind: _side(server, in_flight, seconds) for kind, server in servers.items()}
+            sides = {
+                kind: side(server, PATH, MESSAGE, in_flight=in_flight, seconds=seconds)
+                for kind, server in servers.items()
+            }
             found = in_turn(sides, bench.pick(5, 1), warm_up=bench.pick(1, 0))
             rows += _rows(found, in_flight, ratio_min)
     return rows
-
-
-def _side(server: Running, in_flight: int, seconds: float):
-    """Return a function that measures calls a second, and the server's CPU time for each in us."""
-
-    def measure() -> tuple[float, float]:
-        before = server.cpu_seconds()
-        rate = load(server.port, PATH, MESSAGE, in_flight=in_flight, seconds=seconds)
-        return rate, (server.cpu_seconds() - before) / (rate * seconds) * 1e6
-
-    return measure
 
 
 def _rows(found: dict[str, list], in_flight: int, ratio_min: float) -> list[Row]:

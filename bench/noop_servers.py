@@ -1,5 +1,7 @@
-"""Servers whose only call does nothing: Frazil's own, grpcio's with threads, grpcio's on asyncio.
+"""Servers without an engine: Frazil's own, grpcio's with threads, grpcio's on asyncio.
 
+Each answers a call that does nothing, and a stream of as many messages as its request says. The own
+one answers what a producer of the published client asks, too, so that it takes the client's time.
 `python bench/noop_servers.py own|sync|aio` prints the port and serves until it is killed.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -18,9 +21,20 @@ import attrs
 
 KINDS = ("own", "sync", "aio")
 PATH = "/bench.Noop/Call"
+STREAM_PATH = "/bench.Noop/Stream"
+SHARED_PATH = "/bench.Noop/Shared"
+"""A stream whose messages are made once for all clients; the own server has it."""
 ANSWER = bytes(10)
+TOPIC = "/default/bench"
+PRODUCER = "producer-0"
+PRODUCER_ID = 1 << 50
+TIME_US = 1_800_000_000_000_000
+PAYLOAD_BYTES = 1024
 _THREADS = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
+_REQUEST = struct.Struct(">Q")
+_SHARED = 1000
+_BATCH = 64
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -37,6 +51,11 @@ class Running:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
+    def resident_bytes(self) -> int:
+        """Return how much memory the process has in RAM now."""
+        with open(f"/proc/{self.process}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 
 @contextlib.contextmanager
 def running(kind: str) -> Iterator[Running]:
@@ -51,40 +70,168 @@ def running(kind: str) -> Iterator[Running]:
             child.kill()
 
 
+def stream_request(messages: int, subscription: str) -> bytes:
+    """Return a stream's request."""
+    return _REQUEST.pack(messages) + subscription.encode()
+
+
 def main(kind: str) -> None:
     {"own": _own, "sync": _sync, "aio": _aio}[kind]()
 
 
+# -- Frazil's own --------------------------------------------------------------------------------
+
+
 def _own() -> None:
-    from frazil.serve.grpc.router import Router, Unary
+    from frazil.serve.grpc.router import Router, Stream, Unary
     from frazil.serve.grpc.server import Server, fastest_loop
 
     def answer(call, _message):
         call.ok(ANSWER)
 
     async def serve() -> None:
-        server = Server(Router({PATH: Unary(answer)}))
-        print((await server.start("127.0.0.1", 0))[1], flush=True)
+        routes = {PATH: Unary(answer), STREAM_PATH: Stream(_fresh), SHARED_PATH: Stream(_shared())}
+        router = Router(routes)
+        server = Server(router)
+        port = (await server.start("127.0.0.1", 0))[1]
+        router.routes = {**routes, **_producing(f"http://127.0.0.1:{port}")}
+        print(port, flush=True)
         await asyncio.Event().wait()
 
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         runner.run(serve())
 
 
-def _handlers(method):
+def _encoder():
+    from frazil.serve.danube.messages import DeliveryEncoder
+
+    return DeliveryEncoder(topic_name=TOPIC, broker_addr="http://127.0.0.1:6650")
+
+
+def _message():
+    from frazil.ingest.messages import Message
+
+    return Message(
+        os.urandom(PAYLOAD_BYTES), None, None, TIME_US, PRODUCER, PRODUCER_ID, None, None
+    )
+
+
+def _fresh(call, request: bytes) -> None:
+    """Stream messages that are put together one by one, as a broker does."""
+    encode, message = _encoder().body, _message()
+    _pump(call, request, lambda first, end: [encode(n, message) for n in range(first, end)])
+
+
+def _shared():
+    encode, message = _encoder().body, _message()
+    bodies = [encode(number + (1 << 15), message) for number in range(_SHARED)]
+
+    def stream(call, request: bytes) -> None:
+        """Stream messages that are there already."""
+        _pump(call, request, lambda first, end: [bodies[n % _SHARED] for n in range(first, end)])
+
+    return stream
+
+
+def _pump(call, request: bytes, bodies) -> None:
+    from frazil.serve.danube.messages import framed_all, subscription_field
+
+    (count,) = _REQUEST.unpack_from(request)
+    name = subscription_field(request[_REQUEST.size :].decode())
+    at = 1
+
+    def write() -> None:
+        nonlocal at
+        while at <= count:
+            end = min(at + _BATCH, count + 1)
+            data = framed_all(bodies(at, end), name)
+            at = end
+            if not call.write(data):
+                return
+
+    call.on_ready = write
+    write()
+
+
+def _producing(url: str):
+    """Return the routes that a producer of the published client needs."""
+    from frazil.serve.danube.messages import parse_send, request_id_reply
+    from frazil.serve.danube.proto import danube_pb2 as wire
+    from frazil.serve.grpc.router import Unary
+
+    def look_up(call, message):
+        asked = wire.TopicLookupRequest.FromString(message)
+        kind = wire.TopicLookupResponse.LookupType.Connect
+        found = wire.TopicLookupResponse(
+            request_id=asked.request_id, response_type=kind, connect_url=url, broker_url=url
+        )
+        call.ok(found.SerializeToString())
+
+    def create(call, message):
+        asked = wire.ProducerRequest.FromString(message)
+        made = wire.ProducerResponse(
+            request_id=asked.request_id,
+            producer_id=PRODUCER_ID,
+            producer_name=asked.producer_name,
+        )
+        call.ok(made.SerializeToString())
+
+    def send(call, message):
+        call.ok(request_id_reply(parse_send(message)[0]))
+
+    return {
+        "/danube.Discovery/TopicLookup": Unary(look_up),
+        "/danube.ProducerService/CreateProducer": Unary(create),
+        "/danube.ProducerService/SendMessage": Unary(send),
+        "/danube.HealthCheck/HealthCheck": Unary(lambda call, _message: call.ok(b"")),
+    }
+
+
+# -- grpcio --------------------------------------------------------------------------------------
+
+
+def _handlers(method, stream):
     """Return grpcio's form of a router, with messages as bytes."""
     import grpc
 
     _, service, name = PATH.split("/")
-    handler = grpc.unary_unary_rpc_method_handler(method)
-    return grpc.method_handlers_generic_handler(service, {name: handler})
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(method),
+        STREAM_PATH.rpartition("/")[2]: grpc.unary_stream_rpc_method_handler(stream),
+    }
+    return grpc.method_handlers_generic_handler(service, handlers)
+
+
+def _messages(request: bytes) -> Iterator[bytes]:
+    """Build the messages of a stream one by one, as a server on grpcio has to."""
+    from frazil.serve.danube.proto.danube_pb2 import MsgID, StreamMessage
+
+    (count,) = _REQUEST.unpack_from(request)
+    name, payload = request[_REQUEST.size :].decode(), os.urandom(PAYLOAD_BYTES)
+    for number in range(1, count + 1):
+        yield StreamMessage(
+            msg_id=MsgID(
+                producer_id=PRODUCER_ID,
+                topic_name=TOPIC,
+                broker_addr="http://127.0.0.1:6650",
+                topic_offset=number,
+            ),
+            payload=payload,
+            publish_time=TIME_US // 1000,
+            producer_name=PRODUCER,
+            subscription_name=name,
+        ).SerializeToString()
 
 
 def _sync() -> None:
     import grpc
 
+    def stream(request, _context):
+        yield from _messages(request)
+
     server = grpc.server(ThreadPoolExecutor(_THREADS))
-    server.add_generic_rpc_handlers((_handlers(lambda _message, _context: ANSWER),))
+    handlers = _handlers(lambda _message, _context: ANSWER, stream)
+    server.add_generic_rpc_handlers((handlers,))
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     server.start()
     threading.Event().wait()
@@ -96,9 +243,13 @@ def _aio() -> None:
     async def answer(_message, _context):
         return ANSWER
 
+    async def stream(request, context):
+        for message in _messages(request):
+            await context.write(message)
+
     async def serve() -> None:
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((_handlers(answer),))
+        server.add_generic_rpc_handlers((_handlers(answer, stream),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         print(port, flush=True)
