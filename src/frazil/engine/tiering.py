@@ -106,6 +106,9 @@ class Tiers:
         pressure.add_source("marks", self._marks_bytes, share=marks_counted(engine.settings.memory))
         pressure.add_source("queues", self._queued_bytes)
         pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
+        self.read_ahead_bytes: Callable[[], int] = lambda: 0
+        """What subscriptions keep of records that they decoded; set by whoever delivers them."""
+        pressure.add_source("deliveries", lambda: self.read_ahead_bytes())  # noqa: PLW0108 - it is replaced
         pressure.on_red(self._wake_move.set)
 
     def open(self, *, suspect: bool) -> dict[int, int]:

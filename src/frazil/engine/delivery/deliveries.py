@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Deliveries"]
 
 CACHE_BYTES: Final = 64 << 20
-"""Decoded records of all topics that are kept for the next subscription."""
+"""Decoded records of all topics that are kept for the next subscription, at most."""
+CACHE_SHARE: Final = 32
+"""And at most the memory budget divided by this."""
 THREADS: Final = 4
 """Worker threads that read what is not in the machine's memory."""
 
@@ -44,13 +46,15 @@ class Deliveries:
         *,
         loop: asyncio.AbstractEventLoop,
         broker: str = "",
-        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._loop = loop
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="frazil-feed")
-        self._cache = FeedCache(cache_bytes)
+        budget = engine.settings.memory.budget_bytes
+        self._cache = FeedCache(min(CACHE_BYTES, budget // CACHE_SHARE))
+        if engine.tiers is not None:
+            engine.tiers.read_ahead_bytes = lambda: self._cache.size_bytes
         self._dead_letters = DeadLetters(engine, broker=broker, loop=loop)
         self._feeds: dict[int, tuple[TopicFeed, Journalling]] = {}
         self._open: dict[tuple[str, str], Subscription] = {}
