@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,8 @@ from frazil.model import topic_uid
 from frazil.subscribe import Dispatch, Limits, SubscriptionType
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from frazil.engine.core import Engine
     from frazil.engine.reading import Start
     from frazil.engine.runtime import TopicRuntime
@@ -58,7 +61,7 @@ class Deliveries:
         self._dead_letters = DeadLetters(engine, broker=broker, loop=loop)
         self._feeds: dict[int, tuple[TopicFeed, Journalling]] = {}
         self._open: dict[tuple[str, str], Subscription] = {}
-        self._changing = asyncio.Lock()
+        self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._is_closed = False
         self._past = Counts()
         """What those did that are gone."""
@@ -125,7 +128,7 @@ class Deliveries:
             NotFound: if there is no such topic.
             InvalidRequest: if the name is not allowed, or the start is not among the records.
         """
-        async with self._changing:
+        async with self._changing(topic, name):
             found = self.find(topic, name)
             if found is not None:
                 return found
@@ -147,7 +150,7 @@ class Deliveries:
         runtime = self._runtime(topic)
         if name not in runtime.state.cursors:
             return None
-        async with self._changing:
+        async with self._changing(topic, name):
             found = self.find(topic, name)
             if found is not None:
                 return found
@@ -161,7 +164,7 @@ class Deliveries:
             NotFound: if there is no such topic or subscription.
             InvalidRequest: if the place is not among the topic's records.
         """
-        async with self._changing:
+        async with self._changing(topic, name):
             runtime = self._runtime(topic)
             found = self.find(topic, name)
             if found is None:
@@ -183,7 +186,7 @@ class Deliveries:
         Raises:
             NotFound: if there is no such topic or subscription.
         """
-        async with self._changing:
+        async with self._changing(topic, name):
             runtime = self._runtime(topic)
             found = self.find(topic, name)
             if found is not None:
@@ -197,6 +200,8 @@ class Deliveries:
             if found is not None:
                 found.end(NotFound("subscription was removed", topic=topic, subscription=name))
                 self._forget(topic, name)
+                if all(each.feed is not found.feed for each in self._open.values()):
+                    self._forget_feed(found.feed)
             uid = topic_uid(runtime.state.spec)
             await asyncio.to_thread(self._settings.delete, uid, name)
 
@@ -228,6 +233,22 @@ class Deliveries:
         self._executor.shutdown(wait=False)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _changing(self, topic: str, name: str) -> AsyncIterator[None]:
+        """Let one call after another change a subscription; those of others do not wait."""
+        key = (topic, name)
+        lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
+        self._locks[key] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, users - 1)
 
     def _runtime(self, topic: str) -> TopicRuntime:
         if self._is_closed:
