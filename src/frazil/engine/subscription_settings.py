@@ -100,6 +100,10 @@ class SubscriptionSettings:
         """Return what was decided about a subscription, None if nothing was; never waits."""
         return self._stored.get((uid, name))
 
+    def names(self, uid: str) -> list[str]:
+        """Return the names of a topic's subscriptions that have settings; never waits."""
+        return [name for own, name in list(self._stored) if own == uid]
+
     def put(self, uid: str, name: str, stored: Stored) -> None:
         """Set everything about a subscription; durable on return.
 

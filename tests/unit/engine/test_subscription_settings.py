@@ -70,6 +70,8 @@ def test_what_was_set_is_read_back_after_a_restart(place):
         assert settings.get(uid, "gone") == Stored()
         assert settings.find(uid, "gone") is None
         assert settings.find(uid, "early") == Stored()
+        assert sorted(settings.names(uid)) == ["a/b ö", "early"]
+        assert settings.names("another") == []
 
 
 def test_what_counts_without_a_setting_is_what_the_protocol_names():

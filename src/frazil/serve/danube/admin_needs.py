@@ -1,0 +1,92 @@
+"""The parts of a broker that its administration acts on, and what it looks up in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from frazil.engine.core import Engine
+from frazil.engine.delivery import Deliveries
+from frazil.engine.subscription_settings import SubscriptionSettings
+from frazil.errors import Unavailable
+from frazil.model import topic_uid
+from frazil.serve.danube.consumer_ids import ConsumerIds
+from frazil.serve.danube.names import checked_topic
+from frazil.serve.danube.schema_topics import Schemas
+from frazil.serve.danube.statuses import Refused, topic_missing
+from frazil.serve.danube.topics import Topics
+from frazil.serve.danube.unreliable import Unreliable
+
+if TYPE_CHECKING:
+    from frazil.engine.topic import Topic
+
+__all__ = ["AdminNeeds", "uid_of"]
+
+
+def uid_of(topic: Topic) -> str:
+    """Return the identity of a topic, which the parts of one share."""
+    return topic_uid(topic.runtime.state.spec)
+
+
+@attrs.frozen(kw_only=True)
+class AdminNeeds:
+    """What the admin services are given. All methods belong to the event loop's thread.
+
+    `settings` are loaded, and those of `deliveries`.
+    """
+
+    engine: Engine
+    topics: Topics
+    settings: SubscriptionSettings
+    deliveries: Deliveries
+    unreliable: Unreliable
+    consumer_ids: ConsumerIds
+    schemas: Schemas
+
+    def named(self, name: str) -> list[Topic]:
+        """Return the topic of a name, or all parts of a partitioned one.
+
+        Raises:
+            Refused: if the name is none, or there is no such topic.
+        """
+        found = [self.topics.find(part) for part in self.topics.parts(checked_topic(name))]
+        there = [topic for topic in found if topic is not None]
+        if not there:
+            raise Refused(topic_missing(name))
+        return there
+
+    def subscriptions(self, topics: list[Topic]) -> list[str]:
+        """Return the subscriptions of a topic, or of all of its parts, sorted."""
+        found: set[str] = set()
+        for topic in topics:
+            found.update(self.engine.cursors.names(topic.name))
+            found.update(self.unreliable.names(topic.name))
+        return sorted(found)
+
+    async def unsubscribe(self, topic: str, name: str) -> None:
+        """End one topic's subscription, the streams and the ids of its consumers; durable."""
+        if name in self.engine.cursors.names(topic):
+            await self.deliveries.drop(topic, name)
+        self.unreliable.drop(topic, name)
+        self.consumer_ids.forget_subscription(topic, name)
+
+    def forget(self, topic: str) -> None:
+        """End whatever consumes a topic that was deleted."""
+        self.deliveries.forget_topic(topic)
+        self.unreliable.forget_topic(topic)
+        self.consumer_ids.forget_topic(topic)
+
+    async def unload(self, topic: str) -> None:
+        """End the streams of a topic's consumers, who come again; nothing is forgotten."""
+        why = Unavailable("the topic was unloaded, come again", topic=topic)
+        for durable in self.deliveries.subscriptions:
+            if durable.topic == topic:
+                # What was acked is answered first.
+                await durable.rest()
+                durable.end(why)
+        for name in self.unreliable.names(topic):
+            passing = self.unreliable.find(topic, name)
+            if passing is not None:
+                self.unreliable.remove(passing)
+                passing.end(why)

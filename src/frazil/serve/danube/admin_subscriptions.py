@@ -1,0 +1,241 @@
+"""Subscriptions from the admin's side: listed, ended, their failure policies and windows.
+
+A policy may be set before its subscription exists. Named by the whole of a partitioned topic, what
+is said counts for all of its parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.engine.cursors import NAME_BYTES_MAX
+from frazil.errors import InvalidRequest, NotFound, Overloaded
+from frazil.model import topic_uid
+from frazil.serve.danube.admin_calls import admin_call, to_its_end
+from frazil.serve.danube.admin_needs import uid_of
+from frazil.serve.danube.names import checked_topic
+from frazil.serve.danube.proto.danube_admin_pb2 import (
+    GetSubscriptionDispatchConfigRequest,
+    GetSubscriptionDispatchConfigResponse,
+    GetSubscriptionFailurePolicyRequest,
+    GetSubscriptionFailurePolicyResponse,
+    SetSubscriptionDispatchConfigRequest,
+    SetSubscriptionFailurePolicyRequest,
+    SubscriptionDispatchConfig,
+    SubscriptionFailurePolicy,
+    SubscriptionListResponse,
+    SubscriptionRequest,
+    SubscriptionResponse,
+    TopicRequest,
+)
+from frazil.subscribe import Backoff, FailurePolicy, Poison
+
+if TYPE_CHECKING:
+    from frazil.engine.subscription_settings import Stored
+    from frazil.engine.topic import Topic
+    from frazil.serve.danube.admin_needs import AdminNeeds
+    from frazil.serve.grpc.router import Route
+
+__all__ = ["SubscriptionAdmin"]
+
+_SERVICE: Final = "/danube_admin.TopicAdmin/"
+
+
+class SubscriptionAdmin:
+    """Answers the calls of `danube_admin.TopicAdmin` that are about subscriptions."""
+
+    def __init__(self, needs: AdminNeeds) -> None:
+        self._needs = needs
+        self._settings = needs.settings
+
+    def routes(self) -> dict[str, Route]:
+        """Return the calls by path."""
+        return {
+            f"{_SERVICE}ListSubscriptions": admin_call(TopicRequest, self._list),
+            f"{_SERVICE}Unsubscribe": admin_call(SubscriptionRequest, self._unsubscribe),
+            f"{_SERVICE}SetSubscriptionFailurePolicy": admin_call(
+                SetSubscriptionFailurePolicyRequest, self._set_policy
+            ),
+            f"{_SERVICE}GetSubscriptionFailurePolicy": admin_call(
+                GetSubscriptionFailurePolicyRequest, self._get_policy
+            ),
+            f"{_SERVICE}SetSubscriptionDispatchConfig": admin_call(
+                SetSubscriptionDispatchConfigRequest, self._set_window
+            ),
+            f"{_SERVICE}GetSubscriptionDispatchConfig": admin_call(
+                GetSubscriptionDispatchConfigRequest, self._get_window
+            ),
+        }
+
+    async def _list(self, request: TopicRequest) -> SubscriptionListResponse:
+        topics = self._needs.named(request.name)
+        return SubscriptionListResponse(subscriptions=self._needs.subscriptions(topics))
+
+    # -- ended -----------------------------------------------------------------------------------
+
+    async def _unsubscribe(self, request: SubscriptionRequest) -> SubscriptionResponse:
+        topics = self._needs.named(request.topic)
+        if self._known(topics, request.subscription) is None:
+            raise _unknown(request.topic, request.subscription)
+        await to_its_end(self._end(topics, request.subscription))
+        return SubscriptionResponse(success=True)
+
+    async def _end(self, topics: list[Topic], name: str) -> None:
+        before = {uid_of(topic): self._settings.find(uid_of(topic), name) for topic in topics}
+        for topic in topics:
+            await self._needs.unsubscribe(topic.name, name)
+        for uid, stored in before.items():
+            if not self._is_left(uid, name):
+                await asyncio.to_thread(self._settings.delete, uid, name)
+            elif stored is not None:
+                await asyncio.to_thread(self._settings.put, uid, name, stored)
+
+    def _is_left(self, uid: str, name: str) -> bool:
+        """Tell whether another part of a topic has the subscription, and needs its settings."""
+        engine = self._needs.engine
+        return any(
+            topic_uid(runtime.state.spec) == uid and name in engine.cursors.names(runtime.name)
+            for runtime in engine.runtimes
+        )
+
+    # -- policies --------------------------------------------------------------------------------
+
+    async def _set_policy(
+        self, request: SetSubscriptionFailurePolicyRequest
+    ) -> SubscriptionResponse:
+        topics = self._needs.named(request.topic)
+        if not request.HasField("failure_policy"):
+            raise InvalidRequest("the request has no failure_policy")
+        policy = _policy_of(request.failure_policy)
+        self._check_dead_letters(request.topic, topics, policy)
+        await to_its_end(self._change(topics, request.subscription, policy=policy))
+        return SubscriptionResponse(success=True)
+
+    async def _get_policy(
+        self, request: GetSubscriptionFailurePolicyRequest
+    ) -> GetSubscriptionFailurePolicyResponse:
+        stored = self._stored(request.topic, request.subscription)
+        return GetSubscriptionFailurePolicyResponse(
+            failure_policy=_wire_policy(stored.policy),
+            subscription_type=0 if stored.kind is None else int(stored.kind),
+        )
+
+    def _check_dead_letters(self, name: str, topics: list[Topic], policy: FailurePolicy) -> None:
+        if policy.dead_letter_topic is None:
+            return
+        target = checked_topic(policy.dead_letter_topic)
+        if target == checked_topic(name) or any(target == topic.name for topic in topics):
+            raise InvalidRequest(
+                "a topic cannot take the dead letters of its own subscriptions",
+                dead_letter_topic=target,
+            )
+        found = self._needs.topics.find(target)
+        if found is not None and not found.runtime.is_message:
+            raise InvalidRequest(
+                "the dead_letter_topic takes rows, not messages", dead_letter_topic=target
+            )
+
+    # -- windows ---------------------------------------------------------------------------------
+
+    async def _set_window(
+        self, request: SetSubscriptionDispatchConfigRequest
+    ) -> SubscriptionResponse:
+        topics = self._needs.named(request.topic)
+        if not request.HasField("dispatch_config"):
+            raise InvalidRequest("the request has no dispatch_config")
+        window = request.dispatch_config.max_unacked_messages
+        await to_its_end(self._change(topics, request.subscription, max_unacked_messages=window))
+        return SubscriptionResponse(success=True)
+
+    async def _get_window(
+        self, request: GetSubscriptionDispatchConfigRequest
+    ) -> GetSubscriptionDispatchConfigResponse:
+        stored = self._stored(request.topic, request.subscription)
+        return GetSubscriptionDispatchConfigResponse(
+            dispatch_config=SubscriptionDispatchConfig(
+                max_unacked_messages=stored.max_unacked_messages
+            )
+        )
+
+    # -- both ------------------------------------------------------------------------------------
+
+    async def _change(self, topics: list[Topic], name: str, **changes: Any) -> None:
+        """Make a change of settings durable, then let it count."""
+        _check_name(name)
+        for uid in {uid_of(topic) for topic in topics}:
+            self._check_room(uid, name)
+            await asyncio.to_thread(self._settings.change, uid, name, **changes)
+        for topic in topics:
+            self._needs.deliveries.configure(topic.name, name)
+
+    def _check_room(self, uid: str, name: str) -> None:
+        """Refuse settings of ever more names that nobody subscribed by."""
+        most = self._needs.engine.settings.serve.subscriptions_max
+        if self._settings.find(uid, name) is None and len(self._settings.names(uid)) >= most:
+            raise Overloaded(
+                "the topic has settings of too many subscriptions, unsubscribe some",
+                subscriptions_max=most,
+            )
+
+    def _stored(self, topic: str, name: str) -> Stored:
+        topics = self._needs.named(topic)
+        stored = self._known(topics, name)
+        if stored is None:
+            raise _unknown(topic, name)
+        return stored
+
+    def _known(self, topics: list[Topic], name: str) -> Stored | None:
+        """Return what counts for a subscription that exists or has settings, else None."""
+        uids = [uid_of(topic) for topic in topics]
+        found = [self._settings.find(uid, name) for uid in uids]
+        stored = next((each for each in found if each is not None), None)
+        if stored is None and name in self._needs.subscriptions(topics):
+            stored = self._settings.get(uids[0], name)
+        return stored
+
+
+def _unknown(topic: str, name: str) -> NotFound:
+    return NotFound("unable to find the subscription", topic=topic, subscription=name)
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        raise InvalidRequest(
+            "a subscription's name must be text of 1 to 512 bytes", bytes_max=NAME_BYTES_MAX
+        )
+
+
+def _policy_of(wire: SubscriptionFailurePolicy) -> FailurePolicy:
+    """Return a policy as the broker has it.
+
+    Raises:
+        InvalidRequest: with the reason, if it is none.
+    """
+    if wire.backoff_strategy not in set(Backoff):
+        raise InvalidRequest(
+            "there is no such backoff_strategy", backoff_strategy=wire.backoff_strategy
+        )
+    if wire.poison_policy not in set(Poison):
+        raise InvalidRequest("there is no such poison_policy", poison_policy=wire.poison_policy)
+    return FailurePolicy(
+        max_redelivery_count=wire.max_redelivery_count,
+        ack_timeout_ms=wire.ack_timeout_ms,
+        base_redelivery_delay_ms=wire.base_redelivery_delay_ms,
+        max_redelivery_delay_ms=wire.max_redelivery_delay_ms,
+        backoff=Backoff(wire.backoff_strategy),
+        poison=Poison(wire.poison_policy),
+        dead_letter_topic=wire.dead_letter_topic or None,
+    )
+
+
+def _wire_policy(policy: FailurePolicy) -> SubscriptionFailurePolicy:
+    return SubscriptionFailurePolicy(
+        max_redelivery_count=policy.max_redelivery_count,
+        ack_timeout_ms=policy.ack_timeout_ms,
+        base_redelivery_delay_ms=policy.base_redelivery_delay_ms,
+        max_redelivery_delay_ms=policy.max_redelivery_delay_ms,
+        backoff_strategy=int(policy.backoff),
+        dead_letter_topic=policy.dead_letter_topic,
+        poison_policy=int(policy.poison),
+    )

@@ -1,0 +1,295 @@
+"""Topics over the admin port: made, deleted with all that belongs to them, unloaded, described."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from frazil.engine.states import StateTag
+from frazil.errors import NotFound, Unavailable
+from frazil.ingest.messages import Message
+from frazil.model import topic_uid
+from frazil.serve.danube.consumer_ids import ConsumerFacts
+from frazil.serve.danube.proto import danube_admin_pb2 as wire
+from frazil.serve.danube.proto.danube_pb2 import SchemaReference
+from frazil.serve.danube.statuses import Refused
+from frazil.subscribe import SubscriptionType
+from tests.integration.serve.test_admin_world import SECONDS_MAX, Reader, run
+
+pytestmark = pytest.mark.integration
+
+PLENTY = {"messages": 100, "size_bytes": 1 << 20}
+PARTS = [f"/default/wide-part-{index}" for index in range(3)]
+
+
+def new(name, *, reliable=True, **fields):
+    return wire.NewTopicRequest(name=name, dispatch_strategy=int(reliable), **fields)
+
+
+def wide(name="/default/wide", partitions=3, *, reliable=True, **fields):
+    return wire.PartitionedTopicRequest(
+        base_name=name, partitions=partitions, dispatch_strategy=int(reliable), **fields
+    )
+
+
+async def register(admin, subject="orders", definition=b'"long"'):
+    """Register a schema as the registry's service does."""
+    schemas = admin.needs.schemas
+    await schemas.store.change(
+        lambda registry: registry.register(subject, "avro", definition, now=1)
+    )
+
+
+async def names_of(admin, namespace="default"):
+    request = wire.NamespaceRequest(name=namespace)
+    reply = await admin.ask("ListNamespaceTopics", request)
+    return [(info.name, info.broker_id, info.delivery) for info in reply.topics]
+
+
+async def attached(admin, topic, name="s", reader=None):
+    """Return a reader that takes records of a durable subscription."""
+    found = await admin.needs.deliveries.open(topic, name, kind=SubscriptionType.SHARED)
+    reader = reader or Reader()
+    found.attach(reader)
+    found.ready(reader, **PLENTY)
+    return reader
+
+
+async def told(reader):
+    """Wait until a reader was told something."""
+    async with asyncio.timeout(SECONDS_MAX):
+        await reader.told.wait()
+    reader.told.clear()
+
+
+def test_a_topic_is_there_when_the_call_returns_and_after_a_restart(tmp_path):
+    """Topics and parts, stored or not, are listed with how they deliver, and can be published to."""
+
+    async def make(admin):
+        assert (await admin.ask("CreateTopic", new("/default/stored"))).success
+        await admin.ask("CreateTopic", new("/default/passing", reliable=False))
+        assert (await admin.ask("CreatePartitionedTopic", wide())).success
+        await admin.ask("CreatePartitionedTopic", wide("/system/w", 1, reliable=False))
+        for name in ("/default/stored", PARTS[2]):
+            topic = await admin.needs.topics.for_producer(name, is_reliable=True)
+            await asyncio.to_thread(topic.append, b"record")
+
+    async def look(admin):
+        every = await admin.ask("ListBrokerTopics", wire.BrokerRequest(broker_id="17"))
+        return (
+            await names_of(admin),
+            [(info.name, info.delivery) for info in every.topics],
+            admin.needs.topics.parts("/default/wide"),
+            admin.engine.topics(),
+        )
+
+    default, every, parts, own = run(tmp_path, make, look)
+    wanted = [
+        ("/default/passing", "NonReliable"),
+        ("/default/stored", "Reliable"),
+        *((part, "Reliable") for part in PARTS),
+    ]
+    assert default == [(name, "17", delivery) for name, delivery in wanted]
+    assert every == [*wanted, ("/system/w-part-0", "NonReliable")]
+    assert parts == PARTS
+    # For the engine, and the lake, the parts are one topic.
+    assert own == ["/default/passing", "/default/stored", "/default/wide", "/system/w"]
+
+
+def test_what_cannot_be_made_is_refused_with_its_status(tmp_path):
+    """Bad names and numbers, missing namespaces, existing topics and unknown subjects say so."""
+
+    async def scene(admin):
+        await admin.ask("CreateTopic", new("/default/t"))
+        await admin.ask("CreatePartitionedTopic", wide())
+        strange = wire.NewTopicRequest(name="/default/u", dispatch_strategy=7)
+        parts = "CreatePartitionedTopic"
+        found = [
+            await admin.refused("CreateTopic", new("/default/t")),
+            await admin.refused("CreateTopic", new("/default/t", reliable=False)),
+            await admin.refused("CreateTopic", new("/default/wide")),
+            await admin.refused(parts, wide()),
+            await admin.refused(parts, wide("/default/t")),
+            await admin.refused("CreateTopic", new("no-slash")),
+            await admin.refused("CreateTopic", new("/default/a.b")),
+            await admin.refused("CreateTopic", new("")),
+            await admin.refused("CreateTopic", new(f"/default/{'x' * 500}")),
+            await admin.refused("CreateTopic", strange),
+            await admin.refused(parts, wide("/default/v", 0)),
+            await admin.refused(parts, wide("/default/v", (1 << 32) - 1)),
+            await admin.refused("CreateTopic", new("/nowhere/t")),
+            await admin.refused("CreateTopic", new("/default/v", schema_subject="none")),
+        ]
+        return found, admin.engine.topics()
+
+    found, topics = run(tmp_path, scene)
+    codes = [code for code, _ in found]
+    assert codes[:5] == ["ALREADY_EXISTS"] * 5
+    assert codes[5:12] == ["INVALID_ARGUMENT"] * 7
+    assert codes[12:] == ["UNAVAILABLE", "FAILED_PRECONDITION"]
+    assert "no-slash has an invalid format, should be: /namespace_name/topic_name" in found[5][1]
+    assert "partitions" in found[11][1]
+    assert "not found in registry" in found[13][1]
+    # Nothing is left of what was refused.
+    assert topics == ["/default/t", "/default/wide"]
+
+
+def test_a_topic_has_its_schema_from_the_start(tmp_path):
+    """A subject given at the creation holds for every part, is described, and goes with the topic."""
+
+    async def make(admin):
+        await register(admin)
+        await admin.ask("CreateTopic", new("/default/t", schema_subject="orders"))
+        await admin.ask("CreatePartitionedTopic", wide(schema_subject="orders"))
+        await admin.ask("CreateTopic", new("/default/bare"))
+
+    async def look(admin):
+        names = ("/default/t", "/default/wide", PARTS[1], "/default/bare")
+        requests = [wire.DescribeTopicRequest(name=name) for name in names]
+        replies = [await admin.ask("DescribeTopic", request) for request in requests]
+        with pytest.raises(Refused, match="cannot use 'other'"):
+            await admin.needs.schemas.check_reference(PARTS[2], SchemaReference(subject="other"))
+        await admin.ask("DeleteTopic", wire.TopicRequest(name="/default/wide"))
+        await admin.ask("CreatePartitionedTopic", wide())
+        return replies, await admin.ask("DescribeTopic", requests[1])
+
+    replies, again = run(tmp_path, make, look)
+    for reply, name in zip(replies, ("t", "wide", "wide-part-1"), strict=False):
+        assert reply == wire.DescribeTopicResponse(
+            name=f"/default/{name}",
+            broker_id="17",
+            delivery="Reliable",
+            schema_subject="orders",
+            schema_id=1,
+            schema_version=1,
+            schema_type="avro",
+            compatibility_mode="backward",
+        )
+    plain = {"broker_id": "17", "delivery": "Reliable"}
+    assert replies[3] == wire.DescribeTopicResponse(name="/default/bare", **plain)
+    assert again == wire.DescribeTopicResponse(name="/default/wide", **plain)
+
+
+@pytest.mark.parametrize("name", ["/default/t", "/default/wide"])
+def test_a_deleted_topic_takes_everything_along(tmp_path, name):
+    """Consumers' streams end, ids and settings are gone, and its name is free for another topic."""
+
+    async def scene(admin):
+        needs = admin.needs
+        make = wide() if name.endswith("wide") else new(name)
+        await admin.ask("CreatePartitionedTopic" if name.endswith("wide") else "CreateTopic", make)
+        parts = needs.topics.parts(name)
+        readers = [await attached(admin, part) for part in parts]
+        uid = topic_uid(needs.topics.find(parts[0]).runtime.state.spec)
+        for part in parts:
+            await needs.consumer_ids.put(ConsumerFacts(uid, part, "s", "c"))
+        assert (await admin.ask("DeleteTopic", wire.TopicRequest(name=name))).success
+        for reader in readers:
+            await told(reader)
+        missing = [
+            await admin.refused("DeleteTopic", wire.TopicRequest(name=each))
+            for each in (name, *parts)
+        ]
+        left = [admin.engine.states.items(tag) for tag in (StateTag.SUBSCRIPTION, StateTag.CLIENT)]
+        await admin.ask("CreateTopic", new(name, reliable=False))
+        reply = await admin.ask("ListSubscriptions", wire.TopicRequest(name=name))
+        errors = [reader.error for reader in readers]
+        return errors, missing, left, list(reply.subscriptions), await names_of(admin)
+
+    errors, missing, left, subscriptions, names = run(tmp_path, scene)
+    assert {type(error) for error in errors} == {NotFound}
+    assert missing[0] == ("NOT_FOUND", f"Unable to find the topic: {name}")
+    assert {code for code, _ in missing} == {"NOT_FOUND"}
+    assert left == [{}, {}]
+    assert subscriptions == []
+    assert names == [(name, "17", "NonReliable")]
+
+
+def test_one_part_alone_cannot_be_deleted(tmp_path):
+    """The refusal has the text that clients know, and all parts stay."""
+
+    async def scene(admin):
+        await admin.ask("CreatePartitionedTopic", wide())
+        refusal = await admin.refused("DeleteTopic", wire.TopicRequest(name=PARTS[1]))
+        return refusal, admin.needs.topics.parts("/default/wide")
+
+    (code, text), parts = run(tmp_path, scene)
+    assert code == "FAILED_PRECONDITION"
+    assert text.startswith("Cannot delete individual partition")
+    assert parts == PARTS
+
+
+def test_an_unloaded_topic_sends_its_consumers_away_and_takes_them_back(tmp_path):
+    """Streams end with UNAVAILABLE; who comes again goes on where the acks were."""
+
+    async def scene(admin):
+        await admin.ask("CreateTopic", new("/default/t"))
+        topic = admin.needs.topics.find("/default/t")
+        reader = await attached(admin, "/default/t")
+        for payload in (b"first", b"second"):
+            await asyncio.to_thread(topic.append, payload)
+            await told(reader)
+        acked = asyncio.get_running_loop().create_future()
+        admin.needs.deliveries.find("/default/t", "s").ack(0, acked.set_result)
+        reply = await admin.ask("UnloadTopic", wire.TopicRequest(name="/default/t"))
+        await told(reader)
+        again = await attached(admin, "/default/t", reader=Reader())
+        await told(again)
+        refusal = await admin.refused("UnloadTopic", wire.TopicRequest(name="/default/none"))
+        payloads = [record.value.payload for record in again.records]
+        return reply.success, reader.error, await acked, payloads, refusal
+
+    success, error, acked, payloads, refusal = run(tmp_path, scene)
+    assert success
+    assert isinstance(error, Unavailable)
+    assert acked is None
+    assert payloads == [b"second"]
+    assert refusal == ("NOT_FOUND", "Unable to find the topic: /default/none")
+
+
+def test_topics_without_storage_are_unloaded_and_deleted_too(tmp_path):
+    """Their subscriptions are listed while they are there, and their streams end."""
+
+    async def scene(admin):
+        await admin.ask("CreateTopic", new("/default/t", reliable=False))
+        request = wire.TopicRequest(name="/default/t")
+        passing, topic = admin.needs.unreliable, admin.needs.topics.find("/default/t")
+        errors = []
+        for call in ("UnloadTopic", "DeleteTopic"):
+            reader = Reader()
+            found = passing.open("/default/t", "s", kind=SubscriptionType.SHARED)
+            found.attach(reader)
+            found.ready(reader, **PLENTY)
+            passing.publish(topic, Message(b"record"))
+            await told(reader)
+            listed = await admin.ask("ListSubscriptions", request)
+            assert list(listed.subscriptions) == ["s"]
+            await admin.ask(call, request)
+            await told(reader)
+            errors.append(type(reader.error))
+        return errors
+
+    assert run(tmp_path, scene) == [Unavailable, NotFound]
+
+
+def test_lists_of_what_is_not_there_are_refused(tmp_path):
+    """Unknown topics, namespaces and brokers are NOT_FOUND, and what is no name is told so."""
+
+    async def scene(admin):
+        await admin.ask("CreateTopic", new("/default/t"))
+        describe, topic = wire.DescribeTopicRequest, wire.TopicRequest
+        return [
+            await admin.refused("DescribeTopic", describe(name="/default/none")),
+            await admin.refused("ListSubscriptions", topic(name="/default/none")),
+            await admin.refused("ListNamespaceTopics", wire.NamespaceRequest(name="none")),
+            await admin.refused("ListBrokerTopics", wire.BrokerRequest(broker_id="18")),
+            await admin.refused("DescribeTopic", describe(name="t")),
+            await admin.refused("ListSubscriptions", topic(name="/default")),
+            await admin.refused("DeleteTopic", topic(name="//")),
+            await admin.refused("UnloadTopic", topic(name="/a/b/c")),
+            await admin.refused("ListNamespaceTopics", wire.NamespaceRequest(name="a/b")),
+        ]
+
+    codes = [code for code, _ in run(tmp_path, scene)]
+    assert codes == ["NOT_FOUND"] * 4 + ["INVALID_ARGUMENT"] * 5
