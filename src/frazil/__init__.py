@@ -16,11 +16,12 @@ from frazil.errors import FrazilError
 
 if TYPE_CHECKING:
     from frazil.config import Settings
-    from frazil.engine import AsyncEngine, Engine, Topic, open_async
+    from frazil.engine import AsyncEngine, Delivery, Engine, Topic, open_async
     from frazil.engine import open_engine as open  # noqa: A004 - `frazil.open(path)` is the API
     from frazil.ingest.messages import Message
     from frazil.log.history import Batch
     from frazil.model import Ack
+    from frazil.subscribe import FailurePolicy
 
 __version__ = "0.1.0"
 
@@ -28,7 +29,9 @@ __all__ = [
     "Ack",
     "AsyncEngine",
     "Batch",
+    "Delivery",
     "Engine",
+    "FailurePolicy",
     "FrazilError",
     "Message",
     "Settings",
@@ -43,7 +46,9 @@ _PLACES: Final = {
     "Ack": "frazil.model",
     "AsyncEngine": "frazil.engine",
     "Batch": "frazil.log.history",
+    "Delivery": "frazil.engine",
     "Engine": "frazil.engine",
+    "FailurePolicy": "frazil.subscribe",
     "Message": "frazil.ingest.messages",
     "Settings": "frazil.config",
     "Topic": "frazil.engine",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.async_changes import AsyncChangeCalls, fed, taken
 from frazil.engine.async_queries import AsyncTierCalls
+from frazil.engine.async_subscribing import AsyncSubscribeCalls, AsyncSubscriptionCalls
 from frazil.engine.core import Engine, open_engine
 from frazil.engine.lake_acks import wait_committed_async
 from frazil.engine.partitioned import PartitionedTopic
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from frazil.log.codec import Entry
 
 
-class AsyncTopic(AsyncChangeCalls):
+class AsyncTopic(AsyncChangeCalls, AsyncSubscribeCalls):
     """A topic for asyncio; the calls, promises and errors are those of `Topic`."""
 
     def __init__(self, topic: Topic) -> None:
         super().__init__(topic)
+        self._plain = topic
         self._fast_bytes_max = self._runtime.payload_bytes_max if self._runtime.is_message else -1
 
     def __repr__(self) -> str:
@@ -169,11 +171,11 @@ class AsyncTopic(AsyncChangeCalls):
         return self._topic.stats()
 
 
-class AsyncPartitionedTopic:
+class AsyncPartitionedTopic(AsyncSubscribeCalls):
     """A partitioned topic for asyncio; see `PartitionedTopic`."""
 
     def __init__(self, topic: PartitionedTopic) -> None:
-        self._topic = topic
+        self._topic = self._plain = topic
         self.parts = [AsyncTopic(part) for part in topic.parts]
 
     @property
@@ -270,7 +272,7 @@ class AsyncPartitionedTopic:
         return self._topic.stats()
 
 
-class AsyncEngine(AsyncTierCalls):
+class AsyncEngine(AsyncTierCalls, AsyncSubscriptionCalls):
     """An open data directory for asyncio: `async with frazil.open_async(path) as db`.
 
     Bound to the event loop that opened it. Rare calls (create, alter, holds) run in a thread.

@@ -27,8 +27,8 @@ from frazil.engine.completion import (
     shared_schemas,
     topic_control,
 )
-from frazil.engine.lake_calls import LakeCalls
 from frazil.engine.partitioned import PartitionedTopic
+from frazil.engine.subscribing_calls import SubscriptionCalls
 from frazil.engine.topic import Topic
 from frazil.errors import (
     Conflict,
@@ -41,7 +41,7 @@ from frazil.errors import (
 from frazil.fs import RealFileSystem
 from frazil.ingest.evolution import evolve
 from frazil.ingest.frames import TableCodec
-from frazil.model import Ack, TopicSpec, full_topic_name
+from frazil.model import Ack, TopicSpec, full_topic_name, topic_uid
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
 
 
-class Engine(LakeCalls):
+class Engine(SubscriptionCalls):
     """An open data directory. Safe to use from many threads; a context manager.
 
     Opening recovers the log: every record acked as fsynced is there. One process at a time.
@@ -457,6 +457,8 @@ class Engine(LakeCalls):
             self._indexer.topic_changed(self.main.journal, states)
             event("topic_deleted", topic=full)
         self._forget_lake(specs[0], drop_table=drop_table)
+        names = [runtime.name for runtime in runtimes]
+        self.subscribing.forget_topic(names, topic_uid(specs[0]))
 
     def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to a topic by name; see `Topic.append`.

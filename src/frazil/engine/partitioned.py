@@ -10,6 +10,7 @@ from frazil.engine.lake_acks import wait_committed
 from frazil.engine.part_acks import answer, part_acks
 from frazil.engine.part_changes import PartChangeCalls
 from frazil.engine.stops import pass_stop
+from frazil.engine.subscribing_calls import SubscribeCalls
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.messages import Message
 from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from frazil.model import TopicSpec
 
 
-class PartitionedTopic(PartChangeCalls):
+class PartitionedTopic(PartChangeCalls, SubscribeCalls):
     """The handle of a partitioned topic.
 
     Records with a key (the routing key of a message, the primary key of a row) always go to the

@@ -21,6 +21,7 @@ from frazil.engine.lanes import LaneRuntime
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.sequencer import Sequencer
 from frazil.engine.states import States
+from frazil.engine.subscribing import Subscribing
 from frazil.engine.tiering import Tiers
 from frazil.engine.told import remove_told
 from frazil.engine.upkeep import Upkeep
@@ -75,6 +76,7 @@ class Registry:
             compression=None if compression == "none" else compression
         )
         self._control = threading.RLock()
+        self.subscribing = Subscribing(self)
         self._lanes: dict[int, LaneRuntime] = {}
         self._topics: dict[str, TopicRuntime] = {}
         self._parents: dict[str, TopicSpec] = {}
@@ -445,6 +447,8 @@ class Registry:
             # A forked child: files, metadata and lock belong to the parent, who goes on using them.
             self.closed = True
             return
+        # While the journals still take acks.
+        self.subscribing.stop()
         with self._control:
             if self.closed:
                 return

@@ -9,6 +9,7 @@ from frazil.engine.lake_acks import CommittedPending, wait_committed
 from frazil.engine.reading import Reader, Start
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop
+from frazil.engine.subscribing_calls import SubscribeCalls
 from frazil.errors import FrazilError
 from frazil.log.codec import PLAIN
 from frazil.log.committer import Pending
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from frazil.model import Ack
 
 
-class Topic(ChangeCalls):
+class Topic(ChangeCalls, SubscribeCalls):
     """A topic of an open engine. Safe to use from many threads.
 
     Every publish returns an `Ack` when what its level promises is true: `received` means that the
