@@ -101,6 +101,12 @@ class Caller:
             await self.ask(path, request, reply)
         return caught.value.code(), caught.value.details()
 
+    async def refused_bytes(self, path, data):
+        """Return code and text of a call whose request is these bytes."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self._channel.unary_unary(path)(data)
+        return caught.value.code(), caught.value.details()
+
 
 CREATE = "/danube.ProducerService/CreateProducer"
 SEND = "/danube.ProducerService/SendMessage"

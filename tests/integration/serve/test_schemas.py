@@ -358,6 +358,24 @@ def test_what_is_wrong_has_the_status_that_clients_know(tmp_path):
     in_world(tmp_path, scene)
 
 
+def test_bytes_that_are_no_request_are_refused(tmp_path):
+    """Garbage, and text that is not UTF-8, is an invalid argument of every call."""
+
+    async def scene(w):
+        for path in registry_routes(w.schemas):
+            for data in (b"\xff", b"\x0a\x01\xff"):
+                name = path.rpartition("/")[2]
+                if name in {"GetSchema", "ListSubjects"} and data != b"\xff":
+                    continue  # their first field is no text
+                code, text = await w.caller.refused_bytes(path, data)
+                assert (code.name, text) == (
+                    "INVALID_ARGUMENT",
+                    f"the request is not a valid {name}Request",
+                )
+
+    in_world(tmp_path, scene)
+
+
 def test_the_first_producer_gives_its_schema_to_the_topic(tmp_path):
     """Records carry its id and version; another subject, or one that is nowhere, is refused."""
 

@@ -176,27 +176,40 @@ def test_a_refusal_leaves_the_way_free(tmp_path):
 
 
 def test_who_gives_up_waiting_does_not_end_the_turn(tmp_path):
-    """The next question waits until the thread is done with the one before."""
+    """Nothing becomes visible under a question that is still being answered, wanted or not."""
 
-    async def scene(store, _engine):
-        go_on, entered, order = threading.Event(), threading.Event(), []
+    async def scene(store, engine):
+        go_on, entered, finish, reading = (threading.Event() for _ in range(4))
 
-        def slow(_registry):
+        def hold():
             entered.set()
             go_on.wait(WAIT_S)
-            order.append("slow")
 
-        task = asyncio.create_task(store.read(slow))
+        def look(registry):
+            before = subjects_of(registry)
+            reading.set()
+            finish.wait(WAIT_S)
+            seen.append((before, subjects_of(registry)))
+
+        seen = []
+        held = asyncio.create_task(asyncio.to_thread(engine.main.queue.call, hold))
         await asyncio.to_thread(entered.wait, WAIT_S)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         change = asyncio.create_task(store.change(registering("s")))
-        await asyncio.sleep(0)
-        assert order == []
-        assert not change.done()
+        await store.read(subjects_of)
+        looking = asyncio.create_task(store.read(look))
+        await asyncio.to_thread(reading.wait, WAIT_S)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         go_on.set()
+        await held
+        # By now the entries are durable, and the change waits for its turn alone.
+        await asyncio.to_thread(engine.states.items, StateTag.SCHEMA)
+        await asyncio.sleep(0.05)
+        assert not change.done()
+        finish.set()
         await change
-        assert order == ["slow"]
+        assert seen == [({}, {})]
+        assert await store.read(subjects_of) == {"s": 1}
 
     run(tmp_path, scene)
 
