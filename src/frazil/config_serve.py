@@ -107,6 +107,12 @@ class ServeSettings(Section):
     drain_s: Seconds = setting(
         10.0, "When the broker stops, calls under way get so long.", low=0, high=HOUR
     )
+    close_s: Seconds = setting(
+        MINUTE,
+        "After that, syncing and closing get so long; then the process ends without.",
+        low=0.1,
+        high=HOUR,
+    )
 
     @property
     def tls(self) -> bool:

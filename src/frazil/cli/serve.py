@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from frazil.cli.output import note, to_json, write_out
+from frazil.cli.serve_text import greeting
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings
 from frazil.config_sources import parse_assignments
 from frazil.engine.lake_calls import lake_missing
+from frazil.errors import InvalidRequest
 from frazil.telemetry import configure
 
 if TYPE_CHECKING:
     from frazil.serve.broker import Broker
 
 __all__ = ["serve"]
+
+PACKAGES: Final = ("google", "hpack", "jwt")
+"""What the extra `serve` brings, by the names under which it is imported."""
 
 
 def serve(
@@ -41,8 +47,14 @@ def serve(
 ) -> None:
     """Serve the data directory to clients until Ctrl-C or SIGTERM.
 
-    With --output json one line of JSON says where, when clients can connect.
+    With --output json one line of JSON says where, as soon as clients can connect.
     """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidRequest(
+            'the broker needs more packages, pip install "frazil[serve]"',
+            missing=", ".join(missing),
+        )
     from frazil.serve.process import run_broker
 
     session = session_of(context)
@@ -77,18 +89,9 @@ def _settings(session: Session, flags: dict[str, object]) -> Settings:
 def _tell(session: Session, broker: Broker) -> None:
     for warning in broker.warnings:
         note(f"warning: {warning}")
-    facts = {"event": "ready", "pid": os.getpid(), "data_dir": broker.engine.paths.root}
-    if session.as_json:
-        write_out(to_json({**facts, **broker.addresses.facts()}) + "\n")
-        return
-    write_out(_text(broker))
-
-
-def _text(broker: Broker) -> str:
+    root, pid = broker.engine.paths.root, os.getpid()
     found = broker.addresses.facts()
-    return (
-        f"serving {broker.engine.paths.root}, pid {os.getpid()}; stop it with Ctrl-C\n"
-        f"  clients  {found['url']}\n"
-        f"  admin    {found['admin_url']}\n"
-        f"  health   {found['http_url']}/readyz, metrics {found['http_url']}/metrics\n"
-    )
+    if session.as_json:
+        write_out(to_json({"event": "ready", "pid": pid, "data_dir": root, **found}) + "\n")
+    else:
+        write_out(greeting(broker.settings, root=root, pid=pid, addresses=found))

@@ -1,19 +1,30 @@
-"""The broker: an open engine, and the three ports through which others use it."""
+"""The broker: an open engine, and the three ports through which others use it.
+
+It starts from the inside out and stops from the outside in. Health is told from the first moment
+on, so that whoever watches can tell a long recovery from a process that hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Literal
+import socket
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
 from frazil.clock import SystemClock
 from frazil.engine.core import open_engine
-from frazil.errors import FrazilError
-from frazil.serve.auth import announce_exposure, load_certificate, load_credentials, load_guard
-from frazil.serve.auth.tls import server_context
+from frazil.errors import FrazilError, Unavailable
+from frazil.serve.auth import (
+    announce_exposure,
+    load_certificate,
+    load_credentials,
+    load_guard,
+    server_context,
+)
+from frazil.serve.auth.connections import ConnectionCounts
 from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
@@ -24,7 +35,6 @@ from frazil.serve.metrics import metrics_page, port_facts
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    import socket
     import ssl
     from collections.abc import Mapping
 
@@ -35,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["Addresses", "Broker", "server_limits"]
 
 State = Literal["starting", "ready", "stopping"]
+FACTS_S: Final = 10.0
+"""How long the loop has to answer what it counts."""
+_ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what is told in place of it
 
 
 @attrs.frozen
@@ -58,6 +71,19 @@ class Addresses:
         }
 
 
+@attrs.frozen
+class _Listeners:
+    """The three sockets, which have their addresses and do not listen yet."""
+
+    data: socket.socket
+    admin: socket.socket
+    http: socket.socket
+
+    def close(self) -> None:
+        for each in (self.data, self.admin, self.http):
+            each.close()
+
+
 def server_limits(settings: ServeSettings) -> ServerLimits:
     """Return what one port takes from its peers."""
     usual = ServerLimits()
@@ -79,15 +105,17 @@ class Broker:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.warnings: list[str] = []
         self.engine: Engine
         self.services: Services
         self.guard: Guard
         self.addresses: Addresses
-        self.warnings: list[str] = []
         self._state: State = "starting"
         self._clock = SystemClock()
+        self._loop = asyncio.get_running_loop()
         self._servers: dict[str, Server] = {}
         self._contexts: list[ssl.SSLContext] = []
+        self._reloading = asyncio.Lock()
         self._http = HttpServer(
             {
                 "/healthz": health_page(lambda: None),
@@ -108,17 +136,27 @@ class Broker:
         serve = self.settings.serve
         self.warnings = announce_exposure(self.settings)
         h2 = server_context(serve, protocols=["h2"])
-        http = server_context(serve, protocols=["http/1.1"])
-        self._contexts = [context for context in (h2, http) if context is not None]
+        page = server_context(serve, protocols=["http/1.1"])
+        self._contexts = [context for context in (h2, page) if context is not None]
         if self.settings.auth.enabled:
+            # Before anything is opened: what is wrong with them is told at once.
             load_credentials(self.settings.auth)
-        # The engine says whose directory it is, which is of more use than whose port it is.
-        self.engine = await asyncio.to_thread(open_engine, self.settings)
+        taken = self._bind()
+        if isinstance(taken, _Listeners):
+            await self._http.start_on(taken.http, page)
         try:
-            await self._listen(h2, http)
+            self.engine = await asyncio.to_thread(open_engine, self.settings)
+            try:
+                await self._serve(taken, h2)
+            except BaseException:
+                for server in self._servers.values():
+                    server.close()
+                await asyncio.to_thread(self.engine.close)
+                raise
         except BaseException:
-            await self._close_ports(0)
-            await asyncio.to_thread(self.engine.close)
+            await self._http.close()
+            if isinstance(taken, _Listeners):
+                taken.close()
             raise
         self.warnings += self.engine.warnings
         self._state = "ready"
@@ -131,66 +169,107 @@ class Broker:
         Raises:
             Unavailable: if the last sync failed.
         """
+        deadline_s = self.settings.serve.drain_s
         self._state = "stopping"
-        event("broker_stopping")
+        event("broker_stopping", drain_s=deadline_s)
         self.services.begin_close()
-        await self._close_ports(self.settings.serve.drain_s)
-        await self.services.close()
         try:
-            await asyncio.to_thread(self.engine.close)
+            drained = await asyncio.gather(
+                *(server.drain(deadline_s) for server in self._servers.values())
+            )
+            if not all(drained):
+                warn("calls_cut_off", drain_s=deadline_s)
+            await self.services.close()
         finally:
-            await self._http.close()
+            try:
+                await asyncio.to_thread(self.engine.close)
+            finally:
+                await self._http.close()
         event("broker_stopped")
 
-    def reload(self) -> None:
-        """Read access file, token secrets and certificate again; what is wrong changes nothing."""
-        try:
-            if self.guard.enabled:
-                self.guard.replace(load_credentials(self.settings.auth))
-            for context in self._contexts:
-                load_certificate(context, self.settings.serve)
-        except FrazilError as error:
-            warn("reload_refused", error=error)
-        else:
-            event("reloaded", credentials=self.guard.enabled, certificate=bool(self._contexts))
+    async def reload(self) -> None:
+        """Read access file, token secrets and certificate again; a file that is wrong changes nothing.
+
+        Streams that may not go on by the new rules end.
+        """
+        async with self._reloading:
+            try:
+                if self.guard.enabled:
+                    found = await asyncio.to_thread(load_credentials, self.settings.auth)
+                    self.guard.replace(found)
+                    for server in self._servers.values():
+                        server.recheck(self.guard.check)
+            except FrazilError as error:
+                warn("credentials_not_replaced", error=error)
+            try:
+                for context in self._contexts:
+                    load_certificate(context, self.settings.serve)
+            except FrazilError as error:
+                warn("certificate_not_replaced", error=error)
+            else:
+                event("certificate_replaced", contexts=len(self._contexts))
 
     # -- inside ----------------------------------------------------------------------------------
 
-    async def _listen(self, h2: ssl.SSLContext | None, http: ssl.SSLContext | None) -> None:
+    def _bind(self) -> _Listeners | Unavailable:
+        """Take the three addresses, or return why not.
+
+        It is raised later: that the directory is in use, with the pid, is of more help than that
+        its ports are.
+        """
         serve = self.settings.serve
-        with contextlib.ExitStack() as unused:
+        with contextlib.ExitStack() as undo:
+            taken = []
+            for host, port, setting in (
+                (serve.host, serve.port, "serve.port"),
+                (serve.admin_host, serve.admin_port, "serve.admin_port"),
+                (serve.http_host, serve.http_port, "serve.http_port"),
+            ):
+                try:
+                    taken.append(undo.enter_context(bind(host, port, setting=setting)))
+                except Unavailable as error:
+                    return error
+            undo.pop_all()
+        return _Listeners(*taken)
 
-            def take(host: str, port: int, setting: str) -> socket.socket:
-                return unused.enter_context(bind(host, port, setting=f"serve.{setting}"))
-
-            data = take(serve.host, serve.port, "port")
-            admin = take(serve.admin_host, serve.admin_port, "admin_port")
-            page = take(serve.http_host, serve.http_port, "http_port")
-            self.addresses = Addresses(
-                address_of(data),
-                address_of(admin),
-                address_of(page),
-                serve.advertised_url or address_of(data).url(tls=serve.tls),
-                serve.tls,
-            )
-            self.services = Services(self.engine, self.settings, url=self.addresses.url)
-            self.guard = load_guard(self.settings, owners=self.services, clock=self._clock)
-            unused.pop_all()
-        routes = {"data": self.services.data_routes(), "admin": self.services.admin_routes()}
-        await self._http.start_on(page, http)
-        for name, listener in (("data", data), ("admin", admin)):
-            server = Server(
-                Router(routes[name], guard=self.guard), server_limits(serve), self._clock
-            )
-            self._servers[name] = server
-            await server.start_on(listener, h2)
-
-    async def _close_ports(self, deadline_s: float) -> None:
-        drained = await asyncio.gather(
-            *(server.drain(deadline_s) for server in self._servers.values())
+    async def _serve(
+        self, listeners: _Listeners | Unavailable, context: ssl.SSLContext | None
+    ) -> None:
+        if isinstance(listeners, Unavailable):
+            raise listeners
+        serve = self.settings.serve
+        self.addresses = self._named(listeners)
+        self.services = Services(self.engine, self.settings, addresses=self.addresses.facts())
+        self.guard = load_guard(self.settings, owners=self.services, clock=self._clock)
+        # Tokens end while streams go on.
+        self.services.consumers.check = self.guard.check if self.guard.enabled else None
+        counts = ConnectionCounts(
+            client_max=serve.connections_client_max, connections_max=serve.connections_max
         )
-        if not all(drained):
-            warn("calls_cut_off", deadline_s=deadline_s)
+        for name, listener, routes in (
+            ("data", listeners.data, self.services.data_routes()),
+            ("admin", listeners.admin, self.services.admin_routes()),
+        ):
+            server = Server(
+                Router(routes, guard=self.guard), server_limits(serve), self._clock, counts
+            )
+            await server.start_on(listener, context)
+            self._servers[name] = server
+
+    def _named(self, listeners: _Listeners) -> Addresses:
+        serve = self.settings.serve
+        data = address_of(listeners.data)
+        url = serve.advertised_url
+        if not url:
+            told = data._replace(host=socket.gethostname()) if data.host in _ANY else data
+            url = told.url(tls=serve.tls)
+            if told is not data:
+                self.warnings.append(
+                    f"clients are told to connect to {url}, or serve.advertised_url"
+                )
+        return Addresses(
+            data, address_of(listeners.admin), address_of(listeners.http), url, serve.tls
+        )
 
     def _problem(self) -> str | None:
         if self._state != "ready":
@@ -200,11 +279,23 @@ class Broker:
         return None if failed is None else "the log has failed, start the broker again"
 
     def _may_see(self, fields: Mapping[str, str]) -> bool:
-        return self.guard.knows(fields.get("authorization"))
+        return self._state != "starting" and self.guard.knows(fields.get("authorization"))
 
     def _facts(self) -> dict[str, Any]:
+        """Return all that is counted; called in a thread."""
+        if self._state == "starting":
+            raise Unavailable("the broker is starting")
+        counted = asyncio.run_coroutine_threadsafe(self._counted(), self._loop)
+        try:
+            found = counted.result(FACTS_S)
+        except TimeoutError:
+            counted.cancel()
+            raise Unavailable("the broker is busy") from None
+        return {"engine": self.engine.stats(), **found}
+
+    async def _counted(self) -> dict[str, Any]:
+        """Return what belongs to the loop's thread."""
         return {
-            "engine": self.engine.stats(),
             "ports": {name: port_facts(each.counters) for name, each in self._servers.items()},
             "guard": self.guard.stats(),
             "http": {

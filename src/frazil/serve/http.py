@@ -14,6 +14,7 @@ import attrs
 
 from frazil.config_serve import is_loopback
 from frazil.errors import FrazilError, codes_of
+from frazil.serve.accepting import Acceptor
 from frazil.serve.http_request import (
     HEAD_END,
     BadRequest,
@@ -93,7 +94,8 @@ class HttpServer:
         self._limits = HttpLimits() if limits is None else limits
         self._allow = allow
         self._loopback_only = True
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
+        self._arriving: set[asyncio.BaseProtocol] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
         self.requests = 0
@@ -111,35 +113,43 @@ class HttpServer:
         self, listener: socket.socket, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
         """Listen on a socket that has its address already; it is the server's from now on."""
-        assert self._server is None
+        assert self._acceptor is None
         address = address_of(listener)
         self._loopback_only = is_loopback(address.host)
-        self._server = await asyncio.start_server(
-            self._accept,
-            sock=listener,
-            ssl=ssl_context,
-            ssl_handshake_timeout=None if ssl_context is None else self._limits.handshake_s,
-            limit=self._limits.head_bytes_max,
+        self._acceptor = Acceptor(
+            listener,
+            make=self._arrive,
+            failed=self._arriving.discard,
+            ssl_context=ssl_context,
+            handshake_s=self._limits.handshake_s,
         )
         return address
 
     async def close(self) -> None:
         """Stop listening and cut off whoever is still connected."""
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._server = None
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= self._limits.connections_max:
+    def _arrive(self, _peer: str) -> asyncio.BaseProtocol | None:
+        """Count a connection from its first packet on; None if there are too many."""
+        if len(self._arriving) + len(self._tasks) >= self._limits.connections_max:
             self.refusals += 1
-            writer.transport.abort()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+            return None
+        loop = asyncio.get_running_loop()
+
+        def made(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._arriving.discard(protocol)
+            task = loop.create_task(self._serve(reader, writer))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+        reader = asyncio.StreamReader(limit=self._limits.head_bytes_max, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, made, loop=loop)
+        self._arriving.add(protocol)
+        return protocol
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -186,6 +186,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Connections ended for a fault of the peer.",
         _ports("connections_failed_total"),
     ),
+    _counter(
+        "server_connections_cut_total",
+        "Connections cut off for the sake of the others.",
+        _ports("connections_cut_total"),
+    ),
     _counter("server_calls_total", "Calls.", _ports("calls_total")),
     _counter("server_calls_ended_total", "Calls by their status.", _statuses),
     _counter("server_calls_cancelled_total", "Calls given up.", _ports("cancelled_total")),
@@ -208,14 +213,26 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge("subscription_producers", "Producers.", at("subscriptions.producers")),
     _gauge("subscription_consumers", "Consumers with a stream.", at("subscriptions.consumers")),
     _gauge("subscription_unacked_records", "Not acked yet.", at("subscriptions.unacked")),
-    _gauge("subscription_lag_records", "Not delivered yet.", at("subscriptions.lag_records")),
+    _gauge("subscription_unacked_bytes", "Bytes of them.", at("subscriptions.unacked_bytes")),
+    _gauge(
+        "subscription_lag_records", "Not acked or delivered yet.", at("subscriptions.lag_records")
+    ),
     _gauge("subscription_paused", "Subscriptions at a limit.", at("subscriptions.paused")),
+    _gauge("subscription_damaged", "Those that cannot read on.", at("subscriptions.damaged")),
+    _gauge("subscription_cache_bytes", "Decoded records kept.", at("subscriptions.cache_bytes")),
     _counter("subscription_delivered_total", "Deliveries.", at("subscriptions.delivered")),
     _counter("subscription_redelivered_total", "Repeated ones.", at("subscriptions.redelivered")),
     _counter("subscription_acked_total", "Acks.", at("subscriptions.acked")),
     _counter("subscription_nacked_total", "Nacks.", at("subscriptions.nacked")),
     _counter("subscription_dead_letters_total", "Dead letters.", at("subscriptions.dead_letters")),
+    _counter("subscription_dropped_total", "Given up by a policy.", at("subscriptions.dropped")),
+    _counter("subscription_missed_total", "Gone before delivery.", at("subscriptions.missed")),
     _counter("subscription_decoded_total", "Records decoded.", at("subscriptions.decoded")),
+    # -- topics without storage
+    _counter("unreliable_delivered_total", "Deliveries.", at("subscriptions.unreliable_delivered")),
+    _counter("unreliable_dropped_total", "No room.", at("subscriptions.unreliable_dropped")),
+    _counter("unreliable_unheard_total", "No reader.", at("subscriptions.unreliable_unheard")),
+    _gauge("unreliable_queued_bytes", "Waiting.", at("subscriptions.unreliable_queued_bytes")),
 )
 """All metrics, in the order of the page."""
 

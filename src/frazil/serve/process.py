@@ -1,20 +1,23 @@
 """The process of a broker: its event loop, and what signals do to it.
 
-SIGTERM and SIGINT stop it in good order, a second one at once; that is safe, too. SIGHUP has it read
-keys, roles, secrets and certificate again.
+SIGTERM and SIGINT stop it in good order; a second one of them ends it at once, which is as safe as
+any crash. SIGHUP has it read keys, roles, secrets and certificate again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from frazil.errors import InvalidRequest
+from frazil.errors import CODES, InvalidRequest, Unavailable
 from frazil.serve.broker import Broker
 from frazil.serve.grpc.server import fastest_loop
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.config import Settings
@@ -33,23 +36,56 @@ def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
     if sys.flags.optimize:
         raise InvalidRequest("the broker does not run without its assertions, leave out python -O")
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        runner.run(_serve(settings, on_ready))
+        runner.run(_Process(settings).run(on_ready))
 
 
-async def _serve(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+class _Process:
+    """One life of a broker, and the signals that reach it."""
 
-    def end(number: int) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stop: asyncio.Event
+        self._broker: Broker | None = None
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    async def run(self, on_ready: Callable[[Broker], None]) -> None:
+        self._stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, number)
+        # From the first moment on: without a handler it would end the process.
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        broker = Broker(self._settings)
+        await broker.start()
+        self._broker = broker
+        if not self._stop.is_set():
+            on_ready(broker)
+        await self._stop.wait()
+        self._broker = None
+        await broker.stop()
+
+    def _end(self, number: int) -> None:
         # The next one of its kind does what the system does with it: the process is gone.
-        loop.remove_signal_handler(number)
-        stop.set()
+        asyncio.get_running_loop().remove_signal_handler(number)
+        if not self._stop.is_set():
+            self._stop.set()
+            serve = self._settings.serve
+            _watch(serve.drain_s + serve.close_s)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, number)
-    broker = Broker(settings)
-    await broker.start()
-    loop.add_signal_handler(signal.SIGHUP, broker.reload)
-    on_ready(broker)
-    await stop.wait()
-    await broker.stop()
+    def _reload(self) -> None:
+        if self._broker is not None:
+            task = asyncio.get_running_loop().create_task(self._broker.reload())
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
+
+
+def _watch(seconds: float) -> None:
+    """End the process after so long, whatever it waits for: what was acked is on the disk."""
+
+    def end() -> None:
+        warn("broker_ended_late", seconds=seconds)
+        os._exit(CODES[Unavailable].exit)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()

@@ -23,7 +23,9 @@ SUBSCRIPTIONS = {
     **dict.fromkeys(
         (
             *("producers", "consumers", "unacked", "lag_records", "paused", "delivered"),
-            *("redelivered", "acked", "nacked", "dead_letters", "decoded"),
+            *("redelivered", "acked", "nacked", "dead_letters", "decoded", "unacked_bytes"),
+            *("damaged", "cache_bytes", "dropped", "missed", "unreliable_delivered"),
+            *("unreliable_dropped", "unreliable_unheard", "unreliable_queued_bytes"),
         ),
         1,
     ),

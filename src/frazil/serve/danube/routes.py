@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.delivery import Deliveries
+from frazil.engine.subscription_settings import SubscriptionSettings
+from frazil.serve.danube.consumer_ids import ConsumerIds
+from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.discovery import Discovery
 from frazil.serve.danube.producers import Producers
+from frazil.serve.danube.registry_service import registry_routes
+from frazil.serve.danube.schema_topics import Schemas
 from frazil.serve.danube.topics import Topics
+from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Unary
+from frazil.serve.grpc.router import Stream, Unary
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from frazil.config import Settings
     from frazil.engine.core import Engine
     from frazil.serve.grpc.router import Route
@@ -21,59 +31,109 @@ __all__ = ["Services", "data_routes"]
 class Services:
     """Everything that answers calls. Make it, and use it, in the loop that serves.
 
+    Making it reads what the log has about clients, schemas and subscriptions, and waits for that:
+    do it before anything is served.
+
     Args:
         engine: the open engine; it stays the caller's.
         settings: whose limits count.
-        url: where clients find this broker, with its scheme.
+        addresses: `advertised_url` is what lookups answer, `admin_url` and `http_url` are told to
+            administrators.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, *, url: str) -> None:
+    def __init__(self, engine: Engine, settings: Settings, *, addresses: Mapping[str, str]) -> None:
+        serve = settings.serve
+        url = addresses["advertised_url"]
+        loop = asyncio.get_running_loop()
         self.topics = Topics(engine)
-        self.producers = Producers(self.topics, producers_max=settings.serve.producers_max)
-        self.discovery = Discovery(self.topics, self.producers, url=url)
+        self.unreliable = Unreliable(loop)
+        self.schemas = Schemas(engine, self.topics)
+        self.subscription_settings = SubscriptionSettings(engine)
+        self.subscription_settings.load()
+        self.deliveries = Deliveries(engine, self.subscription_settings, loop=loop, broker=url)
+        self.consumer_ids = ConsumerIds(engine)
+        self.producers = Producers(
+            self.topics,
+            producers_max=serve.producers_max,
+            schemas=self.schemas,
+            unreliable=self.unreliable,
+        )
+        self.consumers = Consumers(
+            self.deliveries,
+            self.topics,
+            self.unreliable,
+            self.consumer_ids,
+            url=url,
+            consumers_max=serve.consumers_max,
+            subscriptions_max=serve.subscriptions_max,
+        )
+        self.discovery = Discovery(self.topics, self.producers, url=url, consumers=self.consumers)
 
     def data_routes(self) -> dict[str, Route]:
         """Return the routes of the data port; what is not among them is not served."""
-        producers, discovery = self.producers, self.discovery
+        producers, consumers, discovery = self.producers, self.consumers, self.discovery
         return {
             "/danube.ProducerService/CreateProducer": Unary(awaited(producers.create)),
             "/danube.ProducerService/SendMessage": Unary(producers.send),
+            "/danube.ConsumerService/Subscribe": Unary(awaited(consumers.subscribe)),
+            "/danube.ConsumerService/ReceiveMessages": Stream(consumers.receive),
+            "/danube.ConsumerService/Ack": Unary(consumers.ack),
+            "/danube.ConsumerService/Nack": Unary(consumers.nack),
             "/danube.Discovery/TopicLookup": Unary(discovery.look_up),
             "/danube.Discovery/TopicPartitions": Unary(discovery.partitions),
             "/danube.HealthCheck/HealthCheck": Unary(discovery.health),
             "/danube.StorageService/ListSegmentDescriptors": Unary(discovery.segments),
+            **registry_routes(self.schemas),
         }
 
     def admin_routes(self) -> dict[str, Route]:
         """Return the routes of the admin port."""
-        return {}
+        return {**registry_routes(self.schemas)}
 
-    def producer_topic(self, producer_id: int) -> str | None:  # noqa: ARG002 - of a protocol
+    # -- what the guard asks ---------------------------------------------------------------------
+
+    def producer_topic(self, producer_id: int) -> str | None:
         """Return the full name of the producer's topic, None if there is no such producer."""
-        return None
+        return self.producers.producer_topic(producer_id)
 
-    def consumer_topic(self, consumer_id: int) -> str | None:  # noqa: ARG002 - of a protocol
+    def recognise(self, producer_id: int, *, topic: str, producer: str) -> str | None:
+        """Return the topic of a producer that an earlier run of the broker made, if it is one."""
+        return self.producers.recognise(producer_id, topic=topic, producer=producer)
+
+    def consumer_topic(self, consumer_id: int) -> str | None:
         """Return the full name of the consumer's topic, None if there is no such consumer."""
-        return None
+        return self.consumers.consumer_topic(consumer_id)
+
+    # -- the end ---------------------------------------------------------------------------------
 
     def begin_close(self) -> None:
-        """Tell clients that ask from now on to go."""
+        """Tell clients that ask from now on to go, and end the streams; acks are still taken."""
         self.discovery.is_closing = True
+        self.consumers.close()
 
     async def close(self) -> None:
         """Finish what is under way; call it when no call is open any more."""
+        await self.deliveries.close()
+        self.unreliable.close()
+        await self.schemas.close()
 
     def facts(self) -> dict[str, Any]:
         """Return what is counted of producers and subscriptions."""
-        return {}
+        clients = self.consumers.facts()
+        return {
+            **self.deliveries.facts(),
+            **clients,
+            "consumers": clients["streams"],
+            "producers": self.producers.stats()["producers"],
+        }
 
 
 def data_routes(engine: Engine, *, url: str, producers_max: int) -> dict[str, Route]:
-    """Return the routes of an engine's producers.
+    """Return the routes of an engine's data port alone.
 
     `url` is where clients find this broker, with its scheme. Call it in the loop that serves.
     """
     settings = engine.settings
     serve = settings.serve.model_copy(update={"producers_max": producers_max})
-    services = Services(engine, settings.model_copy(update={"serve": serve}), url=url)
-    return services.data_routes()
+    settings = settings.model_copy(update={"serve": serve})
+    return Services(engine, settings, addresses={"advertised_url": url}).data_routes()
