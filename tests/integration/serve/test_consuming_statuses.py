@@ -70,8 +70,8 @@ def test_what_is_wrong_with_a_subscription_has_its_status(tmp_path):
             await caller.not_subscribed("x" * 513),
             await caller.not_subscribed(subscription=""),
             await caller.not_subscribed(subscription="ü" * 257),
-            await caller.not_subscribed(filters=["x"] * 257),
-            await caller.not_subscribed(filters=["x" * 1025]),
+            await caller.not_subscribed(filters=["x"] * 65),
+            await caller.not_subscribed(filters=["x" * 257]),
         ]
 
     found = run(tmp_path, scene)
@@ -146,6 +146,28 @@ def test_a_subscription_and_a_topic_have_a_number_of_places(tmp_path):
     assert refused[0][1] == "The topic /default/t has the maximum of 2 consumers"
     assert gone == ("NOT_FOUND", f"The consumer with the id {ids[0]} does not exist")
     assert count == 3
+
+
+def test_ids_of_consumers_that_are_away_are_bounded(tmp_path, monkeypatch):
+    """Beyond their bytes the oldest goes, but nobody who has a stream or is about to."""
+    monkeypatch.setattr("frazil.serve.danube.consumers.IDS_BYTES_MAX", 400)
+
+    async def scene(world, caller):
+        first = (await caller.subscribe("first", kind=SHARED)).consumer_id
+        stream = caller.receive(first)
+        await streams(world, 1)
+        away = (await caller.subscribe("away", kind=SHARED)).consumer_id
+        leaving = caller.receive(away)
+        await streams(world, 2)
+        leaving.cancel()
+        await streams(world, 1)
+        for number in range(5):
+            await caller.subscribe(f"c{number}", kind=SHARED)
+        found = [world.ids.get(identity) is not None for identity in (first, away)]
+        stream.cancel()
+        return found, len(world.ids)
+
+    assert run(tmp_path, scene) == ([True, False], 6)
 
 
 def test_an_unknown_consumer_waits_for_its_refusal(tmp_path):

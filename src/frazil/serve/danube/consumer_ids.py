@@ -27,6 +27,7 @@ __all__ = ["ConsumerFacts", "ConsumerIds", "consumer_id"]
 _ID_BITS: Final = 53
 """Ids are positive in every client's language, and exact in those that have only doubles."""
 _KEY: Final = "consumer/"
+_OVERHEAD_BYTES: Final = 64
 
 
 class ConsumerFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -48,6 +49,11 @@ class ConsumerFacts(msgspec.Struct, frozen=True, array_like=True):
         """Return what the id is made of."""
         return (self.uid, self.topic, self.subscription, self.name)
 
+    @property
+    def size_bytes(self) -> int:
+        """Return about how much it takes, in memory and in each checkpoint."""
+        return _OVERHEAD_BYTES + sum(map(len, self.identity)) + sum(map(len, self.filters))
+
 
 def consumer_id(facts: ConsumerFacts, salt: int = 0) -> int:
     """Return the id of a consumer: the same one at all times, never 0."""
@@ -65,6 +71,8 @@ class ConsumerIds:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.size_bytes = 0
+        """About how much all of them take."""
         self._facts: dict[int, ConsumerFacts] = {}
         self._members: dict[tuple[str, str], dict[int, None]] = {}
         """The ids of a topic's subscription, by topic and subscription, oldest first."""
@@ -85,6 +93,10 @@ class ConsumerIds:
     def members(self, topic: str, subscription: str) -> list[int]:
         """Return the ids of a subscription's consumers, oldest first."""
         return list(self._members.get((topic, subscription), ()))
+
+    def oldest(self) -> list[int]:
+        """Return all ids, those first that were given first."""
+        return list(self._facts)
 
     def subscriptions(self) -> list[tuple[str, str]]:
         """Return each topic and subscription that has a consumer."""
@@ -159,6 +171,8 @@ class ConsumerIds:
         return topic_uid(spec) != facts.uid
 
     def _remember(self, identity: int, facts: ConsumerFacts) -> None:
+        known = self._facts.get(identity)
+        self.size_bytes += facts.size_bytes - (0 if known is None else known.size_bytes)
         self._facts[identity] = facts
         self._members.setdefault((facts.topic, facts.subscription), {})[identity] = None
 
@@ -166,6 +180,7 @@ class ConsumerIds:
         facts = self._facts.pop(identity, None)
         if facts is None:
             return
+        self.size_bytes -= facts.size_bytes
         key = (facts.topic, facts.subscription)
         members = self._members[key]
         members.pop(identity, None)

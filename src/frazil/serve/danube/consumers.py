@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.engine.states import KEY_BYTES_MAX
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.model import topic_uid
 from frazil.serve.danube.consumer_ids import ConsumerFacts, ConsumerIds
@@ -58,8 +57,10 @@ RESERVED_S: Final = 15.0
 """For how long a place is kept without a sign of its consumer; clients ping every 5 s."""
 TICK_S: Final = 15.0
 NAME_BYTES_MAX: Final = 512
-FILTERS_MAX: Final = 256
-FILTER_BYTES_MAX: Final = KEY_BYTES_MAX
+FILTERS_MAX: Final = 64
+FILTER_BYTES_MAX: Final = 256
+IDS_BYTES_MAX: Final = 16 << 20
+"""All ids together; beyond it consumers that are away lose theirs, the oldest first."""
 REASON_CHARACTERS_MAX: Final = 1024
 
 _CLOSING: Final = Status(Code.UNAVAILABLE, "server is shutting down")
@@ -166,7 +167,7 @@ class Consumers:
         if subscription is not None:
             subscription.ack(offset, done)
         else:
-            self._settle_slowly(call, topic, name, done, lambda found: found.ack(offset, done))
+            self._settle_slowly(call, topic, name, done, partial(_take_ack, offset, done))
 
     def nack(self, call: Call, message: bytes) -> None:
         """Answer Nack when the failed attempt is durable."""
@@ -306,10 +307,19 @@ class Consumers:
             raise Refused(consumers_full(facts.topic, consumers_max=self._consumers_max))
         for each in idle[: max(0, len(others) + 1 - self._consumers_max)]:
             self._forget(each)
+        if self._ids.size_bytes > IDS_BYTES_MAX:
+            self._forget_oldest(identity)
         found = self._unreliable.find(facts.topic, facts.subscription)
         if kind is SubscriptionType.EXCLUSIVE and found is not None:
             for each in idle:
                 found.dismiss(each)
+
+    def _forget_oldest(self, spared: int) -> None:
+        for identity in self._ids.oldest():
+            if self._ids.size_bytes <= IDS_BYTES_MAX:
+                return
+            if identity != spared and not self._has_place(identity):
+                self._forget(identity)
 
     def _has_place(self, identity: int) -> bool:
         if identity in self._streams:
@@ -485,6 +495,12 @@ def _wrong(text: str) -> Status:
 
 def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
+
+
+def _take_ack(
+    offset: int, done: Callable[[FrazilError | None], None], subscription: Attachable
+) -> None:
+    subscription.ack(offset, done)
 
 
 def _give_back(
