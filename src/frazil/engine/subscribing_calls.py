@@ -13,6 +13,7 @@ from frazil.engine.subscribing_settings import (
     policy_of,
 )
 from frazil.engine.subscribing_stream import Part, Request, Stream, checked_wait
+from frazil.engine.subscription_settings import Stored
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from frazil.model import full_topic_name, topic_uid
 from frazil.units import parse_bytes
@@ -212,6 +213,8 @@ class SubscriptionCalls(LakeCalls):
         if size < 1:
             raise InvalidRequest("prefetch_bytes must be at least 1", prefetch_bytes=size)
         fresh = None if policy is None else policy_of(policy)
+        unacked = None if unacked is None else _whole_number(unacked, "max_unacked")
+        _check_stored(fresh, unacked)
         check_dead_letters(self, runtimes, fresh)
         self._check_room(runtimes, name)
         return Request(
@@ -220,7 +223,7 @@ class SubscriptionCalls(LakeCalls):
             start=options["start"],
             consumer=consumer or f"embedded-{self.clock.random_bytes(6).hex()}",
             key_filters=tuple(filters),
-            max_unacked=None if unacked is None else _whole_number(unacked, "max_unacked"),
+            max_unacked=unacked,
             policy=fresh,
             prefetch=_whole_number(options["prefetch"], "prefetch"),
             prefetch_bytes=size,
@@ -331,6 +334,14 @@ def _check_start(runtimes: Sequence[TopicRuntime], start: Start) -> None:
             "offsets are those of one part: name the part, or a time, earliest or latest",
             part=runtimes[0].name,
         )
+
+
+def _check_stored(policy: FailurePolicy | None, max_unacked: int | None) -> None:
+    """Refuse what could not be kept, before anything is made."""
+    if policy is not None:
+        Stored(policy=policy)
+    if max_unacked is not None:
+        Stored(max_unacked_messages=max_unacked)
 
 
 def _whole_number(given: object, name: str) -> int:

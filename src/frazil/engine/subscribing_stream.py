@@ -70,7 +70,7 @@ class Delivery:
     """One record that is this consumer's to process, until it is acked.
 
     `value` is a `Message`, or a row as a dict; `attempt` is 1 for the first delivery; `part` is the
-    number of the part that has the record, 0 for a topic that is not partitioned.
+    number of the part that has the record, -1 for a topic that is not partitioned.
     """
 
     __slots__ = ("attempt", "offset", "size_bytes", "source", "time_us", "value")
