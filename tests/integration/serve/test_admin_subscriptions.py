@@ -7,14 +7,12 @@ import asyncio
 import pytest
 
 from frazil.engine.states import StateTag
-from frazil.errors import NotFound
 from frazil.ingest.messages import Message
-from frazil.model import topic_uid
-from frazil.serve.danube.consumer_ids import ConsumerFacts
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
-from frazil.subscribe import FailurePolicy, Poison, SubscriptionType
-from tests.integration.serve.test_admin_topics import PARTS, attached, new, told, wide
-from tests.integration.serve.test_admin_world import Reader, run
+from frazil.subscribe import FailurePolicy, Poison
+from tests.integration.serve.consuming_world import end_of, next_of
+from tests.integration.serve.test_admin_topics import PARTS, new, wide
+from tests.integration.serve.test_admin_world import run
 
 pytestmark = pytest.mark.integration
 
@@ -82,9 +80,8 @@ def test_a_policy_set_before_the_subscription_exists_is_read_back_and_counts(tmp
 
     async def use(admin):
         before = await policy_of(admin), await window_of(admin), await listed(admin)
-        found = await admin.needs.deliveries.open(
-            "/default/t", "s", kind=SubscriptionType.KEY_SHARED
-        )
+        await admin.reading(kind=3)
+        found = admin.needs.deliveries.find("/default/t", "s")
         after = await policy_of(admin), await window_of(admin), await listed(admin)
         return before, after, found.policy
 
@@ -107,7 +104,7 @@ def test_what_was_not_set_is_told_as_it_counts(tmp_path):
 
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
-        await attached(admin, "/default/t")
+        await admin.reading()
         found = [await policy_of(admin), await window_of(admin)]
         await set_window(admin, 1)
         found += [await policy_of(admin), await window_of(admin)]
@@ -123,18 +120,15 @@ def test_a_window_counts_for_a_subscription_at_work(tmp_path):
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
         await set_window(admin, 2)
-        reader = await attached(admin, "/default/t")
-        topic = admin.needs.topics.find("/default/t")
-        await asyncio.to_thread(topic.append_many, [b"%d" % number for number in range(5)])
-        while len(reader.records) < 2:
-            await told(reader)
-        before = len(reader.records)
+        _, stream = await admin.reading()
+        await admin.publish(*(b"%d" % number for number in range(5)))
+        found = [await next_of(stream) for _ in range(2)]
+        window = admin.needs.deliveries.find("/default/t", "s").status().unacked
         await set_window(admin, 4)
-        while len(reader.records) < 4:
-            await told(reader)
-        return before, len(reader.records)
+        found += [await next_of(stream) for _ in range(2)]
+        return window, [message.payload for message in found]
 
-    assert run(tmp_path, scene) == (2, 4)
+    assert run(tmp_path, scene) == (2, [b"0", b"1", b"2", b"3"])
 
 
 def test_a_policy_counts_for_a_subscription_at_work(tmp_path):
@@ -143,17 +137,12 @@ def test_a_policy_counts_for_a_subscription_at_work(tmp_path):
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
         await set_window(admin, 1)
-        reader = await attached(admin, "/default/t")
-        topic = admin.needs.topics.find("/default/t")
-        await asyncio.to_thread(topic.append_many, [b"bad", b"good"])
-        await told(reader)
+        _, stream = await admin.reading()
+        await admin.publish(b"bad", b"good")
+        bad = await next_of(stream)
         await set_policy(admin, DROP)
-        nacked = asyncio.get_running_loop().create_future()
-        admin.needs.deliveries.find("/default/t", "s").nack(0, nacked.set_result)
-        assert await nacked is None
-        while len(reader.records) < 2:
-            await told(reader)
-        return [record.value.payload for record in reader.records]
+        await admin.clients.nack(bad.msg_id.topic_offset)
+        return [bad.payload, (await next_of(stream)).payload]
 
     assert run(tmp_path, scene) == [b"bad", b"good"]
 
@@ -165,27 +154,25 @@ def test_the_whole_of_a_topic_stands_for_its_parts(tmp_path):
         await admin.ask("CreatePartitionedTopic", wide())
         whole = {"topic": "/default/wide"}
         await set_policy(admin, DROP, **whole)
-        readers = [await attached(admin, part) for part in PARTS]
-        await attached(admin, PARTS[1], "other")
+        streams = [(await admin.reading(part))[1] for part in PARTS]
+        await admin.reading(PARTS[1], "other")
         policies = [await policy_of(admin, topic=part) for part in (*PARTS, "/default/wide")]
         at_work = [admin.needs.deliveries.find(part, "s").policy.poison for part in PARTS]
         names = [await listed(admin, name) for name in ("/default/wide", PARTS[0])]
         # One part alone: the others keep what was decided.
         await admin.ask("Unsubscribe", wire.SubscriptionRequest(**named(topic=PARTS[0])))
-        await told(readers[0])
+        ends = [await end_of(streams[0])]
         kept = await policy_of(admin, topic=PARTS[2]), await listed(admin, PARTS[0])
         await admin.ask("Unsubscribe", wire.SubscriptionRequest(**named(**whole)))
-        for reader in readers[1:]:
-            await told(reader)
-        errors = {type(reader.error) for reader in readers}
-        return policies, at_work, names, kept, errors, await listed(admin, "/default/wide")
+        ends += [await end_of(stream) for stream in streams[1:]]
+        return policies, at_work, names, kept, ends, await listed(admin, "/default/wide")
 
-    policies, at_work, names, kept, errors, left = run(tmp_path, scene)
+    policies, at_work, names, kept, ends, left = run(tmp_path, scene)
     assert policies == [(DROP, 1)] * 4
     assert at_work == [Poison.DROP] * 3
     assert names == [["other", "s"], ["s"]]
     assert kept == ((DROP, 1), [])
-    assert errors == {NotFound}
+    assert ends == [("OK", "")] * 3
     assert left == ["other"]
 
 
@@ -194,34 +181,30 @@ def test_an_unsubscribe_ends_everything_of_a_subscription(tmp_path):
 
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
-        topic = admin.needs.topics.find("/default/t")
-        uid = topic_uid(topic.runtime.state.spec)
         await set_policy(admin, DROP)
         await set_policy(admin, DROP, name="early")
-        reader = await attached(admin, "/default/t")
-        await admin.needs.consumer_ids.put(ConsumerFacts(uid, "/default/t", "s", "c"))
-        await asyncio.to_thread(topic.append, b"before")
-        await told(reader)
+        identity, stream = await admin.reading()
+        await admin.publish(b"before")
+        await next_of(stream)
         for name in ("s", "early"):
             request = wire.SubscriptionRequest(**named(name))
             assert (await admin.ask("Unsubscribe", request)).success
-        await told(reader)
+        ends = [await end_of(stream), await end_of(admin.clients.receive(identity))]
         again = [
             await admin.refused("Unsubscribe", wire.SubscriptionRequest(**named(name)))
             for name in ("s", "early")
         ]
         left = [admin.engine.states.items(tag) for tag in (StateTag.SUBSCRIPTION, StateTag.CLIENT)]
-        fresh = await attached(admin, "/default/t", reader=Reader())
-        await asyncio.to_thread(topic.append, b"after")
-        await told(fresh)
-        payloads = [record.value.payload for record in fresh.records]
-        return type(reader.error), again, left, payloads, await policy_of(admin)
+        _, fresh = await admin.reading()
+        await admin.publish(b"after")
+        payload = (await next_of(fresh)).payload
+        return ends, again, left, payload, await policy_of(admin)
 
-    error, again, left, payloads, policy = run(tmp_path, scene)
-    assert error is NotFound
+    ends, again, left, payload, policy = run(tmp_path, scene)
+    assert [code for code, _ in ends] == ["OK", "NOT_FOUND"]
     assert [code for code, _ in again] == ["NOT_FOUND", "NOT_FOUND"]
     assert left == [{}, {}]
-    assert payloads == [b"after"]
+    assert payload == b"after"
     assert policy == (USUAL, 1)
 
 
@@ -230,15 +213,14 @@ def test_a_subscription_without_storage_can_be_ended(tmp_path):
 
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t", reliable=False))
-        reader = Reader()
-        found = admin.needs.unreliable.open("/default/t", "s", kind=SubscriptionType.SHARED)
-        found.attach(reader)
+        _, stream = await admin.reading()
+        await stream.initial_metadata()
         await admin.ask("Unsubscribe", wire.SubscriptionRequest(**named()))
-        await told(reader)
+        end = await end_of(stream)
         admin.needs.unreliable.publish(admin.needs.topics.find("/default/t"), Message(b"lost"))
-        return type(reader.error), await listed(admin), admin.needs.unreliable.counters.unheard
+        return end[0], await listed(admin), admin.needs.unreliable.counters.unheard
 
-    assert run(tmp_path, scene) == (NotFound, [], 1)
+    assert run(tmp_path, scene) == ("OK", [], 1)
 
 
 TOO_LONG = "x" * 513
@@ -256,43 +238,46 @@ def window(count, subscription="s"):
     return WINDOW(**named(subscription), dispatch_config=config)
 
 
-@pytest.mark.parametrize(
-    ("request_", "reason"),
-    [
-        (policy(poison_policy=0), "needs a dead_letter_topic"),
-        (policy(poison_policy=0, dead_letter_topic=""), "needs a dead_letter_topic"),
-        (policy(poison_policy=0, dead_letter_topic="dead"), "dead has an invalid format"),
-        (policy(poison_policy=0, dead_letter_topic="/default/t"), "its own subscriptions"),
-        (policy(poison_policy=0, dead_letter_topic="/default/rows"), "takes rows"),
-        (policy(poison_policy=3), "there is no such poison_policy (poison_policy=3)"),
-        (policy(backoff_strategy=9), "there is no such backoff_strategy (backoff_strategy=9)"),
-        (policy(ack_timeout_ms=(1 << 64) - 1), "ack_timeout_ms is too long"),
-        (policy(base_redelivery_delay_ms=1 << 63), "base_redelivery_delay_ms is too long"),
-        (policy(max_redelivery_delay_ms=1 << 40), "max_redelivery_delay_ms is too long"),
-        (policy(subscription=""), "1 to 512 bytes"),
-        (policy(subscription=TOO_LONG), "1 to 512 bytes"),
-        (policy(topic="t"), "has an invalid format"),
-        (POLICY(**named()), "the request has no failure_policy"),
-        (window(0), "max_unacked_messages is out of range"),
-        (window(10_001), "max_unacked_messages is out of range"),
-        (window((1 << 32) - 1), "max_unacked_messages is out of range"),
-        (window(5, TOO_LONG), "1 to 512 bytes"),
-        (WINDOW(**named()), "the request has no dispatch_config"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_with_the_reason(tmp_path, request_, reason):
+WRONG = [
+    (policy(poison_policy=0), "needs a dead_letter_topic"),
+    (policy(poison_policy=0, dead_letter_topic=""), "needs a dead_letter_topic"),
+    (policy(poison_policy=0, dead_letter_topic="dead"), "dead has an invalid format"),
+    (policy(poison_policy=0, dead_letter_topic="/default/t"), "its own subscriptions"),
+    (policy(poison_policy=0, dead_letter_topic="/default/rows"), "takes rows"),
+    (policy(poison_policy=3), "there is no such poison_policy (poison_policy=3)"),
+    (policy(backoff_strategy=9), "there is no such backoff_strategy (backoff_strategy=9)"),
+    (policy(ack_timeout_ms=(1 << 64) - 1), "ack_timeout_ms is too long"),
+    (policy(base_redelivery_delay_ms=1 << 63), "base_redelivery_delay_ms is too long"),
+    (policy(max_redelivery_delay_ms=1 << 40), "max_redelivery_delay_ms is too long"),
+    (policy(subscription=""), "1 to 512 bytes"),
+    (policy(subscription=TOO_LONG), "1 to 512 bytes"),
+    (policy(topic="t"), "has an invalid format"),
+    (POLICY(**named()), "the request has no failure_policy"),
+    (window(0), "max_unacked_messages is out of range"),
+    (window(10_001), "max_unacked_messages is out of range"),
+    (window((1 << 32) - 1), "max_unacked_messages is out of range"),
+    (window(5, TOO_LONG), "1 to 512 bytes"),
+    (WINDOW(**named()), "the request has no dispatch_config"),
+]
+
+
+def test_settings_that_make_no_sense_are_refused_with_the_reason(tmp_path):
     """Each is INVALID_ARGUMENT, says what is wrong, and nothing is stored."""
 
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
         await asyncio.to_thread(admin.engine.create_topic, "rows", {"id": "long"})
-        method = type(request_).__name__.removesuffix("Request")
-        refusal = await admin.refused(method, request_)
-        return refusal, admin.engine.states.items(StateTag.SUBSCRIPTION)
+        found = [
+            await admin.refused(type(request).__name__.removesuffix("Request"), request)
+            for request, _ in WRONG
+        ]
+        return found, admin.engine.states.items(StateTag.SUBSCRIPTION)
 
-    (code, text), stored = run(tmp_path, scene)
-    assert code == "INVALID_ARGUMENT"
-    assert reason in text
+    found, stored = run(tmp_path, scene)
+    assert [code for code, _ in found] == ["INVALID_ARGUMENT"] * len(WRONG)
+    wanted = [reason for _, reason in WRONG]
+    texts = [text for _, text in found]
+    assert [text for text, reason in zip(texts, wanted, strict=True) if reason not in text] == []
     assert stored == {}
 
 

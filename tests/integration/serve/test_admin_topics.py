@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from frazil.engine.states import StateTag
-from frazil.errors import NotFound, Unavailable
 from frazil.ingest.messages import Message
-from frazil.model import topic_uid
-from frazil.serve.danube.consumer_ids import ConsumerFacts
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import SchemaReference
 from frazil.serve.danube.statuses import Refused
-from frazil.subscribe import SubscriptionType
-from tests.integration.serve.test_admin_world import SECONDS_MAX, Reader, run
+from tests.integration.serve.consuming_world import end_of, next_of
+from tests.integration.serve.test_admin_world import run
 
 pytestmark = pytest.mark.integration
 
-PLENTY = {"messages": 100, "size_bytes": 1 << 20}
 PARTS = [f"/default/wide-part-{index}" for index in range(3)]
 
 
@@ -47,22 +41,6 @@ async def names_of(admin, namespace="default"):
     return [(info.name, info.broker_id, info.delivery) for info in reply.topics]
 
 
-async def attached(admin, topic, name="s", reader=None):
-    """Return a reader that takes records of a durable subscription."""
-    found = await admin.needs.deliveries.open(topic, name, kind=SubscriptionType.SHARED)
-    reader = reader or Reader()
-    found.attach(reader)
-    found.ready(reader, **PLENTY)
-    return reader
-
-
-async def told(reader):
-    """Wait until a reader was told something."""
-    async with asyncio.timeout(SECONDS_MAX):
-        await reader.told.wait()
-    reader.told.clear()
-
-
 def test_a_topic_is_there_when_the_call_returns_and_after_a_restart(tmp_path):
     """Topics and parts, stored or not, are listed with how they deliver, and can be published to."""
 
@@ -73,7 +51,7 @@ def test_a_topic_is_there_when_the_call_returns_and_after_a_restart(tmp_path):
         await admin.ask("CreatePartitionedTopic", wide("/system/w", 1, reliable=False))
         for name in ("/default/stored", PARTS[2]):
             topic = await admin.needs.topics.for_producer(name, is_reliable=True)
-            await asyncio.to_thread(topic.append, b"record")
+            await admin.publish(b"record", topic=topic.name)
 
     async def look(admin):
         every = await admin.ask("ListBrokerTopics", wire.BrokerRequest(broker_id="17"))
@@ -176,17 +154,17 @@ def test_a_deleted_topic_takes_everything_along(tmp_path, name):
     """Consumers' streams end, ids and settings are gone, and its name is free for another topic."""
 
     async def scene(admin):
-        needs = admin.needs
-        make = wide() if name.endswith("wide") else new(name)
-        await admin.ask("CreatePartitionedTopic" if name.endswith("wide") else "CreateTopic", make)
-        parts = needs.topics.parts(name)
-        readers = [await attached(admin, part) for part in parts]
-        uid = topic_uid(needs.topics.find(parts[0]).runtime.state.spec)
-        for part in parts:
-            await needs.consumer_ids.put(ConsumerFacts(uid, part, "s", "c"))
+        is_wide = name.endswith("wide")
+        make = wide() if is_wide else new(name)
+        await admin.ask("CreatePartitionedTopic" if is_wide else "CreateTopic", make)
+        parts = admin.needs.topics.parts(name)
+        consumers = [await admin.reading(part) for part in parts]
+        for part, (_, stream) in zip(parts, consumers, strict=True):
+            await admin.publish(b"record", topic=part)
+            assert (await next_of(stream)).payload == b"record"
         assert (await admin.ask("DeleteTopic", wire.TopicRequest(name=name))).success
-        for reader in readers:
-            await told(reader)
+        ends = [await end_of(stream) for _, stream in consumers]
+        again = [await end_of(admin.clients.receive(each)) for each, _ in consumers]
         missing = [
             await admin.refused("DeleteTopic", wire.TopicRequest(name=each))
             for each in (name, *parts)
@@ -194,11 +172,11 @@ def test_a_deleted_topic_takes_everything_along(tmp_path, name):
         left = [admin.engine.states.items(tag) for tag in (StateTag.SUBSCRIPTION, StateTag.CLIENT)]
         await admin.ask("CreateTopic", new(name, reliable=False))
         reply = await admin.ask("ListSubscriptions", wire.TopicRequest(name=name))
-        errors = [reader.error for reader in readers]
-        return errors, missing, left, list(reply.subscriptions), await names_of(admin)
+        return ends, again, missing, left, list(reply.subscriptions), await names_of(admin)
 
-    errors, missing, left, subscriptions, names = run(tmp_path, scene)
-    assert {type(error) for error in errors} == {NotFound}
+    ends, again, missing, left, subscriptions, names = run(tmp_path, scene)
+    assert set(ends) == {("OK", "")}
+    assert {code for code, _ in again} == {"NOT_FOUND"}
     assert missing[0] == ("NOT_FOUND", f"Unable to find the topic: {name}")
     assert {code for code, _ in missing} == {"NOT_FOUND"}
     assert left == [{}, {}]
@@ -221,30 +199,24 @@ def test_one_part_alone_cannot_be_deleted(tmp_path):
 
 
 def test_an_unloaded_topic_sends_its_consumers_away_and_takes_them_back(tmp_path):
-    """Streams end with UNAVAILABLE; who comes again goes on where the acks were."""
+    """Streams end with UNAVAILABLE; who comes again, with the same id, goes on where the acks were."""
 
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
-        topic = admin.needs.topics.find("/default/t")
-        reader = await attached(admin, "/default/t")
-        for payload in (b"first", b"second"):
-            await asyncio.to_thread(topic.append, payload)
-            await told(reader)
-        acked = asyncio.get_running_loop().create_future()
-        admin.needs.deliveries.find("/default/t", "s").ack(0, acked.set_result)
+        identity, stream = await admin.reading()
+        await admin.publish(b"first", b"second")
+        first, second = await next_of(stream), await next_of(stream)
+        await admin.clients.ack(first.msg_id.topic_offset)
         reply = await admin.ask("UnloadTopic", wire.TopicRequest(name="/default/t"))
-        await told(reader)
-        again = await attached(admin, "/default/t", reader=Reader())
-        await told(again)
+        end = await end_of(stream)
+        again = await next_of(admin.clients.receive(identity))
         refusal = await admin.refused("UnloadTopic", wire.TopicRequest(name="/default/none"))
-        payloads = [record.value.payload for record in again.records]
-        return reply.success, reader.error, await acked, payloads, refusal
+        return reply.success, end, second.payload, again.payload, refusal
 
-    success, error, acked, payloads, refusal = run(tmp_path, scene)
+    success, end, second, again, refusal = run(tmp_path, scene)
     assert success
-    assert isinstance(error, Unavailable)
-    assert acked is None
-    assert payloads == [b"second"]
+    assert end[0] == "UNAVAILABLE"
+    assert again == second == b"second"
     assert refusal == ("NOT_FOUND", "Unable to find the topic: /default/none")
 
 
@@ -255,22 +227,20 @@ def test_topics_without_storage_are_unloaded_and_deleted_too(tmp_path):
         await admin.ask("CreateTopic", new("/default/t", reliable=False))
         request = wire.TopicRequest(name="/default/t")
         passing, topic = admin.needs.unreliable, admin.needs.topics.find("/default/t")
-        errors = []
+        ends = []
+        identity, stream = await admin.reading()
         for call in ("UnloadTopic", "DeleteTopic"):
-            reader = Reader()
-            found = passing.open("/default/t", "s", kind=SubscriptionType.SHARED)
-            found.attach(reader)
-            found.ready(reader, **PLENTY)
             passing.publish(topic, Message(b"record"))
-            await told(reader)
+            assert (await next_of(stream)).payload == b"record"
             listed = await admin.ask("ListSubscriptions", request)
             assert list(listed.subscriptions) == ["s"]
             await admin.ask(call, request)
-            await told(reader)
-            errors.append(type(reader.error))
-        return errors
+            ends.append((await end_of(stream))[0])
+            stream = admin.clients.receive(identity)
+            await stream.initial_metadata()
+        return [*ends, (await end_of(stream))[0]]
 
-    assert run(tmp_path, scene) == [Unavailable, NotFound]
+    assert run(tmp_path, scene) == ["UNAVAILABLE", "OK", "NOT_FOUND"]
 
 
 def test_lists_of_what_is_not_there_are_refused(tmp_path):

@@ -10,18 +10,14 @@ import grpc
 import pytest
 
 import frazil
-from frazil.engine.delivery import Deliveries
-from frazil.engine.subscription_settings import SubscriptionSettings
 from frazil.serve.danube.admin_needs import AdminNeeds
 from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
-from frazil.serve.danube.consumer_ids import ConsumerIds
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
-from frazil.serve.danube.schema_topics import Schemas
+from frazil.serve.danube.routes import Services
 from frazil.serve.danube.services import RPCS
-from frazil.serve.danube.topics import Topics
-from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
+from tests.integration.serve.consuming_world import Caller, until
 
 pytestmark = pytest.mark.integration
 
@@ -35,38 +31,26 @@ FACTS = BrokerFacts(
 SECONDS_MAX = 60
 
 
-class Reader:
-    """A consumer that keeps what it gets, and how it ended."""
-
-    def __init__(self, consumer_id=1, name="c"):
-        self.consumer_id = consumer_id
-        self.name = name
-        self.records = []
-        self.error = None
-        self.told = asyncio.Event()
-
-    def deliver(self, records, _attempts):
-        self.records += records
-        self.told.set()
-
-    def displaced(self):
-        self.told.set()
-
-    def ended(self, error):
-        self.error = error
-        self.told.set()
-
-
 class Admin:
     """A plain gRPC client of a broker's admin port, with the broker's parts at hand."""
 
-    def __init__(self, needs, port):
+    def __init__(self, needs, port, clients):
         self.needs = needs
         self.engine = needs.engine
+        self.clients = clients
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
     async def close(self):
         await self._channel.close()
+
+    async def reading(self, topic="/default/t", subscription="s", name="c", kind=1):
+        """Return the id of a consumer that is subscribed, and its stream."""
+        made = await self.clients.subscribe(name, topic=topic, subscription=subscription, kind=kind)
+        return made.consumer_id, self.clients.receive(made.consumer_id)
+
+    async def publish(self, *payloads, topic="/default/t"):
+        """Write records to a topic."""
+        await asyncio.to_thread(self.engine.topic(topic).append_many, list(payloads))
 
     async def ask(self, method, request=None, service="TopicAdmin"):
         """Return the reply to a call."""
@@ -97,29 +81,28 @@ class Admin:
 async def serving(path, **settings):
     """Serve a data directory in this process; yields an `Admin`."""
     with frazil.open(path, **{**SETTINGS, **settings}) as engine:
-        loop = asyncio.get_running_loop()
-        topics = Topics(engine)
-        decided = SubscriptionSettings(engine)
-        decided.load()
+        addresses = {"advertised_url": FACTS.url, "admin_url": "", "http_url": ""}
+        services = Services(engine, engine.settings, addresses=addresses)
         needs = AdminNeeds(
             engine=engine,
-            topics=topics,
-            settings=decided,
-            deliveries=Deliveries(engine, decided, loop=loop),
-            unreliable=Unreliable(loop),
-            consumer_ids=ConsumerIds(engine),
-            schemas=Schemas(engine, topics),
+            topics=services.topics,
+            settings=services.subscription_settings,
+            deliveries=services.deliveries,
+            unreliable=services.unreliable,
+            consumers=services.consumers,
+            schemas=services.schemas,
         )
-        server = Server(Router(admin_routes(needs, FACTS)))
+        server = Server(Router({**services.data_routes(), **admin_routes(needs, FACTS)}))
         _host, port = await server.start("127.0.0.1", 0)
-        admin = Admin(needs, port)
-        try:
-            yield admin
-        finally:
-            await admin.close()
-            await server.drain(0.5)
-            await needs.deliveries.close()
-            await needs.schemas.close()
+        async with Caller(port) as clients:
+            admin = Admin(needs, port, clients)
+            try:
+                yield admin
+            finally:
+                await admin.close()
+                services.begin_close()
+                await server.drain(0.5)
+                await services.close()
 
 
 def run(path, *scenes, **settings):
@@ -158,19 +141,20 @@ def test_every_call_of_the_admin_services_is_served_and_no_other(tmp_path):
     assert others == ["UNIMPLEMENTED"] * 4
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])
-def test_bytes_that_are_no_request_are_refused_as_such(tmp_path, data):
+def test_bytes_that_are_no_request_are_refused_as_such(tmp_path):
     """Garbage, a cut message and text that is no UTF-8 are the caller's fault, for every call."""
 
     async def scene(admin):
         listed = [path for path in RPCS if path.startswith("/danube_admin.")]
-        return {path: await admin.send_raw(path, data) for path in listed}
+        wrong = (b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe")
+        return [{path: await admin.send_raw(path, data) for path in listed} for data in wrong]
 
-    codes = run(tmp_path, scene)
+    found = run(tmp_path, scene)
     # A message without fields takes whatever is well-formed as fields that it does not know.
-    empty = {path for path in codes if RPCS[path].request is wire.Empty}
-    assert {codes[path] for path in codes if path not in empty} == {"INVALID_ARGUMENT"}
-    assert {codes[path] for path in empty} <= {"INVALID_ARGUMENT", "OK"}
+    empty = {path for path in found[0] if RPCS[path].request is wire.Empty}
+    for codes in found:
+        assert {codes[path] for path in codes if path not in empty} == {"INVALID_ARGUMENT"}
+        assert {codes[path] for path in empty} <= {"INVALID_ARGUMENT", "OK"}
 
 
 def test_a_busy_journal_does_not_hold_up_the_loop(tmp_path):
@@ -208,3 +192,33 @@ def test_a_busy_journal_does_not_hold_up_the_loop(tmp_path):
     assert leader == "17"
     assert undone == [True] * 4
     assert replies == [True] * 4
+
+
+def test_what_was_begun_is_finished_when_the_client_has_gone(tmp_path):
+    """A call that is cancelled while the journal is busy is carried out all the same."""
+
+    async def scene(admin):
+        await admin.ask("CreateTopic", wire.NewTopicRequest(name="/default/t"))
+        release = threading.Event()
+        busy = asyncio.create_task(
+            asyncio.to_thread(admin.engine.main.queue.call, lambda: release.wait(SECONDS_MAX))
+        )
+        calls = [
+            asyncio.create_task(each)
+            for each in (
+                admin.ask("CreateTopic", wire.NewTopicRequest(name="/default/u")),
+                admin.ask("DeleteTopic", wire.TopicRequest(name="/default/t")),
+            )
+        ]
+        # Both have reached the broker when a call behind them is answered.
+        await admin.ask("GetLeaderBroker", service="BrokerAdmin")
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await admin.ask("GetLeaderBroker", service="BrokerAdmin")
+        release.set()
+        await busy
+        await until(lambda: admin.engine.topics() == ["/default/u"])
+        return [call.cancelled() for call in calls]
+
+    assert run(tmp_path, scene) == [True, True]

@@ -9,9 +9,8 @@ import attrs
 from frazil.engine.core import Engine
 from frazil.engine.delivery import Deliveries
 from frazil.engine.subscription_settings import SubscriptionSettings
-from frazil.errors import Unavailable
 from frazil.model import topic_uid
-from frazil.serve.danube.consumer_ids import ConsumerIds
+from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.schema_topics import Schemas
 from frazil.serve.danube.statuses import Refused, topic_missing
@@ -41,7 +40,7 @@ class AdminNeeds:
     settings: SubscriptionSettings
     deliveries: Deliveries
     unreliable: Unreliable
-    consumer_ids: ConsumerIds
+    consumers: Consumers
     schemas: Schemas
 
     def named(self, name: str) -> list[Topic]:
@@ -69,24 +68,9 @@ class AdminNeeds:
         if name in self.engine.cursors.names(topic):
             await self.deliveries.drop(topic, name)
         self.unreliable.drop(topic, name)
-        self.consumer_ids.forget_subscription(topic, name)
+        self.consumers.forget_subscription(topic, name)
 
     def forget(self, topic: str) -> None:
         """End whatever consumes a topic that was deleted."""
         self.deliveries.forget_topic(topic)
-        self.unreliable.forget_topic(topic)
-        self.consumer_ids.forget_topic(topic)
-
-    async def unload(self, topic: str) -> None:
-        """End the streams of a topic's consumers, who come again; nothing is forgotten."""
-        why = Unavailable("the topic was unloaded, come again", topic=topic)
-        for durable in self.deliveries.subscriptions:
-            if durable.topic == topic:
-                # What was acked is answered first.
-                await durable.rest()
-                durable.end(why)
-        for name in self.unreliable.names(topic):
-            passing = self.unreliable.find(topic, name)
-            if passing is not None:
-                self.unreliable.remove(passing)
-                passing.end(why)
+        self.consumers.forget_topic(topic)

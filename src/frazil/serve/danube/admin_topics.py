@@ -149,7 +149,7 @@ class TopicAdmin:
 
     async def _unload(self, request: TopicRequest) -> TopicResponse:
         for topic in self._needs.named(request.name):
-            await self._needs.unload(topic.name)
+            self._needs.consumers.unload(topic.name)
         return TopicResponse(success=True)
 
     # -- told ------------------------------------------------------------------------------------
