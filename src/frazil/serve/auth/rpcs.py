@@ -63,6 +63,12 @@ class Owners(Protocol):
     def producer_topic(self, producer_id: int) -> str | None:
         """Return the full name of the producer's topic, None if there is no such producer."""
 
+    def recognise(self, producer_id: int, *, topic: str, producer: str) -> str | None:
+        """Return the full name of `topic` if the producer of that name has this id, else None.
+
+        Producers of an earlier life of the broker come without creating themselves again.
+        """
+
     def consumer_topic(self, consumer_id: int) -> str | None:
         """Return the full name of the consumer's topic, None if there is no such consumer."""
 
@@ -239,6 +245,10 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
     match target.scope:
         case Scope.PRODUCER:
             topic = owners.producer_topic(value)
+            if topic is None:
+                topic = owners.recognise(
+                    value, topic=request.msg_id.topic_name, producer=request.producer_name
+                )
             if topic is None:
                 raise Refused(producer_unknown(value))
             return _named(topic)

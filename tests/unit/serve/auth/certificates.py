@@ -37,6 +37,21 @@ OjssSQqHHbStBf0CIDyPIT29mIkgE8MCVWsyFEee3tVPNp7oiIIuO8TZPiDK
 """
 """Of another key, so that it does not fit `KEY`."""
 
+RENEWED_CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBmzCCAUGgAwIBAgIUG3PRjU1U3CS19q0LZIlUoQ28p4MwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTExNjA5NTYxMloYDzIxMTkxMjE5
+MDk1NjEyWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAAREIrGzTkDZHUGjwKKSU1ApCOhpB/OKQVauZNuKrJSOk5i3+DDSgVj9
+dfOJJCPkC3b5lFadVTOydAnFGmxOe9tto28wbTAdBgNVHQ4EFgQU6WMKCnJO+6y4
+G84bXq0M4pneMUMwHwYDVR0jBBgwFoAU6WMKCnJO+6y4G84bXq0M4pneMUMwDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSAAwRQIhAMA5KSCPmrP4k3KELN0tbspyDp87BmLv2HeXrdSx8BJWAiAS
+xMKehvAe4YNpzWCiM2mYsyPoP4TQwiMTK1dq6zFDPA==
+-----END CERTIFICATE-----
+"""
+"""Another one of `KEY`, as if the first had been renewed."""
+
 
 def write_certificate(directory, *, mode=0o600):
     """Write both into a directory; return the paths of the certificate and of its key."""

@@ -13,6 +13,7 @@ from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.grpc.codec import Code
 from tests.unit.serve.auth.world import (
     CONSUMER_ID,
+    EARLIER_ID,
     KEY,
     PRODUCER_ID,
     FakeCall,
@@ -372,3 +373,18 @@ def test_principals_behind_one_address_have_rates_of_their_own():
 def test_clients_are_addresses_without_ports(peer, client):
     """A host of IPv6 is its network: it can take any number of addresses in it."""
     assert client_of(peer) == client
+
+
+def test_a_producer_of_an_earlier_life_is_judged_by_its_own_topic():
+    """The id proves the topic beside it; with another name or topic it is nobody's."""
+    guard, clock = make_guard()
+
+    def sent(name="earlier", topic=TOPIC):
+        msg_id = data.MsgID(producer_id=EARLIER_ID, topic_name=topic)
+        message = data.StreamMessage(msg_id=msg_id, payload=b"x", producer_name=name)
+        return message.SerializeToString()
+
+    assert ask(guard, SEND, sent(), token("writer", clock)) is None
+    assert ask(guard, SEND, sent(), token("elsewhere", clock))[0] is Code.PERMISSION_DENIED
+    for other in (sent(name="later"), sent(topic="/other/orders")):
+        assert ask(guard, SEND, other, token("elsewhere", clock))[0] is Code.NOT_FOUND

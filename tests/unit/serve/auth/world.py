@@ -18,7 +18,7 @@ from frazil.testing import SimulatedClock
 SECRET = "a-secret-of-tokens-that-nobody-may-see-0001"
 ISSUER = "frazil-tests"
 KEY = new_key("app-key", random=bytes(range(100, 132)))
-PRODUCER_ID, CONSUMER_ID = 11, 22
+PRODUCER_ID, CONSUMER_ID, EARLIER_ID = 11, 22, 33
 ACCESS = f"""
 roles:
   writer: [{{actions: [produce], namespace: default, topics: [orders], subjects: [orders]}}]
@@ -48,10 +48,14 @@ class FakeCall:
 
 
 class KnownIds:
-    """One producer and one consumer, both of /default/orders."""
+    """Two producers, one of an earlier life, and a consumer, all of /default/orders."""
 
     def producer_topic(self, producer_id):
         return "/default/orders" if producer_id == PRODUCER_ID else None
+
+    def recognise(self, producer_id, *, topic, producer):
+        known = (EARLIER_ID, "/default/orders", "earlier")
+        return topic if (producer_id, topic, producer) == known else None
 
     def consumer_topic(self, consumer_id):
         return "/default/orders" if consumer_id == CONSUMER_ID else None

@@ -1,0 +1,486 @@
+"""`frazil serve` as a process: what it says, whom it serves, how signals end and change it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+from danube import DanubeClientBuilder, DispatchStrategy, SubType
+
+import frazil
+from frazil.clock import SystemClock
+from frazil.serve.danube.proto import danube_pb2 as wire
+from tests.unit.serve.auth.certificates import CERTIFICATE, RENEWED_CERTIFICATE, write_certificate
+from tests.unit.serve.auth.world import ISSUER, SECRET, token
+
+pytestmark = pytest.mark.integration
+
+SECONDS_MAX = 60
+COMMAND = [sys.executable, "-m", "frazil.cli", "serve"]
+SETTINGS = {
+    "log.ballast_bytes": 0,
+    "log.free_bytes_min": 0,
+    "log.free_ratio_min": 0,
+    "lake.default": "false",
+}
+CREATE = "/danube.ProducerService/CreateProducer"
+SUBSCRIBE = "/danube.ConsumerService/Subscribe"
+RECEIVE = "/danube.ConsumerService/ReceiveMessages"
+TOPIC = "/default/orders"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def words(directory, *options, **settings):
+    """Return a command line with free ports."""
+    pairs = {**SETTINGS, **{key.replace("__", "."): value for key, value in settings.items()}}
+    given = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
+    ports = ["--port", "0", "--admin-port", "0", "--http-port", "0"]
+    return [*COMMAND, "--data", str(directory), *ports, *given, *options]
+
+
+class Process:
+    """A broker that runs; `facts` is what it said when it was ready."""
+
+    def __init__(self, command, tmp_path):
+        self.errors = tmp_path / "stderr"
+        with self.errors.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [*command, "--output", "json"], stdout=subprocess.PIPE, stderr=errors
+            )
+        self.pid = self._process.pid
+        # A broker that never gets ready is ended, which ends the wait for its line.
+        timer = threading.Timer(SECONDS_MAX, self._process.kill)
+        timer.start()
+        line = self._process.stdout.readline()
+        timer.cancel()
+        assert line, self.errors.read_text()
+        self.facts = json.loads(line)
+        self.url = self.facts["url"]
+        self.target = self.url.partition("://")[2]
+
+    def signal(self, number):
+        self._process.send_signal(number)
+
+    def wait(self):
+        """Return the exit code of a process that was told to end."""
+        return self._process.wait(SECONDS_MAX)
+
+    def close(self):
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(SECONDS_MAX)
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def serving(tmp_path, *options, **settings):
+    """Run a broker until the end of the block."""
+    process = Process(words(tmp_path / "data", *options, **settings), tmp_path)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def run(*arguments):
+    """Run a command that ends by itself."""
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+
+
+def page(url, *, header=None, context=None):
+    """Return status and text of a page."""
+    request = urllib.request.Request(url)
+    if header is not None:
+        request.add_header("authorization", header)
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS_MAX, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def producer_of(client, name="p"):
+    builder = client.new_producer().with_topic(TOPIC).with_name(name)
+    producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
+    await producer.create()
+    return producer
+
+
+async def consumer_of(client, name="c"):
+    builder = client.new_consumer().with_topic(TOPIC).with_consumer_name(name)
+    consumer = builder.with_subscription("s").with_subscription_type(SubType.EXCLUSIVE).build()
+    await consumer.subscribe()
+    return consumer, await consumer.receive()
+
+
+async def taken(consumer, queue):
+    """Return the payload of the next message, which is acked."""
+    message = await asyncio.wait_for(queue.get(), SECONDS_MAX)
+    await consumer.ack(message)
+    return message.payload
+
+
+async def build(url):
+    return await DanubeClientBuilder().service_url(url).build()
+
+
+# -- starting and stopping -----------------------------------------------------------------------
+
+
+def test_what_is_published_and_acked_outlives_the_process(tmp_path):
+    """After SIGTERM the next broker has the records, and delivers none that was acked."""
+
+    async def first(url):
+        client = await build(url)
+        producer = await producer_of(client)
+        consumer, queue = await consumer_of(client)
+        for number in range(5):
+            await producer.send(b"%d" % number)
+        found = [await taken(consumer, queue) for _ in range(3)]
+        await consumer.close()
+        await producer.close()
+        return found
+
+    async def second(url):
+        client = await build(url)
+        consumer, queue = await consumer_of(client)
+        found = [await taken(consumer, queue) for _ in range(2)]
+        await consumer.close()
+        return found
+
+    with serving(tmp_path) as broker:
+        assert broker.facts["event"] == "ready"
+        assert broker.facts["pid"] == broker.pid
+        assert page(broker.facts["http_url"] + "/readyz") == (200, "ok\n")
+        assert asyncio.run(first(broker.url)) == [b"0", b"1", b"2"]
+        broker.signal(signal.SIGTERM)
+        assert broker.wait() == 0
+    with serving(tmp_path) as broker:
+        assert asyncio.run(second(broker.url)) == [b"3", b"4"]
+        broker.signal(signal.SIGINT)
+        assert broker.wait() == 0
+
+
+def test_a_second_process_is_told_the_pid_of_the_first(tmp_path):
+    """It ends with a conflict although its port is taken, too, and the first one goes on."""
+    with serving(tmp_path) as broker:
+        done = run(*words(tmp_path / "data", "--port", broker.url.rpartition(":")[2]))
+        assert done.returncode == 4
+        assert f"pid={broker.pid} " in done.stderr
+        assert done.stdout == ""
+        assert page(broker.facts["http_url"] + "/readyz")[0] == 200
+
+
+def test_a_taken_port_is_named(tmp_path):
+    """The error says which setting to change, and the directory is free again."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = run(*words(tmp_path / "data", "--admin-port", port))
+    assert done.returncode == 5
+    assert "cannot be listened on" in done.stderr
+    assert f"port={port} setting=serve.admin_port" in done.stderr
+    with frazil.open(tmp_path / "data") as db:
+        assert db.topics() == []
+
+
+def test_the_greeting_can_be_pasted(tmp_path):
+    """The client program and the commands in it work as they are."""
+    command = words(tmp_path / "data")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = []
+            while not lines or lines[-1] != "END\n":
+                lines.append(process.stdout.readline())
+                assert lines[-1], "".join(lines)
+            text = "".join(lines)
+            shown = run("sh", "-c", re.search(r"[^\n]* - <<'END'\n.*END\n", text, re.DOTALL)[0])
+            assert shown.stdout == "0 b'hello from a client'\n", shown.stderr
+            watch = re.search(r"^ +(\S+ top --data .*)$", text, re.MULTILINE)[1]
+            top = run("sh", "-c", f"{watch} --once")
+            assert top.returncode == 0, top.stderr
+            url = re.search(r"curl (\S+)", text)[1]
+            assert page(url) == (200, "ok\n")
+        finally:
+            process.terminate()
+        assert process.wait(SECONDS_MAX) == 0
+
+
+def test_sigterm_answers_what_is_under_way_and_ends_streams(tmp_path):
+    """Every send is answered or refused as unavailable; what was answered is there afterwards."""
+
+    async def send_all(channel, producer_id, count):
+        call = channel.unary_unary("/danube.ProducerService/SendMessage")
+
+        async def one(number):
+            message = wire.StreamMessage(
+                request_id=number,
+                msg_id=wire.MsgID(producer_id=producer_id, topic_name=TOPIC),
+                payload=b"%d" % number,
+                producer_name="p",
+            )
+            try:
+                await call(message.SerializeToString(), timeout=SECONDS_MAX)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return number
+
+        return await asyncio.gather(*(one(number) for number in range(count)))
+
+    async def scene(broker):
+        async with grpc.aio.insecure_channel(broker.target) as channel:
+            request = wire.ProducerRequest(
+                topic_name=TOPIC, producer_name="p", dispatch_strategy=1
+            ).SerializeToString()
+            made = wire.ProducerResponse.FromString(await channel.unary_unary(CREATE)(request))
+            stream = channel.unary_stream(RECEIVE)(await subscribed(channel))
+            await stream.initial_metadata()
+            sending = asyncio.create_task(send_all(channel, made.producer_id, 1000))
+            await asyncio.wait_for(stream.read(), SECONDS_MAX)
+            broker.signal(signal.SIGTERM)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async with asyncio.timeout(SECONDS_MAX):
+                    while await stream.read() is not grpc.aio.EOF:
+                        pass
+            return caught.value.code(), await sending
+
+    with serving(tmp_path) as broker:
+        code, answers = asyncio.run(scene(broker))
+        assert broker.wait() == 0
+    assert code is grpc.StatusCode.UNAVAILABLE
+    answered = {each for each in answers if isinstance(each, int)}
+    refused = {each for each in answers if not isinstance(each, int)}
+    assert answered
+    assert refused <= {grpc.StatusCode.UNAVAILABLE}
+    with frazil.open(tmp_path / "data") as db:
+        records = [record for batch in db.topic(TOPIC).read() for record in batch.records()]
+    assert answered <= {int(record["payload"]) for record in records}
+
+
+async def subscribed(channel):
+    """Return the request of a stream for a subscription that begins here."""
+    request = wire.ConsumerRequest(
+        topic_name=TOPIC, consumer_name="c", subscription="s", subscription_type=0
+    ).SerializeToString()
+    found = wire.ConsumerResponse.FromString(await channel.unary_unary(SUBSCRIBE)(request))
+    return wire.ReceiveRequest(consumer_id=found.consumer_id).SerializeToString()
+
+
+def test_the_end_waits_no_longer_than_it_was_told(tmp_path):
+    """A client that keeps its connection and reads nothing does not keep the broker."""
+    with serving(tmp_path, serve__drain_s=1) as broker:
+        host, _, port = broker.target.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=SECONDS_MAX) as silent:
+            silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+            assert silent.recv(9)
+            broker.signal(signal.SIGTERM)
+            assert broker.wait() == 0
+
+
+# -- who may connect, and do what ----------------------------------------------------------------
+
+
+def test_other_machines_need_a_flag_or_protection(tmp_path):
+    """An address beyond this machine is refused; with the flag it is used, and told."""
+    done = run(*words(tmp_path / "data", "--host", "0.0.0.0"))
+    assert done.returncode == 2
+    assert "needs TLS and authentication, or serve.insecure=true" in done.stderr
+    with serving(tmp_path, "--host", "0.0.0.0", "--insecure") as broker:
+        told = broker.errors.read_text()
+        assert (
+            "insecure: 0.0.0.0 is reachable from elsewhere without TLS and authentication" in told
+        )
+        port = broker.facts["http_url"].rpartition(":")[2]
+        assert page(f"http://127.0.0.1:{port}/readyz")[0] == 200
+        assert socket.gethostname() in broker.facts["advertised_url"]
+
+
+ACCESS = """
+roles:
+  both: [{{actions: [produce, consume], namespace: default, topics: [{topics}]}}]
+principals:
+  user:app: [both]
+"""
+
+
+def protected(tmp_path):
+    """Return the settings of a broker with TLS and tokens, whose files are in place."""
+    certificate, key = write_certificate(tmp_path)
+    for name, text in (("access.yaml", ACCESS.format(topics="orders")), ("secrets", SECRET)):
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(text)
+    return {
+        "serve__tls_certificate_file": certificate,
+        "serve__tls_key_file": key,
+        "auth__enabled": "true",
+        "auth__access_file": str(tmp_path / "access.yaml"),
+        "auth__jwt_secret_file": str(tmp_path / "secrets"),
+        "auth__jwt_issuer": ISSUER,
+        "telemetry__log_level": "info",
+    }
+
+
+def bearer(name="app"):
+    return token(name, SystemClock())
+
+
+def secured(broker):
+    """Return a channel that trusts the broker's certificate."""
+    credentials = grpc.ssl_channel_credentials(root_certificates=CERTIFICATE.encode())
+    return grpc.aio.secure_channel(f"localhost:{broker.target.rpartition(':')[2]}", credentials)
+
+
+async def refused(channel, topic, header):
+    """Return how a producer of a topic is refused."""
+    metadata = () if header is None else (("authorization", header),)
+    request = wire.ProducerRequest(topic_name=topic, producer_name="p", dispatch_strategy=1)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(CREATE)(request.SerializeToString(), metadata=metadata)
+    return caught.value.code()
+
+
+def test_tokens_are_asked_for_over_tls(tmp_path):
+    """Without one, with a bad one and for another topic nothing goes; with one, over a restart."""
+    settings = protected(tmp_path)
+    ports = ("--port", str(free_port()))
+
+    async def denied(broker):
+        async with secured(broker) as channel:
+            return [
+                await refused(channel, TOPIC, None),
+                await refused(channel, TOPIC, "Bearer guess"),
+                await refused(channel, TOPIC, bearer("nobody")),
+                await refused(channel, "/default/other", bearer()),
+            ]
+
+    async def client_of(broker):
+        builder = DanubeClientBuilder().service_url(broker.url)
+        builder = builder.with_tls(settings["serve__tls_certificate_file"])
+        return await builder.with_token(bearer().removeprefix("Bearer ")).build()
+
+    async def scene():
+        with serving(tmp_path, *ports, **settings) as broker:
+            assert broker.url.startswith("https://")
+            codes = await denied(broker)
+            producer = await producer_of(await client_of(broker))
+            await producer.send(b"before")
+            broker.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(broker.wait) == 0
+        with serving(tmp_path, *ports, **settings) as broker:
+            await producer.send(b"after")
+            consumer, queue = await consumer_of(await client_of(broker))
+            await producer.send(b"last")
+            found = await taken(consumer, queue)
+            await consumer.close()
+            await producer.close()
+            return codes, found
+
+    codes, found = asyncio.run(scene())
+    assert codes == [
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.PERMISSION_DENIED,
+    ]
+    assert found == b"last"
+
+
+def test_metrics_need_a_known_caller_and_health_none(tmp_path):
+    """Every layer's metrics are there for who is known, and nobody else; health is open."""
+    context = ssl.create_default_context(cadata=CERTIFICATE)
+    with serving(tmp_path, **protected(tmp_path)) as broker:
+        url = f"https://localhost:{broker.facts['http_url'].rpartition(':')[2]}"
+        assert page(url + "/healthz", context=context)[0] == 200
+        assert page(url + "/metrics", context=context)[0] == 401
+        assert page(url + "/metrics", header="Bearer guess", context=context)[0] == 401
+        status, text = page(url + "/metrics", header=bearer(), context=context)
+    assert status == 200
+    for line in (
+        'frazil_health{state="ok"} 1',
+        'frazil_server_connections{port="data"} 0',
+        "frazil_auth_unauthenticated_total 2",
+        "frazil_subscription_producers 0",
+    ):
+        assert line in text.splitlines()
+
+
+async def eventually(condition):
+    """Wait until something is so."""
+    async with asyncio.timeout(SECONDS_MAX):
+        while not condition():  # noqa: ASYNC110 - nobody tells when
+            await asyncio.sleep(0.05)
+
+
+def presented(broker):
+    """Return the certificate that a new connection is shown."""
+    port = int(broker.target.rpartition(":")[2])
+    return ssl.get_server_certificate(("localhost", port), timeout=SECONDS_MAX)
+
+
+def test_sighup_changes_who_may_and_the_certificate(tmp_path):
+    """Streams whose grant is gone end, a new certificate is shown, and a bad file changes nothing."""
+    settings = protected(tmp_path)
+    access = tmp_path / "access.yaml"
+
+    async def scene(broker):
+        header = (("authorization", bearer()),)
+        async with secured(broker) as channel:
+
+            async def code():
+                request = wire.ProducerRequest(
+                    topic_name=TOPIC, producer_name="p", dispatch_strategy=1
+                )
+                try:
+                    await channel.unary_unary(CREATE)(request.SerializeToString(), metadata=header)
+                except grpc.aio.AioRpcError as error:
+                    return error.code()
+                return grpc.StatusCode.OK
+
+            assert await code() is grpc.StatusCode.OK
+            request = wire.ConsumerRequest(
+                topic_name=TOPIC, consumer_name="c", subscription="s", subscription_type=0
+            ).SerializeToString()
+            found = await channel.unary_unary(SUBSCRIBE)(request, metadata=header)
+            consumer_id = wire.ConsumerResponse.FromString(found).consumer_id
+            asked = wire.ReceiveRequest(consumer_id=consumer_id).SerializeToString()
+            stream = channel.unary_stream(RECEIVE)(asked, metadata=header)
+            await stream.initial_metadata()
+            access.write_text("roles: [not, what, it, was]")
+            broker.signal(signal.SIGHUP)
+            await eventually(lambda: "credentials_not_replaced" in broker.errors.read_text())
+            assert await code() is grpc.StatusCode.OK
+            access.write_text(ACCESS.format(topics="others"))
+            broker.signal(signal.SIGHUP)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(stream.read(), SECONDS_MAX)
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert await code() is grpc.StatusCode.PERMISSION_DENIED
+
+    with serving(tmp_path, **settings) as broker:
+        asyncio.run(scene(broker))
+        assert presented(broker) == CERTIFICATE
+        (tmp_path / "certificate.pem").write_text(RENEWED_CERTIFICATE)
+        broker.signal(signal.SIGHUP)
+        asyncio.run(eventually(lambda: presented(broker) == RENEWED_CERTIFICATE))
+        told = broker.errors.read_text()
+        assert "certificate_replaced" in told
+        assert SECRET not in told
+        assert "not, what" not in told
