@@ -12,7 +12,7 @@ from frazil.model import part_name, topic_uid
 from frazil.serve.danube.names import (
     NAMESPACES_AT_BOOT,
     namespace_of,
-    opposite_names,
+    part_of,
     parts_among,
 )
 from frazil.serve.danube.statuses import (
@@ -59,7 +59,11 @@ class Topics:
             if key.startswith(_UNRELIABLE):
                 found.add(key.removeprefix(_UNRELIABLE))
             elif key.startswith(_MAKING):
-                uid = self._uid_of(key.removeprefix(_MAKING))
+                try:
+                    uid = self._uid_of(key.removeprefix(_MAKING))
+                except FrazilError:
+                    # It is there and cannot be used this time; the next start completes it.
+                    continue
                 if uid is not None:
                     states.put(StateTag.POLICY, _UNRELIABLE + uid, b"1")
                     found.add(uid)
@@ -163,9 +167,11 @@ class Topics:
             states = self._engine.states
             if await asyncio.to_thread(states.get, StateTag.NAMESPACE, namespace) is None:
                 raise Refused(namespace_missing(namespace))
-        others = opposite_names(name, self._engine.topics())
-        if others:
-            raise Refused(name_clash(name, others[0]))
+        found = part_of(name)
+        # Clients make the parts of a topic together, so the first one stands for all of them.
+        other = part_name(name, 0) if found is None else found[0]
+        if self._uid_of(other) is not None:
+            raise Refused(name_clash(name, other))
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
         """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_load` ends."""
@@ -177,6 +183,9 @@ class Topics:
         try:
             if partitions:
                 engine.create_topic(name, partitions=partitions)
+            elif part_of(name) is not None:
+                # Clients make each part for itself, by a producer, without the whole topic.
+                engine.create_topic(name, loose_part=True)
             else:
                 engine.create_topic(name)
             if not is_reliable:
