@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.delivery import Deliveries
 from frazil.engine.subscription_settings import SubscriptionSettings
+from frazil.serve.danube.admin_needs import AdminNeeds
+from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
 from frazil.serve.danube.consumer_ids import ConsumerIds
 from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.discovery import Discovery
@@ -44,6 +46,8 @@ class Services:
     def __init__(self, engine: Engine, settings: Settings, *, addresses: Mapping[str, str]) -> None:
         serve = settings.serve
         url = addresses["advertised_url"]
+        self._engine = engine
+        self._addresses = addresses
         loop = asyncio.get_running_loop()
         self.topics = Topics(engine)
         self.unreliable = Unreliable(loop)
@@ -88,7 +92,24 @@ class Services:
 
     def admin_routes(self) -> dict[str, Route]:
         """Return the routes of the admin port."""
-        return {**registry_routes(self.schemas)}
+        needs = AdminNeeds(
+            engine=self._engine,
+            topics=self.topics,
+            settings=self.subscription_settings,
+            deliveries=self.deliveries,
+            unreliable=self.unreliable,
+            consumers=self.consumers,
+            schemas=self.schemas,
+        )
+        # Of the journal, so that it is the same one after a restart.
+        identity = int.from_bytes(self._engine.main.journal.journal_id[:8], "big")
+        facts = BrokerFacts(
+            broker_id=str(identity),
+            url=self._addresses["advertised_url"],
+            admin_url=self._addresses["admin_url"],
+            metrics_url=self._addresses["http_url"],
+        )
+        return {**admin_routes(needs, facts), **registry_routes(self.schemas)}
 
     # -- what the guard asks ---------------------------------------------------------------------
 
