@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import struct
+import textwrap
 import time
+from pathlib import Path
 
 import grpc
 import pytest
-from danube import CompatibilityMode, DanubeClientBuilder, DispatchStrategy, SchemaType
+from danube import CompatibilityMode, SchemaType
 
-import frazil
-from frazil.serve.danube.discovery import Discovery
-from frazil.serve.danube.producers import Producers
-from frazil.serve.danube.proto import danube_schema_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import (
     ProducerRequest,
     ProducerResponse,
     SchemaReference,
 )
 from frazil.serve.danube.registry_service import registry_routes
-from frazil.serve.danube.schema_topics import Schemas
-from frazil.serve.danube.topics import Topics
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Router, Unary
-from frazil.serve.grpc.server import Server
-from tests.integration.serve.test_publishing import (
-    CREATE,
-    HEALTH,
-    LOOK_UP,
-    PARTITIONS,
-    SEND,
-    SETTINGS,
-    Caller,
-    free_port,
-)
+from tests.integration.serve.schema_world import TOPIC, failure, in_world, text_of
+from tests.integration.serve.test_publishing import CREATE
 
 pytestmark = pytest.mark.integration
 
-REGISTRY = "/danube_schema.SchemaRegistry/"
-TOPIC = "/default/t"
 USER = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -49,112 +31,6 @@ USER = {
 }
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}
 PROTO = b'syntax = "proto3"; message M { int32 n = 1; }'
-
-
-def text_of(value):
-    return json.dumps(value).encode()
-
-
-class World:
-    """A broker with a registry, and the client that talks to it."""
-
-    def __init__(self, db, schemas, client, caller):
-        self.db, self.schemas, self.client, self.caller = db, schemas, client, caller
-        self.registry = client.schema()
-
-    async def register(self, subject, definition, kind=SchemaType.JSON_SCHEMA):
-        """Register a definition with the published client; return its id."""
-        data = definition if isinstance(definition, bytes) else text_of(definition)
-        builder = self.registry.register_schema(subject)
-        return await builder.with_type(kind).with_schema_data(data).execute()
-
-    async def producer(self, *, topic=TOPIC, name="p", partitions=0, **schema):
-        """Return a producer of the published client; `subject=`, `version=` or `least=`."""
-        builder = self.client.new_producer().with_topic(topic).with_name(name)
-        builder = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE)
-        if partitions:
-            builder = builder.with_partitions(partitions)
-        if "version" in schema:
-            builder = builder.with_schema_version(schema["subject"], schema["version"])
-        elif "least" in schema:
-            builder = builder.with_schema_min_version(schema["subject"], schema["least"])
-        elif schema:
-            builder = builder.with_schema_subject(schema["subject"])
-        producer = builder.build()
-        await producer.create()
-        return producer
-
-    async def ask(self, name, **fields):
-        """Make a call of the registry with plain gRPC."""
-        request = getattr(wire, f"{name}Request")(**fields)
-        return await self.caller.ask(REGISTRY + name, request, _reply_of(name))
-
-    async def refused(self, name, **fields):
-        """Return code and text of a call of the registry that must fail."""
-        request = getattr(wire, f"{name}Request")(**fields)
-        code, text = await self.caller.refused(REGISTRY + name, request, _reply_of(name))
-        return code.name, text
-
-    async def enforce(self, topic=TOPIC, *, payload=True):
-        reply = await self.registry.update_topic_validation_policy(topic, "ENFORCE", payload)
-        assert reply == (True, "Validation policy updated to enforce")
-
-    def rows(self, topic=TOPIC):
-        """Return payload, schema id and version of each record."""
-        batches = [batch.to_arrow() for batch in self.db.topic(topic).read("earliest")]
-        rows = [row for batch in batches for row in batch.to_pylist()]
-        return [(row["payload"], row["schema_id"], row["schema_version"]) for row in rows]
-
-
-def _reply_of(name):
-    name = "GetSchema" if name == "GetLatestSchema" else name
-    return getattr(wire, f"{name}Response")
-
-
-@contextlib.asynccontextmanager
-async def world(path):
-    """Serve a data directory in this process with producers and the registry."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with frazil.open(path, **SETTINGS) as db:
-        topics = Topics(db)
-        schemas = Schemas(db, topics)
-        producers = Producers(topics, producers_max=1000, schemas=schemas)
-        discovery = Discovery(topics, producers, url=url)
-        routes = {
-            CREATE: Unary(awaited(producers.create)),
-            SEND: Unary(producers.send),
-            LOOK_UP: Unary(discovery.look_up),
-            PARTITIONS: Unary(discovery.partitions),
-            HEALTH: Unary(discovery.health),
-            **registry_routes(schemas),
-        }
-        server = Server(Router(routes))
-        await server.start("127.0.0.1", port)
-        client = await DanubeClientBuilder().service_url(url).build()
-        try:
-            async with Caller(port) as caller:
-                yield World(db, schemas, client, caller)
-        finally:
-            await server.drain(0.5)
-            await schemas.close()
-
-
-def in_world(path, scene):
-    """Run a scene, a coroutine function of a world, with a broker of its own."""
-
-    async def play():
-        async with world(path) as w:
-            return await scene(w)
-
-    return asyncio.run(play())
-
-
-async def failure(work):
-    """Return code and text of what a client of the registry was refused."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await work
-    return caught.value.code().name, caught.value.details()
 
 
 def test_every_type_is_registered_and_read_back_as_it_was(tmp_path):
@@ -613,3 +489,21 @@ def test_schemas_survive_a_restart(tmp_path, lost):
     assert told == again
     assert told.compatibility_mode == "full"
     assert fresh == identity + 2
+
+
+def test_the_example_of_the_documentation_works(tmp_path):
+    """What docs/schemas.md shows does what its comments say."""
+    page = (Path(__file__).parents[3] / "docs" / "schemas.md").read_text()
+    lines = page.partition("```python\n")[2].partition("```")[0]
+
+    async def scene(w):
+        text = textwrap.indent(lines.replace("http://127.0.0.1:6650", w.url), "    ")
+        names = {}
+        exec(f"async def example():\n{text}", names)
+        refusal = await failure(names["example"]())
+        return refusal, w.rows("/default/users")
+
+    refusal, rows = in_world(tmp_path, scene)
+    assert refusal[0] == "PERMISSION_DENIED"
+    assert refusal[1].endswith("'name' is a required property")
+    assert [payload for payload, _, _ in rows] == [b'{"name": "Ada"}']

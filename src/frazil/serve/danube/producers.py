@@ -81,14 +81,14 @@ class _Publishing:
 class _Target:
     """A topic with producers, and when each of them was last heard of."""
 
-    __slots__ = ("is_reliable", "name", "runtime", "seen", "topic", "uid")
+    __slots__ = ("is_stored", "name", "runtime", "seen", "topic", "uid")
 
-    def __init__(self, topic: Topic, *, is_reliable: bool) -> None:
+    def __init__(self, topic: Topic, *, is_stored: bool) -> None:
         self.topic = topic
         self.name = topic.name
         self.uid = topic_uid(topic.runtime.state.spec)
         self.runtime = topic.runtime
-        self.is_reliable = is_reliable
+        self.is_stored = is_stored
         self.seen: dict[int, float] = {}
 
 
@@ -110,6 +110,7 @@ class Producers:
         self._topics = topics
         self._producers_max = producers_max
         self._schemas = schemas
+        self._store = None if schemas is None else schemas.store
         self._unreliable = unreliable
         self._loop = asyncio.get_running_loop()
         self._known: dict[int, _Target] = {}
@@ -143,11 +144,19 @@ class Producers:
         if target is None:
             target = self._recognised(identity, message)
         publishing = _Publishing(call, self._loop, request_id_reply(request_id))
+        store = self._store
         try:
-            if self._schemas is not None and target.name in self._schemas.store.checks:
+            if store is not None and target.name in store.checks:
                 self._send_checked(target, record, publishing)
-            else:
+                return
+            runtime = target.runtime
+            if runtime.refusal is not None or runtime.pressure.level or not target.is_stored:
                 self._publish(target, record, publishing)
+                return
+            # As `_publish` does, at less cost: this is the way of nearly all records.
+            entry = _entry(runtime, record, publishing)
+            if not runtime.lane.queue.submit(entry):
+                self._send_slowly(runtime, record, publishing)
         except FrazilError as error:
             publishing.set_exception(error)
 
@@ -203,7 +212,8 @@ class Producers:
         if target is None or target.runtime is not topic.runtime:
             if target is not None:
                 self._drop(target)
-            target = _Target(topic, is_reliable=self._topics.is_reliable(topic))
+            is_stored = self._unreliable is None or self._topics.is_reliable(topic)
+            target = _Target(topic, is_stored=is_stored)
             self._targets[target.name] = target
         identity = producer_id(target.uid, target.name, name)
         holder = self._known.get(identity)
@@ -251,7 +261,8 @@ class Producers:
 
     def _publish(self, target: _Target, record: Message, publishing: _Publishing) -> None:
         runtime = target.runtime
-        if not target.is_reliable and self._unreliable is not None:
+        if not target.is_stored:
+            assert self._unreliable is not None
             if runtime.refusal is not None:
                 self._check_current(target, record)
             _entry(runtime, record, publishing)
