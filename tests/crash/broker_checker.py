@@ -88,8 +88,14 @@ class Broken:
         }
 
 
-def check(history, records):
-    """Return what is broken; `records` is the topic: (offset, (producer, number), key) in order."""
+def check(history, records, cursors):
+    """Return what is broken.
+
+    Args:
+        history: what the ledgers say.
+        records: the topic: (offset, (producer, number), key) in order.
+        cursors: by subscription what is settled for good; a cursor contains offsets.
+    """
     broken = Broken()
     check_topic(history, records, broken)
     held = {offset: (record, key) for offset, record, key in records}
@@ -97,6 +103,9 @@ def check(history, records):
         check_contents(history, subscription, held, broken)
         check_complete(history, subscription, held, broken)
         check_settled(history, subscription, broken)
+        for offset in history.acked[subscription]:
+            if offset not in cursors.get(subscription, ()):
+                broken.note("ack forgotten", subscription=subscription, offset=offset)
         if history.types[subscription] in IN_ORDER:
             check_order(history, subscription, broken)
         elif history.types[subscription] == "key_shared":
@@ -195,7 +204,7 @@ def check_key_order(history, subscription, held, broken):
 
 
 def read_topic(data, topic):
-    """Return the records of a topic, as (offset, (producer, number), key), and its health."""
+    """Return a topic's records, as (offset, (producer, number), key), its cursors, its health."""
     found = []
     with frazil.open(data, **{"log.ballast_bytes": 0}) as engine:
         for batch in engine.topic(topic).read("earliest"):
@@ -205,15 +214,15 @@ def read_topic(data, topic):
                 told = dict(row["attributes"])
                 assert (told["producer"], int(told["number"])) == record, f"attributes of {record}"
                 found.append((offset, record, row["key"]))
-        return found, engine.stats()["health"]
+        return found, engine.cursors.load(topic), engine.stats()["health"]
 
 
 def main():
     """Check and print."""
     ledgers, data, topic = sys.argv[1:]
     history = History(Follower(ledgers).events())
-    records, health = read_topic(data, topic)
-    broken = check(history, records)
+    records, cursors, health = read_topic(data, topic)
+    broken = check(history, records, cursors)
     if health != "ok":
         broken["health"] = health
     answer = {

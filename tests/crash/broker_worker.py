@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import sys
 import threading
@@ -29,7 +30,7 @@ RETRY_S = 0.1
 OPEN_S = 0.05
 LOOK_S = 0.5
 NACK_SHARE = 0.004
-AGAIN_SHARE = 0.5
+LATER_SHARE = 0.3
 SIZE_MAX = 2000
 KEYS = 12
 TYPES = {
@@ -163,22 +164,26 @@ class Worker:
         consumer, queue = await self.until_made(make, name)
         subscribed.set()
         coming = asyncio.ensure_future(queue.get())
+        unsure = {}
         while not self.ending.is_set():
             await asyncio.wait({coming}, timeout=LOOK_S)
             if coming.done():
-                await self.settle(consumer, coming.result(), subscription)
+                await self.settle(consumer, coming.result(), subscription, unsure)
             elif all(task.done() for task in consumer._tasks):
                 self.ledger.note("recreated", name, "its tasks have ended")
                 await consumer.close()
                 consumer, queue = await self.until_made(make, name)
                 coming.cancel()
             else:
+                if self.draining.is_set() and unsure:
+                    _, message = unsure.popitem()
+                    await self.ack(consumer, message, subscription, unsure)
                 continue
             coming = asyncio.ensure_future(queue.get())
         coming.cancel()
         await consumer.close()
 
-    async def settle(self, consumer, message, subscription):
+    async def settle(self, consumer, message, subscription, unsure):
         """Ack a record, or sometimes nack it; a failed ack is sometimes tried again."""
         offset = message.msg_id.topic_offset
         if self.random.random() < NACK_SHARE and not self.draining.is_set():
@@ -188,18 +193,24 @@ class Worker:
             except ERRORS as error:
                 self.ledger.note("unacked", subscription, offset, said(error))
             return
-        while not self.ending.is_set():
-            self.ledger.note("acking", subscription, offset)
-            try:
-                await consumer.ack(message)
-            except ERRORS as error:
-                self.ledger.note("unacked", subscription, offset, said(error))
-                if self.random.random() < AGAIN_SHARE:
-                    return
-                await asyncio.sleep(RETRY_S)
-            else:
-                self.ledger.note("acked", subscription, offset)
+        while not await self.ack(consumer, message, subscription, unsure):
+            if self.ending.is_set() or self.random.random() < LATER_SHARE:
                 return
+            await asyncio.sleep(RETRY_S)
+
+    async def ack(self, consumer, message, subscription, unsure):
+        """Ack a record; whether it was answered. What was not is kept in `unsure`."""
+        offset = message.msg_id.topic_offset
+        self.ledger.note("acking", subscription, offset)
+        try:
+            await consumer.ack(message)
+        except ERRORS as error:
+            self.ledger.note("unacked", subscription, offset, said(error))
+            unsure[offset] = message
+            return False
+        self.ledger.note("acked", subscription, offset)
+        unsure.pop(offset, None)
+        return True
 
 
 async def run(plan):
@@ -244,6 +255,8 @@ async def run(plan):
 def main():
     """Run the plan of the arguments."""
     directory, name, plan = sys.argv[1:]
+    # It tells of every stream that it could not open: hundreds while a broker is away.
+    logging.getLogger("danube").setLevel(logging.CRITICAL)
     Path(directory).mkdir(parents=True, exist_ok=True)
     asyncio.run(run({**json.loads(plan), "directory": directory, "name": name}))
 

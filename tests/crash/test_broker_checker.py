@@ -22,6 +22,7 @@ class Story:
 
     def __init__(self):
         self.events, self.records = [], []
+        self.cursors = {kind: set() for kind in TYPES}
 
     def note(self, kind, *facts):
         """Write an event down."""
@@ -45,10 +46,11 @@ class Story:
         """Ack it, with the answer."""
         self.note("acking", subscription, offset)
         self.note("acked", subscription, offset)
+        self.cursors[subscription].add(offset)
 
     def broken(self):
         """Return the names of the promises that the checker finds broken."""
-        return set(check(History(self.events), self.records))
+        return set(check(History(self.events), self.records, self.cursors))
 
 
 def told():
@@ -189,6 +191,11 @@ def forget_an_ack(story):
     without(story, "acked", "shared", 9)
 
 
+def forget_a_cursor(story):
+    """An ack that was answered is not durable."""
+    story.cursors["shared"].discard(9)
+
+
 def deliver_backwards(story):
     """An Exclusive consumer gets a record behind a later one, though it was not nacked."""
     story.publish(90)
@@ -223,6 +230,7 @@ PLANTS = {
     deliver_to_one_what_another_acked: {"delivered after its ack"},
     forget_a_delivery: {"never delivered"},
     forget_an_ack: {"never acked"},
+    forget_a_cursor: {"ack forgotten"},
     deliver_backwards: {"out of order"},
     overtake_a_key: {"key out of order"},
 }

@@ -1,0 +1,41 @@
+"""A hundred subscriptions of one topic, and one that stopped: all whole, memory flat."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.integration.serve.wire_world_load import publish, read_all, readers, served, stopped
+from tests.integration.serve.wire_world_readers import is_whole
+
+pytestmark = pytest.mark.integration
+
+READERS = 100
+RECORDS = 120
+SIZE_BYTES = 32 << 10
+GROWTH_BYTES_MAX = 64 << 20
+"""A record kept for each reader would be six times as much."""
+
+
+@pytest.mark.long
+def test_one_stopped_and_a_hundred_fast_subscribers(tmp_path):
+    """All fast ones get every record in order beside one that stopped, and memory stays flat."""
+    with served(tmp_path) as broker:
+        asyncio.run(publish(broker.url, first=0, count=0, size=0))
+        with stopped(broker, "stopped") as (methods, stream):
+            fast = readers(broker, READERS, RECORDS)
+            third = RECORDS // 3
+            asyncio.run(publish(broker.url, first=0, count=third, size=SIZE_BYTES))
+            before = broker.memory_bytes()
+            rest = RECORDS - third
+            asyncio.run(publish(broker.url, first=third, count=rest, size=SIZE_BYTES))
+            answer = json.loads(fast.process.stdout.readline())
+            after = broker.memory_bytes()
+            fast.close()
+            print(answer, before >> 20, after >> 20)
+            assert answer["whole"] == READERS, answer
+            assert after - before < GROWTH_BYTES_MAX
+            found = read_all(methods, stream, "stopped", RECORDS)
+            assert is_whole(found, RECORDS, acks=True)

@@ -1,0 +1,82 @@
+"""Load on a broker whose memory is measured: a producer, fast readers, readers that stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+from danube import DanubeClientBuilder, DispatchStrategy
+
+from frazil.serve.danube.proto.danube_pb2 import AckRequest, ConsumerRequest, ReceiveRequest
+from tests.crash.broker_process import Broker, Peer
+from tests.integration.serve.wire_world_readers import Methods, number_of, payload_of
+
+IN_FLIGHT = 8
+TOPIC = "/default/fan"
+SETTINGS = {"memory.enabled": "false", "memory.budget_bytes": 32 << 20}
+OPTIONS = [("grpc.max_receive_message_length", -1)]
+
+
+@contextlib.contextmanager
+def served(directory, **settings):
+    """Run a broker with a small budget of memory."""
+    with contextlib.closing(Broker(directory, settings={**SETTINGS, **settings})) as broker:
+        broker.start()
+        broker.wait_ready()
+        yield broker
+        assert broker.stop() == 0, broker.last_words()
+
+
+async def publish(url, *, first, count, size, reliable=True):
+    """Publish numbered records with the published client, some at once, answered in order."""
+    client = await DanubeClientBuilder().service_url(url).build()
+    kind = DispatchStrategy.RELIABLE if reliable else DispatchStrategy.NON_RELIABLE
+    builder = client.new_producer().with_topic(TOPIC).with_name("p").with_dispatch_strategy(kind)
+    producer = builder.build()
+    await producer.create()
+    for begin in range(first, first + count, IN_FLIGHT):
+        numbers = range(begin, min(begin + IN_FLIGHT, first + count))
+        await asyncio.gather(*(producer.send(payload_of(each, size)) for each in numbers))
+    await producer.close()
+
+
+def subscribed(broker, subscription):
+    """Subscribe, and leave it at that."""
+    with grpc.insecure_channel(f"127.0.0.1:{broker.port}") as channel:
+        return Methods(channel).subscribe(request_for(subscription))
+
+
+def request_for(subscription):
+    """Return the request of a subscription's one consumer."""
+    return ConsumerRequest(topic_name=TOPIC, consumer_name="c", subscription=subscription)
+
+
+@contextlib.contextmanager
+def stopped(broker, subscription):
+    """Subscribe and open a stream that nobody reads; yields its calls and the stream."""
+    with grpc.insecure_channel(f"127.0.0.1:{broker.port}", options=OPTIONS) as channel:
+        methods = Methods(channel)
+        made = methods.subscribe(request_for(subscription))
+        stream = methods.receive(ReceiveRequest(consumer_id=made.consumer_id))
+        stream.initial_metadata()
+        yield methods, stream
+        stream.cancel()
+
+
+def read_all(methods, stream, subscription, count):
+    """Read and ack what a stopped reader has missed; return offsets and numbers."""
+    found = []
+    for message in stream:
+        found.append((message.msg_id.topic_offset, number_of(message.payload)))
+        methods.ack(AckRequest(msg_id=message.msg_id, subscription_name=subscription))
+        if len(found) == count:
+            return found
+    return found
+
+
+def readers(broker, count, records, *, name="fast", acks=True):
+    """Start a process of readers; it has opened all streams when this returns."""
+    module = "tests.integration.serve.wire_world_readers"
+    said = "acks" if acks else "none"
+    return Peer(module, str(broker.port), TOPIC, name, str(count), str(records), said)
