@@ -99,7 +99,9 @@ class Topics:
         try:
             found = self._engine.topic(name)
         except NotFound:
-            return parts_among(name, self._engine.topics())
+            start = f"{name}-part-"
+            others = self._engine.topics(namespace_of(name))
+            return parts_among(name, [other for other in others if other.startswith(start)])
         except FrazilError as error:
             raise Refused(status_of(error)) from error
         return [name] if isinstance(found, Topic) else [part.name for part in found.parts]
