@@ -22,6 +22,7 @@ from frazil.cli import (
     rejects,
     serve,
     sql,
+    subscription,
     tier,
     top,
     topic,
@@ -46,6 +47,7 @@ app.command("read")(read.read)
 app.command("get", context_settings={"ignore_unknown_options": True})(get.get)
 app.command("sql")(sql.sql)
 app.command("top")(top.top)
+app.add_typer(subscription.app, name="subscription")
 app.add_typer(tier.app, name="tier")
 app.add_typer(lake.lake_app, name="lake")
 app.command("verify")(verify.verify)

@@ -58,13 +58,14 @@ class Subscribing:
     ) -> None:
         """Use subscriptions that are at work already: a broker's. Call it in the loop's thread.
 
-        `settings` are loaded. Whoever made them closes them, before the engine.
+        `settings` are loaded. Whoever made them closes them, before the engine. Those of another
+        broker are replaced.
 
         Raises:
-            InvalidRequest: if the engine has subscriptions at work somewhere else.
+            InvalidRequest: if the program has subscribed already, in a thread of its own.
         """
         with self._starting:
-            if self._deliveries is not None:
+            if self._thread is not None:
                 raise InvalidRequest("the engine's subscriptions are at work already")
             self._settings = settings
             self._deliveries = deliveries

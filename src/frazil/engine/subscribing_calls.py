@@ -132,6 +132,15 @@ class SubscriptionCalls(LakeCalls):
         uid = topic_uid(self._subscribed(topic)[0].state.spec)
         return self.subscribing.settings.get(uid, name).policy
 
+    def subscription_window(self, topic: str, name: str) -> int:
+        """Return how many records of a subscription may be delivered and not acked.
+
+        Raises:
+            NotFound: if there is no such topic.
+        """
+        uid = topic_uid(self._subscribed(topic)[0].state.spec)
+        return self.subscribing.settings.get(uid, name).max_unacked_messages
+
     def set_subscription(
         self,
         topic: str,

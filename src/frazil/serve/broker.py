@@ -17,6 +17,8 @@ import attrs
 from frazil.clock import SystemClock
 from frazil.engine.core import open_engine
 from frazil.errors import FrazilError, Unavailable
+from frazil.serve import subscription_http
+from frazil.serve.announcing import announce, withdraw
 from frazil.serve.auth import (
     announce_exposure,
     load_certificate,
@@ -123,6 +125,7 @@ class Broker:
                 "/metrics": metrics_page(self._facts),
             },
             allow=self._may_see,
+            posts={subscription_http.PATH: subscription_http.SubscriptionPost(self._ready)},
         )
 
     async def start(self) -> Addresses:
@@ -160,6 +163,11 @@ class Broker:
             raise
         self.warnings += self.engine.warnings
         self._state = "ready"
+        announce(
+            self.engine,
+            http_url=self.addresses.facts()["http_url"],
+            certificate_file=serve.tls_certificate_file,
+        )
         event("broker_ready", url=self.addresses.url, pid=os.getpid())
         return self.addresses
 
@@ -172,6 +180,7 @@ class Broker:
         deadline_s = self.settings.serve.drain_s
         self._state = "stopping"
         event("broker_stopping", drain_s=deadline_s)
+        withdraw(self.engine)
         self.services.begin_close()
         try:
             drained = await asyncio.gather(
@@ -277,6 +286,11 @@ class Broker:
         # The whole of `stats` would hold up the loop where there are many topics.
         failed = self.engine.main.journal.failed
         return None if failed is None else "the log has failed, start the broker again"
+
+    def _ready(self) -> subscription_http.Serving | None:
+        if self._state != "ready":
+            return None
+        return subscription_http.Serving(self.engine, self.services, self.guard)
 
     def _may_see(self, fields: Mapping[str, str]) -> bool:
         return self._state != "starting" and self.guard.knows(fields.get("authorization"))

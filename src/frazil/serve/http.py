@@ -1,4 +1,4 @@
-"""The HTTP port: `/healthz`, `/readyz` and `/metrics`, and nothing that could be abused.
+"""The HTTP port: `/healthz`, `/readyz`, `/metrics`, and calls that take JSON and check the caller.
 
 One request a connection. What is slow, large or malformed is answered with a status, or cut off,
 within limits that are all here; the number of connections is one of them.
@@ -7,7 +7,7 @@ within limits that are all here; the number of connections is one of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-__all__ = ["HttpLimits", "HttpServer", "Page", "health_page"]
+__all__ = ["HttpLimits", "HttpServer", "Page", "Post", "health_page"]
+
+Post = Callable[[Mapping[str, str], bytes, str], Awaitable[Reply]]
+"""What answers JSON, from the fields, the body and the client's address; it checks who calls."""
 
 
 @attrs.frozen
@@ -81,6 +84,7 @@ class HttpServer:
         pages: what answers each path.
         limits: what a client may take.
         allow: tells from a request's fields whether it may see a page that is not open.
+        posts: what answers each path that takes JSON.
     """
 
     def __init__(
@@ -89,8 +93,10 @@ class HttpServer:
         *,
         limits: HttpLimits | None = None,
         allow: Callable[[Mapping[str, str]], bool] | None = None,
+        posts: Mapping[str, Post] | None = None,
     ) -> None:
         self._pages = dict(pages)
+        self._posts = dict(posts or {})
         self._limits = HttpLimits() if limits is None else limits
         self._allow = allow
         self._loopback_only = True
@@ -163,7 +169,8 @@ class HttpServer:
         # Bytes that the client does not take are then seen by `drain`, from the first one on.
         writer.transport.set_write_buffer_limits(0)
         try:
-            reply = await self._answer(reader)
+            peer = writer.get_extra_info("peername")
+            reply = await self._answer(reader, str(peer[0]) if peer else "")
             if reply is not None:
                 async with asyncio.timeout(self._limits.answer_s):
                     writer.write(encode_reply(reply))
@@ -190,12 +197,14 @@ class HttpServer:
                     return
                 left -= len(data)
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Reply | None:
+    async def _answer(self, reader: asyncio.StreamReader, peer: str) -> Reply | None:
         """Return the answer to the one request of a connection, None if there is none."""
         try:
             async with asyncio.timeout(self._limits.head_s):
                 head = await reader.readuntil(HEAD_END)
-            request = parse_head(head, loopback_only=self._loopback_only)
+            request = parse_head(head, loopback_only=self._loopback_only, posts=self._posts)
+            if request.length:
+                return await self._posted(reader, request, peer)
         except asyncio.IncompleteReadError:
             return None
         except asyncio.LimitOverrunError:
@@ -211,6 +220,16 @@ class HttpServer:
             return self._refuse(401, "credentials are missing or not valid")
         self.requests += 1
         return await self._made(request.path, page)
+
+    async def _posted(self, reader: asyncio.StreamReader, request: Request, peer: str) -> Reply:
+        async with asyncio.timeout(self._limits.head_s):
+            body = await reader.readexactly(request.length)
+        self.requests += 1
+        try:
+            async with asyncio.timeout(self._limits.answer_s):
+                return await self._posts[request.path](request.fields, body, peer)
+        except TimeoutError:
+            return self._refuse(503, "the answer took too long; it may have been done")
 
     async def _made(self, path: str, page: Page) -> Reply:
         try:

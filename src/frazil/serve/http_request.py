@@ -1,15 +1,15 @@
 """The head of an HTTP/1.1 request, read strictly, and the bytes of an answer. Pure.
 
-Only what health checks and a scrape need is understood: GET without a body. Everything else is
-answered with a status and the connection is closed, so that nothing of a request is left to be
-taken for the next one.
+Only what health checks, a scrape and a few calls need is understood: GET without a body, and POST
+of JSON to the paths that take it. Everything else is answered with a status and the connection is
+closed, so that nothing of a request is left to be taken for the next one.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -20,6 +20,7 @@ __all__ = ["HEAD_END", "BadRequest", "Reply", "Request", "encode_reply", "parse_
 HEAD_END: Final = b"\r\n\r\n"
 FIELDS_MAX: Final = 64
 TARGET_CHARACTERS_MAX: Final = 1024
+BODY_BYTES_MAX: Final = 64 << 10
 
 _LINE: Final = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
 _FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
@@ -31,9 +32,12 @@ _REASONS: Final = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
     413: "Content Too Large",
     414: "URI Too Long",
+    415: "Unsupported Media Type",
     421: "Misdirected Request",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
@@ -42,10 +46,14 @@ _REASONS: Final = {
 
 @attrs.frozen
 class Request:
-    """A request that may be answered: the path without its query, and the fields by lower name."""
+    """A request that may be answered: the path without its query, and the fields by lower name.
+
+    `length` is how many bytes of a POST follow; 0 is a GET.
+    """
 
     path: str
     fields: Mapping[str, str] = attrs.field(repr=False)
+    length: int = 0
 
 
 @attrs.frozen
@@ -67,13 +75,14 @@ class BadRequest(Exception):
         self.reason = reason
 
 
-def parse_head(head: bytes, *, loopback_only: bool) -> Request:
+def parse_head(head: bytes, *, loopback_only: bool, posts: Container[str] = ()) -> Request:
     """Read everything up to the empty line.
 
     Args:
         head: the bytes, the empty line included.
         loopback_only: the listener is of this machine alone, so a request must name this machine;
             a page in a browser could otherwise reach it under a name of its own.
+        posts: the paths that take JSON.
 
     Raises:
         BadRequest: with the status to answer.
@@ -84,15 +93,35 @@ def parse_head(head: bytes, *, loopback_only: bool) -> Request:
     if found is None:
         raise BadRequest(400, "the request line is malformed")
     method, target, minor = found.groups()
-    if method != b"GET":
+    path = target.decode("ascii").partition("?")[0]
+    is_post = method == b"POST" and path in posts
+    if method != b"GET" and not is_post:
         raise BadRequest(405, "only GET is understood")
     if len(target) > TARGET_CHARACTERS_MAX:
         raise BadRequest(414, "the target is too long")
     fields = _fields(lines)
-    if fields.get("content-length", "0") != "0" or "transfer-encoding" in fields:
+    length = _length(fields) if is_post else 0
+    has_body = not is_post and fields.get("content-length", "0") != "0"
+    if has_body or "transfer-encoding" in fields:
         raise BadRequest(413, "a body is not taken")
     _check_host(fields.get("host"), is_required=minor == b"1", loopback_only=loopback_only)
-    return Request(target.decode("ascii").partition("?")[0], MappingProxyType(fields))
+    return Request(path, MappingProxyType(fields), length)
+
+
+def _length(fields: Mapping[str, str]) -> int:
+    """Return the length of a body of JSON.
+
+    That it is declared as JSON matters: a browser asks first before it sends that to another site.
+    """
+    kind = fields.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise BadRequest(415, "the body must be JSON, and say so")
+    text = fields.get("content-length", "")
+    if re.fullmatch("[0-9]{1,9}", text) is None or text == "0":
+        raise BadRequest(400, "the length of the body is missing")
+    if int(text) > BODY_BYTES_MAX:
+        raise BadRequest(413, "the body is too large")
+    return int(text)
 
 
 def _fields(lines: list[bytes]) -> dict[str, str]:

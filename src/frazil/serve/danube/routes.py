@@ -55,6 +55,8 @@ class Services:
         self.subscription_settings = SubscriptionSettings(engine)
         self.subscription_settings.load()
         self.deliveries = Deliveries(engine, self.subscription_settings, loop=loop, broker=url)
+        # The program that this broker runs in, and its HTTP port, consume and configure these.
+        engine.subscribing.share(self.deliveries, self.subscription_settings, loop)
         self.consumer_ids = ConsumerIds(engine)
         self.producers = Producers(
             self.topics,

@@ -1,0 +1,222 @@
+"""`frazil subscription`: list, create, reset, drop and configure subscriptions.
+
+The commands work on a directory that nobody has open, and on one that a broker serves: the broker
+is then asked to do it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from frazil.cli.lake import agreed
+from frazil.cli.output import print_json, print_table, size_text
+from frazil.cli.read import parse_start
+from frazil.cli.running_broker import broker_behind
+from frazil.cli.session import session_of
+from frazil.clock import SystemClock
+from frazil.engine.subscribing_requests import Create, Drop, List, Policy, Reset
+from frazil.errors import Conflict, InvalidRequest
+from frazil.fs import RealFileSystem
+from frazil.units import format_duration, parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from frazil.engine.subscribing_requests import Call
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="List, create, reset, drop and configure subscriptions, of a running broker too.",
+    no_args_is_help=True,
+)
+
+Topic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
+Name = Annotated[str, typer.Argument(help="The subscription.")]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", envvar="FRAZIL_TOKEN", help="For a broker that wants to know who."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Window = Annotated[
+    int | None, typer.Option("--max-unacked", min=1, help="So many may be delivered, not acked.")
+]
+Kind = Literal["exclusive", "shared", "failover", "key_shared"]
+Span = Annotated[str | None, typer.Option(help="A time such as 30s or 500ms.")]
+
+
+@app.command("list")
+def list_subscriptions(
+    context: typer.Context,
+    topic: Annotated[str | None, typer.Argument(help="The topic; all without it.")] = None,
+    token: Token = None,
+) -> None:
+    """List subscriptions: who consumes, and how far behind they are."""
+    session = session_of(context)
+    found = _ask(context, List(topic), token)
+    if session.as_json:
+        print_json(found)
+        return
+    names = (
+        *("topic", "name", "type", "consumers", "lag", "lag bytes", "lag time"),
+        *("unacked", "state"),
+    )
+    print_table(names, [_row(each) for each in found])
+
+
+def _row(facts: Mapping[str, Any]) -> tuple[object, ...]:
+    age_s = facts["lag_seconds"]
+    state = facts["paused"] or ("blocked" if facts["blocked"] else "")
+    return (
+        facts["topic"],
+        facts["name"],
+        facts["type"],
+        len(facts["consumers"]),
+        f"{facts['lag_records']:,}",
+        size_text(facts["lag_bytes"]),
+        "" if age_s is None else format_duration(float(round(age_s))),
+        facts["unacked"],
+        state,
+    )
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    topic: Topic,
+    name: Name,
+    kind: Annotated[Kind, typer.Option("--type", help="Who gets a record.")] = "shared",
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest, an offset, an ISO 8601 time, or -5m.")
+    ] = "latest",
+    token: Token = None,
+) -> None:
+    """Make a subscription; from here on the topic keeps its records for it."""
+    session = session_of(context)
+    found = _ask(context, Create(topic, name, kind, _place(start, "--from")), token)
+    session.show(found, f"subscription {name} of {found['topic']} is ready")
+
+
+@app.command()
+def reset(
+    context: typer.Context,
+    topic: Topic,
+    name: Name,
+    to: Annotated[
+        str, typer.Option("--to", help="earliest, latest, an offset, an ISO 8601 time, or -5m.")
+    ],
+    yes: Yes = False,  # noqa: FBT002 - a flag
+    token: Token = None,
+) -> None:
+    """Put a subscription back or ahead; its acks are forgotten, records before it count as acked."""
+    session = session_of(context)
+    call = Reset(topic, name, _place(to, "--to"))
+    _confirm(
+        f"records of {topic} will be delivered again to {name}, or never; put it to {to}?",
+        "a reset delivers records again, or leaves some out: confirm it with --yes",
+        yes=yes,
+        subscription=name,
+    )
+    found = _ask(context, call, token)
+    places = ", ".join(f"{offset:,} in {each}" for each, offset in found.items())
+    value = {"subscription": name, "offsets": found}
+    session.show(value, f"subscription {name} goes on at offset {places}")
+
+
+@app.command()
+def drop(
+    context: typer.Context,
+    topic: Topic,
+    name: Name,
+    yes: Yes = False,  # noqa: FBT002 - a flag
+    token: Token = None,
+) -> None:
+    """Remove a subscription; its consumers end, and what it kept may go with the retention."""
+    session = session_of(context)
+    _confirm(
+        f"what {name} has not consumed of {topic} may go; remove it?",
+        "a subscription's place is lost with it, confirm it with --yes",
+        yes=yes,
+        subscription=name,
+    )
+    found = _ask(context, Drop(topic, name), token)
+    session.show(found, f"subscription {name} of {topic} is removed")
+
+
+@app.command()
+def policy(
+    context: typer.Context,
+    topic: Topic,
+    name: Name,
+    max_redelivery_count: Annotated[
+        int | None, typer.Option(min=0, help="Deliveries after the first one.")
+    ] = None,
+    ack_timeout: Span = None,
+    base_delay: Span = None,
+    max_delay: Span = None,
+    backoff: Annotated[
+        Literal["fixed", "exponential"] | None, typer.Option(help="How the delay grows.")
+    ] = None,
+    poison: Annotated[
+        Literal["dead_letter", "block", "drop"] | None,
+        typer.Option(help="What becomes of a record that failed too often."),
+    ] = None,
+    dead_letter_topic: Annotated[
+        str | None, typer.Option(help="Where records go that failed too often.")
+    ] = None,
+    max_unacked: Window = None,
+    token: Token = None,
+) -> None:
+    """Show what happens to failed deliveries, or change it with options; others stay as they are."""
+    session = session_of(context)
+    given: dict[str, int | str | None] = {
+        "max_redelivery_count": max_redelivery_count,
+        "ack_timeout_ms": _milliseconds(ack_timeout),
+        "base_redelivery_delay_ms": _milliseconds(base_delay),
+        "max_redelivery_delay_ms": _milliseconds(max_delay),
+        "backoff": backoff,
+        "poison": poison,
+        "dead_letter_topic": dead_letter_topic,
+    }
+    changes: dict[str, int | str | None] = {k: v for k, v in given.items() if v is not None}
+    found = _ask(context, Policy(topic, name, changes, max_unacked), token)
+    if session.as_json:
+        print_json(found)
+        return
+    print_table(("", ""), [(key, value) for key, value in found.items() if value is not None])
+
+
+def _ask(context: typer.Context, call: Call, token: str | None) -> Any:
+    """Do it here, or have the broker do it that has the directory open."""
+    from frazil.serve.announcing import announced
+
+    session = session_of(context)
+    try:
+        with session.engine() as engine:
+            return call.perform(engine)
+    except Conflict as conflict:
+        broker = broker_behind(conflict, announced(RealFileSystem(), session.paths()))
+        if broker is None:
+            raise
+    return broker.call(call, token=token)
+
+
+def _confirm(question: str, refusal: str, *, yes: bool, subscription: str) -> None:
+    if not agreed(question, yes=yes):
+        raise InvalidRequest(refusal, subscription=subscription)
+
+
+def _place(text: str, option: str) -> int | str:
+    try:
+        found = parse_start(text, now_us=SystemClock().now_us())
+    except InvalidRequest as error:
+        words = error.message.replace("--from", option)
+        raise InvalidRequest(words, **error.details) from None
+    return found.isoformat() if isinstance(found, dt.datetime) else found
+
+
+def _milliseconds(text: str | None) -> int | None:
+    return None if text is None else round(parse_duration_s(text) * 1000)

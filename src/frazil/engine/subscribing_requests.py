@@ -1,0 +1,119 @@
+"""Calls about subscriptions as values: what a command asks of an engine, here or in a broker."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from frazil.engine.subscribing_settings import policy_facts
+from frazil.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from frazil.engine.core import Engine
+    from frazil.engine.reading import Start
+
+__all__ = ["Call", "Create", "Drop", "List", "Policy", "Reset", "decode_call", "encode_call"]
+
+
+class List(msgspec.Struct, tag_field="call", tag="list", forbid_unknown_fields=True):
+    """Tell about the subscriptions of a topic, or of all topics."""
+
+    topic: str | None = None
+
+    def perform(self, engine: Engine) -> Any:
+        """Return them, ready for JSON."""
+        topics = engine.topics() if self.topic is None else [self.topic]
+        return [each for topic in topics for each in engine.subscriptions(topic)]
+
+
+class Create(msgspec.Struct, tag_field="call", tag="create", forbid_unknown_fields=True):
+    """Make a subscription."""
+
+    topic: str
+    name: str
+    type: str = "shared"
+    start: int | str = "latest"
+
+    def perform(self, engine: Engine) -> Any:
+        """Make it and return it, ready for JSON."""
+        place = _place(self.start)
+        engine.create_subscription(self.topic, self.name, type=self.type, start=place)
+        (found,) = [each for each in engine.subscriptions(self.topic) if each["name"] == self.name]
+        return found
+
+
+class Reset(msgspec.Struct, tag_field="call", tag="reset", forbid_unknown_fields=True):
+    """Put a subscription somewhere else."""
+
+    topic: str
+    name: str
+    to: int | str
+
+    def perform(self, engine: Engine) -> Any:
+        """Put it there and return the offset of each part, ready for JSON."""
+        return engine.reset_subscription(self.topic, self.name, _place(self.to))
+
+
+class Drop(msgspec.Struct, tag_field="call", tag="drop", forbid_unknown_fields=True):
+    """Remove a subscription."""
+
+    topic: str
+    name: str
+
+    def perform(self, engine: Engine) -> Any:
+        """Remove it."""
+        engine.unsubscribe(self.topic, self.name)
+        return {"dropped": self.name}
+
+
+class Policy(msgspec.Struct, tag_field="call", tag="policy", forbid_unknown_fields=True):
+    """Tell a subscription's failure policy and window, changed first where something is given."""
+
+    topic: str
+    name: str
+    policy: dict[str, int | str | None] = {}
+    max_unacked: int | None = None
+
+    def perform(self, engine: Engine) -> Any:
+        """Change them, if so, and return both, ready for JSON."""
+        policy = engine.set_subscription(
+            self.topic, self.name, policy=self.policy or None, max_unacked=self.max_unacked
+        )
+        window = engine.subscription_window(self.topic, self.name)
+        return {**policy_facts(policy), "max_unacked": window}
+
+
+Call = List | Create | Reset | Drop | Policy
+
+_CALLS: Final = msgspec.json.Decoder(Call)
+
+
+def encode_call(call: Call) -> bytes:
+    """Return a call as JSON."""
+    return msgspec.json.encode(call)
+
+
+def decode_call(data: bytes) -> Call:
+    """Read a call.
+
+    Raises:
+        InvalidRequest: if it is none.
+    """
+    try:
+        found: Call = _CALLS.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest("this is no call about subscriptions", cause=error) from error
+    return found
+
+
+def _place(given: int | str) -> Start:
+    if isinstance(given, int) or given in ("earliest", "latest"):
+        return given
+    try:
+        return dt.datetime.fromisoformat(given)
+    except ValueError as error:
+        raise InvalidRequest(
+            "a place is earliest, latest, an offset or an ISO 8601 time", got=given
+        ) from error

@@ -1,0 +1,82 @@
+"""Where the broker of a data directory is found: a small file beside the data, while it runs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.fs import read_fully, write_fully
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    from frazil.engine.core import Engine
+    from frazil.engine.directory import DataDirectory
+    from frazil.fs import FileSystem
+
+__all__ = ["Announced", "announce", "announced", "withdraw"]
+
+NAME: Final = "broker.json"
+BYTES_MAX: Final = 64 << 10
+
+
+class Announced(msgspec.Struct):
+    """A broker: its process, and where its HTTP port is."""
+
+    pid: int
+    http_url: str
+    certificate_file: str = ""
+
+
+def announce(engine: Engine, *, http_url: str, certificate_file: str) -> None:
+    """Replace `run/broker.json`. Nothing is synced: after a crash there is no broker.
+
+    That it cannot be written keeps no broker from serving.
+    """
+    files, directory = engine.file_system, engine.paths.run
+    where = os.path.abspath(certificate_file) if certificate_file else ""
+    data = msgspec.json.encode(Announced(os.getpid(), http_url, where))
+    fresh = f"{directory}/{NAME}.tmp"
+    try:
+        files.make_directory(directory)
+        if files.stat(fresh) is not None:
+            files.unlink(fresh)
+        file = files.open(fresh, "create")
+        try:
+            write_fully(file, 0, [data])
+        finally:
+            file.close()
+        files.rename(fresh, f"{directory}/{NAME}")
+    except OSError as error:
+        warn("broker_not_announced", path=directory, error=error)
+
+
+def withdraw(engine: Engine) -> None:
+    """Remove the file: nobody serves here any more."""
+    path = f"{engine.paths.run}/{NAME}"
+    try:
+        if engine.file_system.stat(path) is not None:
+            engine.file_system.unlink(path)
+    except OSError as error:
+        warn("broker_still_announced", path=path, error=error)
+
+
+def announced(files: FileSystem, paths: DataDirectory) -> Announced | None:
+    """Return the broker that a directory's file names, None without one.
+
+    It may be of a broker that was killed: whoever has the directory's lock has the pid.
+    """
+    path = f"{paths.run}/{NAME}"
+    try:
+        found = files.stat(path)
+        if found is None:
+            return None
+        file = files.open(path, "read")
+        try:
+            data = read_fully(file, 0, BYTES_MAX)
+        finally:
+            file.close()
+        return msgspec.json.decode(data, type=Announced)
+    except (OSError, msgspec.MsgspecError):
+        return None

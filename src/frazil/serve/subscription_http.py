@@ -1,0 +1,138 @@
+"""Calls about subscriptions over the HTTP port: JSON in, JSON out, for `frazil subscription`.
+
+A call needs what the same call needs on the admin port; the guard is asked with that call. JSON
+must be declared as such, which a page of another site in a browser cannot do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from frazil.engine.core import Engine
+from frazil.engine.subscribing_requests import (
+    Call,
+    Create,
+    Drop,
+    List,
+    Policy,
+    Reset,
+    decode_call,
+)
+from frazil.errors import FrazilError, Unavailable, codes_of
+from frazil.model import full_topic_name
+from frazil.serve.auth import Guard
+from frazil.serve.danube.proto import danube_admin_pb2 as admin
+from frazil.serve.danube.routes import Services
+from frazil.serve.grpc.codec import Code
+from frazil.serve.http_request import Reply
+from frazil.telemetry import event
+
+__all__ = ["PATH", "Serving", "SubscriptionPost"]
+
+PATH: Final = "/admin/subscriptions"
+_TOPIC_ADMIN: Final = "/danube_admin.TopicAdmin/"
+_STATUSES: Final = {
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+}
+
+
+@attrs.frozen
+class Serving:
+    """What answers: the parts of a broker that is ready."""
+
+    engine: Engine
+    services: Services
+    guard: Guard
+
+
+@attrs.define
+class _Caller:
+    """A call of the admin port, as the guard sees it."""
+
+    path: str
+    peer: str
+    metadata: Mapping[str, str]
+    message: bytes
+
+
+class SubscriptionPost:
+    """Answers the calls. It belongs to the event loop's thread.
+
+    Args:
+        serving: returns what answers, None while the broker is not ready.
+    """
+
+    def __init__(self, serving: Callable[[], Serving | None]) -> None:
+        self._serving = serving
+
+    async def __call__(self, fields: Mapping[str, str], body: bytes, peer: str) -> Reply:
+        """Return the answer to one call."""
+        try:
+            serving = self._serving()
+            if serving is None:
+                raise Unavailable("the broker is not ready")
+            call = decode_call(body)
+            caller = _Caller("", peer, fields, b"")
+            caller.path, caller.message = _like(call)
+            refused = serving.guard(caller)
+            if refused is not None:
+                code, text = refused
+                return _json(_STATUSES.get(code, 400), {"error": {"code": "", "message": text}})
+            found = await asyncio.to_thread(call.perform, serving.engine)
+            if isinstance(call, Drop):
+                _forget(serving, call)
+        except FrazilError as error:
+            return _json(codes_of(error).http, {"error": _told(error)})
+        if not isinstance(call, List):
+            event("subscription_call", call=type(call).__name__.lower(), topic=call.topic)
+        return _json(200, {"result": found})
+
+
+def _like(call: Call) -> tuple[str, bytes]:
+    """Return the call of the admin port that needs what this one does, with its message.
+
+    Raises:
+        InvalidRequest: if a name is no topic's.
+    """
+    if isinstance(call, List) and call.topic is None:
+        return f"{_TOPIC_ADMIN}ListBrokerTopics", b""
+    topic = full_topic_name(call.topic or "")
+    message: Any
+    if isinstance(call, List):
+        method, message = "ListSubscriptions", admin.TopicRequest(name=topic)
+    elif isinstance(call, Policy) and call.policy:
+        letters = call.policy.get("dead_letter_topic")
+        method = "SetSubscriptionFailurePolicy"
+        message = admin.SetSubscriptionFailurePolicyRequest(topic=topic)
+        if isinstance(letters, str) and letters:
+            message.failure_policy.dead_letter_topic = full_topic_name(letters)
+    else:
+        assert isinstance(call, (Create, Reset, Drop, Policy))
+        method, message = "Unsubscribe", admin.SubscriptionRequest(topic=topic)
+    return _TOPIC_ADMIN + method, message.SerializeToString()
+
+
+def _forget(serving: Serving, call: Drop) -> None:
+    """Forget the ids that clients had for a subscription that is gone."""
+    _spec, runtimes = serving.engine.whole_topic(full_topic_name(call.topic))
+    for runtime in runtimes:
+        serving.services.consumer_ids.forget_subscription(runtime.name, call.name)
+
+
+def _told(error: FrazilError) -> dict[str, Any]:
+    details = {
+        name: value if isinstance(value, (int, str, float, bool)) else str(value)
+        for name, value in error.details.items()
+    }
+    return {"code": error.code, "message": error.message, "details": details}
+
+
+def _json(status: int, value: Any) -> Reply:
+    return Reply(status, msgspec.json.encode(value) + b"\n", "application/json")
