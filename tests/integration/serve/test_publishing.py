@@ -403,6 +403,22 @@ def test_a_health_check_notices_that_a_topic_is_gone(tmp_path):
     run(tmp_path, scene)
 
 
+def test_topics_that_come_and_go_leave_nothing_behind(tmp_path, monkeypatch):
+    """Producers that never come again are forgotten with their topics, others are not."""
+    monkeypatch.setattr(producers_module, "TARGETS_SWEPT_MIN", 4)
+
+    async def scene(w):
+        stays = await w.create(topic="/default/stays")
+        for number in range(40):
+            await w.create(topic=f"/default/t{number}")
+            await asyncio.to_thread(w.engine.delete_topic, f"/default/t{number}")
+            assert w.producers.stats()["producers"] <= 5
+            assert w.producers.stats()["topics"] <= 5
+        assert w.producers.is_known(stays)
+
+    run(tmp_path, scene)
+
+
 def test_forgotten_producers_of_a_topic_that_is_there_come_again(tmp_path):
     """A topic that was closed, not deleted, takes their next record under the same id."""
 

@@ -42,6 +42,8 @@ __all__ = ["Producers", "producer_id"]
 
 IDLE_S: Final = 60.0
 """A producer that has not asked for its health for so long makes room when there are too many."""
+TARGETS_SWEPT_MIN: Final = 1_000
+"""From so many topics on, those that are gone are looked for when their number has doubled."""
 _ID_BITS: Final = 53
 """Ids are positive in every client's language, and exact in those that have only doubles."""
 
@@ -115,6 +117,7 @@ class Producers:
         self._loop = asyncio.get_running_loop()
         self._known: dict[int, _Target] = {}
         self._targets: dict[str, _Target] = {}
+        self._targets_swept = 0
         self._slow: set[asyncio.Task[None]] = set()
 
     # -- calls -----------------------------------------------------------------------------------
@@ -214,6 +217,7 @@ class Producers:
                 self._drop(target)
             is_stored = self._unreliable is None or self._topics.is_reliable(topic)
             target = _Target(topic, is_stored=is_stored)
+            self._sweep()
             self._targets[target.name] = target
         identity = producer_id(target.uid, target.name, name)
         holder = self._known.get(identity)
@@ -233,6 +237,14 @@ class Producers:
             del target.seen[identity], self._known[identity]
         if len(target.seen) >= self._producers_max:
             raise Refused(producers_full(target.name, producers_max=self._producers_max))
+
+    def _sweep(self) -> None:
+        """Forget topics that are gone and whose producers never came again to hear so."""
+        if len(self._targets) >= max(TARGETS_SWEPT_MIN, 2 * self._targets_swept):
+            for target in list(self._targets.values()):
+                if target.runtime.refusal is not None and not self._topics.is_current(target.topic):
+                    self._drop(target)
+            self._targets_swept = len(self._targets)
 
     def _drop(self, target: _Target) -> None:
         for identity in target.seen:
