@@ -4,6 +4,7 @@ SHELL := /bin/sh
 
 PYTHON ?=
 DATA ?= ./data
+OPTIONS ?=
 NAME ?= log
 SECONDS ?= 60
 SEEDS ?= 100000
@@ -25,8 +26,8 @@ help: ## Show this list
 	@echo "usage: make TARGET [NAME=value ...]"
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
 
-run: environment ## Install and start the guided run in DATA=./data
-	@$(VENV)/bin/frazil demo --data "$(DATA)"
+run: environment ## Install and start the broker on DATA=./data; OPTIONS="--port 0" and the like
+	@$(VENV)/bin/frazil serve --data "$(DATA)" --set lake.writer.flush_interval=5s $(OPTIONS)
 
 test: environment-dev static ## Install and run every check and all tests
 	@$(PYTEST) tests -n $(JOBS)

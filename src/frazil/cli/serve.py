@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from frazil.cli.output import note, to_json, write_out
+from frazil.cli.serve_lake import tell_lake
 from frazil.cli.serve_text import greeting
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings
@@ -70,7 +72,15 @@ def serve(
     settings = _settings(session, {key: value for key, value in given.items() if value is not None})
     telemetry = settings.telemetry
     configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
-    run_broker(settings, lambda broker: _tell(session, broker))
+    watching: list[asyncio.Task[None]] = []
+
+    def on_ready(broker: Broker) -> None:
+        _tell(session, broker)
+        if not session.as_json:
+            # The loop itself keeps no reference to a task that waits.
+            watching.append(asyncio.get_running_loop().create_task(tell_lake(broker.engine)))
+
+    run_broker(settings, on_ready)
 
 
 def _settings(session: Session, flags: dict[str, object]) -> Settings:

@@ -1,0 +1,96 @@
+"""The parts of a broker put together: every call has a handler, limits are the settings'."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import frazil
+from frazil.cli.serve_lake import LakeNews
+from frazil.config import load_settings
+from frazil.errors import Unavailable
+from frazil.serve.auth import rpcs
+from frazil.serve.broker import server_limits
+from frazil.serve.danube import services
+from frazil.serve.danube.routes import Services
+from frazil.serve.listening import Address, address_of, bind
+
+pytestmark = pytest.mark.integration
+SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
+ADDRESSES = {
+    "advertised_url": "http://broker:1",
+    "admin_url": "http://broker:2",
+    "http_url": "http://broker:3",
+}
+
+
+def test_every_call_of_the_protocol_has_a_handler_and_a_rule(tmp_path):
+    """Both ports together serve all calls and no other; the guard knows each; kinds fit."""
+
+    async def scene(db):
+        parts = Services(db, db.settings, addresses=ADDRESSES)
+        try:
+            return parts.data_routes(), parts.admin_routes()
+        finally:
+            parts.begin_close()
+            await parts.close()
+
+    with frazil.open(tmp_path, **SETTINGS) as db:
+        data, admin = asyncio.run(scene(db))
+    assert set(data) | set(admin) == set(services.RPCS) == set(rpcs.RPCS)
+    assert set(data) & set(admin) == {
+        path for path in services.RPCS if path.startswith("/danube_schema.")
+    }
+    assert not [path for path in data if path.startswith("/danube_admin.")]
+    for path, route in {**data, **admin}.items():
+        assert route.is_stream is services.RPCS[path].is_stream, path
+
+
+def test_limits_are_those_of_the_settings():
+    """What a peer may take is set, and a request of the largest size fits."""
+    settings = load_settings(
+        environment={},
+        overrides={
+            "serve.connections_max": 7,
+            "serve.streams_max": 8,
+            "serve.request_bytes_max": "64MiB",
+            "serve.header_bytes_max": "9KiB",
+            "serve.handshake_s": "2s",
+            "serve.keepalive_s": "3s",
+        },
+    )
+    found = server_limits(settings.serve)
+    assert (found.connections_max, found.streams_max) == (7, 8)
+    assert (found.message_bytes_max, found.header_bytes_max) == (64 << 20, 9 << 10)
+    assert (found.handshake_s, found.keepalive_s) == (2.0, 3.0)
+    assert found.unfinished_bytes_max > found.message_bytes_max
+
+
+def test_addresses_are_taken_or_named():
+    """A free port is found for 0, a taken one and an unknown host are told with the setting."""
+    with bind("127.0.0.1", 0, setting="serve.port") as first:
+        port = address_of(first).port
+        assert port > 0
+        first.listen()
+        with pytest.raises(Unavailable, match=rf"port={port} setting=serve\.port"):
+            bind("127.0.0.1", port, setting="serve.port")
+    with pytest.raises(Unavailable, match=r"host=no\.such\.host\.invalid setting=serve\.host"):
+        bind("no.such.host.invalid", 0, setting="serve.host")
+    assert Address("::1", 5).url(tls=True) == "https://[::1]:5"
+    assert Address("127.0.0.1", 5).url(tls=False) == "http://127.0.0.1:5"
+
+
+def test_the_lake_is_told_once(tmp_path):
+    """Its start, and the first rows of a table, are one line each; without tables there is none."""
+    with frazil.open(tmp_path, **SETTINGS) as db:
+        db.lake.by_itself = False
+        news = LakeNews(db)
+        db.create_topic("plain", lake=False)
+        assert news.look() == []
+        db.create_topic("hello", lake=True)
+        assert news.look() == ["lake: starting"]
+        assert news.look() == []
+        db.lake.topics["/default/hello"].counts["rows"] = 1_200
+        assert news.look() == ["lake: /default/hello has its first 1,200 rows in default.hello"]
+        assert news.look() == []
