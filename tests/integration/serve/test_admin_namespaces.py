@@ -93,16 +93,21 @@ def test_namespaces_of_topics_that_nobody_asked_for_exist(tmp_path):
     async def scene(admin):
         await asyncio.to_thread(admin.engine.create_topic, "/own/rows", {"id": "long"})
         spaces, topics = await names_of(admin), await topics_of(admin, "own")
-        refusal = await admin.refused("DeleteNamespace", space("own"), NAMESPACES)
+        refusals = [await admin.refused("DeleteNamespace", space("own"), NAMESPACES)]
+        # A topic that could not be opened exists, too.
+        await admin.ask("CreateNamespace", space("broken"), NAMESPACES)
+        admin.engine.unusable["/broken/t"] = "its files are gone"
+        refusals.append(await admin.refused("DeleteNamespace", space("broken"), NAMESPACES))
         await admin.ask("CreateNamespace", space("own"), NAMESPACES)
         await admin.ask("CreateTopic", new("/own/t"))
-        return spaces, topics, refusal[0], sorted(admin.engine.states.items(StateTag.NAMESPACE))
+        made = sorted(admin.engine.states.items(StateTag.NAMESPACE))
+        return spaces, topics, [code for code, _ in refusals], made
 
     assert run(tmp_path, scene) == (
         ["default", "own", "system"],
         ["/own/rows"],
-        "FAILED_PRECONDITION",
-        ["own"],
+        ["FAILED_PRECONDITION"] * 2,
+        ["broken", "own"],
     )
 
 

@@ -184,6 +184,8 @@ def test_an_unsubscribe_ends_everything_of_a_subscription(tmp_path):
         await set_policy(admin, DROP)
         await set_policy(admin, DROP, name="early")
         identity, stream = await admin.reading()
+        # One that has no stream goes, too.
+        await admin.clients.subscribe("idle", kind=1)
         await admin.publish(b"before")
         await next_of(stream)
         for name in ("s", "early"):

@@ -238,9 +238,10 @@ def test_topics_without_storage_are_unloaded_and_deleted_too(tmp_path):
             ends.append((await end_of(stream))[0])
             stream = admin.clients.receive(identity)
             await stream.initial_metadata()
-        return [*ends, (await end_of(stream))[0]]
+        left = admin.engine.states.items(StateTag.POLICY)
+        return [*ends, (await end_of(stream))[0]], left
 
-    assert run(tmp_path, scene) == ["UNAVAILABLE", "OK", "NOT_FOUND"]
+    assert run(tmp_path, scene) == (["UNAVAILABLE", "OK", "NOT_FOUND"], {})
 
 
 def test_lists_of_what_is_not_there_are_refused(tmp_path):

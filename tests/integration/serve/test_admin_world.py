@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 import frazil
+from frazil.engine.states import StateTag
 from frazil.serve.danube.admin_needs import AdminNeeds
 from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
@@ -29,6 +30,7 @@ FACTS = BrokerFacts(
     metrics_url="http://127.0.0.1:9040",
 )
 SECONDS_MAX = 60
+RELIABLE = {"dispatch_strategy": 1}
 
 
 class Admin:
@@ -199,6 +201,7 @@ def test_what_was_begun_is_finished_when_the_client_has_gone(tmp_path):
 
     async def scene(admin):
         await admin.ask("CreateTopic", wire.NewTopicRequest(name="/default/t"))
+        assert admin.engine.states.items(StateTag.POLICY) != {}
         release = threading.Event()
         busy = asyncio.create_task(
             asyncio.to_thread(admin.engine.main.queue.call, lambda: release.wait(SECONDS_MAX))
@@ -206,7 +209,7 @@ def test_what_was_begun_is_finished_when_the_client_has_gone(tmp_path):
         calls = [
             asyncio.create_task(each)
             for each in (
-                admin.ask("CreateTopic", wire.NewTopicRequest(name="/default/u")),
+                admin.ask("CreateTopic", wire.NewTopicRequest(name="/default/u", **RELIABLE)),
                 admin.ask("DeleteTopic", wire.TopicRequest(name="/default/t")),
             )
         ]
@@ -219,6 +222,8 @@ def test_what_was_begun_is_finished_when_the_client_has_gone(tmp_path):
         release.set()
         await busy
         await until(lambda: admin.engine.topics() == ["/default/u"])
+        # That it was not stored is the last thing that is forgotten of the other.
+        await until(lambda: admin.engine.states.items(StateTag.POLICY) == {})
         return [call.cancelled() for call in calls]
 
     assert run(tmp_path, scene) == [True, True]
