@@ -18,7 +18,7 @@ from frazil.serve.danube.routes import Services
 from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
-from tests.integration.serve.consuming_world import Caller, until
+from tests.integration.serve.consuming_world import Caller, free_port, until
 
 pytestmark = pytest.mark.integration
 
@@ -39,6 +39,7 @@ class Admin:
     def __init__(self, needs, port, clients):
         self.needs = needs
         self.engine = needs.engine
+        self.port = port
         self.clients = clients
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
@@ -83,7 +84,8 @@ class Admin:
 async def serving(path, **settings):
     """Serve a data directory in this process; yields an `Admin`."""
     with frazil.open(path, **{**SETTINGS, **settings}) as engine:
-        addresses = {"advertised_url": FACTS.url, "admin_url": "", "http_url": ""}
+        port = free_port()
+        addresses = {"advertised_url": f"http://127.0.0.1:{port}", "admin_url": "", "http_url": ""}
         services = Services(engine, engine.settings, addresses=addresses)
         needs = AdminNeeds(
             engine=engine,
@@ -95,7 +97,7 @@ async def serving(path, **settings):
             schemas=services.schemas,
         )
         server = Server(Router({**services.data_routes(), **admin_routes(needs, FACTS)}))
-        _host, port = await server.start("127.0.0.1", 0)
+        await server.start("127.0.0.1", port)
         async with Caller(port) as clients:
             admin = Admin(needs, port, clients)
             try:
