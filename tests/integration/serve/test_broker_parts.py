@@ -14,6 +14,7 @@ from frazil.serve.auth import rpcs
 from frazil.serve.broker import server_limits
 from frazil.serve.danube import services
 from frazil.serve.danube.routes import Services
+from frazil.serve.danube.topics import Topics
 from frazil.serve.listening import Address, address_of, bind
 
 pytestmark = pytest.mark.integration
@@ -94,3 +95,25 @@ def test_the_lake_is_told_once(tmp_path):
         db.lake.topics["/default/hello"].counts["rows"] = 1_200
         assert news.look() == ["lake: /default/hello has its first 1,200 rows in default.hello"]
         assert news.look() == []
+
+
+def test_what_cannot_be_a_table_is_a_topic_all_the_same(tmp_path):
+    """With tables by default, names that differ in case and topics without storage have none."""
+
+    async def scene(db):
+        topics = Topics(db)
+        await topics.make("/default/orders", is_reliable=True)
+        await topics.make("/default/Orders", is_reliable=True)
+        await topics.make("/default/ticks", is_reliable=False)
+        await topics.make("/default/wide", is_reliable=True, partitions=2)
+
+    with frazil.open(tmp_path, **SETTINGS, **{"lake.default": True}) as db:
+        db.lake.by_itself = False
+        asyncio.run(scene(db))
+        found = {name: db.describe(name)["lake"] for name in db.topics()}
+    assert found == {
+        "/default/Orders": False,
+        "/default/orders": True,
+        "/default/ticks": False,
+        "/default/wide": True,
+    }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.states import StateTag
 from frazil.engine.topic import Topic
-from frazil.errors import Conflict, FrazilError, NotFound
+from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
 from frazil.model import part_name, topic_uid
 from frazil.serve.danube.names import (
     NAMESPACES_AT_BOOT,
@@ -25,6 +25,7 @@ from frazil.serve.danube.statuses import (
     strategy_differs,
 )
 from frazil.serve.grpc.codec import Code
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.engine.core import Engine
@@ -177,19 +178,14 @@ class Topics:
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
         """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_load` ends."""
-        engine, states = self._engine, self._engine.states
+        states = self._engine.states
         if self._uid_of(name) is not None:
             raise Conflict("topic exists", topic=name)
         if not is_reliable:
             states.put(StateTag.POLICY, _MAKING + name, b"1")
         try:
-            if partitions:
-                engine.create_topic(name, partitions=partitions)
-            elif part_of(name) is not None:
-                # Clients make each part for itself, by a producer, without the whole topic.
-                engine.create_topic(name, loose_part=True)
-            else:
-                engine.create_topic(name)
+            # A topic without storage has nothing for a table.
+            self._create(name, partitions, **({} if is_reliable else {"lake": False}))
             if not is_reliable:
                 uid = self._uid_of(name)
                 assert uid is not None
@@ -198,6 +194,19 @@ class Topics:
         finally:
             if not is_reliable:
                 states.delete(StateTag.POLICY, _MAKING + name)
+
+    def _create(self, name: str, partitions: int, **options: Any) -> None:
+        if part_of(name) is not None and not partitions:
+            # Clients make each part for itself, by a producer, without the whole topic.
+            options["loose_part"] = True
+        try:
+            self._engine.create_topic(name, partitions=partitions, **options)
+        except InvalidRequest as error:
+            if not self._engine.settings.lake.default or "lake" in options:
+                raise
+            # Clients know nothing of tables: one that cannot be is no reason to refuse the topic.
+            self._engine.create_topic(name, partitions=partitions, lake=False, **options)
+            warn("topic_without_table", topic=name, error=error)
 
     async def forget(self, uid: str) -> None:
         """Remove what is stored about a topic that was deleted."""
