@@ -120,7 +120,7 @@ class Broker:
         self._reloading = asyncio.Lock()
         self._http = HttpServer(
             {
-                "/healthz": health_page(lambda: None),
+                "/healthz": health_page(self._failure),
                 "/readyz": health_page(self._problem),
                 "/metrics": metrics_page(self._facts),
             },
@@ -281,11 +281,13 @@ class Broker:
         )
 
     def _problem(self) -> str | None:
-        if self._state != "ready":
-            return self._state
+        return self._failure() if self._state == "ready" else self._state
+
+    def _failure(self) -> str | None:
+        """Return what only another start can mend."""
         # The whole of `stats` would hold up the loop where there are many topics.
-        failed = self.engine.main.journal.failed
-        return None if failed is None else "the log has failed, start the broker again"
+        failed = self._state == "ready" and self.engine.main.journal.failed is not None
+        return "the log has failed, start the broker again" if failed else None
 
     def _ready(self) -> subscription_http.Serving | None:
         if self._state != "ready":

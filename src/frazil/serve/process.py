@@ -7,12 +7,14 @@ any crash. SIGHUP has it read keys, roles, secrets and certificate again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from frazil.errors import CODES, InvalidRequest, Unavailable
 from frazil.serve.broker import Broker
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from frazil.config import Settings
 
 __all__ = ["run_broker"]
+
+FILES_BESIDE: Final = 4096
+"""Open files beside the connections: segments, metadata, tables."""
 
 
 def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
@@ -35,6 +40,7 @@ def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
     """
     if sys.flags.optimize:
         raise InvalidRequest("the broker does not run without its assertions, leave out python -O")
+    _allow_files(settings.serve.connections_max + FILES_BESIDE)
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         runner.run(_Process(settings).run(on_ready))
 
@@ -77,6 +83,18 @@ class _Process:
             task = asyncio.get_running_loop().create_task(self._broker.reload())
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
+
+
+def _allow_files(count: int) -> None:
+    """Let the process have as many files open as its connections may need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count:
+        warn("files_limited", allowed=wanted, wanted=count)
 
 
 def _watch(seconds: float) -> None:
