@@ -101,7 +101,7 @@ def check(history, records, cursors):
     held = {offset: (record, key) for offset, record, key in records}
     for subscription in history.types:
         check_contents(history, subscription, held, broken)
-        check_complete(history, subscription, held, broken)
+        check_complete(history, subscription, held, cursors.get(subscription, ()), broken)
         check_settled(history, subscription, broken)
         for offset in history.acked[subscription]:
             if offset not in cursors.get(subscription, ()):
@@ -140,15 +140,15 @@ def check_contents(history, subscription, held, broken):
             broken.note("offset changed", offset=offset, got=(record, key), is_=found, on=stream)
 
 
-def check_complete(history, subscription, held, broken):
-    """What was sent after the subscription was there is delivered to it, and acked in the end."""
+def check_complete(history, subscription, held, cursor, broken):
+    """What was sent after the subscription was there is delivered to it, and settled in the end."""
     seen = {offset for _, _, offset, _, _ in history.got[subscription]}
     since = history.subscribed[subscription]
     for offset, (record, _) in held.items():
         if offset not in seen and history.first_try.get(record, since) >= since:
             broken.note("never delivered", subscription=subscription, offset=offset, record=record)
-        elif offset in seen and offset not in history.acked[subscription]:
-            broken.note("never acked", subscription=subscription, offset=offset)
+        elif offset in seen and offset not in cursor:
+            broken.note("never settled", subscription=subscription, offset=offset)
 
 
 def check_settled(history, subscription, broken):

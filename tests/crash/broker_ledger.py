@@ -16,6 +16,7 @@ holds survives every process, and only processes are killed here.
 | `acking`, `acked`, `unacked` | subscription, offset | before `ack`, when it returned, when it failed |
 | `nacking` | subscription, offset | before `nack` |
 | `recreated` | who, why | the client was of no use any more and got a successor |
+| `replaced` | name | a process of clients was killed, and another takes its names |
 | `started`, `ready`, `killed` | generation | the life of a broker |
 """
 

@@ -194,6 +194,13 @@ class Peer:
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
 
+    def kill(self):
+        """End the process at once."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
     def close(self):
         """End the process by ending its input."""
         self.process.stdin.close()

@@ -30,11 +30,13 @@ class Clients:
         self.directory = directory
         self.ledger = Ledger(directory, "world")
         self._follower = Follower(directory)
-        self._workers = []
+        self._workers = {}
         self._url, self._seed = url, seed
         self.published, self.finished = set(), set()
         self.delivered = {name: {} for name, _, _ in FIRST}
-        self.acked = defaultdict(set)
+        self.acking, self.acked = defaultdict(set), defaultdict(set)
+        self.unknown = defaultdict(set)
+        self._lives = 0
         self.progress = 0
 
     def begin(self):
@@ -52,7 +54,19 @@ class Clients:
             "seed": f"{self._seed} {name}",
         }
         arguments = (str(self.directory), name, json.dumps(plan))
-        self._workers.append(Peer("tests.crash.broker_worker", *arguments))
+        self._workers[name] = Peer("tests.crash.broker_worker", *arguments)
+
+    def replace(self):
+        """Kill the second consumers, whatever they do; others of the same names come instead."""
+        name = next(name for name in self._workers if name.startswith("second"))
+        self._workers.pop(name).kill()
+        self.look()
+        for subscription, offsets in self.acking.items():
+            # Whether these acks arrived is known to the broker alone.
+            self.unknown[subscription] |= offsets - self.acked[subscription]
+        self._lives += 1
+        self.ledger.note("replaced", name)
+        self._add(f"second-{self._lives}", consumers=SECOND)
 
     def look(self):
         """Take in what is new in the ledgers."""
@@ -63,11 +77,13 @@ class Clients:
                 self.finished.add(facts[0])
             elif kind == "got":
                 self.delivered[facts[0]][facts[2]] = tuple(facts[3])
+            elif kind == "acking":
+                self.acking[facts[0]].add(facts[1])
             elif kind == "acked":
                 self.acked[facts[0]].add(facts[1])
                 self.progress += 1
-        for worker in self._workers:
-            assert worker.process.poll() is None, f"clients ended with {worker.process.poll()}"
+        for name, worker in self._workers.items():
+            assert worker.process.poll() is None, f"{name} ended with {worker.process.poll()}"
 
     def wait_for_work(self):
         """Wait until records are published and acked that were not before."""
@@ -85,13 +101,14 @@ class Clients:
         self.look()
         offsets = set().union(*self.delivered.values())
         return self.finished == set(PRODUCERS) and all(
-            offsets <= self.acked[name] and self.published <= set(found.values())
+            offsets <= self.acked[name] | self.unknown[name]
+            and self.published <= set(found.values())
             for name, found in self.delivered.items()
         )
 
     def drain(self):
         """Let producers stop; wait until consumers have had everything, or will never have."""
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.tell("drain")
         with contextlib.suppress(AssertionError):
             # The checker says better what is missing.
@@ -101,7 +118,7 @@ class Clients:
     def close(self):
         """End all clients."""
         while self._workers:
-            self._workers.pop().close()
+            self._workers.popitem()[1].close()
 
 
 def checked(directory, data):

@@ -189,6 +189,7 @@ def forget_an_ack(story):
     """A record is delivered and never acked, however long one waits."""
     without(story, "acking", "shared", 9)
     without(story, "acked", "shared", 9)
+    story.cursors["shared"].discard(9)
 
 
 def forget_a_cursor(story):
@@ -229,8 +230,8 @@ PLANTS = {
     deliver_acked_ones_on_the_same_stream: {"delivered after its ack"},
     deliver_to_one_what_another_acked: {"delivered after its ack"},
     forget_a_delivery: {"never delivered"},
-    forget_an_ack: {"never acked"},
-    forget_a_cursor: {"ack forgotten"},
+    forget_an_ack: {"never settled"},
+    forget_a_cursor: {"ack forgotten", "never settled"},
     deliver_backwards: {"out of order"},
     overtake_a_key: {"key out of order"},
 }

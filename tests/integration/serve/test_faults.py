@@ -13,6 +13,7 @@ import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from frazil.serve.danube.proto.danube_admin_pb2 import (
+    PoisonPolicy,
     SetSubscriptionFailurePolicyRequest,
     SubscriptionFailurePolicy,
     SubscriptionResponse,
@@ -125,7 +126,7 @@ def no_time_outs(broker):
             SetSubscriptionFailurePolicyRequest.SerializeToString,
             SubscriptionResponse.FromString,
         )
-        policy = SubscriptionFailurePolicy(max_redelivery_count=5, ack_timeout_ms=0)
+        policy = SubscriptionFailurePolicy(max_redelivery_count=5, poison_policy=PoisonPolicy.Block)
         request = SetSubscriptionFailurePolicyRequest(
             topic=TOPIC, subscription="s", failure_policy=policy
         )

@@ -19,8 +19,8 @@ from tests.integration.serve.wire_world_readers import is_whole
 
 pytestmark = pytest.mark.integration
 
-RECORDS = 2400
-SIZE_BYTES = 16 << 10
+RECORDS = 1000
+SIZE_BYTES = 48 << 10
 GROWTH_BYTES_MAX = 24 << 20
 """Less than is published between the two looks at the broker's memory."""
 
