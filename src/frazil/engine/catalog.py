@@ -66,14 +66,15 @@ def request_topic(
     options: Mapping[str, object],
     limits: IngestLimits,
     settings: Settings,
+    loose_part: bool = False,
 ) -> TopicRequest:
-    """Check a request for a new topic.
+    """Check a request for a new topic; only a `loose_part` may be named like a part.
 
     Raises:
         InvalidRequest: with what is wrong and what to write instead.
     """
     full = full_topic_name(name)
-    if is_part_name(full):
+    if is_part_name(full) and not loose_part:
         raise InvalidRequest(
             "names that end in -part-<number> belong to partitioned topics, use partitions=",
             topic=full,

@@ -41,7 +41,7 @@ from frazil.errors import (
 from frazil.fs import RealFileSystem
 from frazil.ingest.evolution import evolve
 from frazil.ingest.frames import TableCodec
-from frazil.model import Ack, TopicSpec, full_topic_name, topic_uid
+from frazil.model import Ack, TopicSpec, full_topic_name, part_name, topic_uid
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
@@ -100,13 +100,16 @@ class Engine(SubscriptionCalls):
         sort_by: Sequence[str] | str = (),
         partitions: int = 0,
         exist_ok: bool = False,
+        loose_part: bool = False,
         **options: Any,
     ) -> Topic | PartitionedTopic:
         """Create a topic; durable on return.
 
         Without `columns` it is a message topic, with them a table topic. Options are `sync`,
         `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals` and `lake`
-        (True: an Iceberg table as well, sorted by `sort_by`); else the settings count.
+        (True: an Iceberg table as well, sorted by `sort_by`); else the settings count. A
+        `loose_part` is a topic of its own that is named like a part, `…-part-0`: clients of the
+        wire protocol make the parts of their topics one by one.
 
         Raises:
             InvalidRequest: if the definition is wrong.
@@ -124,6 +127,7 @@ class Engine(SubscriptionCalls):
             options=options,
             limits=self._limits,
             settings=self.settings,
+            loose_part=loose_part,
         )
         with self._control:
             self._check_open()
@@ -132,6 +136,10 @@ class Engine(SubscriptionCalls):
                     raise Conflict("topic exists already", topic=request.name)
                 self._check_same(request)
                 return self.topic(request.name)
+            parts = [part_name(request.name, index) for index in range(request.partitions)]
+            taken = next((part for part in parts if part in self._topics), None)
+            if taken is not None:
+                raise Conflict("a topic has the name of a part", topic=request.name, part=taken)
             why = self.unusable.get(request.name)
             if why is not None:
                 raise Conflict("topic exists, but cannot be used", topic=request.name, cause=why)
@@ -290,8 +298,9 @@ class Engine(SubscriptionCalls):
     def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of all topics, sorted; parts are left out."""
         self._check_open()
-        names = [n for n, r in self._topics.items() if not r.state.spec.part_of]
-        names += self._parents
+        # Copied first, each in one step: other threads may create topics meanwhile.
+        names = [n for n, r in list(self._topics.items()) if not r.state.spec.part_of]
+        names += list(self._parents)
         prefix = "/" if namespace is None else f"/{namespace}/"
         return sorted(name for name in names if name.startswith(prefix))
 

@@ -422,3 +422,22 @@ def test_a_full_quota_that_expires_records_moves_on_and_says_so(tmp_path):
         await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 100)
 
     run(tmp_path, work, retention_age_s=0.0, memory=LOG_ALONE)
+
+
+def test_parts_keep_their_settings_until_the_last_subscription_goes(tmp_path):
+    """The parts of a topic share one setting; its type is that of the first, and one goes alone."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("t", partitions=2)
+        first, second = f"{TOPIC}-part-0", f"{TOPIC}-part-1"
+        await deliveries.open(first, "s", kind=SHARED)
+        other = await deliveries.open(second, "s", kind=BY_KEY)
+        assert other.kind is SHARED
+        await deliveries.drop(first, "s")
+        assert settings.get(uid(db, second), "s").kind is SHARED
+        assert deliveries.find(second, "s") is other
+        await deliveries.drop(second, "s")
+        assert settings.find(uid(db, second), "s") is None
+        assert (await deliveries.open(first, "s", kind=BY_KEY)).kind is BY_KEY
+
+    run(tmp_path, work)

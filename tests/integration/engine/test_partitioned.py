@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import errno
+import threading
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.errors import InvalidRequest, Unavailable
+from frazil.errors import Conflict, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.testing import FaultyFileSystem
-from tests.integration.engine.opening import open_small
+from tests.integration.engine.opening import open_small, payloads_of
 
 
 class FailsInOnePlace(FaultyFileSystem):
@@ -143,3 +144,41 @@ def test_a_call_that_only_some_parts_took_says_which(tmp_path):
     first = good.offset_last + 1
     assert caught.value.details["parts_written"] == f"0: {first}-{first + good.offset_last}"
     db.close()
+
+
+def test_a_loose_part_is_a_topic_of_its_own(tmp_path):
+    """Named like a part it must be asked for; it excludes a whole topic with a part of that name."""
+    with open_small(tmp_path) as db:
+        with pytest.raises(InvalidRequest):
+            db.create_topic("t-part-1")
+        loose = db.create_topic("t-part-1", loose_part=True)
+        loose.append(b"x")
+        with pytest.raises(Conflict, match="t-part-1"):
+            db.create_topic("t", partitions=2)
+        assert db.topics() == ["/default/t-part-1"]
+        db.create_topic("t", partitions=1)
+    with open_small(tmp_path) as db:
+        assert payloads_of(db.topic("t-part-1")) == [b"x"]
+        assert db.topic("t").parts[0].name == "/default/t-part-0"
+        db.delete_topic("t-part-1")
+        assert db.topics() == ["/default/t"]
+
+
+def test_topics_are_listed_while_others_are_created(tmp_path):
+    """A list never fails because of a topic that is made meanwhile."""
+    with open_small(tmp_path) as db:
+        done = threading.Event()
+        seen = []
+
+        def look():
+            while not done.is_set():
+                seen.append(len(db.topics()))
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        for number in range(60):
+            db.create_topic(f"t{number}", exist_ok=True)
+        done.set()
+        looking.join()
+        assert seen == sorted(seen)
+        assert len(db.topics()) == 60

@@ -202,8 +202,7 @@ class Deliveries:
                 self._forget(topic, name)
                 if all(each.feed is not found.feed for each in self._open.values()):
                     self._forget_feed(found.feed)
-            uid = topic_uid(runtime.state.spec)
-            await asyncio.to_thread(self._settings.delete, uid, name)
+            await asyncio.to_thread(self._forget_settings, runtime, name)
 
     def configure(self, topic: str, name: str) -> None:
         """Let an open subscription take its settings as they are now."""
@@ -259,10 +258,27 @@ class Deliveries:
         self, runtime: TopicRuntime, name: str, kind: SubscriptionType, start: Start
     ) -> Stored:
         offset = start_offset(runtime, start)
-        # The settings first: a subscription without its type would come back as another one.
-        stored = self._settings.change(topic_uid(runtime.state.spec), name, kind=kind)
+        uid = topic_uid(runtime.state.spec)
+        stored = self._settings.get(uid, name)
+        if stored.kind is None or not self._has_parts_with(runtime, name):
+            # The settings first: a subscription without its type would come back as another one.
+            stored = self._settings.change(uid, name, kind=kind)
         self._engine.cursors.create(runtime.name, name, offset)
         return stored
+
+    def _forget_settings(self, runtime: TopicRuntime, name: str) -> None:
+        # Parts have one setting for all of them: it goes with the last.
+        if not self._has_parts_with(runtime, name):
+            self._settings.delete(topic_uid(runtime.state.spec), name)
+
+    def _has_parts_with(self, runtime: TopicRuntime, name: str) -> bool:
+        """Tell whether another part of the same topic has a subscription of this name."""
+        part_of = runtime.state.spec.part_of
+        return bool(part_of) and any(
+            other is not runtime and name in other.state.cursors
+            for other in self._engine.runtimes
+            if other.state.spec.part_of == part_of
+        )
 
     def _place(self, runtime: TopicRuntime, name: str, to: Start) -> int:
         offset = start_offset(runtime, to)
