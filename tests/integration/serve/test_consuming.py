@@ -157,12 +157,17 @@ def test_key_filters_choose_what_a_consumer_gets(tmp_path, reliable):
     assert run(scene) == ([b"eu-west", b"eu-"], [b"us-1", b"ca", b"us-2"])
 
 
-def test_the_parts_of_a_topic_are_consumed_as_one(tmp_path):
-    """A consumer of the whole topic gets the records of all parts, each acked in its own."""
+@pytest.mark.parametrize("is_made_before", [True, False])
+def test_the_parts_of_a_topic_are_consumed_as_one(tmp_path, is_made_before):
+    """A consumer of the whole topic gets the records of all parts, each acked in its own.
+
+    So it is with parts that administration made, and with those that a producer made.
+    """
 
     async def scene(port):
         async with broker(tmp_path, port) as world:
-            await world.topics.make(TOPIC, is_reliable=True, partitions=3)
+            if is_made_before:
+                await world.topics.make(TOPIC, is_reliable=True, partitions=3)
             producer = await make_producer(port, partitions=3)
             reader = await make_reader(port)
             for number in numbers(12):
