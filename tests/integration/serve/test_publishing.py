@@ -136,6 +136,25 @@ def test_what_the_client_was_answered_is_in_the_log(tmp_path):
     assert [payload for payload, _, _ in found[21:]] == [b"many"] * 50
 
 
+def test_a_partitioned_producer_makes_the_parts(tmp_path):
+    """Messages of the client's own partitions are all there, spread over parts it made."""
+
+    async def scene():
+        port = free_port()
+        async with broker(tmp_path, port) as db:
+            producer = await make_producer(port, topic="/default/wide", partitions=3)
+            for number in range(30):
+                await producer.send(b"%d" % number)
+            await producer.close()
+            parts = [messages_of(db, f"/default/wide-part-{index}") for index in range(3)]
+            return [[int(payload) for payload, _, _ in part] for part in parts]
+
+    parts = asyncio.run(scene())
+    assert sorted(number for part in parts for number in part) == list(range(30))
+    assert [len(part) for part in parts] == [10, 10, 10]
+    assert all(part == sorted(part) for part in parts)
+
+
 def test_a_producer_goes_on_after_a_restart_of_the_broker(tmp_path):
     """The id that a client has from before is known to the next broker, and to no other topic."""
 

@@ -428,7 +428,6 @@ def test_an_administrator_changes_what_a_topic_asks_for(tmp_path):
         assert refusal[0] == "FAILED_PRECONDITION"
         assert (await w.registry.delete_schema_version("user", 1))[0] is True
 
-        w.db.create_topic("/default/wide", partitions=2)
         wide = await w.producer(topic="/default/wide", partitions=2)
         await w.registry.configure_topic_schema("/default/wide", "other", "enforce", False)
         for name in ("wide", "wide-part-0", "wide-part-1"):
