@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -114,6 +115,7 @@ class Broker:
         self.addresses: Addresses
         self._state: State = "starting"
         self._clock = SystemClock()
+        self._born = self._clock.monotonic()
         self._loop = asyncio.get_running_loop()
         self._servers: dict[str, Server] = {}
         self._contexts: list[ssl.SSLContext] = []
@@ -307,7 +309,15 @@ class Broker:
         except TimeoutError:
             counted.cancel()
             raise Unavailable("the broker is busy") from None
-        return {"engine": self.engine.stats(), **found}
+        return {"engine": self.engine.stats(), "process": self._process(), **found}
+
+    def _process(self) -> dict[str, float]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "resident_bytes_max": used.ru_maxrss * 1024,
+            "uptime_s": self._clock.monotonic() - self._born,
+        }
 
     async def _counted(self) -> dict[str, Any]:
         """Return what belongs to the loop's thread."""

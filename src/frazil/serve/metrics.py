@@ -1,8 +1,9 @@
 """Every metric, in one place, and where its value is among the facts.
 
-Facts are one tree, read when somebody asks: `engine` is `Engine.stats()`, `ports` the counters of
-each listener by name, `guard` is `Guard.stats()`, `http` the HTTP port's own counters and
-`subscriptions` what the broker counts of them. What is not there is left out.
+Facts are one tree, read when somebody asks: `engine` is `Engine.stats()`, `process` what the system
+says of the process, `ports` the counters of each listener by name, `guard` is `Guard.stats()`, `http`
+the HTTP port's own counters and `subscriptions` what the broker counts of them. What is not there is
+left out.
 
 Names end in their unit, counters in `_total`; times are seconds, sizes bytes, shares 0 to 1. No
 label is a topic, key, offset, client or anything else that others than we choose.
@@ -173,6 +174,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Duration of queries, of the last few thousand.",
         _quantiles("engine.latencies.query", suffix="_us", scale=_US),
     ),
+    # -- the broker's process
+    _counter("process_cpu_seconds_total", "Time on processors.", at("process.cpu_s")),
+    _gauge("process_resident_peak_bytes", "Most memory so far.", at("process.resident_bytes_max")),
+    _gauge("process_uptime_seconds", "Time since the start.", at("process.uptime_s")),
     # -- the broker's listeners
     _gauge("server_connections", "Open connections.", _ports("connections")),
     _counter("server_connections_total", "Connections.", _ports("connections_total")),

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import CODES, InvalidRequest, Unavailable
 from frazil.serve.broker import Broker
@@ -57,6 +57,7 @@ class _Process:
     async def run(self, on_ready: Callable[[Broker], None]) -> None:
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_tell_bug)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, number)
         # From the first moment on: without a handler it would end the process.
@@ -83,6 +84,16 @@ class _Process:
             task = asyncio.get_running_loop().create_task(self._broker.reload())
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
+
+
+def _tell_bug(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Tell a bug that no call is there for: its kind and place, never its text (it may be data)."""
+    error = context.get("exception")
+    trace = None if error is None else error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
+    warn("loop_failed", error=type(error).__name__, place=place, what=context.get("message", ""))
 
 
 def _allow_files(count: int) -> None:

@@ -61,6 +61,7 @@ def test_every_metric_has_a_value_and_none_has_what_users_wrote(tmp_path):
             "engine": stats,
             "ports": {"data": port_facts(Counters()), "admin": port_facts(Counters())},
             "guard": {"unauthenticated": 1, "denied": 2, "limited": 3, "clients": 4},
+            "process": {"cpu_s": 1.5, "resident_bytes_max": 1 << 20, "uptime_s": 2.0},
             "http": {"requests": 1, "refusals": 2, "cut_off": 3},
             "subscriptions": SUBSCRIPTIONS,
         }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 
@@ -22,13 +22,15 @@ from danube import DanubeClientBuilder, DispatchStrategy, SubType
 import frazil
 from frazil.clock import SystemClock
 from frazil.serve.danube.proto import danube_pb2 as wire
+from tests.crash.broker_process import Forks, wait_until
 from tests.unit.serve.auth.certificates import CERTIFICATE, RENEWED_CERTIFICATE, write_certificate
 from tests.unit.serve.auth.world import ISSUER, SECRET, token
 
 pytestmark = pytest.mark.integration
 
 SECONDS_MAX = 60
-COMMAND = [sys.executable, "-m", "frazil.cli", "serve"]
+COMMAND = (sys.executable, "-m", "frazil.cli")
+READY = '{"event": "ready"'
 SETTINGS = {
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
@@ -51,41 +53,56 @@ def words(directory, *options, **settings):
     pairs = {**SETTINGS, **{key.replace("__", "."): value for key, value in settings.items()}}
     given = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
     ports = ["--port", "0", "--admin-port", "0", "--http-port", "0"]
-    return [*COMMAND, "--data", str(directory), *ports, *given, *options]
+    return ["serve", "--data", str(directory), *ports, *given, *options]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks():
+    """Run the process that most brokers are forks of: to import everything takes a second."""
+    found = Forks()
+    Process.forks = found
+    yield found
+    found.close()
 
 
 class Process:
     """A broker that runs; `facts` is what it said when it was ready."""
 
+    forks: Forks
+
     def __init__(self, command, tmp_path):
-        self.errors = tmp_path / "stderr"
-        with self.errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [*command, "--output", "json"], stdout=subprocess.PIPE, stderr=errors
-            )
-        self.pid = self._process.pid
-        # A broker that never gets ready is ended, which ends the wait for its line.
-        timer = threading.Timer(SECONDS_MAX, self._process.kill)
-        timer.start()
-        line = self._process.stdout.readline()
-        timer.cancel()
-        assert line, self.errors.read_text()
-        self.facts = json.loads(line)
+        self.told = tmp_path / "output"
+        before = self.text().count(READY)
+        self.pid = self.forks.start(self.told, [*command, "--output", "json"])
+        self._code = None
+        wait_until(lambda: self.text().count(READY) > before or self.has_ended())
+        assert not self.has_ended(), self.text()
+        lines = [line for line in self.text().splitlines() if line.startswith(READY)]
+        self.facts = json.loads(lines[-1])
         self.url = self.facts["url"]
         self.target = self.url.partition("://")[2]
 
+    def text(self):
+        """Return what this broker and those before it have said."""
+        return self.told.read_text() if self.told.exists() else ""
+
+    def has_ended(self):
+        if self._code is None:
+            self._code = self.forks.poll(self.pid)
+        return self._code is not None
+
     def signal(self, number):
-        self._process.send_signal(number)
+        os.kill(self.pid, number)
 
     def wait(self):
         """Return the exit code of a process that was told to end."""
-        return self._process.wait(SECONDS_MAX)
+        wait_until(self.has_ended)
+        return self._code
 
     def close(self):
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait(SECONDS_MAX)
-        self._process.stdout.close()
+        if not self.has_ended():
+            self.signal(signal.SIGKILL)
+        self.wait()
 
 
 @contextlib.contextmanager
@@ -99,7 +116,7 @@ def serving(tmp_path, *options, **settings):
 
 
 def run(*arguments):
-    """Run a command that ends by itself."""
+    """Run a program that ends by itself."""
     return subprocess.run(
         arguments, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
@@ -183,7 +200,7 @@ def test_what_is_published_and_acked_outlives_the_process(tmp_path):
 def test_a_second_process_is_told_the_pid_of_the_first(tmp_path):
     """It ends with a conflict although its port is taken, too, and the first one goes on."""
     with serving(tmp_path) as broker:
-        done = run(*words(tmp_path / "data", "--port", broker.url.rpartition(":")[2]))
+        done = run(*COMMAND, *words(tmp_path / "data", "--port", broker.url.rpartition(":")[2]))
         assert done.returncode == 4
         assert f"pid={broker.pid} " in done.stderr
         assert done.stdout == ""
@@ -194,7 +211,7 @@ def test_a_taken_port_is_named(tmp_path):
     """The error says which setting to change, and the directory is free again."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = run(*words(tmp_path / "data", "--admin-port", port))
+        done = run(*COMMAND, *words(tmp_path / "data", "--admin-port", port))
     assert done.returncode == 5
     assert "cannot be listened on" in done.stderr
     assert f"port={port} setting=serve.admin_port" in done.stderr
@@ -204,7 +221,7 @@ def test_a_taken_port_is_named(tmp_path):
 
 def test_the_greeting_can_be_pasted(tmp_path):
     """The client program and the commands in it work as they are."""
-    command = words(tmp_path / "data")
+    command = [*COMMAND, *words(tmp_path / "data")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             lines = []
@@ -300,11 +317,11 @@ def test_the_end_waits_no_longer_than_it_was_told(tmp_path):
 
 def test_other_machines_need_a_flag_or_protection(tmp_path):
     """An address beyond this machine is refused; with the flag it is used, and told."""
-    done = run(*words(tmp_path / "data", "--host", "0.0.0.0"))
+    done = run(*COMMAND, *words(tmp_path / "data", "--host", "0.0.0.0"))
     assert done.returncode == 2
     assert "needs TLS and authentication, or serve.insecure=true" in done.stderr
     with serving(tmp_path, "--host", "0.0.0.0", "--insecure") as broker:
-        told = broker.errors.read_text()
+        told = broker.text()
         assert (
             "insecure: 0.0.0.0 is reachable from elsewhere without TLS and authentication" in told
         )
@@ -465,7 +482,7 @@ def test_sighup_changes_who_may_and_the_certificate(tmp_path):
             await stream.initial_metadata()
             access.write_text("roles: [not, what, it, was]")
             broker.signal(signal.SIGHUP)
-            await eventually(lambda: "credentials_not_replaced" in broker.errors.read_text())
+            await eventually(lambda: "credentials_not_replaced" in broker.text())
             assert await code() is grpc.StatusCode.OK
             access.write_text(ACCESS.format(topics="others"))
             broker.signal(signal.SIGHUP)
@@ -480,7 +497,7 @@ def test_sighup_changes_who_may_and_the_certificate(tmp_path):
         (tmp_path / "certificate.pem").write_text(RENEWED_CERTIFICATE)
         broker.signal(signal.SIGHUP)
         asyncio.run(eventually(lambda: presented(broker) == RENEWED_CERTIFICATE))
-        told = broker.errors.read_text()
+        told = broker.text()
         assert "certificate_replaced" in told
         assert SECRET not in told
         assert "not, what" not in told
