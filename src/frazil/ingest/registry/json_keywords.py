@@ -5,11 +5,11 @@ A library's check by the dialect's own meta-schema takes a quarter of a minute f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import InvalidRequest
+from frazil.ingest.registry.json_patterns import check_pattern
 from frazil.ingest.registry.kinds import quoted
 
 if TYPE_CHECKING:
@@ -156,8 +156,6 @@ def _by_name(key: str, value: JsonValue, place: str) -> _Work:
 
 def _check_pattern(pattern: str, place: str) -> None:
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise _refuse(
-            place, f"'{quoted(pattern)}' is no regular expression: {quoted(error)}"
-        ) from error
+        check_pattern(pattern)
+    except InvalidRequest as error:
+        raise _refuse(place, error.message) from error

@@ -6,11 +6,11 @@ itself, and takes time without end on choices in choices. `format` is a note, as
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from frazil.ingest.registry.json_bounds import shown
+from frazil.ingest.registry.json_patterns import matches
 from frazil.ingest.registry.json_references import Missing, References
 from frazil.ingest.registry.kinds import quoted
 
@@ -21,6 +21,8 @@ __all__ = ["PayloadCheck", "identity"]
 
 _DEPTH_MAX: Final = 150
 _STEPS_MAX: Final = 100_000
+_STEP_CHARACTERS: Final = 256
+"""So many characters of a text are one step of matching a pattern."""
 _NOTHING: Final = frozenset[object]()
 _Schema = dict[str, "JsonValue"]
 _Evaluated = frozenset[object]
@@ -177,8 +179,15 @@ class PayloadCheck:
     def _check_text(self, schema: _Schema, value: str, path: str) -> None:
         _check_size(schema, len(value), path, ("minLength", "maxLength"), "characters")
         pattern = schema.get("pattern")
-        if isinstance(pattern, str) and not re.search(pattern, value):
+        if isinstance(pattern, str) and not self._matches(pattern, value):
             raise _Wrong(path, f"it does not match the pattern '{quoted(pattern)}'")
+
+    def _matches(self, pattern: str, text: str) -> bool:
+        """Match a pattern; long texts are more than one step."""
+        self._steps += 1 + len(text) // _STEP_CHARACTERS
+        if self._steps > _STEPS_MAX:
+            raise _Endless
+        return matches(pattern, text)
 
     def _check_number(self, schema: _Schema, value: float, path: str) -> None:
         low, high = schema.get("minimum"), schema.get("maximum")
@@ -264,7 +273,7 @@ class PayloadCheck:
         known: set[object] = set()
         for name, each in value.items():
             parts = [fields[name]] if name in fields else []
-            parts += [part for pattern, part in patterns.items() if re.search(pattern, name)]
+            parts += [part for pattern, part in patterns.items() if self._matches(pattern, name)]
             if not parts and "additionalProperties" in schema:
                 if schema["additionalProperties"] is False:
                     raise _Wrong(path, f"'{quoted(name)}' is an additional property")

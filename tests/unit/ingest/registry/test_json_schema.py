@@ -75,8 +75,10 @@ WRONG = {
     "'$ref' to '#here': there is nothing": {"$ref": "#here"},
     "at $.pattern: '(' is no regular expression": {"pattern": "("},
     "at $.patternProperties: '[' is no regular expression": {"patternProperties": {"[": {}}},
-    "is no regular expression: the repetition": {"pattern": "x{99999999999999999999}"},
-    "is no regular expression: maximum recursion": {"pattern": "(" * 5000 + ")" * 5000},
+    "not supported): invalid repetition size": {"pattern": "x{5000}"},
+    "not supported): invalid perl operator: (?=": {"pattern": "(?=a)b"},
+    "not supported): invalid escape sequence: \\1": {"pattern": r"(a)\1"},
+    "has 10000 characters, at most 4096 are allowed": {"pattern": "(" * 5000 + ")" * 5000},
 }
 
 
