@@ -136,19 +136,7 @@ class Engine(SubscriptionCalls):
                     raise Conflict("topic exists already", topic=request.name)
                 self._check_same(request)
                 return self.topic(request.name)
-            parts = [part_name(request.name, index) for index in range(request.partitions)]
-            taken = next((part for part in parts if part in self._topics), None)
-            if taken is not None:
-                raise Conflict("a topic has the name of a part", topic=request.name, part=taken)
-            why = self.unusable.get(request.name)
-            if why is not None:
-                raise Conflict("topic exists, but cannot be used", topic=request.name, cause=why)
-            count = len(self._topics) + len(self._parents) + 1 + request.partitions
-            if count > self.settings.topics.topics_max:
-                raise Overloaded(
-                    "too many topics, delete some or raise topics.topics_max",
-                    topics_max=self.settings.topics.topics_max,
-                )
+            self._check_place(request)
             request = self._with_lake(request)
             self._finish_deleting()
             state = self.main.journal.state
@@ -168,6 +156,22 @@ class Engine(SubscriptionCalls):
             event("topic_created", topic=request.name, kind=request.kind)
             self._note_lake(request.name)
             return self.topic(request.name)
+
+    def _check_place(self, request: TopicRequest) -> None:
+        """Refuse a topic for whose name, or for which at all, there is no place."""
+        parts = [part_name(request.name, index) for index in range(request.partitions)]
+        taken = next((part for part in parts if part in self._topics), None)
+        if taken is not None:
+            raise Conflict("a topic has the name of a part", topic=request.name, part=taken)
+        why = self.unusable.get(request.name)
+        if why is not None:
+            raise Conflict("topic exists, but cannot be used", topic=request.name, cause=why)
+        count = len(self._topics) + len(self._parents) + 1 + request.partitions
+        if count > self.settings.topics.topics_max:
+            raise Overloaded(
+                "too many topics, delete some or raise topics.topics_max",
+                topics_max=self.settings.topics.topics_max,
+            )
 
     def _check_usable(
         self, name: str, schemas: dict[int, bytes], primary_key: tuple[int, ...]

@@ -73,7 +73,7 @@ class DeadLetters:
         if runtime.pressure.level:
             await runtime.pressure.admit_async()
         message = Message(payload, None, attributes, None, f"broker-replicator-{self._broker}-0")
-        codec, data, count, size = runtime.prepare(message, {})
+        codec, data, count, size = runtime.prepare_own(message)
         written: asyncio.Future[Any] = self._loop.create_future()
         if not runtime.lane.queue.submit((runtime.state, codec, data, count, size, written, None)):
             raise runtime.lane.queue.overloaded()

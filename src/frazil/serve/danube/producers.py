@@ -355,7 +355,7 @@ def _entry(runtime: TopicRuntime, record: Message, publishing: Any) -> Entry:
         InvalidRequest: if anything else is wrong with it.
     """
     try:
-        codec, data, count, size = runtime.prepare(record, {})
+        codec, data, count, size = runtime.prepare_own(record)
     except InvalidRequest as error:
         size, size_max = _size_bytes(record), runtime.limits.message_bytes_max
         if size <= size_max:
