@@ -26,7 +26,7 @@ from tests.integration.serve.wire_world_readers import Methods
 
 pytestmark = pytest.mark.integration
 
-FAULTS = int(os.environ.get("FRAZIL_WIRE_FAULTS", "8"))
+FAULTS = int(os.environ.get("FRAZIL_CRASH_FAULTS", "8"))
 FLOW_S = 0.3
 STALL_S = 0.4
 TYPES = 4
@@ -133,6 +133,7 @@ def no_time_outs(broker):
         assert call(request).success
 
 
+@pytest.mark.long
 def test_a_consumer_behind_a_dead_wire_is_given_up(tmp_path):
     """What a silent connection holds goes to another consumer, without any time for acks."""
 
