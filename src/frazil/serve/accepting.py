@@ -7,6 +7,7 @@ that never finish it would be bounded by nothing but time, so connections are ac
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -87,6 +88,9 @@ class Acceptor:
                 connection.close()
                 continue
             connection.setblocking(False)
+            # Small answers go at once; the loop's own listener would see to this itself.
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._set_up(connection, protocol))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)

@@ -10,6 +10,7 @@ import ssl
 import grpc
 import pytest
 
+from frazil.serve.accepting import Acceptor
 from frazil.serve.auth.connections import ConnectionCounts
 from frazil.serve.grpc.router import Router, Unary
 from frazil.serve.grpc.server import Server
@@ -127,3 +128,33 @@ def test_handshakes_under_way_do_not_hold_up_the_end(tmp_path):
                 assert await asyncio.to_thread(silent.recv, 1) == b""
 
     asyncio.run(scene())
+
+
+def test_answers_are_sent_at_once():
+    """No accepted connection waits for an acknowledgement before it sends a small answer."""
+
+    async def main():
+        found = asyncio.Queue()
+
+        class Looking(asyncio.Protocol):
+            def connection_made(self, transport):
+                connection = transport.get_extra_info("socket")
+                found.put_nowait(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                transport.close()
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        acceptor = Acceptor(
+            listener,
+            make=lambda _peer: Looking(),
+            failed=lambda _protocol: None,
+            ssl_context=None,
+            handshake_s=SECONDS_MAX,
+        )
+        try:
+            with connect(port):
+                assert await asyncio.wait_for(found.get(), SECONDS_MAX)
+        finally:
+            acceptor.close()
+
+    asyncio.run(main())

@@ -58,7 +58,8 @@ class Chunk:
         self.records = records
         self.offsets = [record.offset for record in records]
         self.sizes = sizes
-        self.size_bytes = sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
+        # Twice: a transport keeps the bytes that it made of a record with it.
+        self.size_bytes = 2 * sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
         self._keys: list[str] | None = None
 
     @property

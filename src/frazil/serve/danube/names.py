@@ -20,7 +20,6 @@ __all__ = [
     "checked_topic",
     "is_namespace",
     "namespace_of",
-    "opposite_names",
     "part_of",
     "parts_among",
 ]
@@ -76,12 +75,3 @@ def parts_among(whole: str, topics: Iterable[str]) -> list[str]:
         if found is not None and found[0] == whole:
             indices.add(found[1])
     return [part_name(whole, index) for index in sorted(indices)]
-
-
-def opposite_names(topic: str, topics: Iterable[str]) -> list[str]:
-    """Return those of `topics` that exclude a new `topic`, since it would be both whole and parts."""
-    found = part_of(topic)
-    if found is not None:
-        return [other for other in topics if other == found[0]]
-    parts = ((other, part_of(other)) for other in topics)
-    return [other for other, part in parts if part is not None and part[0] == topic]

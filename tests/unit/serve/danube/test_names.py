@@ -96,13 +96,3 @@ def test_parts_come_by_number_and_without_neighbours():
     assert names.parts_among("/n/foobar", topics) == ["/n/foobar"]
     assert names.parts_among("/n/foo-part-2", topics) == ["/n/foo-part-2"]
     assert names.parts_among("/n/none", topics) == []
-
-
-def test_a_topic_is_either_whole_or_parts():
-    """A new name is excluded by parts of it, or by the whole it would be a part of."""
-    topics = ["/n/a", "/n/b-part-0", "/n/b-part-1", "/n/c"]
-    assert names.opposite_names("/n/a-part-0", topics) == ["/n/a"]
-    assert names.opposite_names("/n/b", topics) == ["/n/b-part-0", "/n/b-part-1"]
-    assert names.opposite_names("/n/b-part-7", topics) == []
-    assert names.opposite_names("/n/d", topics) == []
-    assert names.opposite_names("/n/a", topics) == []
