@@ -338,7 +338,8 @@ static int run_way(char **given) {
   memcpy(body, bodies[0].data, bodies[0].size);
   double begin = now() + 0.5;
   uint64_t sent = 0, count = (uint64_t)(rate * seconds);
-  while (sent < count || (consumer.received < count && now() < begin + seconds + 10)) {
+  while (sent < count || ((consumer.received < count || all[0].calls_open || all[1].calls_open) &&
+                          now() < begin + seconds + 30)) {
     double due = sent < count ? begin + (double)sent / rate : now() + 0.5, at = now();
     if (sent < count && due <= at) {
       memcpy(body + stamp_at, &at, sizeof at);
