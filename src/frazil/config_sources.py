@@ -30,8 +30,10 @@ NESTED_DELIMITER: Final = "__"
 LEVELS_MAX: Final = 3
 """A setting has a name of at most so many words: `lake.writer.batch_size`."""
 
-ENVIRONMENT_ALLOWED: Final = ("FRAZIL_CONFIG", "FRAZIL_EXHAUSTIVE", "FRAZIL_LAKE_HALT_AT")
-"""Variables that are no settings: the path of the YAML file, and switches of the test suites."""
+ENVIRONMENT_ALLOWED: Final = (
+    *("FRAZIL_CONFIG", "FRAZIL_EXHAUSTIVE", "FRAZIL_LAKE_HALT_AT", "FRAZIL_TOKEN"),
+)
+"""Variables that are no settings: the YAML file, switches of the test suites, a caller's token."""
 
 ENVIRONMENT_ALLOWED_PREFIXES: Final = (
     "FRAZIL_BENCH_",

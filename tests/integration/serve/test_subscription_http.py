@@ -1,0 +1,225 @@
+"""Calls about subscriptions over the HTTP port of a real broker: who may, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from frazil.clock import SystemClock
+from frazil.config import Settings
+from frazil.serve.broker import Broker
+from frazil.serve.http import HttpLimits, HttpServer
+from frazil.serve.http_request import Reply
+from frazil.serve.subscription_http import PATH
+from tests.unit.serve.auth.world import ACCESS, ISSUER, SECRET, token
+
+SECONDS_MAX = 60
+QUIET = {"ballast_bytes": 0, "free_bytes_min": 0, "free_ratio_min": 0}
+
+
+class World:
+    """A broker on free ports with a topic of ten records, and a client of its HTTP port."""
+
+    def __init__(self, path, *, auth=False):
+        settings = {"port": 0, "admin_port": 0, "http_port": 0}
+        rules = {"enabled": False}
+        if auth:
+            for name, text in (("access.yaml", ACCESS), ("secrets", SECRET)):
+                (path / name).write_text(text)
+                (path / name).chmod(0o600)
+            rules = {
+                "enabled": True,
+                "access_file": str(path / "access.yaml"),
+                "jwt_secret_file": str(path / "secrets"),
+                "jwt_issuer": ISSUER,
+            }
+        self.settings = Settings(data_dir=str(path / "data"), serve=settings, auth=rules, log=QUIET)
+
+    async def __aenter__(self):
+        self.broker = Broker(self.settings)
+        await self.broker.start()
+        self.url = self.broker.addresses.facts()["http_url"]
+        self.client = httpx.AsyncClient(timeout=SECONDS_MAX)
+        topic = await asyncio.to_thread(self.broker.engine.create_topic, "orders")
+        await asyncio.to_thread(topic.append_many, [b"%d" % number for number in range(10)])
+        return self
+
+    async def __aexit__(self, *_):
+        await self.client.aclose()
+        if self.broker._state == "ready":
+            await self.broker.stop()
+
+    async def post(self, call, *, subject=None, **options):
+        """Post a call; return status and what was answered."""
+        fields = {"Content-Type": "application/json"}
+        if subject is not None:
+            fields["Authorization"] = token(subject, SystemClock())
+        data = call if isinstance(call, bytes) else json.dumps(call)
+        reply = await self.client.post(self.url + PATH, content=data, headers=fields, **options)
+        return reply.status_code, reply.json()
+
+
+def run(path, work, **options):
+    async def main():
+        async with World(path, **options) as world:
+            await work(world)
+
+    asyncio.run(main())
+
+
+def named(**fields):
+    return {"topic": "orders", "name": "s", **fields}
+
+
+def test_a_subscription_is_made_reset_configured_and_dropped(tmp_path):
+    """Each call answers with what counts then, and the broker delivers by it at once."""
+
+    async def work(world):
+        status, made = await world.post(
+            {"call": "create", **named(type="failover", start="earliest")}
+        )
+        assert (status, made["result"]["lag_records"]) == (200, 10)
+        topic = world.broker.engine.topic("orders")
+        stream = await asyncio.to_thread(topic.subscribe, "s", consumer="me")
+        first = await asyncio.to_thread(stream.receive, SECONDS_MAX)
+        assert first.offset == 0
+        status, found = await world.post({"call": "list", "topic": "orders"})
+        assert (status, found["result"][0]["consumers"]) == (200, ["me"])
+        assert await world.post({"call": "reset", **named(to=7)}) == (
+            200,
+            {"result": {"/default/orders": 7}},
+        )
+        assert (await asyncio.to_thread(stream.receive, SECONDS_MAX)).offset == 7
+        status, found = await world.post(
+            {"call": "policy", **named(policy={"poison": "drop"}, max_unacked=3)}
+        )
+        assert (status, found["result"]["poison"], found["result"]["max_unacked"]) == (
+            *(200, "drop", 3),
+        )
+        status, found = await world.post({"call": "drop", **named()})
+        assert status == 200
+        assert await world.post({"call": "list"}) == (200, {"result": []})
+        status, found = await world.post({"call": "drop", **named()})
+        assert (status, found["error"]["code"]) == (404, "not_found")
+        await asyncio.to_thread(stream.close)
+
+    run(tmp_path, work)
+
+
+def test_refusals_say_what_is_wrong(tmp_path):
+    """A call that cannot be done has the status of its error and a text, and changes nothing."""
+
+    async def work(world):
+        await world.post({"call": "create", **named()})
+        for call, status, word in [
+            ({"call": "create", **named()}, 409, "exists"),
+            ({"call": "create", **named(name="x", type="odd")}, 400, "type must be"),
+            ({"call": "reset", **named(to=99)}, 400, "within the topic's records"),
+            ({"call": "reset", **named(to="soon")}, 400, "ISO 8601"),
+            ({"call": "list", "topic": "nothing"}, 404, "no such topic"),
+            ({"call": "list", "topic": "/a/b/c/d"}, 400, "name"),
+            ({"call": "policy", **named(policy={"odd": 1})}, 400, "unknown field"),
+            ({"call": "steal", **named()}, 400, "no call"),
+            ({"call": "drop", **named(more=1)}, 400, "no call"),
+            ([], 400, "no call"),
+            (b"\xff{", 400, "no call"),
+            (b"[" * 60_000, 400, "no call"),
+        ]:
+            got, answer = await world.post(call)
+            assert (got, word in json.dumps(answer)) == (status, True), (call, got, answer)
+        assert len((await world.post({"call": "list"}))[1]["result"]) == 1
+
+    run(tmp_path, work)
+
+
+def test_only_who_may_administer_the_topic_may_call(tmp_path):
+    """Without a token 401, without the grant 403; dead letters need the right to produce there."""
+
+    async def work(world):
+        letters = {"poison": "dead_letter", "dead_letter_topic": "/default/dead"}
+        calls = [
+            {"call": "list"},
+            {"call": "list", "topic": "orders"},
+            {"call": "create", **named()},
+            {"call": "reset", **named(to="earliest")},
+            {"call": "policy", **named()},
+            {"call": "policy", **named(policy={"poison": "drop"})},
+            {"call": "policy", **named(policy=letters)},
+            {"call": "drop", **named()},
+        ]
+        for call in calls:
+            assert (await world.post(call))[0] == 401, call
+            for subject in ("reader", "writer", "elsewhere", "nothing"):
+                assert (await world.post(call, subject=subject))[0] == 403, (call, subject)
+        assert await asyncio.to_thread(world.broker.engine.subscriptions, "orders") == []
+        for call in calls:
+            expected = 403 if call.get("policy") == letters else 200
+            assert (await world.post(call, subject="admin"))[0] == expected, call
+        assert world.broker.engine.topics() == ["/default/orders"]
+
+    run(tmp_path, work, auth=True)
+
+
+def test_a_body_that_never_comes_is_not_waited_for():
+    """The connection is answered and closed; others are served meanwhile."""
+
+    async def echo(_fields, body, peer):
+        return Reply(200, body + peer.encode())
+
+    async def posted(port, body, length):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = "POST /calls HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {length}\r\n\r\n{body}".encode())
+        try:
+            return await asyncio.wait_for(reader.read(), SECONDS_MAX)
+        finally:
+            writer.close()
+
+    async def main():
+        server = HttpServer({}, limits=HttpLimits(head_s=0.3), posts={"/calls": echo})
+        _, port = await server.start("127.0.0.1", 0)
+        slow = asyncio.create_task(posted(port, "{", 100))
+        whole = await posted(port, "{}", 2)
+        assert whole.startswith(b"HTTP/1.1 200 ")
+        assert whole.endswith(b"{}127.0.0.1")
+        assert (await slow).startswith(b"HTTP/1.1 408 ")
+        await server.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_browser_could_send_is_refused(tmp_path):
+    """Forms and plain texts of other sites are no JSON, and nobody is told that they may ask."""
+
+    async def work(world):
+        await world.post({"call": "create", **named()})
+        body = json.dumps({"call": "drop", **named()})
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            reply = await world.client.post(
+                world.url + PATH, content=body, headers={"Content-Type": kind}
+            )
+            assert reply.status_code == 415
+        asked = await world.client.options(world.url + PATH, headers={"Origin": "http://a.example"})
+        assert asked.status_code == 405
+        assert "access-control-allow-origin" not in asked.headers
+        assert len((await world.post({"call": "list"}))[1]["result"]) == 1
+
+    run(tmp_path, work)
+
+
+def test_the_broker_says_beside_its_data_where_it_is(tmp_path):
+    """While it serves the file names its process and port; then it is gone."""
+
+    async def work(world):
+        path = tmp_path / "data" / "run" / "broker.json"
+        told = json.loads(path.read_text())
+        assert told["http_url"] == world.url
+        await world.broker.stop()
+        assert not path.exists()
+        with pytest.raises(httpx.ConnectError):
+            await world.post({"call": "list"})
+
+    run(tmp_path, work)
