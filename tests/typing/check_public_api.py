@@ -9,7 +9,19 @@ from typing import Any, assert_type
 import pyarrow as pa
 
 import frazil
-from frazil import Ack, AsyncEngine, Batch, Engine, FrazilError, Message, Settings, Topic
+from frazil import (
+    Ack,
+    AsyncEngine,
+    Batch,
+    Delivery,
+    Engine,
+    FailurePolicy,
+    FrazilError,
+    Message,
+    Settings,
+    Topic,
+)
+from frazil.engine.async_subscribing import AsyncDelivery
 from frazil.engine.asynchronous import AsyncPartitionedTopic, AsyncTopic
 from frazil.errors import Conflict, Overloaded
 from frazil.query.result import Result
@@ -36,6 +48,32 @@ def a_program_opens_and_publishes(path: Path) -> None:
         assert_type(db.stats(), dict[str, Any])
         assert_type(db.append("other", {"a": 1}), Ack)
         assert_type(db.warnings, list[str])
+
+
+def a_program_consumes(db: Engine, topic: Topic) -> None:
+    """Deliveries have types, and policies may be given by their class or as a mapping."""
+    with topic.subscribe("s", type="key_shared", key_filters=["a*"], max_unacked=5) as stream:
+        for delivery in stream:
+            assert_type(delivery, Delivery)
+            assert_type(delivery.offset, int)
+            assert_type(delivery.time, dt.datetime)
+            delivery.nack(delay_s=0.5, reason="busy")
+        assert_type(stream.receive(1.0), Delivery | None)
+    policy = topic.set_subscription("s", policy={"max_redelivery_count": 3})
+    assert_type(policy, FailurePolicy)
+    parts = db.create_topic("p", partitions=2)
+    assert_type(parts.subscribe("s", policy=policy, start=dt.datetime.now(dt.UTC)).name, str)
+    assert_type(topic.subscriptions(), list[dict[str, Any]])
+    assert_type(topic.reset_subscription("s", "earliest"), dict[str, int])
+
+
+async def a_program_consumes_under_asyncio(topic: AsyncTopic) -> None:
+    """The same, awaited."""
+    async with topic.subscribe("s") as stream:
+        async for delivery in stream:
+            assert_type(delivery, AsyncDelivery)
+            await delivery.ack()
+            await delivery.nack()
 
 
 def a_program_changes_rows(db: Engine) -> None:

@@ -66,6 +66,8 @@ def test_asyncio_and_parts_have_the_calls_of_a_topic():
     """Whoever publishes, changes or looks up rows finds the same names everywhere."""
     calls = {"append", "append_many", "append_arrow", "append_changes"}
     calls |= {"insert", "upsert", "update", "delete", "get", "get_many"}
+    calls |= {"subscribe", "subscriptions", "unsubscribe", "reset_subscription"}
+    calls |= {"subscription_policy", "set_subscription"}
     for thing in (frazil.Topic, PartitionedTopic, AsyncTopic, AsyncPartitionedTopic):
         missing = {name for name in calls if not hasattr(thing, name)}
         assert missing == set(), thing
@@ -78,6 +80,7 @@ def test_asyncio_takes_the_arguments_of_the_other_calls():
     pairs = [(AsyncTopic, frazil.Topic), (frazil.AsyncEngine, frazil.Engine)]
     names = {"append", "append_many", "append_arrow", "append_changes", "get", "get_many"}
     names |= {"insert", "upsert", "update", "delete", "query", "explain", "flush", "evict"}
+    names |= {"subscribe", "subscriptions", "unsubscribe", "reset_subscription"}
     for under_asyncio, plain in pairs:
         for name in names & set(dir(under_asyncio)):
             if under_asyncio is frazil.AsyncEngine and name == "append":
