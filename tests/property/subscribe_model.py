@@ -42,12 +42,15 @@ class Specification:
         self.counted = {}
         # Why each record was settled.
         self.acked, self.buried, self.dropped, self.skipped = set(), set(), set(), set()
+        # What clients may have in their hands since lives that are over.
+        self.had, self.delivered = set(), set()
         self.restart(0)
 
     def restart(self, now):
         """A life ends; only what is durable is known to the next."""
         self.members = []
         self.hands = {}
+        self.had |= self.delivered
         self.delivered = set()
         self.settling = set()
         self.returned = set()
@@ -110,7 +113,7 @@ class Specification:
         mine = {
             offset
             for offset in offsets
-            if (offset in self.delivered or offset in self.known or offset in self.skipped)
+            if offset in self.delivered | self.known | self.skipped | self.had
             and offset not in self.settled
             and offset not in self.settling
         }

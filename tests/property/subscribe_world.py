@@ -74,12 +74,15 @@ class World:
         """Start a life from what the journal has."""
         spec = self.spec
         cursor = Cursor(0, ranges_of(sorted(spec.settled)))
+        # No life knows exactly how far the one before it came; it is at least so far.
+        had = max(spec.had | spec.delivered, default=-1) + 1
         self.dispatch = Dispatch(
             self.kind,
             policy=spec.policy,
             limits=self.limits,
             cursor=cursor,
             attempts=spec.counted,
+            delivered_below=self.random.randint(had, self.end),
             now_ms=self.now,
         )
         spec.restart(self.now)
@@ -148,6 +151,7 @@ class World:
     def ack(self):
         """Ack some of what is with consumers, late ones, repeated ones, and nonsense."""
         pool = list(self.spec.hands) * 3 + list(self.spec.delivered) + list(self.spec.known)
+        pool += self.spec.had - self.spec.settled
         pool.append(self.end + 3)
         offsets = [self.random.choice(pool) for _ in range(self.random.choice((1, 1, 3, 10)))]
         change = self.dispatch.ack(offsets)

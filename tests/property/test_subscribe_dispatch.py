@@ -156,6 +156,17 @@ def attempts_lost_at_restart(patch):
     patch.setattr(Dispatch, "__init__", wrong)
 
 
+def acks_of_earlier_lives_ignored(patch):
+    """A client that outlived the broker acks what it has, and gets it again."""
+    start = Dispatch.__init__
+
+    def wrong(self, kind, *, delivered_below=0, **rest):
+        del delivered_below
+        start(self, kind, **rest)
+
+    patch.setattr(Dispatch, "__init__", wrong)
+
+
 def attempts_delivered_before_durable(patch):
     """A redelivery does not wait for the journal."""
     fail = Records._fail
@@ -282,6 +293,7 @@ PLANTED = (
     key_order_broken_by_a_nack,
     keys_are_not_sticky,
     attempts_lost_at_restart,
+    acks_of_earlier_lives_ignored,
     attempts_delivered_before_durable,
     window_not_respected,
     standby_never_promoted,

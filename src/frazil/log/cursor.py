@@ -103,6 +103,16 @@ class Cursor:
         firsts[low:high] = [first]
         ends[low:high] = [end]
 
+    def reach(self, count: int) -> int:
+        """Return the offset behind the lowest `count` that are not acked."""
+        at = self.acked_below
+        for first, end in self.ranges():
+            if first - at >= count:
+                break
+            count -= first - at
+            at = end
+        return at + count
+
     def _absorb(self) -> None:
         """Take the lowest ranges into `acked_below` if it reached them."""
         firsts, ends = self._firsts, self._ends

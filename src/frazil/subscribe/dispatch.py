@@ -51,7 +51,8 @@ class Dispatch:
     """Deliver the records of one topic to the consumers of one subscription.
 
     A restart builds it again from the journalled `cursor` and `attempts`; the reader then feeds
-    from `offset_next` on. A reset of the cursor is a new `Dispatch`, too.
+    from `offset_next` on. A reset of the cursor is a new `Dispatch`, too. Unsettled records below
+    `delivered_below` may be with clients since an earlier life: their acks count.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Dispatch:
         limits: Limits | None = None,
         cursor: Cursor | None = None,
         attempts: Mapping[int, int] | None = None,
+        delivered_below: int = 0,
         now_ms: int = 0,
     ) -> None:
         self.kind = kind
@@ -72,6 +74,7 @@ class Dispatch:
             self._limits,
             cursor=cursor or Cursor(),
             attempts=attempts or {},
+            delivered_below=delivered_below,
             actions=self._actions,
         )
         self._is_by_key = kind is SubscriptionType.KEY_SHARED

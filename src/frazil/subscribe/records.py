@@ -37,6 +37,7 @@ class Records:
         *,
         cursor: Cursor,
         attempts: Mapping[int, int],
+        delivered_below: int,
         actions: list[Action],
     ) -> None:
         self._policy = policy
@@ -50,6 +51,7 @@ class Records:
         self.blocked: set[int] = set()
         self.returning = 0
         self._attempts = {offset: n for offset, n in attempts.items() if offset not in cursor}
+        self._delivered_below = delivered_below
         self._reasons: dict[int, str] = {}
         self._timed_out: set[int] = set()
         self._plans: dict[int, tuple[int, int]] = {}
@@ -156,8 +158,7 @@ class Records:
             if type(place) is Flight:
                 flights.land(place)
             elif place is None:
-                # A second attempt that an earlier life counted means that the first was delivered.
-                if offset not in self._attempts:
+                if not self._had_before(offset):
                     continue
                 self.schedule.special.add(offset)
             elif type(place) is Change and place.is_settling:
@@ -174,6 +175,13 @@ class Records:
             change.gaps, self._gaps = self._gaps, []
             change.ranges += change.gaps
         return change
+
+    def _had_before(self, offset: int) -> bool:
+        """Tell whether an earlier life may have delivered an unsettled record."""
+        # A second attempt that it counted means that the first was delivered.
+        return offset in self._attempts or (
+            0 <= offset < self._delivered_below and offset not in self.cursor
+        )
 
     def give_back(self, offset: int, *, now_ms: int, delay_ms: int, reason: str) -> Change | None:
         """Count a delivery as failed by a nack; return the change, None if there is no effect."""
@@ -323,7 +331,7 @@ class Records:
             self._arrange(offset, now_ms, now_ms)
             return
         del self.places[offset]
-        if self._attempts[offset] <= self._policy.attempts_max:
+        if self._attempts.get(offset, 1) <= self._policy.attempts_max:
             self.schedule.special.discard(offset)
 
     # -- failures --------------------------------------------------------------------------------

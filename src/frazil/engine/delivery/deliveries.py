@@ -14,6 +14,7 @@ from frazil.engine.delivery.journalling import Journalling
 from frazil.engine.delivery.subscription import Counts, Subscription
 from frazil.engine.reading import start_offset
 from frazil.errors import Closed, NotFound
+from frazil.log.cursor import RANGES_MAX
 from frazil.model import topic_uid
 from frazil.subscribe import Dispatch, Limits, SubscriptionType
 
@@ -134,9 +135,10 @@ class Deliveries:
                 return found
             runtime = self._runtime(topic)
             stored = self._settings.get(topic_uid(runtime.state.spec), name)
-            if name not in runtime.state.cursors:
+            is_new = name not in runtime.state.cursors
+            if is_new:
                 stored = await asyncio.to_thread(self._create, runtime, name, kind, start)
-            return await self._opened(runtime, name, stored)
+            return await self._opened(runtime, name, stored, is_new=is_new)
 
     async def existing(self, topic: str, name: str) -> Subscription | None:
         """Return a subscription that exists, None if there is none.
@@ -291,22 +293,25 @@ class Deliveries:
             raise NotFound("no such subscription", topic=runtime.name, subscription=name)
         return found
 
-    async def _opened(self, runtime: TopicRuntime, name: str, stored: Stored) -> Subscription:
+    async def _opened(
+        self, runtime: TopicRuntime, name: str, stored: Stored, *, is_new: bool = False
+    ) -> Subscription:
         cursor = await asyncio.to_thread(self._load, runtime, name)
         feed, journalling = self._feed(runtime)
+        delivered_below = 0 if is_new else min(feed.head, _reach(stored, cursor, runtime))
         found = Subscription(
             name,
             feed,
             journalling,
             self._dead_letters,
-            dispatch=self._dispatch(stored, cursor),
+            dispatch=self._dispatch(stored, cursor, delivered_below),
             policy=stored.policy,
             loop=self._loop,
         )
         self._open[runtime.name, name] = found
         return found
 
-    def _dispatch(self, stored: Stored, cursor: CursorState) -> Dispatch:
+    def _dispatch(self, stored: Stored, cursor: CursorState, delivered_below: int = 0) -> Dispatch:
         kind = SubscriptionType.EXCLUSIVE if stored.kind is None else stored.kind
         return Dispatch(
             kind,
@@ -314,6 +319,7 @@ class Deliveries:
             limits=_limits(stored),
             cursor=cursor,
             attempts=cursor.attempts,
+            delivered_below=delivered_below,
             now_ms=int(self._loop.time() * 1000),
         )
 
@@ -338,3 +344,19 @@ class Deliveries:
 
 def _limits(stored: Stored) -> Limits:
     return Limits(max_unacked_messages=stored.max_unacked_messages)
+
+
+def _reach(stored: Stored, cursor: CursorState, runtime: TopicRuntime) -> int:
+    """Return the offset below which an earlier life may have delivered what is not acked.
+
+    Clients that outlived it may still ack those. Deliveries go in offset order and as far as the
+    window; by key they go past records of other keys, as far as they are read ahead.
+    """
+    is_by_key = stored.kind is SubscriptionType.KEY_SHARED
+    count = RANGES_MAX if is_by_key else stored.max_unacked_messages
+    gaps = sum(
+        special.end - max(special.first, cursor.acked_below)
+        for special in runtime.state.ranges
+        if special.end > cursor.acked_below
+    )
+    return cursor.reach(count + gaps)
