@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -65,6 +66,10 @@ class _Process:
         broker = Broker(self._settings)
         await broker.start()
         self._broker = broker
+        # What is there now stays: a collection of all objects would look at it in vain, and hold
+        # up every call for a tenth of a second.
+        gc.collect()
+        gc.freeze()
         if not self._stop.is_set():
             on_ready(broker)
         await self._stop.wait()
