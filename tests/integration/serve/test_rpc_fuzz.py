@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 
 import pytest
@@ -11,6 +12,9 @@ from tests.integration.serve.rpc_inputs import junk_of, limits_of, rpcs_in_order
 from tests.integration.serve.rpc_world import serving
 
 pytestmark = pytest.mark.integration
+
+JUNK = int(os.environ.get("FRAZIL_RPC_JUNK", "20"))
+"""Random requests for each call."""
 
 
 def test_no_request_is_answered_by_a_bug(tmp_path):
@@ -26,7 +30,7 @@ def test_no_request_is_answered_by_a_bug(tmp_path):
             for rpc in rpcs_in_order():
                 for port in rpc.ports:
                     requests = list(limits_of(rpc.request, **world.known))
-                    requests += junk_of(draw, rpc.request, 20, **world.known)
+                    requests += junk_of(draw, rpc.request, JUNK, **world.known)
                     if rpc.name.startswith("Create"):
                         requests += under_new_names(requests)
                     wrong += await world.ask_all(rpc, port, dict.fromkeys(requests))
