@@ -312,6 +312,12 @@ def test_the_end_waits_no_longer_than_it_was_told(tmp_path):
             assert broker.wait() == 0
 
 
+def test_a_close_that_hangs_ends_all_the_same():
+    """When the time is over the process is gone, with the code of what is not available."""
+    code = "import time; from frazil.serve import process; process._watch(0.2); time.sleep(600)"
+    assert run(sys.executable, "-c", code).returncode == 5
+
+
 # -- who may connect, and do what ----------------------------------------------------------------
 
 
