@@ -37,7 +37,8 @@ class LakeNews:
             rows = topic.counts["rows"]
             if rows and topic.name not in self._told and len(self._told) < TABLES_TOLD_MAX:
                 self._told.add(topic.name)
-                found.append(f"lake: {topic.name} has its first {rows:,} rows in {topic.table}")
+                count = "row" if rows == 1 else f"{rows:,} rows"
+                found.append(f"lake: {topic.name} has its first {count} in {topic.table}")
         return found
 
     def _now(self) -> str:
