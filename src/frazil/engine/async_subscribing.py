@@ -11,6 +11,7 @@ from frazil.engine.subscribing_stream import (
     Delivery,
     Inbox,
     Part,
+    ack_all,
     attach,
     checked_wait,
     detach,
@@ -144,7 +145,7 @@ class AsyncStream:
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> None:
         """Settle several deliveries together; durable on return."""
-        answers = [asyncio.wrap_future(each.source.ack(each.offset)) for each in deliveries]
+        answers = [asyncio.wrap_future(each) for each in ack_all(deliveries)]
         for done in await asyncio.gather(*answers, return_exceptions=True):
             if done is not None:
                 raise done

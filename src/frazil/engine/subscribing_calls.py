@@ -83,19 +83,12 @@ class SubscriptionCalls(LakeCalls):
             NotFound: if there is no such topic or subscription.
         """
         runtimes = self._having(topic, name)
-        settings = self.subscribing.settings
-        uid = topic_uid(runtimes[0].state.spec)
-        before = settings.find(uid, name)
 
         async def end(deliveries: Deliveries) -> None:
             for runtime in runtimes:
                 await deliveries.drop(runtime.name, name)
 
         self.subscribing.call(end)
-        others = [r for r in self.runtimes if topic_uid(r.state.spec) == uid]
-        if before is not None and any(name in each.state.cursors for each in others):
-            # Other parts of the topic still have it, with the same settings.
-            settings.put(uid, name, before)
 
     def reset_subscription(self, topic: str, name: str, to: Start) -> dict[str, int]:
         """Put a subscription back or ahead; durable on return, which has the offset by topic.

@@ -40,6 +40,7 @@ __all__ = [
     "Part",
     "Request",
     "Stream",
+    "ack_all",
     "attach",
     "checked_wait",
     "detach",
@@ -202,7 +203,8 @@ class Inbox:
             FrazilError: why there will be no more.
         """
         with self._changed:
-            self._changed.wait_for(self._has_news, timeout_s)
+            if not self._waiting:
+                self._changed.wait_for(self._has_news, timeout_s)
             return self._next()
 
     def _has_news(self) -> bool:
@@ -312,6 +314,27 @@ class Part:
         self._subscribing.give(self.subscription.ack, offset, done)
         return answer
 
+    def ack_many(self, offsets: list[int]) -> Future[None]:
+        """Settle records; the future is done when all of them are durable, or one was refused."""
+        answer, done = _answer()
+        left = len(offsets)
+        failed: FrazilError | None = None
+
+        def settled(error: FrazilError | None) -> None:
+            nonlocal left, failed
+            left -= 1
+            failed = failed or error
+            if not left:
+                done(failed)
+
+        self._subscribing.give(self._ack_many, offsets, settled)
+        return answer
+
+    def _ack_many(self, offsets: list[int], settled: Callable[[FrazilError | None], None]) -> None:
+        assert self.subscription is not None
+        for offset in offsets:
+            self.subscription.ack(offset, settled)
+
     def nack(self, offset: int, delay_s: float, reason: str) -> Future[None]:
         """Give a record back; the future is done when that is durable."""
         delay_ms = _milliseconds(delay_s)
@@ -383,8 +406,7 @@ class Stream:
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
         """Settle several deliveries together; durable on return. Raises as `Delivery.ack` does."""
-        answers = [each.source.ack(each.offset) for each in deliveries]
-        for answer in answers:
+        for answer in ack_all(deliveries):
             answer.result()
 
     def close(self) -> None:
@@ -409,6 +431,14 @@ class Stream:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def ack_all(deliveries: Iterable[Delivery]) -> list[Future[None]]:
+    """Settle deliveries, those of one part together; the futures are done when that is durable."""
+    by_part: dict[Part, list[int]] = {}
+    for each in deliveries:
+        by_part.setdefault(each.source, []).append(each.offset)
+    return [part.ack_many(offsets) for part, offsets in by_part.items()]
 
 
 def checked_wait(timeout_s: object) -> float | None:
