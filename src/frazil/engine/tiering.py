@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 FOLD_PAUSE_S: Final = 0.01
 MOVE_PAUSE_S: Final = 0.1
+FOLD_PAUSE_TOPIC_S: Final = 10e-6
+MOVE_PAUSE_TOPIC_S: Final = 200e-6
+"""The pauses are at least so long for each topic: thousands that rest must not cost a core."""
+TOLD_SHARE: Final = 20
+"""What is told to other processes takes at most one part in so many of the time."""
 SETTLE_ROWS: Final = 2048
 """The background folds so many rows of a topic before it looks at the next one."""
 BACKLOG_ENTRIES: Final = 64
@@ -203,14 +208,14 @@ class Tiers:
 
     def _run_fold(self) -> None:
         while not self._stopping:
-            self._wake_fold.wait(FOLD_PAUSE_S)
+            self._wake_fold.wait(max(FOLD_PAUSE_S, FOLD_PAUSE_TOPIC_S * len(self._topics)))
             self._wake_fold.clear()
             if not self._stopping:
                 self._guard("fold", self.fold_once)
 
     def _run_move(self) -> None:
         while not self._stopping:
-            self._wake_move.wait(MOVE_PAUSE_S)
+            self._wake_move.wait(max(MOVE_PAUSE_S, MOVE_PAUSE_TOPIC_S * len(self._topics)))
             self._wake_move.clear()
             if not self._stopping:
                 self._guard("move", self.move_once)
@@ -219,11 +224,11 @@ class Tiers:
         self, task: str, function: Callable[[], object], topic: TopicTiers | None = None
     ) -> None:
         """Do something for one topic, or for all; a fault is kept in `errors` and ends no other."""
-        if topic is not None:
-            task = f"{task} {topic.name}"
         try:
             function()
         except Exception as error:  # noqa: BLE001 - the thread's top: a bug must not end all moves
+            if topic is not None:
+                task = f"{task} {topic.name}"
             gone = topic is not None and self._topics.get(topic.id) is not topic
             if isinstance(error, Closed | NotFound) and (self._stopping or gone):
                 # The engine is closing, or the topic was deleted meanwhile.
@@ -234,7 +239,8 @@ class Tiers:
                 warn("tiers_failed", task=task, error=text)
             self.errors[task] = text
         else:
-            self.errors.pop(task, None)
+            if self.errors:
+                self.errors.pop(task if topic is None else f"{task} {topic.name}", None)
 
     def _is_due(self, task: str, interval_s: float) -> bool:
         now = self.clock.monotonic()
@@ -254,14 +260,17 @@ class Tiers:
         if self.pressure.red_untold or self._is_due("pressure", self.settings.memory.rss_check_s):
             self.pressure.refresh()
         for topic in self.topics:
-            if topic.loaded:
+            if topic.loaded and (topic.keyed is not None or topic.memory.tail):
                 self._guard("fold", partial(topic.settle, SETTLE_ROWS), topic)
                 if len(topic.memory.tail) > BACKLOG_ENTRIES:
                     self._wake_fold.set()
             if self._stopping:
                 return
         if self._is_due("told", 1.0):
+            begun = self.clock.monotonic()
             self._guard("told", self.tell)
+            took = self.clock.monotonic() - begun
+            self._due["told"] += max(TOLD_SHARE * took - 1.0, 0.0)
 
     def tell(self) -> None:
         """Write down what there is to tell, for `frazil top` in another process."""

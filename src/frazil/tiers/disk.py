@@ -7,6 +7,7 @@ Files are written and synced first, then registered in one metadata transaction,
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -142,7 +143,7 @@ class DiskTier:
     def picture(self, topic: int) -> TopicFiles:
         """Return the files of a topic at this moment; one without any if it is not known."""
         found = self._pictures.get(topic)
-        return found if found is not None else TopicFiles(topic, (), TopicMarks())
+        return found if found is not None else _without_files(topic)
 
     @property
     def topics(self) -> list[int]:
@@ -387,3 +388,9 @@ def _held_by(files: Sequence[DiskFile]) -> tuple[int, int, int]:
         max(file.set_end for file in files),
         sum(file.rows for file in files),
     )
+
+
+@lru_cache(maxsize=16_384)
+def _without_files(topic: int) -> TopicFiles:
+    """Return the picture of a topic that has none; pictures never change, so one will do."""
+    return TopicFiles(topic, (), TopicMarks())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.stops import pass_stop_async
@@ -58,12 +59,19 @@ class DeadLetters:
         try:
             return self._engine.topic_runtime(name)
         except NotFound:
-            try:
-                await asyncio.to_thread(self._engine.create_topic, name)
-            except Conflict:
-                # Made by somebody else just now.
-                return self._engine.topic_runtime(name)
+            await asyncio.to_thread(self._make, name)
         return self._engine.topic_runtime(name)
+
+    def _make(self, name: str) -> None:
+        # Made by somebody else just now is as good.
+        with contextlib.suppress(Conflict):
+            try:
+                self._engine.create_topic(name)
+            except InvalidRequest:
+                if not self._engine.settings.lake.default:
+                    raise
+                # A name that no table can have is no reason to keep the letter back.
+                self._engine.create_topic(name, lake=False)
 
     async def _write(
         self, runtime: TopicRuntime, payload: bytes, attributes: dict[str, str]
