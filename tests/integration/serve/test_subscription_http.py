@@ -7,9 +7,11 @@ import json
 
 import httpx
 import pytest
+from danube import DanubeClientBuilder, SubType
 
 from frazil.clock import SystemClock
 from frazil.config import Settings
+from frazil.errors import NotFound
 from frazil.serve.broker import Broker
 from frazil.serve.http import HttpLimits, HttpServer
 from frazil.serve.http_request import Reply
@@ -105,6 +107,52 @@ def test_a_subscription_is_made_reset_configured_and_dropped(tmp_path):
         status, found = await world.post({"call": "drop", **named()})
         assert (status, found["error"]["code"]) == (404, "not_found")
         await asyncio.to_thread(stream.close)
+
+    run(tmp_path, work)
+
+
+def test_a_client_on_the_network_is_put_elsewhere_and_ended(tmp_path):
+    """A reset delivers again to a consumer that is connected; a program may share its work."""
+
+    async def received(queue, consumer, count):
+        found = []
+        while len(found) < count:
+            message = await asyncio.wait_for(queue.get(), SECONDS_MAX)
+            await consumer.ack(message)
+            found.append(int(message.payload))
+        return found
+
+    async def work(world):
+        await world.post({"call": "create", **named(type="shared", start=5)})
+        url = world.broker.addresses.facts()["url"]
+        client = await DanubeClientBuilder().service_url(url).build()
+        builder = client.new_consumer().with_topic("/default/orders").with_consumer_name("far")
+        consumer = builder.with_subscription("s").with_subscription_type(SubType.SHARED).build()
+        await consumer.subscribe()
+        queue = await consumer.receive()
+        assert await received(queue, consumer, 5) == [5, 6, 7, 8, 9]
+        assert (await world.post({"call": "reset", **named(to="earliest")}))[0] == 200
+        assert await received(queue, consumer, 10) == list(range(10))
+        topic = world.broker.engine.topic("orders")
+        stream = await asyncio.to_thread(topic.subscribe, "s", consumer="near")
+        (facts,) = await asyncio.to_thread(topic.subscriptions)
+        assert (facts["consumers"], facts["lag_records"]) == (["far", "near"], 0)
+        await asyncio.to_thread(topic.append_many, [b"1"] * 6)
+        near, far = [], []
+        async with asyncio.timeout(SECONDS_MAX):
+            while len(near) + len(far) < 6:
+                one = await asyncio.to_thread(stream.receive, 0.05)
+                near += [] if one is None else [one.offset]
+                if one is not None:
+                    await asyncio.to_thread(one.ack)
+                far += await received(queue, consumer, 0 if queue.empty() else 1)
+        assert set(near) < set(range(10, 16))
+        assert far == [1] * (6 - len(near))
+        assert (await world.post({"call": "drop", **named()}))[0] == 200
+        with pytest.raises(NotFound):
+            await asyncio.to_thread(stream.receive, SECONDS_MAX)
+        await asyncio.to_thread(stream.close)
+        await consumer.close()
 
     run(tmp_path, work)
 
