@@ -535,7 +535,8 @@ def _milliseconds(delay_s: object) -> int:
 
 def _in_own_words(error: FrazilError) -> FrazilError:
     """Return an error in the words of a program, which knows an engine and no broker."""
-    return Closed("the engine is closed") if isinstance(error, Closed) else error
+    is_plain = isinstance(error, Closed) and not error.details
+    return Closed("the engine is closed") if is_plain else error
 
 
 def _size(value: Any) -> int:

@@ -11,11 +11,12 @@ import pytest
 
 import frazil
 from frazil import FailurePolicy
-from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from frazil.subscribe import Poison
 from tests.integration.delivery.delivering import Collector, run
 from tests.integration.delivery.delivering import until as until_on_loop
 from tests.integration.engine.opening import open_small
+from tests.integration.engine.test_failures import FailsWhenTold
 
 WAIT_S = 60
 """How long something that must come is waited for."""
@@ -220,6 +221,29 @@ def test_who_waits_is_told_what_ended_it(tmp_path, how):
         with pytest.raises(expected):
             topic.subscribe("s")
     db.close()
+
+
+def test_a_disk_that_fails_is_told_to_consumers(tmp_path):
+    """The ack that met it is in doubt, later ones are refused with the cause; closing ends."""
+    files = FailsWhenTold()
+    db = open_small(tmp_path, file_system=files)
+    topic = filled(db, 3)
+    stream = topic.subscribe("s", start="earliest")
+    first, second, third = taken(stream, 3)
+    first.ack()
+    came = in_thread(stream.receive)
+    files.broken = True
+    with pytest.raises(Unavailable) as caught:
+        second.ack()
+    assert caught.value.details["outcome"] == "unknown"
+    with pytest.raises((Closed, Unavailable), match="Input/output error"):
+        third.ack()
+    db.close()
+    assert isinstance(came(), Closed)
+    stream.close()
+    with open_small(tmp_path) as again, again.topic("t").subscribe("s") as stream:
+        # The one in doubt may be settled or not; the one that was refused is not.
+        assert offsets(taken(stream, 1)) in ([1], [2])
 
 
 def test_closing_a_stream_ends_an_iteration_elsewhere(db):
