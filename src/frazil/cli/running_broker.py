@@ -63,6 +63,11 @@ class RunningBroker:
         if token:
             if not token.isascii() or not token.isprintable():
                 raise InvalidRequest("the token has characters that no token has")
+            if not self._tls and not is_loopback(self._host):
+                raise InvalidRequest(
+                    "the broker has no TLS, and others could read the token on its way",
+                    url=self._found.http_url,
+                )
             fields["Authorization"] = f"Bearer {token}"
         try:
             connection = self._connection()
@@ -84,12 +89,6 @@ class RunningBroker:
 
     def _connection(self) -> http.client.HTTPConnection:
         if not self._tls:
-            if not is_loopback(self._host):
-                # A token would be there for everybody to read.
-                raise InvalidRequest(
-                    "the broker's HTTP port is not of this machine and has no TLS",
-                    url=self._found.http_url,
-                )
             return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         # The certificate itself is what is trusted, whoever signed it and whatever name it has: the
         # broker that has this directory named the file.

@@ -199,7 +199,7 @@ class Subscribing:
             if thread is None or loop is None or deliveries is None:
                 return
             # Behind everything that was given before.
-            closed = asyncio.run_coroutine_threadsafe(deliveries.close(), loop)
+            closed = asyncio.run_coroutine_threadsafe(_wind_up(deliveries), loop)
             try:
                 closed.result()
             finally:
@@ -212,7 +212,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        _cancel_all(loop)
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
@@ -241,10 +240,12 @@ def _tell(done: Future[Any], ended: asyncio.Task[Any]) -> None:
         done.set_exception(error)
 
 
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """End what still waits for something that will not come any more."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+async def _wind_up(deliveries: Deliveries) -> None:
+    """End everything, calls under way included: whoever waits for them is answered."""
+    await deliveries.close()
+    calls = asyncio.all_tasks() - {asyncio.current_task()}
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    # One that was about to be opened may have got through.
+    await deliveries.close()

@@ -223,6 +223,31 @@ def test_who_waits_is_told_what_ended_it(tmp_path, how):
     db.close()
 
 
+def test_nobody_waits_for_ever_for_an_engine_that_closes(tmp_path):
+    """Who subscribes, acks, lists or waits while the engine is closed is answered or refused."""
+    for _ in range(3):
+        db = open_small(tmp_path)
+        topic = db.create_topic("t", exist_ok=True)
+        begun = threading.Semaphore(0)
+
+        def work(number, topic=topic, begun=begun):
+            while True:
+                with topic.subscribe(f"s{number % 3}", start="earliest") as stream:
+                    begun.release()
+                    one = stream.receive(0.01)
+                    if one is not None:
+                        one.ack()
+                    topic.subscriptions()
+
+        ends = [in_thread(lambda number=number: work(number)) for number in range(6)]
+        for _ in range(20):
+            assert begun.acquire(timeout=WAIT_S)
+            topic.append(b"x")
+        db.close()
+        for end in ends:
+            assert isinstance(end(), Closed)
+
+
 def test_a_disk_that_fails_is_told_to_consumers(tmp_path):
     """The ack that met it is in doubt, later ones are refused with the cause; closing ends."""
     files = FailsWhenTold()
