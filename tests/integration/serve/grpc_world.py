@@ -19,7 +19,7 @@ from frazil.serve.grpc.server import Server
 from frazil.serve.h2 import frames as f
 from tests.unit.serve.h2.peer import REQUEST, prefixed
 
-SECONDS_MAX = 20
+SECONDS_MAX = 60
 
 
 class Handlers:
