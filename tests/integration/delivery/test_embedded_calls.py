@@ -37,10 +37,6 @@ def facts_of(topic, name="s"):
     return found
 
 
-def runs(name="frazil-subscriptions"):
-    return any(each.name == name for each in threading.enumerate())
-
-
 def test_a_list_says_how_far_behind_each_subscription_is(tmp_path):
     """Lag is what is not acked: in records, about its bytes, and the age of the oldest."""
     with open_small(tmp_path) as db:
@@ -63,7 +59,7 @@ def test_a_list_says_how_far_behind_each_subscription_is(tmp_path):
         assert facts_of(topic, "late")["lag_seconds"] == 0.0
     with open_small(tmp_path) as db:
         facts = facts_of(db.topic("t"))
-        assert not runs()
+        assert not db.subscribing.is_running
         assert (facts["lag_records"], facts["consumers"], facts["unacked"]) == (70, [], 0)
         assert (facts["type"], facts["max_unacked"]) == ("shared", 50)
 
@@ -231,15 +227,18 @@ def test_a_deleted_topic_leaves_nothing_of_its_subscriptions(tmp_path):
 
 
 def test_the_thread_of_subscriptions_ends_with_the_engine(tmp_path):
-    """It is started by the first subscription, and no other thread of it is left behind."""
-    before = {each.name for each in threading.enumerate()}
+    """It is started by the first subscription, and none of its threads is left behind."""
+    before = set(threading.enumerate())
+
+    def names():
+        return {each.name.partition("_")[0] for each in set(threading.enumerate()) - before}
+
     with open_small(tmp_path) as db:
         topic = filled(db)
         assert topic.subscriptions() == []
-        assert not runs()
+        assert "frazil-subscriptions" not in names()
         with topic.subscribe("s", start="earliest") as stream:
             taken(stream, 3)
-            assert runs()
-    until(lambda: not runs())
-    until(lambda: not runs("frazil-feed_0"))
-    assert "frazil-subscriptions" not in {each.name for each in threading.enumerate()} - before
+            assert "frazil-subscriptions" in names()
+    until(lambda: not names() & {"frazil-subscriptions", "frazil-feed", "asyncio"})
+    assert "frazil-subscriptions" not in names()
