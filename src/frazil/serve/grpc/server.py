@@ -154,8 +154,9 @@ class Server:
             self._loop.call_soon(self._flush)
 
     def relieve(self) -> None:
-        most = max(self._shells, key=lambda shell: shell.held, default=None)
-        if most is not None and most.held:
+        while self.held > self.limits.held_bytes_server_max:
+            most = max(self._shells, key=lambda shell: shell.held)
+            assert most.held > 0
             most.cut_off()
 
     # -- inside ----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Host(Protocol):
         """Have `shell.flush` called at the end of this turn, once."""
 
     def relieve(self) -> None:
-        """Cut off the connection that holds most: all together hold too much."""
+        """Cut off the connections that hold most, until all together hold no more than allowed."""
 
 
 class Shell(asyncio.BufferedProtocol):
@@ -274,10 +274,11 @@ class Shell(asyncio.BufferedProtocol):
             self._count_held(self.connection.sender.queued + waiting)
 
     def _count_held(self, size: int) -> None:
-        if size != self.held:
-            self._host.held += size - self.held
+        grown = size - self.held
+        if grown:
+            self._host.held += grown
             self.held = size
-            if self._host.held > self._limits.held_bytes_server_max:
+            if grown > 0 and self._host.held > self._limits.held_bytes_server_max:
                 self._host.relieve()
 
     def _steer(self) -> None:
