@@ -54,8 +54,11 @@ class World:
         self.errors = []
         self.known = {}
 
-    async def ask(self, rpc, port, data, metadata=()):
-        """Return the code and the text that a call ends with; a stream that stays open is OK."""
+    async def ask(self, rpc, port, data, metadata=(), learn=None):
+        """Return the code and the text that a call ends with; a stream that stays open is OK.
+
+        `learn` is given the reply.
+        """
         channel = self.channels[port]
         try:
             async with asyncio.timeout(SECONDS_MAX):
@@ -65,7 +68,9 @@ class World:
                 reply = await channel.unary_unary(rpc.path)(data, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details()
-        rpc.reply.FromString(reply)
+        found = rpc.reply.FromString(reply)
+        if learn is not None:
+            learn(found)
         return grpc.StatusCode.OK, ""
 
     async def _until_open(self, call):
