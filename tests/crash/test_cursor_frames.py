@@ -78,7 +78,7 @@ def test_an_ack_that_is_answered_before_its_sync_is_missed(monkeypatch):
 
     def hasty(self, entries, deliver, *, again=False):
         sync = self._sync
-        self._sync = lambda: None
+        self._sync = lambda: ()
         try:
             commit(self, entries, deliver, again=again)
         finally:

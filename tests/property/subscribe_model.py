@@ -100,6 +100,7 @@ class Specification:
                 self._drop(offset, now)
         if self.kind in SINGLE:
             self.not_before.update(dict.fromkeys(self.timed_out, now))
+            self.returned |= self.timed_out - self.settled - self.settling
             self.timed_out.clear()
 
     def fail(self, offset, due, *, judged=True):
@@ -182,7 +183,7 @@ class Specification:
                 self._deliver_in_line(offset, member)
             else:
                 self._deliver_by_key(offset, key, member)
-            if offset not in self.delivered and offset not in self.known:
+            if offset not in self.delivered | self.known | self.had:
                 self._deliver_first(offset)
             self.delivered.add(offset)
             self.returned.discard(offset)
@@ -193,6 +194,8 @@ class Specification:
     def _deliver_first(self, offset):
         ahead = {each for each in self.coming if each < offset}
         unacked = (self.delivered - self.settled - self.coming) | ahead
+        if self.kind not in LINES:
+            unacked -= self.blocked
         assert len(unacked) < self.limits.max_unacked_messages, "the window is not respected"
         size_bytes = sum(self.records[each][0] for each in unacked)
         assert size_bytes < self.limits.max_unacked_bytes, "the window in bytes is not respected"
@@ -226,7 +229,7 @@ class Specification:
             if self.kind is SubscriptionType.SHARED:
                 before, back = before - self.coming, back - self.coming
             # One that an earlier life delivered may be among those that come back.
-            before |= set() if offset in self.known else back
+            before |= set() if offset in self.known | self.had else back
             assert not before, f"{offset} was delivered before {before}"
 
     def _deliver_by_key(self, offset, key, member):
@@ -321,6 +324,11 @@ class Specification:
         late = [o for o, (_, since) in self.hands.items() if timeout and now >= since + timeout]
         assert not late, f"{late} should have timed out"
 
+    def _beside(self, size=None):
+        """What blocks its key only, in messages or bytes, is beside the window."""
+        stops_all = self.kind in LINES
+        return 0 if stops_all else sum(size or self.records[o][0] for o in self.blocked)
+
     def idle(self, status, offset_next, *, is_returning):
         """After a poll nothing waits that could be delivered: not for a tick, not for luck.
 
@@ -328,8 +336,8 @@ class Specification:
         """
         limits = self.limits
         is_open = (
-            status.unacked < limits.max_unacked_messages
-            and status.unacked_bytes < limits.max_unacked_bytes
+            status.unacked - self._beside(1) < limits.max_unacked_messages
+            and status.unacked_bytes - self._beside() < limits.max_unacked_bytes
         )
         takers = [each for each in self.members if each.messages > 0 and each.size_bytes > 0]
         if self.kind in SINGLE:
@@ -377,7 +385,7 @@ class Specification:
 
     def failed(self, change, now):
         """A change is not on disk: records are where they were."""
-        if change.cause is Cause.LOST:
+        if change.is_returning:
             self.returned -= set(change.offsets)
         if change.cause is Cause.NACK:
             self._nack_failed(change.offsets[0], now)

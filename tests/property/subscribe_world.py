@@ -268,7 +268,7 @@ class World:
             assert self.journal, "polling goes round in circles"
         self.spec.polled(self.now)
         self.spec.progress(self.dispatch.cursor)
-        is_returning = any(change.cause is Cause.LOST for change in self.journal)
+        is_returning = any(change.is_returning for change in self.journal)
         self.spec.idle(self.dispatch.status(), self.dispatch.offset_next, is_returning=is_returning)
         if self.is_ample:
             self.spec.even()

@@ -33,12 +33,13 @@ class Change:
     `ranges` are half-open ranges of offsets that are settled from now on; `attempts` are the
     numbers of the next delivery of `offsets`. A change has the one or the other. `after` are earlier
     changes that must be durable before the same call is answered, because the call repeats what
-    they say; a change that is empty is not journalled.
+    they say; a change that is empty is not journalled. One that `is_returning` counts what a consumer
+    that left had: nothing new goes before it.
     """
 
     __slots__ = (
         *("after", "attempts", "cause", "dues_ms", "gaps"),
-        *("is_open", "offsets", "priors", "ranges"),
+        *("is_open", "is_returning", "offsets", "priors", "ranges"),
     )
 
     def __init__(self, cause: Cause) -> None:
@@ -51,6 +52,7 @@ class Change:
         self.dues_ms: list[int] = []
         self.gaps: list[tuple[int, int]] = []
         self.is_open = True
+        self.is_returning = False
 
     def __repr__(self) -> str:
         what = list(zip(self.offsets, self.attempts, strict=True)) if self.attempts else self.ranges

@@ -186,12 +186,18 @@ class Dispatch:
     def is_hungry(self) -> bool:
         """Whether a record that was never delivered would go out now, were the right one fed."""
         records = self._records
+        messages, size_bytes = self._window()
         return (
-            len(records.places) < self._limits.max_unacked_messages
-            and records.unacked_bytes < self._limits.max_unacked_bytes
-            and self._why_paused() is None
+            messages > 0
+            and size_bytes > 0
+            and not self._is_stopped()
+            and not (records.cursor.is_full and records.places)
             and any(each.has_room for each in self._members.values())
         )
+
+    def is_with(self, consumer_id: int, offset: int) -> bool:
+        """Whether a record was given to this consumer and has not been acked or taken back."""
+        return self._records.is_with(consumer_id, offset)
 
     def feed(
         self,
@@ -290,6 +296,17 @@ class Dispatch:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _window(self) -> tuple[int, int]:
+        """Return how many messages and bytes may go out besides those that are out."""
+        records, limits = self._records, self._limits
+        messages = limits.max_unacked_messages - len(records.places)
+        size_bytes = limits.max_unacked_bytes - records.unacked_bytes
+        if records.blocked and self._is_by_key:
+            # They stop their keys and nothing else; what is read ahead of them has its own bound.
+            messages += len(records.blocked)
+            size_bytes += sum(records.sizes[offset] for offset in records.blocked)
+        return messages, size_bytes
+
     def _is_stopped(self) -> bool:
         """Whether a blocked record stops everybody."""
         return bool(self._records.blocked) and not self._is_by_key
@@ -305,10 +322,8 @@ class Dispatch:
         for consumer, offsets in schedule.assign_again():
             self._deliver(consumer, offsets, now_ms)
         while not records.cursor.is_full or not records.places:
-            assignment = schedule.assign_new(
-                messages=self._limits.max_unacked_messages - len(records.places),
-                size_bytes=self._limits.max_unacked_bytes - records.unacked_bytes,
-            )
+            messages, size_bytes = self._window()
+            assignment = schedule.assign_new(messages=messages, size_bytes=size_bytes)
             if not assignment.offsets:
                 return
             if assignment.is_special:

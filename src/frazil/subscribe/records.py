@@ -141,11 +141,46 @@ class Records:
                 offsets, Cause.LOST, now_ms, suspect=offsets[0] if is_judged else -1
             )
         if and_timed_out:
-            for offset in sorted(self._timed_out):
-                if self.places.get(offset) is State.WAITING:
-                    self._alarms.clear(offset)
-                    self._make_ready(offset)
-            self._timed_out.clear()
+            self._hasten(now_ms)
+
+    def _hasten(self, now_ms: int) -> None:
+        """Let what waits since a time-out come at once, with what a consumer had when it left."""
+        recount = Change(Cause.TIMEOUT)
+        for offset in sorted(self._timed_out):
+            place = self.places.get(offset)
+            if place is State.WAITING:
+                self._alarms.clear(offset)
+                self._make_ready(offset)
+            elif type(place) is Change and place.attempts:
+                place.dues_ms[place.offsets.index(offset)] = now_ms
+                self._hold_back(place)
+            elif place is State.UNCOUNTED:
+                attempt, _plan_ms = self._plans.pop(offset)
+                self._alarms.clear(offset)
+                self._recount(recount, offset, attempt, now_ms)
+        if recount.offsets:
+            self._hold_back(recount)
+            self._actions.append(recount)
+        self._timed_out.clear()
+
+    def _hold_back(self, change: Change) -> None:
+        """Let nothing new go before a change is durable."""
+        if not change.is_returning:
+            change.is_returning = True
+            self.returning += 1
+
+    def _recount(self, change: Change, offset: int, attempt: int, due_ms: int) -> None:
+        """Count a failure once more that the journal refused."""
+        change.offsets.append(offset)
+        change.priors.append(None)
+        change.attempts.append(attempt)
+        change.dues_ms.append(due_ms)
+        self.places[offset] = change
+
+    def is_with(self, consumer_id: int, offset: int) -> bool:
+        """Tell whether a record is in a consumer's hands."""
+        place = self.places.get(offset)
+        return type(place) is Flight and place.consumer.consumer_id == consumer_id
 
     # -- acks and nacks --------------------------------------------------------------------------
 
@@ -218,7 +253,7 @@ class Records:
             self._settled(change)
 
     def _attempts_confirmed(self, change: Change, now_ms: int) -> None:
-        self.returning -= change.cause is Cause.LOST
+        self.returning -= change.is_returning
         for offset, attempt, due_ms in zip(
             change.offsets, change.attempts, change.dues_ms, strict=True
         ):
@@ -268,7 +303,7 @@ class Records:
             self._settling_failed(change, now_ms)
 
     def _attempts_failed(self, change: Change, now_ms: int) -> None:
-        self.returning -= change.cause is Cause.LOST
+        self.returning -= change.is_returning
         is_nack = change.cause is Cause.NACK
         back: dict[Consumer, list[int]] = {}
         plans = zip(change.attempts, change.dues_ms, strict=True)
@@ -374,7 +409,7 @@ class Records:
                 change.dues_ms.append(now_ms + delay_ms)
         dropped.ranges = ranges_of(dropped.offsets)
         if cause is Cause.LOST and counted.offsets:
-            self.returning += 1
+            self._hold_back(counted)
         return [change for change in (counted, dropped) if change.offsets]
 
     def _arrange(self, offset: int, due_ms: int, now_ms: int) -> None:
@@ -470,12 +505,7 @@ class Records:
             elif place is State.OWED:
                 owed.setdefault(self._owed.pop(offset), []).append(offset)
             elif place is State.UNCOUNTED:
-                attempt, plan_ms = self._plans.pop(offset)
-                recount.offsets.append(offset)
-                recount.priors.append(None)
-                recount.attempts.append(attempt)
-                recount.dues_ms.append(plan_ms)
-                self.places[offset] = recount
+                self._recount(recount, offset, *self._plans.pop(offset))
         if recount.offsets:
             self._actions.append(recount)
         for cause, offsets in owed.items():
