@@ -36,7 +36,10 @@ def danube(data):
     is_namespace(text)
     part_of(text)
     with suppress(CallFailed):
-        assert parts_among(checked_topic(text), [text]) == [checked_topic(text)]
+        # Letters may be written in more than one way; the engine has one of them.
+        name = checked_topic(text)
+        assert checked_topic(name) == name
+        assert parts_among(name, [name]) == [name]
     try:
         request_id, producer_id, record = messages.parse_send(data)
     except CallFailed:
