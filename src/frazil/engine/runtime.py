@@ -219,13 +219,17 @@ class TopicRuntime:
         size = check_message(message, self.limits, self.clock.now_us())
         return self.codec.messages, message, 0, size + 2 * ROW_OVERHEAD_BYTES
 
-    def prepare_own(self, message: Message) -> Prepared:
+    def prepare_own(self, message: Message, limits: IngestLimits | None = None) -> Prepared:
         """Check a message that nobody else has, so that it need not be copied.
+
+        `limits` count instead of the topic's.
 
         Raises:
             InvalidRequest: if it does not fit the topic.
         """
-        size = check_message(message, self.limits, self.clock.now_us())
+        if not self.is_message:
+            raise InvalidRequest("a table topic takes rows, not messages", topic=self.name)
+        size = check_message(message, limits or self.limits, self.clock.now_us())
         return self.codec.messages, message, 0, size + 2 * ROW_OVERHEAD_BYTES
 
     def _message(self, fields: Mapping[str, Any], *, time_now: bool = True) -> Message:

@@ -6,8 +6,9 @@ matter; what is delivered to whom is decided by `frazil.subscribe`.
 
 from __future__ import annotations
 
+from frazil.engine.delivery.consumer import Consumer
 from frazil.engine.delivery.deliveries import Deliveries
 from frazil.engine.delivery.record import Record
-from frazil.engine.delivery.subscription import Consumer, Subscription
+from frazil.engine.delivery.subscription import Subscription
 
 __all__ = ["Consumer", "Deliveries", "Record", "Subscription"]

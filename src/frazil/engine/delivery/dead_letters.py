@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from frazil.engine.stops import pass_stop_async
 from frazil.errors import Conflict, InvalidRequest, NotFound
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from frazil.subscribe import DeadLetter
 
 __all__ = ["DeadLetters"]
+
+STORY_ATTRIBUTES: Final = 8
+STORY_BYTES_MAX: Final = 16 << 10
+"""What is told of a failure: names of a topic and a subscription, an address, a reason."""
 
 
 class DeadLetters:
@@ -81,7 +87,15 @@ class DeadLetters:
         if runtime.pressure.level:
             await runtime.pressure.admit_async()
         message = Message(payload, None, attributes, None, f"broker-replicator-{self._broker}-0")
-        codec, data, count, size = runtime.prepare_own(message)
+        limits = runtime.limits
+        # The story of a failure comes on top of what its record may have.
+        roomy = attrs.evolve(
+            limits,
+            message_bytes_max=limits.message_bytes_max + STORY_BYTES_MAX,
+            attributes_max=limits.attributes_max + STORY_ATTRIBUTES,
+            attributes_bytes_max=limits.attributes_bytes_max + STORY_BYTES_MAX,
+        )
+        codec, data, count, size = runtime.prepare_own(message, roomy)
         written: asyncio.Future[Any] = self._loop.create_future()
         if not runtime.lane.queue.submit((runtime.state, codec, data, count, size, written, None)):
             raise runtime.lane.queue.overloaded()

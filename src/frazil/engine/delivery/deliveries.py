@@ -8,12 +8,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+from frazil.engine.delivery.consumer import Counts
 from frazil.engine.delivery.dead_letters import DeadLetters
 from frazil.engine.delivery.feed import FeedCache, TopicFeed
 from frazil.engine.delivery.journalling import Journalling
-from frazil.engine.delivery.subscription import Counts, Subscription
+from frazil.engine.delivery.subscription import Subscription
 from frazil.engine.reading import start_offset
-from frazil.errors import Closed, NotFound
+from frazil.errors import Closed, FrazilError, NotFound
 from frazil.log.cursor import RANGES_MAX
 from frazil.model import topic_uid
 from frazil.subscribe import Dispatch, Limits, SubscriptionType
@@ -202,8 +203,6 @@ class Deliveries:
             if found is not None:
                 found.end(NotFound("subscription was removed", topic=topic, subscription=name))
                 self._forget(topic, name)
-                if all(each.feed is not found.feed for each in self._open.values()):
-                    self._forget_feed(found.feed)
             await asyncio.to_thread(self._forget_settings, runtime, name)
 
     def configure(self, topic: str, name: str) -> None:
@@ -218,7 +217,6 @@ class Deliveries:
         gone = NotFound("topic was deleted", topic=topic)
         for key, found in list(self._open.items()):
             if key[0] == topic:
-                self._forget_feed(found.feed)
                 found.end(gone)
                 self._forget(*key)
 
@@ -264,8 +262,16 @@ class Deliveries:
         stored = self._settings.get(uid, name)
         if stored.kind is None or not self._has_parts_with(runtime, name):
             # The settings first: a subscription without its type would come back as another one.
+            before = self._settings.find(uid, name)
             stored = self._settings.change(uid, name, kind=kind)
-        self._engine.cursors.create(runtime.name, name, offset)
+            try:
+                self._engine.cursors.create(runtime.name, name, offset)
+            except FrazilError:
+                if before is None:
+                    self._settings.delete(uid, name)
+                raise
+        else:
+            self._engine.cursors.create(runtime.name, name, offset)
         return stored
 
     def _forget_settings(self, runtime: TopicRuntime, name: str) -> None:
@@ -297,6 +303,8 @@ class Deliveries:
         self, runtime: TopicRuntime, name: str, stored: Stored, *, is_new: bool = False
     ) -> Subscription:
         cursor = await asyncio.to_thread(self._load, runtime, name)
+        if self._is_closed:
+            raise Closed("the broker is shutting down")
         feed, journalling = self._feed(runtime)
         delivered_below = 0 if is_new else min(feed.head, _reach(stored, cursor, runtime))
         found = Subscription(
@@ -337,7 +345,9 @@ class Deliveries:
             self._decoded_past += feed.decoded
 
     def _forget(self, topic: str, name: str) -> None:
-        gone = self._open.pop((topic, name)).counts
+        gone, feed = self._open[topic, name].counts, self._open.pop((topic, name)).feed
+        if all(each.feed is not feed for each in self._open.values()):
+            self._forget_feed(feed)
         for each in Counts.__slots__:
             setattr(self._past, each, getattr(self._past, each) + getattr(gone, each))
 

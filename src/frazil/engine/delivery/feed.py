@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from frazil.engine.delivery.record import Chunk, Record, chunk_of
-from frazil.errors import FrazilError, NotFound
+from frazil.errors import FrazilError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     import asyncio
@@ -78,9 +78,10 @@ class TopicFeed:
         self._reading: dict[int, list[Callable[[FrazilError | None], None]]] = {}
         self._followers: list[Callable[[], None]] = []
         self._is_closed = False
+        # Before the look at what is there: nothing that comes in between may stay unnoticed.
+        runtime.state.followers += (self._tell,)
         self.head = runtime.state.visible
         """The offset behind the last record whose publisher has its answer."""
-        runtime.state.followers += (self._tell,)
         self.decoded = 0
         """How many records were decoded; with n subscriptions at the head still one a record."""
 
@@ -103,6 +104,11 @@ class TopicFeed:
             return None
         at = bisect_right(chunk.offsets, offset) - 1
         return chunk.records[at] if at >= 0 and chunk.offsets[at] == offset else None
+
+    def is_gap(self, offset: int) -> bool:
+        """Tell whether what was read says that no record has this offset."""
+        chunk = self.get(offset)
+        return chunk is not None and self.record(offset) is None
 
     def request(self, offset: int, done: Callable[[FrazilError | None], None]) -> None:
         """Read from `offset` on in a worker thread, then call `done`; `get` has it then.
@@ -176,12 +182,14 @@ class TopicFeed:
 
     def _read_done(self, offset: int, future: asyncio.Future[Chunk]) -> None:
         waiting = self._reading.pop(offset)
+        met = None if future.cancelled() else future.exception()
         error: FrazilError | None = None
-        try:
-            chunk = future.result()
-        except FrazilError as met:
+        if isinstance(met, FrazilError):
             error = met
+        elif met is not None or future.cancelled():
+            error = Unavailable("records could not be read", topic=self.runtime.name, cause=met)
         else:
+            chunk = future.result()
             if chunk.offset_next > chunk.offset:
                 self._add(chunk)
         for done in waiting:
@@ -206,7 +214,7 @@ class TopicFeed:
             self._loop.call_soon_threadsafe(self._news, self.runtime.state.visible)
 
     def _news(self, head: int) -> None:
-        self.head = head
+        self.head = max(self.head, head)
         followers, self._followers = self._followers, []
         for wake in followers:
             wake()

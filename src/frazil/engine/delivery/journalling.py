@@ -53,7 +53,7 @@ class Journalling:
             self._submit(waiting, self._loop.time() + PATIENCE_S)
 
     def _submit(self, some: list[tuple[cursor_state.Change, Answer]], deadline: float) -> None:
-        waiter = _Waiter(self._loop, [answer for _change, answer in some])
+        waiter = _Waiter(self._loop, some, self._submit_each)
         try:
             self._cursors.apply(self._topic, [change for change, _answer in some], waiter)
         except Overloaded as error:
@@ -66,20 +66,29 @@ class Journalling:
                 waiter.set_exception(error)
                 return
             # One of them is of a subscription that was dropped; the others are none the worse.
-            for each in some:
-                self._submit([each], deadline)
+            self._submit_each(some)
         except FrazilError as error:
             waiter.set_exception(error)
+
+    def _submit_each(self, some: list[tuple[cursor_state.Change, Answer]]) -> None:
+        for each in some:
+            self._submit([each], self._loop.time() + PATIENCE_S)
 
 
 class _Waiter:
     """Stands for all changes of one frame where the journal knows a future."""
 
-    __slots__ = ("_answers", "_loop")
+    __slots__ = ("_changes", "_loop", "_one_by_one")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, answers: list[Answer]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        changes: list[tuple[cursor_state.Change, Answer]],
+        one_by_one: Callable[[list[tuple[cursor_state.Change, Answer]]], None],
+    ) -> None:
         self._loop = loop
-        self._answers = answers
+        self._changes = changes
+        self._one_by_one = one_by_one
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
@@ -88,11 +97,15 @@ class _Waiter:
         return False
 
     def set_result(self, _ack: Ack) -> None:
-        for answer in self._answers:
+        for _change, answer in self._changes:
             answer(None)
 
     def set_exception(self, error: Any) -> None:
-        for answer in self._answers:
+        if isinstance(error, Overloaded) and len(self._changes) > 1:
+            # A subscription is at one of its bounds; the frame was refused with the others' changes.
+            self._one_by_one(self._changes)
+            return
+        for _change, answer in self._changes:
             answer(error)
 
 

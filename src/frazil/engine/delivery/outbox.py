@@ -4,28 +4,51 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
+
+from frazil.errors import NotFound
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
+    from frazil.engine.delivery.consumer import Consumer
     from frazil.engine.delivery.feed import TopicFeed
     from frazil.engine.delivery.record import Record
-    from frazil.engine.delivery.subscription import Consumer
     from frazil.errors import FrazilError
 
-__all__ = ["Outbox"]
+__all__ = ["Outbox", "Sender"]
+
+RETRY_S: Final = 0.05
+
+
+class Sender(Protocol):
+    """The subscription that an outbox is of."""
+
+    def is_with(self, consumer: Consumer, offset: int) -> bool:
+        """Tell whether a record is still to be delivered to a consumer."""
+
+    def left_out(self, consumer: Consumer) -> None:
+        """Take note that a consumer got less than was counted as delivered."""
+
+    def lost(self, offset: int, error: FrazilError) -> None:
+        """Take note that a record cannot be read again."""
 
 
 class Outbox:
     """Deliveries to one consumer that wait for their records. Belongs to the loop's thread."""
 
     def __init__(
-        self, consumer: Consumer, feed: TopicFeed, lost: Callable[[int, FrazilError], None]
+        self,
+        consumer: Consumer,
+        feed: TopicFeed,
+        sender: Sender,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._consumer = consumer
         self._feed = feed
-        self._lost = lost
+        self._sender = sender
+        self._loop = loop
         self._waiting: deque[_Delivery] = deque()
         self._reading: object = None
 
@@ -58,30 +81,42 @@ class Outbox:
                 self._feed.request(missing, partial(self._read, reading, missing))
                 return
             self._waiting.popleft()
-            if delivery.records:
-                self._consumer.deliver(delivery.records, delivery.attempts)  # type: ignore[arg-type]
+            # What was acked or taken back while it was being read must not go out any more.
+            records, attempts = delivery.kept(partial(self._sender.is_with, self._consumer))
+            if records:
+                self._consumer.deliver(records, attempts)
+            if len(records) < delivery.count:
+                self._sender.left_out(self._consumer)
 
     def _read(self, reading: object, offset: int, error: FrazilError | None) -> None:
         if reading is not self._reading:
             # It was cleared meanwhile.
             return
-        self._reading = None
-        delivery = self._waiting[0]
-        if error is None and self._feed.record(offset) is not None:
-            self._drain()
+        if error is None and self._feed.is_gap(offset):
+            error = NotFound("the record is gone", offset=offset)
+        if error is None and self._feed.record(offset) is None:
+            # On its way from one tier to the next: a look later finds it.
+            self._loop.call_later(RETRY_S, self._look_again, reading)
             return
-        delivery.leave_out(offset)
+        self._reading = None
         if error is not None:
-            self._lost(offset, error)
+            self._waiting[0].leave_out(offset)
+            self._sender.lost(offset, error)
         self._drain()
+
+    def _look_again(self, reading: object) -> None:
+        if reading is self._reading:
+            self._reading = None
+            self._drain()
 
 
 class _Delivery:
-    __slots__ = ("attempts", "offsets", "records")
+    __slots__ = ("attempts", "count", "offsets", "records")
 
     def __init__(
         self, offsets: list[int], records: list[Record | None], attempts: list[int] | None
     ) -> None:
+        self.count = len(offsets)
         self.offsets = offsets
         self.records = records
         self.attempts = attempts
@@ -100,6 +135,13 @@ class _Delivery:
         """Do without a record that cannot be read."""
         at = self.offsets.index(offset)
         self.offsets = self.offsets[:at] + self.offsets[at + 1 :]
-        del self.records[at]
+        self.records = self.records[:at] + self.records[at + 1 :]
         if self.attempts is not None:
             self.attempts = self.attempts[:at] + self.attempts[at + 1 :]
+
+    def kept(self, is_wanted: Callable[[int], bool]) -> tuple[list[Record], list[int] | None]:
+        """Return the records that are still wanted, and their attempts."""
+        places = [at for at, offset in enumerate(self.offsets) if is_wanted(offset)]
+        records = [record for at in places if (record := self.records[at]) is not None]
+        attempts = None if self.attempts is None else [self.attempts[at] for at in places]
+        return records, attempts

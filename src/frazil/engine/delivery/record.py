@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.ingest.messages import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
     from frazil.log.history import Piece
+    from frazil.model import OffsetRange
 
-__all__ = ["Chunk", "Record", "chunk_of"]
+__all__ = ["Chunk", "Record", "chunk_of", "size_of"]
 
 RECORD_OVERHEAD_BYTES: Final = 256
 """What a record takes in memory besides its payload, about."""
@@ -24,12 +27,13 @@ class Record:
     made of it, for the next subscription.
     """
 
-    __slots__ = ("body", "offset", "time_us", "value")
+    __slots__ = ("body", "offset", "size", "time_us", "value")
 
-    def __init__(self, offset: int, value: Any, time_us: int) -> None:
+    def __init__(self, offset: int, value: Any, time_us: int, size: int = 0) -> None:
         self.offset = offset
         self.value = value
         self.time_us = time_us
+        self.size = size
         self.body: bytes | None = None
 
     def __repr__(self) -> str:
@@ -50,7 +54,7 @@ class Chunk:
         offset_next: int,
         records: list[Record],
         sizes: list[int],
-        expired: int = 0,
+        expired: Sequence[OffsetRange] = (),
     ) -> None:
         self.offset = offset
         self.offset_next = offset_next
@@ -61,6 +65,11 @@ class Chunk:
         # Twice: a transport keeps the bytes that it made of a record with it.
         self.size_bytes = 2 * sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
         self._keys: list[str] | None = None
+
+    def expired_in(self, first: int, end: int) -> int:
+        """Return how many offsets of `[first, end)` a full quota took away."""
+        spans = (min(gap.end, end) - max(gap.first, first) for gap in self.expired)
+        return sum(span for span in spans if span > 0)
 
     @property
     def keys(self) -> list[str]:
@@ -76,17 +85,31 @@ def chunk_of(piece: Piece, *, offset: int, is_message: bool) -> Chunk:
     records: list[Record] = []
     sizes: list[int] = []
     for batch in batches:
+        values: list[Any]
         if is_message:
             values = _messages(batch.data)
-            sizes += [len(value.payload) for value in values]
+            own = list(map(size_of, values))
         else:
             values = batch.records()
-            sizes += [batch.data.nbytes // max(batch.count, 1)] * batch.count
+            own = [batch.data.nbytes // max(batch.count, 1)] * batch.count
+        sizes += own
         times = [time_us for count, time_us in batch.times for _ in range(count)]
-        records += map(Record, range(batch.offset, batch.offset_next), values, times)
+        records += map(Record, range(batch.offset, batch.offset_next), values, times, own)
     gaps = [*piece.gaps, *(gap for batch in batches for gap in batch.gaps)]
-    expired = sum(gap.end - gap.first for gap in gaps if "expired" in gap.reason) if gaps else 0
+    expired = [gap for gap in gaps if "expired" in gap.reason]
     return Chunk(offset, piece.offset_next, records, sizes, expired)
+
+
+def size_of(message: Message) -> int:
+    """Return how many bytes a message has, about: all that others chose of it."""
+    size = len(message.payload)
+    if message.key:
+        size += len(message.key)
+    if message.producer_name:
+        size += len(message.producer_name)
+    if message.attributes:
+        size += sum(len(name) + len(value) + 64 for name, value in message.attributes.items())
+    return size
 
 
 def _messages(data: pa.RecordBatch) -> list[Any]:

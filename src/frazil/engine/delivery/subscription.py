@@ -11,8 +11,13 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+import attrs
+
+from frazil.engine.delivery.answers import Answer, Answers
+from frazil.engine.delivery.consumer import Consumer, Counts
 from frazil.engine.delivery.outbox import Outbox
 from frazil.errors import Closed, FrazilError, NotFound
 from frazil.subscribe import (
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from frazil.engine.delivery.journalling import Journalling
     from frazil.engine.delivery.record import Record
 
-__all__ = ["Answer", "Consumer", "Counts", "Subscription"]
+__all__ = ["Consumer", "Subscription"]
 
 FEED_RECORDS_MAX: Final = 1024
 HELD_BYTES_MAX: Final = 8 << 20
@@ -46,48 +51,6 @@ HELD_BYTES_MAX: Final = 8 << 20
 TURNS_MAX: Final = 8
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
-
-Answer = Callable[[FrazilError | None], None]
-"""Called once: with None when the call is durable, else with what kept it from that."""
-
-
-class Consumer(Protocol):
-    """What a transport gives for each of its streams. Called on the loop's thread."""
-
-    consumer_id: int
-    name: str
-
-    def deliver(self, records: list[Record], attempts: list[int] | None) -> None:
-        """Write records, in this order; `attempts` are their deliveries' numbers, None: all 1."""
-
-    def displaced(self) -> None:
-        """End: another stream of the same consumer took the place."""
-
-    def ended(self, error: FrazilError) -> None:
-        """End: the subscription or its topic is gone."""
-
-
-class Counts:
-    """What a subscription did since it was opened."""
-
-    __slots__ = (
-        *("acked", "dead_letters", "delivered", "dropped"),
-        *("missed", "nacked", "redelivered"),
-    )
-
-    def __init__(self) -> None:
-        self.delivered = 0
-        """Records given to consumers, each time counted."""
-        self.redelivered = 0
-        """Those of them that were not given for the first time."""
-        self.acked = 0
-        self.nacked = 0
-        self.dead_letters = 0
-        """Records that went to the dead-letter topic."""
-        self.dropped = 0
-        """Records that failed too often, under a policy that drops them."""
-        self.missed = 0
-        """Records that a full quota took away before they were delivered."""
 
 
 class _Attached:
@@ -125,8 +88,7 @@ class Subscription:
         self._held: dict[int, Record] = {}
         self._held_bytes = 0
         self._acks: list[tuple[int, Answer]] = []
-        self._answers: list[tuple[Change, list[Answer]]] = []
-        self._failures: dict[Change, FrazilError] = {}
+        self._answers = Answers()
         self._under_way = 0
         self._quiet: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +98,10 @@ class Subscription:
         self._is_following = False
         self._is_resting = False
         """While the cursor is put somewhere else nothing is delivered."""
+        self._late: list[Callable[[], None]] = []
+        """Nacks that came meanwhile."""
         self._damage: FrazilError | None = None
+        self._letters_error: FrazilError | None = None
         self.end_error: FrazilError | None = None
         self.counts = Counts()
 
@@ -164,8 +129,16 @@ class Subscription:
         return self._damage
 
     def status(self) -> Status:
-        """Say what it is doing."""
-        return self._dispatch.status()
+        """Say what it is doing, and why it is not, if it is not."""
+        status = self._dispatch.status()
+        if status.paused is None:
+            if self._damage is not None:
+                return attrs.evolve(status, paused="cannot read")
+            if self._letters_error is not None:
+                return attrs.evolve(status, paused="dead letters")
+            if self._held_bytes >= HELD_BYTES_MAX and self._dispatch.is_hungry:
+                return attrs.evolve(status, paused="held bytes")
+        return status
 
     # -- consumers -------------------------------------------------------------------------------
 
@@ -189,7 +162,7 @@ class Subscription:
                 del self._attached[old.consumer_id]
                 other.outbox.close()
                 old.displaced()
-        outbox = Outbox(consumer, self.feed, self._lost)
+        outbox = Outbox(consumer, self.feed, self, self._loop)
         self._attached[consumer.consumer_id] = _Attached(consumer, filters, outbox)
         self._schedule()
 
@@ -231,6 +204,10 @@ class Subscription:
         if self.end_error is not None:
             done(self.end_error)
             return
+        if self._is_resting:
+            again = partial(self.nack, offset, done, delay_ms=delay_ms, reason=reason)
+            self._late.append(again)
+            return
         self.counts.nacked += 1
         change = self._dispatch.nack(
             offset, now_ms=self._now_ms(), delay_ms=delay_ms, reason=reason
@@ -245,15 +222,9 @@ class Subscription:
         self._answer_after(change, [done for _offset, done in acks])
 
     def _answer_after(self, change: Change | None, dones: list[Answer]) -> None:
-        if change is None:
-            for done in dones:
-                done(None)
-            return
-        self._answers.append((change, dones))
-        if not change.is_empty:
+        self._answers.add(change, dones)
+        if change is not None and not change.is_empty:
             self._journal(change)
-        elif not any(each.is_open for each in change.after):
-            self._answer()
 
     def _journal(self, change: Change) -> None:
         self._under_way += 1
@@ -268,31 +239,13 @@ class Subscription:
                     for offset in change.offsets:
                         self._drop_held(offset)
             else:
-                self._failures[change] = error
                 dispatch.failed(change, now_ms=now_ms)
-            self._answer()
+            self._answers.settle(change, error)
             if not self._under_way and self._quiet is not None and not self._quiet.done():
                 self._quiet.set_result(None)
             self._schedule()
 
         self._journalling.add(self.name, change, written)
-
-    def _answer(self) -> None:
-        """Answer the calls whose changes are durable, or were refused."""
-        waiting: list[tuple[Change, list[Answer]]] = []
-        for change, dones in self._answers:
-            own_is_open = change.is_open and not change.is_empty
-            if own_is_open or any(each.is_open for each in change.after):
-                waiting.append((change, dones))
-                continue
-            error = self._failures.get(change) if self._failures else None
-            for each in change.after:
-                error = error or self._failures.get(each)
-            for done in dones:
-                done(error)
-        self._answers = waiting
-        if not waiting and self._failures:
-            self._failures.clear()
 
     # -- the turn --------------------------------------------------------------------------------
 
@@ -340,7 +293,7 @@ class Subscription:
         pop = self._held.pop
         records = [pop(offset, None) for offset in action.offsets]
         if self._held_bytes:
-            self._held_bytes -= sum(_size(record) for record in records if record is not None)
+            self._held_bytes -= sum(record.size for record in records if record is not None)
         if None in records or found.outbox.is_busy:
             found.outbox.add(action.offsets, records, action.attempts)
         else:
@@ -377,8 +330,9 @@ class Subscription:
             offsets, sizes, offset_end=end, keys=chunk.keys[first:stop] if is_by_key else ()
         )
         self._hold(offsets, chunk.records[first:stop])
-        if chunk.expired and chunk.offset == offset:
-            self._note_missed(chunk.expired)
+        missed = chunk.expired_in(offset, end) if chunk.expired else 0
+        if missed:
+            self._note_missed(missed)
         return True
 
     def _hold(self, offsets: list[int], records: list[Record]) -> None:
@@ -388,12 +342,12 @@ class Subscription:
             offsets = [record.offset for record in records]
         self._held.update(zip(offsets, records, strict=True))
         if self.kind is SubscriptionType.KEY_SHARED:
-            self._held_bytes += sum(map(_size, records))
+            self._held_bytes += sum(record.size for record in records)
 
     def _drop_held(self, offset: int) -> None:
         record = self._held.pop(offset, None)
         if record is not None and self._held_bytes:
-            self._held_bytes -= _size(record)
+            self._held_bytes -= record.size
 
     def _set_timer(self) -> None:
         due_ms = self._dispatch.due_ms()
@@ -470,12 +424,28 @@ class Subscription:
         self._damage = None
         self._schedule()
 
-    def _lost(self, offset: int, error: FrazilError) -> None:
+    # -- what must be read again (see `Sender`) --------------------------------------------------
+
+    def is_with(self, consumer: Consumer, offset: int) -> bool:
+        """Tell whether a record is still to be delivered to a consumer."""
+        found = self._attached.get(consumer.consumer_id)
+        is_attached = found is not None and found.consumer is consumer
+        return is_attached and self._dispatch.is_with(consumer.consumer_id, offset)
+
+    def left_out(self, consumer: Consumer) -> None:
+        """Give a consumer its room back: less came than was counted."""
+        found = self._attached.get(consumer.consumer_id)
+        if found is not None and found.consumer is consumer:
+            self.ready(consumer, messages=found.wanted[0], size_bytes=found.wanted[1])
+
+    def lost(self, offset: int, error: FrazilError) -> None:
         """Take note that a record to deliver again cannot be read."""
-        self._warn("record_cannot_be_read_again", offset=offset, error=error)
         if isinstance(error, NotFound):
-            self.counts.missed += 1
+            self._note_missed(1)
             self.ack(offset, _ignore)
+        else:
+            self._warn("record_cannot_be_read_again", offset=offset, error=error)
+            self.nack(offset, _ignore, reason=f"the record could not be read: {error}")
 
     # -- what failed too often -------------------------------------------------------------------
 
@@ -486,18 +456,30 @@ class Subscription:
 
     async def _bury(self, letter: DeadLetter, dispatch: Dispatch) -> None:
         try:
-            record = self._held.pop(letter.offset, None) or await self._record(letter.offset)
-            await self._dead_letters.publish(self, record, letter)
+            record = await self._letter_record(letter.offset)
+            if record is not None:
+                await self._dead_letters.publish(self, record, letter)
         except FrazilError as error:
+            self._letters_error = error
             self._warn("dead_letter_failed", offset=letter.offset, error=error)
             dispatch.dead_letter_failed(letter.offset, now_ms=self._now_ms())
         else:
-            self.counts.dead_letters += 1
-            if dispatch is self._dispatch:
-                change = dispatch.dead_lettered(letter.offset)
-                if change is not None and not change.is_empty:
-                    self._journal(change)
+            self._letters_error = None
+            self.counts.dead_letters += record is not None
+            change = dispatch.dead_lettered(letter.offset)
+            if change is not None and not change.is_empty:
+                self._journal(change)
         self._schedule()
+
+    async def _letter_record(self, offset: int) -> Record | None:
+        """Return a record that is to be a dead letter, None if a full quota took it away."""
+        try:
+            return self._held.pop(offset, None) or await self._record(offset)
+        except NotFound:
+            if self.feed.end_error() is not None:
+                raise
+            self._note_missed(1)
+            return None
 
     async def _record(self, offset: int) -> Record:
         """Return a record from wherever it is."""
@@ -544,9 +526,13 @@ class Subscription:
         if self._acks:
             self._settle()
         self._is_resting = True
-        while self._under_way:
-            self._quiet = self._loop.create_future()
-            await self._quiet
+        # Dead letters, too: what becomes of them belongs to the place that is left.
+        while self._under_way or self._tasks:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            else:
+                self._quiet = self._loop.create_future()
+                await self._quiet
 
     def go_on(self, dispatch: Dispatch | None = None) -> None:
         """Deliver again, with a `dispatch` that begins somewhere else if one is given."""
@@ -565,6 +551,9 @@ class Subscription:
                 )
                 messages, size_bytes = each.wanted
                 dispatch.want(consumer.consumer_id, messages=messages, size_bytes=size_bytes)
+        late, self._late = self._late, []
+        for call in late:
+            call()
         self._schedule()
 
     def end(self, error: FrazilError) -> None:
@@ -577,22 +566,17 @@ class Subscription:
         for task in self._tasks:
             task.cancel()
         acks, self._acks = self._acks, []
-        answers, self._answers = self._answers, []
+        late, self._late = self._late, []
+        for call in late:
+            call()
         for done in [done for _offset, done in acks]:
             done(error)
-        for _change, dones in answers:
-            for done in dones:
-                done(error)
+        self._answers.end(error)
         attached, self._attached = self._attached, {}
         for each in attached.values():
             each.outbox.close()
             each.consumer.ended(error)
         self._held.clear()
-
-
-def _size(record: Record) -> int:
-    payload = getattr(record.value, "payload", None)
-    return len(payload) if payload is not None else 0
 
 
 def _ignore(_error: FrazilError | None) -> None:

@@ -1,0 +1,240 @@
+"""Deliveries in bad hours: reads that take long, records that are gone, letters that do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+
+import pytest
+
+from frazil.engine.delivery import record, subscription
+from frazil.errors import InvalidRequest
+from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
+from tests.integration.delivery.delivering import (
+    TOPIC,
+    Collector,
+    opened,
+    quiet,
+    run,
+    uid,
+    until,
+)
+from tests.integration.engine.opening import LOG_ALONE, rotate, rows_of
+
+DEAD = "/default/dead"
+
+
+class SlowHistory:
+    """A topic's history whose reads wait for a word."""
+
+    def __init__(self, runtime):
+        self._history = runtime.history
+        self.begun = threading.Event()
+        self.may_go_on = threading.Event()
+        runtime.history = self
+
+    def __getattr__(self, name):
+        return getattr(self._history, name)
+
+    def read(self, topic, *, offset, bytes_max):
+        """Wait, then read."""
+        self.begun.set()
+        assert self.may_go_on.wait(60)
+        return self._history.read(topic, offset=offset, bytes_max=bytes_max)
+
+
+def forget_decoded(found):
+    """Let a feed forget all that it decoded."""
+    for chunk in list(found.feed._chunks.values()):
+        found.feed._cache.drop(chunk)
+        found.feed.forget(chunk)
+
+
+def letters(**more):
+    """Return a policy under which the first failure is the last."""
+    return FailurePolicy(
+        max_redelivery_count=0,
+        poison=Poison.DEAD_LETTER,
+        dead_letter_topic=DEAD,
+        base_redelivery_delay_ms=0,
+        backoff=Backoff.FIXED,
+        **more,
+    )
+
+
+def test_what_was_acked_while_it_was_read_again_does_not_go_out(tmp_path):
+    """A late ack counts although the redelivery is on its way from the disk."""
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        policy = FailurePolicy(ack_timeout_ms=100, base_redelivery_delay_ms=10)
+        settings.change(uid(db), "s", policy=policy)
+        topic.append_many([b"%d" % number for number in range(5000)])
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == 10)
+        forget_decoded(found)
+        slow = SlowHistory(found.feed.runtime)
+        await asyncio.to_thread(slow.begun.wait, 60)
+        for offset in range(10):
+            consumer.ack(offset)
+        await until(lambda: len(consumer.acked) == 10)
+        assert db.cursors.load(TOPIC)["s"].acked_below == 10
+        consumer.acks = True
+        slow.may_go_on.set()
+        await until(lambda: len(set(consumer.acked)) > 100)
+        assert sorted(consumer.got[:10]) == list(range(10))
+        assert min(consumer.got[10:]) == 10
+
+    run(tmp_path, work)
+
+
+def test_what_ends_during_a_reset_belongs_to_the_place_before_it(tmp_path):
+    """Nacks and dead letters on their way change nothing of the place that was asked for."""
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        topic.append_many([b"%d" % number for number in range(8)])
+        settings.change(uid(db), "s", policy=letters())
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == 8)
+        answers = []
+        found.nack(3, answers.append, reason="bad")
+        await quiet(1)
+        resetting = asyncio.create_task(deliveries.reset(TOPIC, "s", "earliest"))
+        await asyncio.sleep(0)
+        found.nack(5, answers.append)
+        await resetting
+        await until(lambda: answers == [None, None])
+        assert db.cursors.load(TOPIC)["s"].acked_below == 0
+        assert not db.cursors.load(TOPIC)["s"].attempts
+        assert not list(db.cursors.load(TOPIC)["s"].ranges())
+        await until(lambda: consumer.got[8:] == list(range(8)))
+
+    run(tmp_path, work)
+
+
+def test_records_that_expired_before_another_delivery_are_passed(tmp_path):
+    """A consumer that comes back gets what is left; the rest is settled and counted."""
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t", retention_bytes=60_000, on_full="expire")
+        settings.change(uid(db), "s", max_unacked_messages=30)
+        for number in range(3):
+            topic.append_many([random.Random(number).randbytes(1000)] * 10)
+            rotate(db)
+        found = await opened(deliveries)
+        first = Collector(found, acks=False)
+        await until(lambda: len(first.got) == 30)
+        for number in range(6):
+            topic.append_many([random.Random(number).randbytes(1000)] * 10)
+            rotate(db)
+        db.upkeep.check_quotas()
+        start = topic.describe()["holds"]["subscription:s"]
+        assert start >= 30
+        forget_decoded(found)
+        again = Collector(found, 2, first.name, window=10)
+        await until(lambda: len(again.acked) == 90 - start)
+        assert again.got == list(range(start, 90))
+        assert found.counts.missed == start
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 90)
+        assert found.status().unacked == 0
+
+    run(tmp_path, work, retention_age_s=0.0, memory=LOG_ALONE)
+
+
+def test_a_dead_letter_of_the_largest_record_fits(tmp_path):
+    """What is told of the failure comes on top of what a message may have."""
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        size = topic.runtime.limits.message_bytes_max
+        topic.append(b"x" * size)
+        with pytest.raises(InvalidRequest):
+            topic.append(b"x" * (size + 1))
+        settings.change(uid(db), "s", policy=letters())
+        consumer = Collector(await opened(deliveries), acks=False)
+        await until(lambda: consumer.got == [0])
+        await consumer.nack(0, reason="too much")
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
+        (letter,) = rows_of(db.topic("dead"))
+        assert len(letter["payload"]) == size
+        assert dict(letter["attributes"])["x-failure-reason"] == "too much"
+
+    run(tmp_path, work)
+
+
+def test_a_dead_letter_that_cannot_be_written_is_told(tmp_path):
+    """The subscription says why nothing comes, and goes on when the letter can be written."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("dead", {"id": "long"})
+        db.create_topic("t").append(b"x")
+        settings.change(uid(db), "s", policy=letters())
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: consumer.got == [0])
+        await consumer.nack(0)
+        await until(lambda: found.status().paused == "dead letters")
+        await asyncio.to_thread(db.delete_topic, "dead")
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
+        assert found.status().paused is None
+        assert found.counts.dead_letters == 1
+
+    run(tmp_path, work)
+
+
+def test_what_waits_behind_a_stuck_key_is_bounded_and_told(tmp_path, monkeypatch):
+    """Reading ahead of a key that is stuck ends at a number of bytes, attributes counted."""
+    monkeypatch.setattr(subscription, "HELD_BYTES_MAX", 100_000)
+
+    async def work(db, deliveries, _settings):
+        topic = db.create_topic("t")
+        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
+        consumer = Collector(found, acks=False)
+        for number in range(40):
+            topic.append(b"x", key="same", attributes={"a": str(number) * 5000})
+        await until(lambda: found.status().paused == "held bytes")
+        assert consumer.got == [0]
+        assert 100_000 <= sum(each.size for each in found._held.values()) < 400_000
+        consumer.acks = True
+        consumer.ack(0)
+        await until(lambda: len(consumer.acked) == 40)
+        assert found.status().paused is None
+        assert found._held_bytes == 0
+
+    run(tmp_path, work)
+
+
+def test_the_size_of_a_message_counts_all_that_others_chose():
+    """Key, names and attributes count, so that no bound can be passed through them."""
+    plain = record.Message(b"x" * 10)
+    rich = record.Message(b"x" * 10, "key", {"name": "v" * 100}, None, "producer")
+    assert record.size_of(plain) == 10
+    assert record.size_of(rich) >= 10 + 3 + 104 + 8
+
+
+def test_a_feed_goes_with_its_last_subscription(tmp_path):
+    """Topics that come and go leave nothing behind, whoever notices their end first."""
+
+    async def work(db, deliveries, _settings):
+        for number in range(5):
+            name = f"/default/t{number}"
+            topic = db.create_topic(name)
+            kind = SubscriptionType.SHARED
+            found = await deliveries.open(name, "s", kind=kind)
+            consumer = Collector(found)
+            topic.append(b"x")
+            await until(lambda consumer=consumer: consumer.acked == [0])
+            await asyncio.to_thread(db.delete_topic, name)
+            if number % 2:
+                await until(lambda found=found: found.end_error is not None)
+                assert deliveries.find(name, "s") is None
+            deliveries.forget_topic(name)
+        assert not deliveries._feeds
+        assert not deliveries.subscriptions
+        assert deliveries.cache_bytes == 0
+
+    run(tmp_path, work)
