@@ -8,11 +8,10 @@ themselves, by a producer for each, and send the name of the part back with ever
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
 
 from frazil.errors import InvalidRequest
-from frazil.model import full_topic_name, part_name
+from frazil.model import full_topic_name
 from frazil.serve.danube.statuses import Refused, topic_name_invalid
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "is_namespace",
     "namespace_of",
     "part_of",
-    "parts_among",
 ]
 
 NAMESPACES_AT_BOOT: Final = ("default", "system")
@@ -60,18 +58,3 @@ def part_of(topic: str) -> tuple[str, int] | None:
     """Return the whole topic and the index, if this is the name of a part; else None."""
     found = _PART.match(topic)
     return (found["whole"], int(found["index"])) if found else None
-
-
-def parts_among(whole: str, topics: Iterable[str]) -> list[str]:
-    """Return the parts of `whole` among these topics by index, or `whole` alone if that is there.
-
-    Only exact names count: `/n/foo` has nothing to do with `/n/foobar` or `/n/foo-part-x`.
-    """
-    indices = set()
-    for topic in topics:
-        if topic == whole:
-            return [whole]
-        found = part_of(topic)
-        if found is not None and found[0] == whole:
-            indices.add(found[1])
-    return [part_name(whole, index) for index in sorted(indices)]

@@ -13,7 +13,6 @@ from frazil.serve.danube.names import (
     NAMESPACES_AT_BOOT,
     namespace_of,
     part_of,
-    parts_among,
 )
 from frazil.serve.danube.statuses import (
     CREATING_PRODUCER,
@@ -100,12 +99,17 @@ class Topics:
         try:
             found = self._engine.topic(name)
         except NotFound:
-            start = f"{name}-part-"
-            others = self._engine.topics(namespace_of(name))
-            return parts_among(name, [other for other in others if other.startswith(start)])
+            return self._loose_parts(name)
         except FrazilError as error:
             raise Refused(status_of(error)) from error
         return [name] if isinstance(found, Topic) else [part.name for part in found.parts]
+
+    def _loose_parts(self, name: str) -> list[str]:
+        """Return the parts that clients made one by one: they do so from 0 on, without holes."""
+        names: list[str] = []
+        while self._uid_of(part_name(name, len(names))) is not None:
+            names.append(part_name(name, len(names)))
+        return names
 
     def is_reliable(self, topic: Topic) -> bool:
         """Tell whether a topic's records are stored; from memory, it never waits."""

@@ -86,13 +86,3 @@ def test_other_names_are_no_namespaces(name):
 def test_a_part_is_known_by_its_exact_name(topic, part):
     """Only `-part-` and a number as it is written make a part."""
     assert names.part_of(topic) == part
-
-
-def test_parts_come_by_number_and_without_neighbours():
-    """The parts of a topic are listed by index; names that merely begin alike are not."""
-    topics = ["/n/foo-part-10", "/n/foobar", "/n/foo_np", "/n/foo-part-2", "/n/foo-part-x"]
-    topics += ["/n/foobar-part-0", "/m/foo-part-0", "/n/foo-part-2-part-0"]
-    assert names.parts_among("/n/foo", topics) == ["/n/foo-part-2", "/n/foo-part-10"]
-    assert names.parts_among("/n/foobar", topics) == ["/n/foobar"]
-    assert names.parts_among("/n/foo-part-2", topics) == ["/n/foo-part-2"]
-    assert names.parts_among("/n/none", topics) == []

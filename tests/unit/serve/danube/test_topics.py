@@ -148,3 +148,20 @@ def test_parts_that_clients_make_exclude_the_whole_topic(tmp_path):
 
 async def look_at_parts(topics, _engine):
     return topics.parts("/default/t")
+
+
+def test_parts_come_by_number_and_without_neighbours(tmp_path):
+    """Parts that clients made are listed by index; names that merely begin alike are not."""
+
+    async def scene(topics, engine):
+        for number in range(11):
+            await topics.for_producer(f"/default/foo-part-{number}", is_reliable=True)
+        for name in ("foobar", "foo_np", "foo-part-x", "foobar2-part-0"):
+            engine.create_topic(name, loose_part=True)
+        assert topics.parts("/default/foo") == [f"/default/foo-part-{n}" for n in range(11)]
+        assert topics.parts("/default/foobar") == ["/default/foobar"]
+        assert topics.parts("/default/foobar2") == ["/default/foobar2-part-0"]
+        assert topics.parts("/default/foo-part-2") == ["/default/foo-part-2"]
+        assert topics.parts("/default/none") == []
+
+    run(tmp_path, scene)
