@@ -23,7 +23,7 @@ SETTINGS = {"memory.budget_bytes": str(256 << 20)}
 
 
 def run(bench: Bench) -> list[Row]:
-    seconds, behind = bench.pick(4.0, 1.0), bench.pick(BEHIND, 2_000)
+    seconds, behind = bench.pick(3.0, 1.0), bench.pick(BEHIND, 2_000)
     alone, beside = bench.fresh("alone"), bench.fresh("beside")
     with (
         built() as client,
@@ -31,14 +31,14 @@ def run(bench: Bench) -> list[Row]:
         running_broker(beside, **SETTINGS) as crowded,
     ):
         for broker in (single, crowded):
-            _fill(client, broker, bench.pick(400_000, 2_000))
+            _fill(client, broker, bench.pick(250_000, 2_000))
         lags = Lags(client, crowded, behind=behind, seconds=seconds)
         body = single.send_body("/default/alone")
         sides = {
             "alone": lambda: _load(client, single, body, seconds),
             "beside": lags.measure,
         }
-        found = in_turn(sides, bench.pick(5, 1), warm_up=bench.pick(1, 0))
+        found = in_turn(sides, bench.pick(3, 1), warm_up=bench.pick(1, 0))
     title = f"one {behind:,} records behind, one that never reads, producers at full rate"
     return [
         compare(

@@ -18,7 +18,7 @@ MESSAGE = bytes(1024)
 
 
 def run(bench: Bench) -> list[Row]:
-    seconds = bench.pick(2.0, 1.0)
+    seconds = 1.0
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         servers = {kind: stack.enter_context(running(kind)) for kind in KINDS}

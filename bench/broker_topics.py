@@ -22,7 +22,7 @@ def run(bench: Bench) -> list[Row]:
             "one": lambda: _acks(client, single, body, seconds),
             "many": lambda: _acks(client, crowded, bodies, seconds),
         }
-        found = in_turn(sides, bench.pick(9, 1), warm_up=bench.pick(1, 0))
+        found = in_turn(sides, bench.pick(5, 1), warm_up=bench.pick(1, 0))
     p50 = {side: [pair[0] for pair in pairs] for side, pairs in found.items()}
     p99 = {side: [pair[1] for pair in pairs] for side, pairs in found.items()}
     title = f"{topics:,} topics against 1 at {PER_SECOND:,} records/s: ack"

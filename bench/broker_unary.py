@@ -20,7 +20,7 @@ MESSAGE = bytes(1024)
 
 
 def run(bench: Bench) -> list[Row]:
-    seconds = bench.pick(2.0, 1.0)
+    seconds = 1.0
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(running_broker(bench.fresh("data")))
