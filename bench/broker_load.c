@@ -191,9 +191,9 @@ static size_t ack_write(unsigned char *to, const Message *message, uint64_t requ
 typedef struct {
   Buffer waiting;
   uint64_t received, bytes, gaps, repeats, offset_next;
+  int is_late;
   const unsigned char *block;
   size_t block_size;
-  double received_last;
 } Consumer;
 
 static uint64_t request_last;
@@ -224,6 +224,7 @@ static void consumer_ack(Connection *c, const Message *message) {
 static void consumer_message(Connection *c, const unsigned char *data, size_t size) {
   Consumer *consumer = c->owner;
   Message message = message_read(data, size);
+  if (consumer->is_late) return;
   consumer->bytes += size;
   if (consumer->received++ && message.offset) {
     if (message.offset > consumer->offset_next) consumer->gaps += message.offset - consumer->offset_next;
@@ -278,10 +279,17 @@ static int run_stream(char **given) {
     if (!turn(all, count, 0.5)) fail("the server closed the connection");
     at = now();
     done = 1;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
       if (!consumer_done(&all[i], messages)) done = 0;
-      else if (!consumers[i].received_last) consumers[i].received_last = at;
-    }
+  }
+  double end = at;
+  /* Time is up: what comes now is not counted, nor acked; acks on their way are waited for. */
+  for (uint32_t i = 0; i < count; i++) consumers[i].is_late = 1;
+  for (int open = !done; open && at - end < 30; at = now()) {
+    if (!turn(all, count, 0.1)) fail("the server closed the connection");
+    open = 0;
+    for (uint32_t i = 0; i < count; i++)
+      if (buffer_used(&consumers[i].waiting) || all[i].calls_open) open = 1;
   }
   uint64_t received = 0, gaps = 0, repeats = 0, answered = 0, refused = 0, ended = 0, bytes = 0;
   for (uint32_t i = 0; i < count; i++) {
@@ -291,7 +299,7 @@ static int run_stream(char **given) {
   }
   printf("{\"rate\": %.3f, \"seconds\": %.6f, \"received\": %lu, \"bytes\": %lu, \"gaps\": %lu, "
          "\"repeats\": %lu, \"answered\": %lu, \"refused\": %lu, \"ended\": %lu}\n",
-         (double)received / (at - begin), at - begin, received, bytes, gaps, repeats, answered,
+         (double)received / (end - begin), end - begin, received, bytes, gaps, repeats, answered,
          refused, ended);
   return 0;
 }
