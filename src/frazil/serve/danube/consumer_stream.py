@@ -1,8 +1,10 @@
 """One stream of messages to a consumer: what a subscription delivers, as bytes, as fast as it reads.
 
 A record's bytes are made once, however many subscriptions it goes to; a batch is one write. The
-stream asks for as much as a stream may have queued. When the client does not keep up it asks for
-nothing more until there is room again, so that what waits for a slow client is bounded.
+stream asks for as much as a stream may have queued, and for all of that again after every write
+that left room: whatever a subscription reckons for a record, a stream with room is never without.
+When the client does not keep up it asks for nothing more until there is room again, so that what
+waits for a slow client is bounded.
 """
 
 from __future__ import annotations
@@ -88,7 +90,6 @@ class ConsumerStream:
         self._body = encoder.body
         self._field = subscription_field(subscription.name)
         self._on_end = on_end
-        self._given = 0
         self._is_over = False
 
     def start(self, filters: Sequence[str]) -> None:
@@ -112,12 +113,10 @@ class ConsumerStream:
             if body is None:
                 body = record.body = encode(record.offset, record.value)
             bodies.append(body)
-        data = framed_all(bodies, self._field)
-        self._given += len(data)
-        if not self.call.write(data):
-            self.subscription.ready(self, messages=0, size_bytes=0)
-        elif self._given >= GRANT_BYTES // 2:
+        if self.call.write(framed_all(bodies, self._field)):
             self._grant()
+        else:
+            self.subscription.ready(self, messages=0, size_bytes=0)
 
     def displaced(self) -> None:
         """End well: another stream of this consumer took the place."""
@@ -146,7 +145,6 @@ class ConsumerStream:
         self._over(is_gone=False)
 
     def _grant(self) -> None:
-        self._given = 0
         self.subscription.ready(self, messages=GRANT_RECORDS, size_bytes=GRANT_BYTES)
 
     def _over(self, *, is_gone: bool) -> None:
