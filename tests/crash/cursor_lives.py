@@ -17,7 +17,15 @@ from frazil.engine.indexing import known_cursors
 from frazil.errors import FrazilError
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control
-from frazil.log.cursor_state import CursorState, Dropped, acked, attempted, encode_changes, placed
+from frazil.log.cursor_state import (
+    CursorState,
+    Dropped,
+    acked,
+    attempted,
+    delayed,
+    encode_changes,
+    placed,
+)
 from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 from tests.crash.checker import require
 from tests.crash.driven_log import DrivenLog, log_settings
@@ -52,14 +60,21 @@ class Progress:
     def __init__(self, below=0):
         self.acked = set(range(below))
         self.attempts = {}
+        self.dues = {}
 
     def ack(self, offsets):
         self.acked |= set(offsets)
         self.attempts = {o: n for o, n in self.attempts.items() if o not in self.acked}
+        self.dues = {o: due for o, due in self.dues.items() if o not in self.acked}
 
     def attempt(self, offset, number):
-        if offset not in self.acked:
-            self.attempts[offset] = max(number, self.attempts.get(offset, 0))
+        if offset not in self.acked and number > self.attempts.get(offset, 0):
+            self.attempts[offset] = number
+            self.dues.pop(offset, None)
+
+    def delay(self, offset, number, due):
+        if self.attempts.get(offset) == number:
+            self.dues[offset] = due
 
     @property
     def below(self):
@@ -67,13 +82,13 @@ class Progress:
         return next(offset for offset in range(len(self.acked) + 1) if offset not in self.acked)
 
     def shown(self):
-        return sorted(self.acked), sorted(self.attempts.items())
+        return sorted(self.acked), sorted(self.attempts.items()), sorted(self.dues.items())
 
 
 def seen(cursor):
     """A cursor of the product as the model would show it."""
     offsets = set(range(cursor.acked_below)).union(*[range(*each) for each in cursor.ranges()])
-    return sorted(offsets), sorted(cursor.attempts.items())
+    return sorted(offsets), sorted(cursor.attempts.items()), sorted(cursor.dues.items())
 
 
 def shown(model):
@@ -91,6 +106,8 @@ def apply_to(model, change):
         for numbers in rest[0]:
             if verb == "ack":
                 model[name].ack(range(*numbers))
+            elif verb == "delay":
+                model[name].delay(*numbers)
             else:
                 model[name].attempt(*numbers)
 
@@ -102,7 +119,8 @@ def wire(change):
         return placed(name, CursorState(rest[0]))
     if verb == "drop":
         return Dropped(name)
-    return (acked if verb == "ack" else attempted)(name, *rest[0])
+    make = {"ack": acked, "attempt": attempted, "delay": delayed}[verb]
+    return make(name, *rest[0])
 
 
 def some_changes(random, names, head, low=0):
@@ -112,7 +130,10 @@ def some_changes(random, names, head, low=0):
         name = random.choice(names)
         first = random.randrange(low, head)
         if random.random() < 0.3:
-            changes.append(("attempt", name, [(first, random.randint(2, 6))]))
+            number = random.randint(2, 6)
+            changes.append(("attempt", name, [(first, number)]))
+            if random.random() < 0.5:
+                changes.append(("delay", name, [(first, number, random.randrange(1 << 40))]))
             continue
         numbers = [(first, min(first + random.choice((1, 1, 2, 8)), head))]
         if random.random() < 0.3:

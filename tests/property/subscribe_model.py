@@ -44,6 +44,8 @@ class Specification:
         self.acked, self.buried, self.dropped, self.skipped = set(), set(), set(), set()
         # What clients may have in their hands since lives that are over.
         self.had, self.delivered = set(), set()
+        # When what was counted comes next; durable with the count.
+        self.dues = {}
         self.restart(0)
 
     def restart(self, now):
@@ -57,7 +59,8 @@ class Specification:
         self.blocked = set()
         self.owners = {}
         self.turns = {}
-        self.not_before = {}
+        self.now = now
+        self.not_before = {offset: self.dues[offset] for offset in self.counted}
         self.attempts = dict(self.counted)
         self.known = set(self.counted)
         self.attempts_max = attempts_max_of(self.policy)
@@ -158,6 +161,7 @@ class Specification:
 
     def deliver(self, action, now):
         """A delivery is of the right record, to the right consumer, at the right time."""
+        self.now = now
         found = [each for each in self.members if each.id == action.consumer_id]
         assert found, f"delivery to {action.consumer_id}, which is not attached"
         (member,) = found
@@ -207,6 +211,7 @@ class Specification:
             and offset not in self.settled
             and offset not in self.settling
             and offset not in self.condemned | self.skipped | self.dropped
+            and (offset in self.delivered or self.now >= self.not_before.get(offset, 0))
             and self.attempts.get(offset, 1) <= attempts_max_of(self.policy)
         )
 
@@ -320,6 +325,7 @@ class Specification:
 
     def polled(self, now):
         """After a poll nothing that is due is left."""
+        self.now = now
         timeout = self.policy.ack_timeout_ms
         late = [o for o, (_, since) in self.hands.items() if timeout and now >= since + timeout]
         assert not late, f"{late} should have timed out"
@@ -372,10 +378,12 @@ class Specification:
                 assert offset in why, f"{offset} was settled for no reason"
                 self.settled.add(offset)
                 self.counted.pop(offset, None)
-        for offset, attempt in zip(change.offsets, change.attempts, strict=False):
+        dues = change.dues_ms or [0] * len(change.attempts)
+        for offset, attempt, due in zip(change.offsets, change.attempts, dues, strict=False):
             assert attempt >= 2
             if offset not in self.settled:
                 self.counted[offset] = attempt
+                self.dues[offset] = due
 
     def confirmed(self, change):
         done = set(change.offsets) if change.is_settling else set()

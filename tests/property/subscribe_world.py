@@ -11,7 +11,6 @@ import traceback
 
 from frazil.log.cursor import ranges_of
 from frazil.subscribe import (
-    Cause,
     Change,
     Cursor,
     DeadLetter,
@@ -82,6 +81,7 @@ class World:
             limits=self.limits,
             cursor=cursor,
             attempts=spec.counted,
+            dues_ms=spec.dues,
             delivered_below=self.random.randint(had, self.end),
             now_ms=self.now,
         )

@@ -156,6 +156,17 @@ def attempts_lost_at_restart(patch):
     patch.setattr(Dispatch, "__init__", wrong)
 
 
+def delays_lost_at_restart(patch):
+    """A new life delivers at once what a nack put off."""
+    start = Dispatch.__init__
+
+    def wrong(self, kind, *, dues_ms=None, **rest):
+        del dues_ms
+        start(self, kind, **rest)
+
+    patch.setattr(Dispatch, "__init__", wrong)
+
+
 def acks_of_earlier_lives_ignored(patch):
     """A client that outlived the broker acks what it has, and gets it again."""
     start = Dispatch.__init__
@@ -293,6 +304,7 @@ PLANTED = (
     key_order_broken_by_a_nack,
     keys_are_not_sticky,
     attempts_lost_at_restart,
+    delays_lost_at_restart,
     acks_of_earlier_lives_ignored,
     attempts_delivered_before_durable,
     window_not_respected,

@@ -20,6 +20,7 @@ from frazil.log.cursor_state import (
     Attempted,
     Change,
     CursorState,
+    Delayed,
     Dropped,
     check_change,
     encode_changes,
@@ -169,9 +170,9 @@ class Cursors:
             )
 
     def _check_change(self, runtime: TopicRuntime, change: Change) -> None:
-        if not isinstance(change, Acked | Attempted):
+        if not isinstance(change, Acked | Attempted | Delayed):
             raise InvalidRequest(
-                "only acks and attempts are applied; create, reset or drop the subscription",
+                "only acks, attempts and delays are applied; create, reset or drop the subscription",
                 change=type(change).__name__,
             )
         self._check_known(runtime, change.name)
@@ -182,6 +183,8 @@ class Cursors:
         # An end in every second place, or an attempt's offset in every first.
         if isinstance(change, Acked):
             end = max(change.ranges[1::2], default=0)
+        elif isinstance(change, Delayed):
+            end = max(change.dues[::3], default=-1) + 1
         else:
             end = max(change.attempts[::2], default=-1) + 1
         if end > runtime.state.visible:

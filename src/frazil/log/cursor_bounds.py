@@ -12,6 +12,7 @@ from frazil.log.cursor_state import (
     Attempted,
     Change,
     CursorState,
+    Delayed,
     decode_changes,
     fold,
 )
@@ -37,7 +38,9 @@ class _Trial:
     def has_room(self, own: Sequence[Change]) -> bool:
         """Tell by counts alone that more changes will fit; False means that it is not certain."""
         known = self.known
-        if known is None or not all(isinstance(change, Acked | Attempted) for change in own):
+        if known is None or not all(
+            isinstance(change, Acked | Attempted | Delayed) for change in own
+        ):
             return False
         ranges, attempts = _most(own)
         return (

@@ -52,40 +52,56 @@ class Dropped(msgspec.Struct, tag=4, array_like=True, frozen=True):
     name: str
 
 
-Change: TypeAlias = Acked | Attempted | Placed | Dropped
+class Delayed(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """Deliveries wait: `dues` is offset, number of the delivery, when (ms since 1970) and so on."""
+
+    name: str
+    dues: list[int]
+
+
+Change: TypeAlias = Acked | Attempted | Placed | Dropped | Delayed
 
 _CHANGES: Final = msgspec.msgpack.Decoder(list[Change])
 _VALUE: Final = msgspec.msgpack.Decoder(tuple[str, bytes])
-_CURSOR: Final = msgspec.msgpack.Decoder(int | tuple[int, list[int], list[int]])
+_CURSOR: Final = msgspec.msgpack.Decoder(int | list[int | list[int]])
 _encode = msgspec.msgpack.encode
 
 
 class CursorState(Cursor):
     """What is acked, and how often what is not was delivered.
 
-    `attempts` has the number of deliveries of unacked records that were delivered more than once.
+    `attempts` has the number of deliveries of unacked records that were delivered more than once,
+    `dues` the time (ms since 1970) before which the one that comes next of them must not be.
     Not safe for threads: who hands one out hands out a copy.
     """
 
-    __slots__ = ("attempts", "lsn")
+    __slots__ = ("attempts", "dues", "lsn")
 
     def __init__(
         self,
         acked_below: int = 0,
         ranges: Iterable[tuple[int, int]] = (),
         attempts: Iterable[tuple[int, int]] = (),
+        dues: Iterable[tuple[int, int]] = (),
     ) -> None:
         self.attempts: dict[int, int] = {}
+        self.dues: dict[int, int] = {}
         self.lsn = 0
         """The batch sequence of the last frame that changed it; no part of its value."""
         super().__init__(acked_below, ranges)
         for offset, number in attempts:
             self.attempt(offset, number)
+        for offset, due_ms in dues:
+            self.delay(offset, self.attempts.get(offset, 0), due_ms)
 
     def __eq__(self, other: object) -> bool:
         """Compare what it says; where it came from does not count."""
-        same = super().__eq__(other)
-        return same and isinstance(other, CursorState) and self.attempts == other.attempts
+        return (
+            super().__eq__(other)
+            and isinstance(other, CursorState)
+            and self.attempts == other.attempts
+            and self.dues == other.dues
+        )
 
     __hash__ = None  # it changes
 
@@ -101,6 +117,7 @@ class CursorState(Cursor):
         fresh._firsts = self._firsts.copy()
         fresh._ends = self._ends.copy()
         fresh.attempts = self.attempts.copy()
+        fresh.dues = self.dues.copy()
         fresh.lsn = self.lsn
         return fresh
 
@@ -114,14 +131,22 @@ class CursorState(Cursor):
         """Take note of a delivery that is not the first; of an acked record nothing is kept."""
         if number > self.attempts.get(offset, 0) and offset not in self:
             self.attempts[offset] = number
+            self.dues.pop(offset, None)
+
+    def delay(self, offset: int, number: int, due_ms: int) -> None:
+        """Take note that delivery `number` waits; of another than the next nothing is kept."""
+        if number and self.attempts.get(offset) == number:
+            self.dues[offset] = due_ms
 
     def _forget_attempts(self, first: int, end: int) -> None:
         attempts = self.attempts
         if end - first <= len(attempts):
             for offset in range(first, end):
                 attempts.pop(offset, None)
+                self.dues.pop(offset, None)
         else:
             self.attempts = {o: n for o, n in attempts.items() if not first <= o < end}
+            self.dues = {o: due for o, due in self.dues.items() if not first <= o < end}
 
     def encode(self) -> bytes:
         """Return its bytes: a number where nothing lies above it, else numbers and distances."""
@@ -134,7 +159,9 @@ class CursorState(Cursor):
         for offset, number in sorted(self.attempts.items()):
             attempts += (offset - last, number)
             last = offset
-        return _encode((self.acked_below, ranges, attempts))
+        if not self.dues:
+            return _encode((self.acked_below, ranges, attempts))
+        return _encode((self.acked_below, ranges, attempts, _flat(sorted(self.dues.items()))))
 
     @classmethod
     def decode(cls, data: bytes) -> CursorState:
@@ -146,7 +173,7 @@ class CursorState(Cursor):
         found = _CURSOR.decode(data)
         if isinstance(found, int):
             return cls(_checked_offset(found))
-        below, ranges, attempts = found
+        below, ranges, attempts, dues = _parts(found)
         cursor = cls(_checked_offset(below))
         position = below
         for skipped, size in _pairs(ranges):
@@ -162,6 +189,10 @@ class CursorState(Cursor):
             if skipped < 0 or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX or offset in cursor:
                 raise ValueError("attempts of a cursor are of acked records or out of order")
             cursor.attempts[_checked_offset(offset)] = number
+        for offset, due_ms in _pairs(dues):
+            if offset not in cursor.attempts or not 0 <= due_ms <= OFFSET_MAX:
+                raise ValueError("a delivery of a cursor waits that it does not know")
+            cursor.dues[offset] = due_ms
         return cursor
 
 
@@ -173,6 +204,11 @@ def acked(name: str, *ranges: tuple[int, int]) -> Acked:
 def attempted(name: str, *attempts: tuple[int, int]) -> Attempted:
     """Return the change that notes deliveries, given as offset and number."""
     return Attempted(name, _flat(attempts))
+
+
+def delayed(name: str, *dues: tuple[int, int, int]) -> Delayed:
+    """Return the change that lets deliveries wait, given as offset, number and time."""
+    return Delayed(name, [number for due in dues for number in due])
 
 
 def placed(name: str, cursor: CursorState) -> Placed:
@@ -215,6 +251,11 @@ def check_change(change: Change) -> None:
         for offset, number in _pairs(change.attempts):
             if not 0 <= offset <= OFFSET_MAX or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX:
                 raise ValueError("an offset or the number of its attempt is out of bounds")
+    elif isinstance(change, Delayed):
+        for offset, number, due_ms in _triples(change.dues):
+            in_bounds = 0 <= offset <= OFFSET_MAX and 0 <= due_ms <= OFFSET_MAX
+            if not in_bounds or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX:
+                raise ValueError("a delivery that waits is out of bounds")
     elif isinstance(change, Placed):
         CursorState.decode(change.cursor)
 
@@ -239,6 +280,9 @@ def fold(cursors: dict[str, CursorState], changes: Iterable[Change], *, lsn: int
             if isinstance(change, Acked):
                 for first, end in _pairs(change.ranges):
                     cursor.ack_range(first, end)
+            elif isinstance(change, Delayed):
+                for each in _triples(change.dues):
+                    cursor.delay(*each)
             else:
                 for offset, number in _pairs(change.attempts):
                     cursor.attempt(offset, number)
@@ -252,6 +296,21 @@ def _flat(pairs: Iterable[tuple[int, int]]) -> list[int]:
 def _pairs(numbers: list[int]) -> Iterator[tuple[int, int]]:
     each = iter(numbers)
     return zip(each, each, strict=True)
+
+
+def _triples(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
+    each = iter(numbers)
+    return zip(each, each, each, strict=True)
+
+
+def _parts(found: list[int | list[int]]) -> tuple[int, list[int], list[int], list[int]]:
+    """Return the parts of a cursor that is no mere number."""
+    if len(found) not in (3, 4) or not isinstance(found[0], int):
+        raise ValueError("a cursor has three or four parts")
+    lists = [part for part in found[1:] if isinstance(part, list)]
+    if len(lists) != len(found) - 1:
+        raise ValueError("the parts of a cursor are of other types")
+    return found[0], lists[0], lists[1], lists[2] if len(lists) > 2 else []
 
 
 def _checked_offset(offset: int) -> int:

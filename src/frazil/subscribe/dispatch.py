@@ -50,8 +50,8 @@ class Status:
 class Dispatch:
     """Deliver the records of one topic to the consumers of one subscription.
 
-    A restart builds it again from the journalled `cursor` and `attempts`; the reader then feeds
-    from `offset_next` on. A reset of the cursor is a new `Dispatch`, too. Unsettled records below
+    A restart builds it again from the journalled `cursor`, `attempts` and the times `dues_ms` before
+    which the next ones must not be; the reader then feeds from `offset_next` on. A reset of the cursor is a new `Dispatch`, too. Unsettled records below
     `delivered_below` may be with clients since an earlier life: their acks count.
     """
 
@@ -63,6 +63,7 @@ class Dispatch:
         limits: Limits | None = None,
         cursor: Cursor | None = None,
         attempts: Mapping[int, int] | None = None,
+        dues_ms: Mapping[int, int] | None = None,
         delivered_below: int = 0,
         now_ms: int = 0,
     ) -> None:
@@ -74,6 +75,7 @@ class Dispatch:
             self._limits,
             cursor=cursor or Cursor(),
             attempts=attempts or {},
+            dues_ms={o: due for o, due in (dues_ms or {}).items() if due > now_ms},
             delivered_below=delivered_below,
             actions=self._actions,
         )
@@ -85,7 +87,7 @@ class Dispatch:
             else Line(kind, places, sizes)
         )
         self._records.schedule = self._schedule
-        self._schedule.special.update(self._records.exhausted_before())
+        self._schedule.special.update(self._records.not_plain())
         self._members: dict[int, Consumer] = {}
         self._paused: str | None = None
 
@@ -319,8 +321,7 @@ class Dispatch:
         # its attempts are durable.
         if records.returning and not self._is_by_key:
             return
-        for consumer, offsets in schedule.assign_again():
-            self._deliver(consumer, offsets, now_ms)
+        self._deliver_again(now_ms)
         while not records.cursor.is_full or not records.places:
             messages, size_bytes = self._window()
             assignment = schedule.assign_new(messages=messages, size_bytes=size_bytes)
@@ -331,8 +332,14 @@ class Dispatch:
                 records.ring(now_ms)
                 if self._is_stopped():
                     return
+                # Its time may have come while nobody met it.
+                self._deliver_again(now_ms)
                 continue
             self._deliver_new(assignment, now_ms)
+
+    def _deliver_again(self, now_ms: int) -> None:
+        for consumer, offsets in self._schedule.assign_again():
+            self._deliver(consumer, offsets, now_ms)
 
     def _deliver_new(self, assignment: Assignment, now_ms: int) -> None:
         self._records.count(assignment.offsets, assignment.sizes)

@@ -37,6 +37,7 @@ class Records:
         *,
         cursor: Cursor,
         attempts: Mapping[int, int],
+        dues_ms: Mapping[int, int],
         delivered_below: int,
         actions: list[Action],
     ) -> None:
@@ -51,6 +52,7 @@ class Records:
         self.blocked: set[int] = set()
         self.returning = 0
         self._attempts = {offset: n for offset, n in attempts.items() if offset not in cursor}
+        self._dues_ms = {offset: due for offset, due in dues_ms.items() if offset in self._attempts}
         self._delivered_below = delivered_below
         self._reasons: dict[int, str] = {}
         self._timed_out: set[int] = set()
@@ -60,10 +62,14 @@ class Records:
         self._flights = Flights()
         self._alarms = Alarms()
 
-    def exhausted_before(self) -> Iterator[int]:
-        """Give the offsets that had failed too often when this life began."""
+    def not_plain(self) -> Iterator[int]:
+        """Give the offsets that must not simply be delivered when they are met.
+
+        They had failed too often when this life began, or wait since an earlier one.
+        """
         attempts_max = self._policy.attempts_max
-        return (offset for offset, n in self._attempts.items() if n > attempts_max)
+        yield from (offset for offset, n in self._attempts.items() if n > attempts_max)
+        yield from self._dues_ms
 
     # -- in and out of the hands of consumers ----------------------------------------------------
 
@@ -119,13 +125,13 @@ class Records:
         return attempts if max(attempts) > 1 else None
 
     def meet(self, offset: int, size: int, *, now_ms: int) -> None:
-        """Deal with a record that cannot be delivered: acked early, or failed too often before."""
+        """Deal with a record that cannot simply be delivered: acked early, failed, or waiting."""
         if offset in self.cursor:
             self.schedule.settle((offset,))
             return
         self.count([offset], [size])
         if offset not in self.places:
-            self._arrange(offset, now_ms, now_ms)
+            self._arrange(offset, self._dues_ms.pop(offset, now_ms), now_ms)
 
     def lose(self, consumer: Consumer, *, now_ms: int, is_lost: bool, and_timed_out: bool) -> None:
         """Take back what a consumer has; with `and_timed_out` also what waits since a time-out."""
@@ -289,6 +295,7 @@ class Records:
         self._reasons.pop(offset, None)
         self._plans.pop(offset, None)
         self._owed.pop(offset, None)
+        self._dues_ms.pop(offset, None)
         self._timed_out.discard(offset)
         self._alarms.clear(offset)
         self._unblock(offset)
@@ -366,7 +373,7 @@ class Records:
             self._arrange(offset, now_ms, now_ms)
             return
         del self.places[offset]
-        if self._attempts.get(offset, 1) <= self._policy.attempts_max:
+        if self._is_pardoned(offset):
             self.schedule.special.discard(offset)
 
     # -- failures --------------------------------------------------------------------------------
@@ -530,7 +537,7 @@ class Records:
         self._limits = limits
         special = self.schedule.special
         special.difference_update([each for each in special if self._is_pardoned(each)])
-        special.update(self.exhausted_before())
+        special.update(self.not_plain())
         for offset in sorted(self.blocked):
             is_still = (
                 policy.poison is Poison.BLOCK and self._attempts[offset] > policy.attempts_max
@@ -543,4 +550,6 @@ class Records:
     def _is_pardoned(self, offset: int) -> bool:
         """Whether nothing speaks against delivering a held record after all."""
         is_settled = offset in self.places or offset in self.cursor
-        return not is_settled and self._attempts.get(offset, 1) <= self._policy.attempts_max
+        is_waiting = offset in self._dues_ms
+        is_plain = self._attempts.get(offset, 1) <= self._policy.attempts_max
+        return not is_settled and not is_waiting and is_plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import pytest
 
@@ -214,6 +215,31 @@ def test_a_nacked_record_comes_again_with_its_number(tmp_path):
         consumer = Collector(await opened(deliveries))
         await until(lambda: len(consumer.acked) == 3)
         assert dict(zip(consumer.got, consumer.attempts, strict=True)) == {0: 1, 1: 2, 2: 1}
+
+    run(tmp_path, first)
+    run(tmp_path, second)
+
+
+def test_a_delay_outlives_a_restart(tmp_path):
+    """What a nack put off comes when its time is over, not when the next life begins."""
+    delay_s = 3.0
+    put_off = []
+
+    async def first(db, deliveries, settings):
+        topic = db.create_topic("t")
+        topic.append_many(payloads(3))
+        settings.change(uid(db), "s", policy=FailurePolicy(**AT_ONCE))
+        consumer = Collector(await opened(deliveries), acks=False)
+        await until(lambda: consumer.got == [0, 1, 2])
+        put_off.append(time.time())
+        await consumer.nack(1, delay_ms=int(delay_s * 1000))
+
+    async def second(_db, deliveries, _settings):
+        consumer = Collector(await opened(deliveries))
+        await until(lambda: len(consumer.acked) == 3)
+        assert time.time() - put_off[0] >= delay_s
+        assert consumer.got == [0, 2, 1]
+        assert consumer.attempts == [1, 1, 2]
 
     run(tmp_path, first)
     run(tmp_path, second)

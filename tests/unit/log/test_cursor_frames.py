@@ -21,6 +21,7 @@ from frazil.log.cursor_state import (
     acked,
     attempted,
     decode_changes,
+    delayed,
     encode_changes,
     fold,
     placed,
@@ -120,6 +121,12 @@ def test_a_cursor_without_ranges_takes_one_number():
         (0, [OFFSET_MAX, 5], []),
         "text",
         (1, 2),
+        (1, [], [0, 2], [2, 5]),
+        (1, [], [0, 2], [1]),
+        (1, [], [0, 2], [1, -1]),
+        (1, [], 3),
+        ([], [], []),
+        (1, [], [], [], []),
     ],
 )
 def test_what_is_no_cursor_is_refused(value):
@@ -436,3 +443,19 @@ def test_a_head_never_falls_below_a_cursor():
     change(log, placed("s", CursorState(150, [(160, 170)])))
     again = DrivenLog(disk.kill_clone())
     assert again.plain(TOPIC, b"x").offset == 170
+
+
+def test_delays_belong_to_one_attempt_and_end_with_it():
+    """A delay counts for the delivery it names; another attempt or an ack ends it."""
+    cursors = {"s": CursorState(0)}
+    fold(cursors, [attempted("s", (3, 2), (5, 2)), delayed("s", (3, 2, 1000), (5, 7, 2000))])
+    assert cursors["s"].dues == {3: 1000}
+    whole = CursorState.decode(cursors["s"].encode())
+    assert whole == cursors["s"] == CursorState(0, (), [(3, 2), (5, 2)], [(3, 1000)])
+    assert whole.copy() == whole != CursorState(0, (), [(3, 2), (5, 2)])
+    fold(cursors, [attempted("s", (3, 3)), delayed("s", (5, 2, 3000))])
+    assert cursors["s"].dues == {5: 3000}
+    fold(cursors, [attempted("s", (3, 2), (5, 2)), delayed("s", (3, 2, 1000))])
+    assert cursors["s"].dues == {5: 3000}
+    fold(cursors, [acked("s", (5, 6))])
+    assert cursors["s"].dues == {}

@@ -321,21 +321,29 @@ class Deliveries:
 
     def _dispatch(self, stored: Stored, cursor: CursorState, delivered_below: int = 0) -> Dispatch:
         kind = SubscriptionType.EXCLUSIVE if stored.kind is None else stored.kind
+        now_ms = int(self._loop.time() * 1000)
+        wall_ms = self._engine.clock.now_us() // 1000 - now_ms
+        # A clock that was set back must not hold a record for longer than its policy can have said.
+        latest_ms = now_ms + stored.policy.max_redelivery_delay_ms
+        dues_ms = {offset: min(due - wall_ms, latest_ms) for offset, due in cursor.dues.items()}
         return Dispatch(
             kind,
             policy=stored.policy,
             limits=_limits(stored),
             cursor=cursor,
             attempts=cursor.attempts,
+            dues_ms=dues_ms,
             delivered_below=delivered_below,
-            now_ms=int(self._loop.time() * 1000),
+            now_ms=now_ms,
         )
 
     def _feed(self, runtime: TopicRuntime) -> tuple[TopicFeed, Journalling]:
         found = self._feeds.get(runtime.state.id)
         if found is None or found[0].runtime is not runtime:
             feed = TopicFeed(runtime, self._cache, loop=self._loop, executor=self._executor)
-            journalling = Journalling(runtime.name, self._engine.cursors, self._loop)
+            journalling = Journalling(
+                runtime.name, self._engine.cursors, self._engine.clock, self._loop
+            )
             found = self._feeds[runtime.state.id] = (feed, journalling)
         return found
 

@@ -7,11 +7,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError, InvalidRequest, NotFound, Overloaded
-from frazil.log.cursor_state import Acked, Attempted
+from frazil.log.cursor_state import Acked, Attempted, delayed
 
 if TYPE_CHECKING:
     import asyncio
 
+    from frazil.clock import Clock
     from frazil.engine.cursors import Cursors
     from frazil.log import cursor_state
     from frazil.model import Ack
@@ -24,16 +25,21 @@ PATIENCE_S: Final = 5.0
 """How long a change waits for room in the journal's queue before it is refused."""
 
 Answer = Callable[[FrazilError | None], None]
+Waiting = tuple[list["cursor_state.Change"], Answer]
+"""What a change is in the journal, and who is told about it."""
 
 
 class Journalling:
     """Writes the changes of one topic's subscriptions. All methods belong to the loop's thread."""
 
-    def __init__(self, topic: str, cursors: Cursors, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, topic: str, cursors: Cursors, clock: Clock, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._topic = topic
         self._cursors = cursors
+        self._clock = clock
         self._loop = loop
-        self._waiting: list[tuple[cursor_state.Change, Answer]] = []
+        self._waiting: list[Waiting] = []
         self._is_scheduled = False
 
     def add(self, name: str, change: Change, answer: Answer) -> None:
@@ -41,10 +47,27 @@ class Journalling:
 
         `answer` is called when it is durable, or with what kept it from being written.
         """
-        self._waiting.append((_frame_of(name, change), answer))
+        self._waiting.append((self._written(name, change), answer))
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._flush)
+
+    def _written(self, name: str, change: Change) -> list[cursor_state.Change]:
+        """Return what is written of a change; times are told by the clock on the wall."""
+        if not change.attempts:
+            return [Acked(name, list(chain.from_iterable(sorted(change.ranges))))]
+        pairs = zip(change.offsets, change.attempts, strict=True)
+        written: list[cursor_state.Change] = [Attempted(name, list(chain.from_iterable(pairs)))]
+        now_ms = int(self._loop.time() * 1000)
+        wall_ms = self._clock.now_us() // 1000 - now_ms
+        dues = [
+            (offset, number, wall_ms + due_ms)
+            for offset, number, due_ms in zip(
+                change.offsets, change.attempts, change.dues_ms, strict=True
+            )
+            if due_ms > now_ms
+        ]
+        return [*written, delayed(name, *dues)] if dues else written
 
     def _flush(self) -> None:
         self._is_scheduled = False
@@ -52,10 +75,11 @@ class Journalling:
         if waiting:
             self._submit(waiting, self._loop.time() + PATIENCE_S)
 
-    def _submit(self, some: list[tuple[cursor_state.Change, Answer]], deadline: float) -> None:
+    def _submit(self, some: list[Waiting], deadline: float) -> None:
         waiter = _Waiter(self._loop, some, self._submit_each)
         try:
-            self._cursors.apply(self._topic, [change for change, _answer in some], waiter)
+            changes = [change for own, _answer in some for change in own]
+            self._cursors.apply(self._topic, changes, waiter)
         except Overloaded as error:
             if self._loop.time() >= deadline:
                 waiter.set_exception(error)
@@ -70,7 +94,7 @@ class Journalling:
         except FrazilError as error:
             waiter.set_exception(error)
 
-    def _submit_each(self, some: list[tuple[cursor_state.Change, Answer]]) -> None:
+    def _submit_each(self, some: list[Waiting]) -> None:
         for each in some:
             self._submit([each], self._loop.time() + PATIENCE_S)
 
@@ -83,8 +107,8 @@ class _Waiter:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        changes: list[tuple[cursor_state.Change, Answer]],
-        one_by_one: Callable[[list[tuple[cursor_state.Change, Answer]]], None],
+        changes: list[Waiting],
+        one_by_one: Callable[[list[Waiting]], None],
     ) -> None:
         self._loop = loop
         self._changes = changes
@@ -107,10 +131,3 @@ class _Waiter:
             return
         for _change, answer in self._changes:
             answer(error)
-
-
-def _frame_of(name: str, change: Change) -> cursor_state.Change:
-    if change.attempts:
-        pairs = zip(change.offsets, change.attempts, strict=True)
-        return Attempted(name, list(chain.from_iterable(pairs)))
-    return Acked(name, list(chain.from_iterable(sorted(change.ranges))))
