@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 
 from frazil.clock import SystemClock
-from frazil.engine.delivery.record import Record
+from frazil.engine.delivery.record import RECORD_OVERHEAD_BYTES, Record, size_of
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.subscribe.key_filter import key_filter
 from frazil.subscribe.key_owners import KeyOwners
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from frazil.ingest.messages import Message
 
 __all__ = ["Unreliable", "UnreliableCounters", "UnreliableLimits", "UnreliableSubscription"]
-
-RECORD_OVERHEAD_BYTES: Final = 256
-"""What a queued record takes besides its payload, about."""
 
 
 @attrs.frozen(kw_only=True)
@@ -109,8 +106,8 @@ class Unreliable:
             return
         if record.publish_time is None:
             record = msgspec.structs.replace(record, publish_time=self._clock.now_us())
-        shared = Record(0, record, record.publish_time or 0)
-        size = len(record.payload) + RECORD_OVERHEAD_BYTES
+        size = size_of(record) + RECORD_OVERHEAD_BYTES
+        shared = Record(0, record, record.publish_time or 0, size)
         for subscription in subscriptions.values():
             subscription.publish(shared, size)
 

@@ -294,8 +294,8 @@ def test_memory_is_bounded_in_bytes():
         return one, all_of_them, [len(payload) for payload in huge.payloads]
 
     queued, dropped, huge = run(scene, queue_bytes_max=4_000, bytes_max=16_000)
-    # Three records of 1,256 bytes fit in a queue, twelve in all of them.
-    assert queued == 12 * 1_256
+    # Three records of 1,257 bytes fit in a queue, twelve in all of them.
+    assert queued == 12 * (1_000 + len("p") + 256)
     assert dropped == 5 * 20 - 12
     assert huge == [9_000]
 
@@ -383,3 +383,40 @@ def test_a_deleted_topic_ends_its_streams():
     reader, answers, unheard, found = run(scene)
     assert isinstance(reader.error, NotFound)
     assert (reader.payloads, answers, unheard, found) == ([], [None, None], 1, None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(b"x" * 32_000),
+        Message(b"", attributes={"a": "x" * 32_000}),
+        Message(b"", attributes={"x" * 32_000: ""}),
+        Message(b"", key="x" * 32_000),
+        Message(b"", producer_name="x" * 32_000),
+    ],
+    ids=["payload", "attribute", "attribute's name", "key", "producer"],
+)
+def test_a_queue_counts_all_that_a_message_is_made_of(message):
+    """A queue takes 31 messages of 32 kB, wherever in them the bytes are."""
+    most = 31 * 32_321
+
+    async def scene(world):
+        world.open("/default/t", "s", kind=EXCLUSIVE).expect(1, "c1")
+        for _ in range(40):
+            world.publish(Topic, message)
+        return world.bytes_queued, world.counters.dropped
+
+    queued, dropped = run(scene, queue_bytes_max=most)
+    assert dropped == 40 - 31
+    assert 31 * 32_000 < queued <= most
+
+
+def test_an_attribute_without_a_text_takes_room_too():
+    """Sixty-four attributes of a byte each are more than their bytes."""
+
+    async def scene(world):
+        world.open("/default/t", "s", kind=EXCLUSIVE).expect(1, "c1")
+        world.publish(Topic, Message(b"", attributes={str(number): "" for number in range(64)}))
+        return world.bytes_queued
+
+    assert run(scene) > 64 * 64
