@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
+from frazil.engine.states import StateTag
 from frazil.errors import InvalidRequest
 from frazil.model import full_topic_name, topic_uid
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "change_settings",
     "check_dead_letters",
+    "is_stored",
     "kind_of",
     "policy_facts",
     "policy_of",
@@ -30,6 +32,9 @@ __all__ = [
 ]
 
 E = TypeVar("E", bound="IntEnum")
+UNRELIABLE: Final = "unreliable/"
+UNRELIABLE_MAKING: Final = "unreliable-making/"
+"""Keys of what a broker writes about topics without storage: behind it the id, or the name."""
 _NAMES: Final = tuple(each.name for each in attrs.fields(FailurePolicy))
 
 
@@ -108,7 +113,8 @@ def check_dead_letters(
     """Refuse a policy whose dead letters could not be written.
 
     Raises:
-        InvalidRequest: if the topic has rows, or the target is the topic itself or a table.
+        InvalidRequest: if the topic has rows, or the target is the topic itself, has rows, or
+            stores nothing.
     """
     if policy is None or policy.dead_letter_topic is None:
         return
@@ -129,6 +135,26 @@ def check_dead_letters(
         raise InvalidRequest(
             "the dead_letter_topic takes rows, not messages", dead_letter_topic=target
         )
+    if found is not None and not is_stored(engine, found):
+        raise InvalidRequest(
+            "the dead_letter_topic stores nothing, name one that is reliable",
+            dead_letter_topic=target,
+        )
+
+
+def is_stored(engine: Registry, runtime: TopicRuntime) -> bool:
+    """Tell whether a topic's records are kept: a broker's topic may only pass them on.
+
+    That never changes in a topic's life. For any thread; it never waits.
+    """
+    values = engine.main.journal.state.values
+    spec = runtime.state.spec
+    name = runtime.name.rpartition("-part-")[0] if spec.part_of else runtime.name
+    # In this order: the name goes only after the id has come.
+    return (StateTag.POLICY, UNRELIABLE_MAKING + name) not in values and (
+        StateTag.POLICY,
+        UNRELIABLE + topic_uid(spec),
+    ) not in values
 
 
 def _parts(names: set[str]) -> list[tuple[str, str]]:

@@ -135,6 +135,11 @@ class SubscriptionAdmin:
             raise InvalidRequest(
                 "the dead_letter_topic takes rows, not messages", dead_letter_topic=target
             )
+        if found is not None and not self._needs.topics.is_reliable(found):
+            raise InvalidRequest(
+                "the dead_letter_topic stores nothing, name one that is reliable",
+                dead_letter_topic=target,
+            )
 
     # -- windows ---------------------------------------------------------------------------------
 

@@ -1,0 +1,112 @@
+"""Topics without storage take no dead letters: those would be gone with their records settled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from frazil.engine.states import StateTag
+from frazil.engine.subscribing_settings import is_stored
+from frazil.errors import InvalidRequest
+from frazil.serve.danube.proto import danube_admin_pb2 as wire
+from tests.integration.serve.test_admin_world import run
+
+pytestmark = pytest.mark.integration
+
+LETTERS = {"max_redelivery_count": 0, "poison": "dead_letter"}
+
+
+async def make_topics(admin):
+    await admin.needs.topics.make("/default/t", is_reliable=True)
+    await admin.needs.topics.make("/default/kept", is_reliable=True)
+    await admin.needs.topics.make("/default/passing", is_reliable=False)
+    await admin.needs.topics.make("/default/wide", is_reliable=False, partitions=2)
+
+
+def request(target):
+    policy = wire.SubscriptionFailurePolicy(
+        max_redelivery_count=0,
+        ack_timeout_ms=200,
+        base_redelivery_delay_ms=50,
+        max_redelivery_delay_ms=50,
+        poison_policy=0,
+        dead_letter_topic=target,
+    )
+    return wire.SetSubscriptionFailurePolicyRequest(
+        topic="/default/t", subscription="s", failure_policy=policy
+    )
+
+
+@pytest.mark.parametrize("target", ["/default/passing", "/default/wide-part-1"])
+@pytest.mark.parametrize("is_started_again", [True, False])
+def test_an_admin_cannot_send_dead_letters_where_nothing_is_stored(
+    tmp_path, target, is_started_again
+):
+    """The policy is refused with the reason, and the one before it stays."""
+
+    async def scene(admin):
+        if not is_started_again:
+            await make_topics(admin)
+        refused = await admin.refused("SetSubscriptionFailurePolicy", request(target))
+        await admin.ask("SetSubscriptionFailurePolicy", request("/default/kept"))
+        again = await admin.refused("SetSubscriptionFailurePolicy", request(target))
+        asked = wire.GetSubscriptionFailurePolicyRequest(topic="/default/t", subscription="s")
+        found = await admin.ask("GetSubscriptionFailurePolicy", asked)
+        return refused, again, found.failure_policy.dead_letter_topic
+
+    scenes = [make_topics, scene] if is_started_again else [scene]
+    refused, again, stays = run(tmp_path, *scenes)
+    code, text = refused
+    assert code == "INVALID_ARGUMENT"
+    assert "the dead_letter_topic stores nothing, name one that is reliable" in text
+    assert target in text
+    assert again == refused
+    assert stays == "/default/kept"
+
+
+@pytest.mark.parametrize("target", ["passing", "wide-part-1"])
+def test_a_program_cannot_send_dead_letters_where_nothing_is_stored(tmp_path, target):
+    """Both ways of giving a policy refuse the topic; one that is stored is taken."""
+
+    async def scene(admin):
+        await make_topics(admin)
+        return await asyncio.to_thread(give_policies, admin.engine)
+
+    def give_policies(engine):
+        topic = engine.topic("t")
+        with pytest.raises(InvalidRequest, match="stores nothing"):
+            topic.set_subscription("s", policy={**LETTERS, "dead_letter_topic": target})
+        with pytest.raises(InvalidRequest, match="stores nothing"):
+            topic.subscribe("s", policy={**LETTERS, "dead_letter_topic": target})
+        taken = topic.set_subscription("s", policy={**LETTERS, "dead_letter_topic": "kept"})
+        return taken.dead_letter_topic
+
+    assert run(tmp_path, scene) == "/default/kept"
+
+
+def test_what_is_stored_is_known_while_a_topic_is_made(tmp_path):
+    """A topic is said to store nothing from its first moment on, by its name and then by its id."""
+
+    async def scene(admin):
+        await make_topics(admin)
+        return await asyncio.to_thread(look, admin.engine)
+
+    def look(engine):
+        kinds = {each.name: is_stored(engine, each) for each in engine.runtimes}
+        # What is there between a topic's making and the note of its id.
+        engine.states.put(StateTag.POLICY, "unreliable-making//default/kept", b"1")
+        kept = engine.topic_runtime("/default/kept")
+        while_made = is_stored(engine, kept)
+        engine.states.delete(StateTag.POLICY, "unreliable-making//default/kept")
+        return kinds, while_made, is_stored(engine, kept)
+
+    kinds, while_made, after = run(tmp_path, scene)
+    assert kinds == {
+        "/default/t": True,
+        "/default/kept": True,
+        "/default/passing": False,
+        "/default/wide-part-0": False,
+        "/default/wide-part-1": False,
+    }
+    assert (while_made, after) == (False, True)
