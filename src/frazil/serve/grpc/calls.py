@@ -156,6 +156,9 @@ class Calls:
     def resolve(self, fields: Fields) -> CallHead:
         return self._router.resolve(fields)
 
+    def refuse_large(self) -> CallHead:
+        return self._router.large
+
     def on_request(self, stream: Stream, body: bytes) -> None:
         head = cast("CallHead", stream.head.target)
         self.counters.calls_total += 1

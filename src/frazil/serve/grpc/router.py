@@ -73,6 +73,10 @@ class Router:
         assert not wrong, wrong
         self.routes: Mapping[str, Route] = MappingProxyType(dict(routes))
         self.guard = guard
+        self.large = CallHead(
+            "", None, refusal=(Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
+        )
+        """What requests mean whose headers are larger than allowed."""
 
     def resolve(self, fields: Fields) -> CallHead:
         """Return what a request's headers mean; whatever is wrong is part of it."""

@@ -8,10 +8,10 @@ any change of the table (by any block) makes all remembered ones wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
-from hpack import Decoder, HPACKError
+from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
 from frazil.serve.h2.frames import ConnectionFailure, ErrorCode
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 Resolve = Callable[[Fields], object]
 """What the application makes of a request's headers, once for each block; raises nothing."""
+Refuse = Callable[[], object]
+"""What it makes of headers that are too large."""
+_FIELD_BYTES: Final = 32
+"""What a field counts beside its name and value (RFC 9113, section 6.5.2)."""
 
 
 @attrs.frozen(eq=False)
@@ -29,13 +33,15 @@ class Head:
     """What a header block says.
 
     `problem` says why it is no request; only without one `target` (what the application made of
-    it) and `content_length` (-1 if not given) mean something.
+    it) and `content_length` (-1 if not given) mean something. Of one that `is_large` the fields are
+    not kept, and the target is what the application refuses such requests with.
     """
 
     fields: Fields
     problem: str | None
     content_length: int
     target: object
+    is_large: bool = False
 
 
 class CountingTable(HeaderTable):
@@ -64,21 +70,25 @@ class HeaderReader:
     `cache` may be asked directly by a caller that falls back to `read`.
     """
 
-    def __init__(self, limits: ServerLimits, resolve: Resolve) -> None:
+    def __init__(
+        self, limits: ServerLimits, resolve: Resolve, refuse: Refuse = lambda: None
+    ) -> None:
         self.cache: dict[bytes, Head] = {}
         self.work = 0
         """What reading has cost, about one a microsecond; whoever wants to know sets it back."""
         self._limits = limits
         self._resolve = resolve
+        self._refuse = refuse
         self._table = CountingTable()
-        self._decoder = Decoder(max_header_list_size=limits.header_bytes_max)
+        most = max(limits.header_bytes_read_max, limits.header_bytes_max)
+        self._decoder = Decoder(max_header_list_size=most)
         self._decoder.header_table = self._table
 
     def read(self, block: bytes) -> Head:
         """Return what a block says; the table changes as the block says.
 
         Raises:
-            ConnectionFailure: It is not HPACK, or unpacks to more than is allowed.
+            ConnectionFailure: It is not HPACK, or unpacks to more than is read.
         """
         known = self.cache.get(block)
         if known is not None:
@@ -86,6 +96,10 @@ class HeaderReader:
         before = self._table.state()
         try:
             fields: Fields = tuple((n, v) for n, v in self._decoder.decode(block, raw=True))
+        except OversizedHeaderListError as error:
+            raise ConnectionFailure(
+                ErrorCode.ENHANCE_YOUR_CALM, "header block too large"
+            ) from error
         except HPACKError as error:
             raise ConnectionFailure(
                 ErrorCode.COMPRESSION_ERROR, "unreadable header block"
@@ -102,5 +116,8 @@ class HeaderReader:
 
     def _head(self, fields: Fields) -> Head:
         problem, content_length = request_problem(fields)
+        size = sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields)
+        if size > self._limits.header_bytes_max:
+            return Head((), problem, content_length, self._refuse(), is_large=True)
         target = self._resolve(fields) if problem is None else None
         return Head(fields, problem, content_length, target)

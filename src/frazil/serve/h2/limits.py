@@ -30,6 +30,9 @@ class ServerLimits:
     unanswered_bytes_max: int = 16 << 20
     """Bytes of requests that wait for their answer; above it reading pauses."""
     header_bytes_max: int = 40 << 10
+    """Unpacked; a request with more is refused, and its connection goes on."""
+    header_bytes_read_max: int = 64 << 10
+    """Unpacked; more is not even read, which ends the connection: the tables have parted."""
     continuations_max: int = 32
     cached_blocks_max: int = 64
     cached_block_bytes_max: int = 2_048

@@ -36,6 +36,9 @@ class Application(Protocol):
     def resolve(self, fields: Fields) -> object:
         """Return what a request's headers mean; the outcome is kept for equal headers."""
 
+    def refuse_large(self) -> object:
+        """Return what a request means whose headers are larger than allowed."""
+
     def on_request(self, stream: Stream, body: bytes) -> None:
         """Handle a whole request."""
 
@@ -67,7 +70,7 @@ class Reception:
         self.application = application
         self.table = StreamTable(limits)
         self.sender = Sender(limits, self.table, on_dirty)
-        self.headers = HeaderReader(limits, application.resolve)
+        self.headers = HeaderReader(limits, application.resolve, application.refuse_large)
         self.credit = limits.connection_window
         """Bytes of DATA that the peer may still send."""
         self.short_bytes_max = min(f.FRAME_BYTES_DEFAULT, limits.message_bytes_max + 5)
@@ -165,7 +168,8 @@ class Reception:
         partial.data += payload
         partial.frames += 1
         limits = self.limits
-        if len(partial.data) > limits.header_bytes_max or partial.frames > limits.continuations_max:
+        most = max(limits.header_bytes_read_max, limits.header_bytes_max)
+        if len(partial.data) > most or partial.frames > limits.continuations_max:
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
         if flags & f.END_HEADERS:
             self._partial = None
@@ -206,7 +210,7 @@ class Reception:
     def _on_trailers(self, stream: Stream, head: Head, *, ends: bool) -> None:
         if stream.ended:
             raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "headers behind the end of a request")
-        if not ends or trailers_problem(head.fields) is not None:
+        if not ends or head.is_large or trailers_problem(head.fields) is not None:
             self._reset(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             self._end(stream)

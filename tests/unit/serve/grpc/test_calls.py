@@ -23,14 +23,14 @@ GO_ON = f.window_update(0, 1 << 20)
 class Client(Peer):
     """A peer whose connection serves a router."""
 
-    def __init__(self, handler, guard=None, *, stream=False):
+    def __init__(self, handler, guard=None, *, stream=False, limits=None):
         super().__init__()
         route = Stream(handler) if stream else Unary(handler)
         self.clock = SimulatedClock(1)
         self.counters = Counters()
         router = Router({"/t.T/Echo": route}, guard)
         self.calls = Calls(router, self.counters, self.clock, peer="here:1", number=7)
-        self.connection = Connection(ServerLimits(), self.calls, lambda: None)
+        self.connection = Connection(limits or ServerLimits(), self.calls, lambda: None)
         self.calls.sender = self.sender = self.connection.sender
         self.send(f.PREFACE, f.settings({}))
 
@@ -318,3 +318,31 @@ def test_an_ended_call_is_freed_at_once(end):
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("size", [9_000, 30_000, 60_000])
+def test_metadata_that_is_too_large_is_refused_on_its_stream_alone(size):
+    """The call gets RESOURCE_EXHAUSTED; a call before it, and one after it, are answered."""
+    held = []
+    client = Client(lambda call, _: held.append(call), limits=ServerLimits(header_bytes_max=8_192))
+    client.send(client.call(1))
+    block = client.encoder.encode([*REQUEST, ("x-big", "~" * size)], huffman=False)
+    pieces = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
+    kinds = [f.HEADERS, *[f.CONTINUATION] * (len(pieces) - 1)]
+    large = b"".join(
+        f.frame(kind, f.END_HEADERS * (piece is pieces[-1]), 3, piece)
+        for kind, piece in zip(kinds, pieces, strict=True)
+    )
+    data = f.frame(f.DATA, f.END_STREAM, 3, prefixed(b"hi"))
+    # A block that is dear to read is the last one of its turn.
+    client.send(large)
+    code, text = client.status(data, sid=3)
+    assert (code, text) == (Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
+    assert client.alive
+    client.send(client.call(5))
+    for call in held:
+        call.ok(b"fine")
+    assert {sid: each[1][5:] for sid, each in client.answers(client.take()).items()} == {
+        1: b"fine",
+        5: b"fine",
+    }

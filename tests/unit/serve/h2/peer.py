@@ -50,6 +50,9 @@ class Recorder:
         self.resolved += 1
         return dict(fields)
 
+    def refuse_large(self):
+        return "large"
+
     def on_request(self, stream, body):
         self.requests.append((stream.sid, body))
         self.streams[stream.sid] = stream

@@ -107,3 +107,17 @@ def test_what_is_no_request_is_not_resolved():
     assert head.problem is not None
     assert head.target is None
     assert not made
+
+
+def test_large_headers_are_read_and_refused_by_the_application():
+    """Above the limit a block still changes the table; above what is read it ends the connection."""
+    headers = HeaderReader(ServerLimits(header_bytes_max=1_000), dict, lambda: "large")
+    request = literal(b"x", b"y" * 900, indexed=True)
+    head = headers.read(b"\x83\x86\x84" + request)
+    assert (head.is_large, head.fields, head.target, head.problem) == (True, (), "large", None)
+    small = headers.read(b"\x83\x86\x84" + literal(b"k", b"v"))
+    assert (small.is_large, small.target[b"k"]) == (False, b"v")
+    assert headers.read(b"\xbe").is_large is False
+    with pytest.raises(ConnectionFailure) as caught:
+        headers.read(b"\xbe" * 80)
+    assert caught.value.code == ErrorCode.ENHANCE_YOUR_CALM
