@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final, cast
 import attrs
 
 from frazil.serve.grpc.codec import CallFailed, Code, only_message, status_text
+from frazil.serve.h2.stream import Stream
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.serve.grpc.router import CallHead, Guard, Router
+    from frazil.serve.h2.hpack_cache import Head
     from frazil.serve.h2.sender import Sender
-    from frazil.serve.h2.stream import Stream
     from frazil.serve.h2.validation import Fields
 
 
@@ -39,6 +40,12 @@ class Counters:
     writes_total: int = 0
     reading_pauses_total: int = 0
     statuses: list[int] = attrs.field(factory=lambda: [0] * len(Code))
+
+
+class UnseenStream(Stream):
+    """Stands for one that was refused before it was opened: there is nothing to answer."""
+
+    closed = True
 
 
 class Call:
@@ -184,8 +191,14 @@ class Calls:
         if call.deadline is not None and not stream.closed:
             self.timed[stream.sid] = call
 
+    def on_refused(self, head: Head) -> None:
+        self.counters.calls_total += 1
+        stream = UnseenStream(0, head, 0)
+        self._is_one_too_many(stream, cast("CallHead", head.target))
+
     def on_excess(self, stream: Stream, text: str) -> None:
         self.counters.calls_total += 1
+        self._is_one_too_many(stream, cast("CallHead", stream.head.target))
         self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
         self.sender.finish(stream, Code.RESOURCE_EXHAUSTED, status_text(text))
 
@@ -243,8 +256,24 @@ class Calls:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _is_one_too_many(self, stream: Stream, head: CallHead) -> bool:
+        """Have a call counted that no handler sees; return whether its client makes too many."""
+        guard = self._router.guard
+        if guard is None:
+            return False
+        call = Call(self, stream, attrs.evolve(head, path=""), b"")
+        try:
+            refusal = guard(call)
+        except Exception as error:  # noqa: BLE001 - as for a handler
+            self.on_bug(call, error)
+            return False
+        return refusal is not None and refusal[0] is Code.RESOURCE_EXHAUSTED
+
     def _refuse(self, stream: Stream, head: CallHead) -> None:
-        if head.refusal is not None:
+        if self._is_one_too_many(stream, head):
+            self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
+            self.sender.finish(stream, Code.RESOURCE_EXHAUSTED, b"too many requests")
+        elif head.refusal is not None:
             code, text = head.refusal
             self.counters.statuses[code] += 1
             self.sender.finish(stream, code, status_text(text))

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 Handler = Callable[["Call", bytes], None]
 """Answers a call now or later through the call; what it raises becomes the call's status."""
 Guard = Callable[["Call"], "tuple[Code, str] | None"]
-"""Runs before every handler; what it returns is the call's status, and no handler runs."""
+"""Runs before every handler; what it returns is the call's status, and no handler runs.
+
+It is also told the calls that are refused without it, with an empty path, so that it can count
+them: RESOURCE_EXHAUSTED is then their status.
+"""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_BYTES: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -82,19 +86,22 @@ class Router:
         """Return what a request's headers mean; whatever is wrong is part of it."""
         found = dict(fields)
         path = found[b":path"].decode("latin-1")
-        if found[b":method"] != b"POST":
-            return CallHead(path, None, plain_status=405)
-        if not _is_grpc(found.get(b"content-type", b"")):
-            return CallHead(path, None, plain_status=415)
-        route = self.routes.get(path)
-        if route is None:
-            return CallHead(path, None, refusal=(Code.UNIMPLEMENTED, "unknown method"))
+        # Also of what is refused: it counts for whoever sends it.
+        texts: Mapping[str, str] = _NOTHING
         try:
             texts, binaries = metadata(fields)
+            if found[b":method"] != b"POST":
+                return CallHead(path, None, metadata=texts, plain_status=405)
+            if not _is_grpc(found.get(b"content-type", b"")):
+                return CallHead(path, None, metadata=texts, plain_status=415)
+            route = self.routes.get(path)
+            if route is None:
+                unknown = (Code.UNIMPLEMENTED, "unknown method")
+                return CallHead(path, None, metadata=texts, refusal=unknown)
             timeout = found.get(b"grpc-timeout")
             seconds = None if timeout is None else timeout_seconds(timeout)
         except CallFailed as error:
-            return CallHead(path, None, refusal=(error.code, error.text))
+            return CallHead(path, None, metadata=texts, refusal=(error.code, error.text))
         return CallHead(
             path,
             route.handler,

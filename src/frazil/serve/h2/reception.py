@@ -42,6 +42,9 @@ class Application(Protocol):
     def on_request(self, stream: Stream, body: bytes) -> None:
         """Handle a whole request."""
 
+    def on_refused(self, head: Head) -> None:
+        """Take note of a request that is refused unseen, one too many of its connection."""
+
     def on_excess(self, stream: Stream, text: str) -> None:
         """Answer a request that is too large, or one too many that is still arriving."""
 
@@ -191,6 +194,7 @@ class Reception:
             if depends_on_itself or head.problem is not None:
                 self._refuse(sid, ErrorCode.PROTOCOL_ERROR, ended=ends)
             elif self.is_refusing or not self.has_room():
+                self.application.on_refused(head)
                 self._refuse(sid, ErrorCode.REFUSED_STREAM, ended=ends)
             else:
                 self._open(sid, head, ended=ends)

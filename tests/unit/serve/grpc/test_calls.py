@@ -8,6 +8,8 @@ import weakref
 
 import pytest
 
+from frazil.serve.auth.guard import Guard
+from frazil.serve.auth.rates import RateLimiter
 from frazil.serve.grpc.calls import Calls, Counters
 from frazil.serve.grpc.codec import CallFailed, Code, framed
 from frazil.serve.grpc.router import Router, Stream, Unary
@@ -346,3 +348,72 @@ def test_metadata_that_is_too_large_is_refused_on_its_stream_alone(size):
         1: b"fine",
         5: b"fine",
     }
+
+
+REFUSED = {
+    "unknown method": ([(":path", "/t.T/Other")], "12"),
+    "bad time-out": ([("grpc-timeout", "soon")], "3"),
+    "not base64": ([("k-bin", "?")], "3"),
+    "other content type": ([("content-type", "text/plain")], None),
+    "large metadata": ([("x", "y" * 3_000)], "8"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_calls_that_no_handler_sees_are_counted(name):
+    """The guard is told each of them with its client, and above the rate its status is theirs."""
+    changes, status = REFUSED[name]
+    seen = []
+
+    def guard(call):
+        seen.append((call.path, call.peer))
+        return (Code.RESOURCE_EXHAUSTED, "slowly") if len(seen) > 2 else None
+
+    limits = ServerLimits(header_bytes_max=2_000)
+    client = Client(lambda call, message: call.ok(b""), guard, limits=limits)
+    fields = list({**dict(REQUEST), **dict(changes)}.items())
+    found = [
+        client.answers(client.send(client.call(sid, b"", fields)))[sid][0][-1]
+        for sid in (1, 3, 5, 7)
+    ]
+    assert [each.get("grpc-status") for each in found] == [status, status, "8", "8"]
+    assert seen == [("", "here:1")] * 4
+
+
+def test_refused_calls_use_up_the_rate_of_their_client():
+    """With the broker's guard, unknown methods leave nothing for the calls behind them."""
+    clock = SimulatedClock(1)
+    limiter = RateLimiter(rate_s=3, clients_max=9)
+    guard = Guard(None, owners=None, limiter=limiter, clock=clock)
+    client = Client(lambda call, message: call.ok(b""), guard)
+    other = [(name, "/t.T/Other" if name == ":path" else value) for name, value in REQUEST]
+    codes = [client.status(client.call(sid, b"", other), sid=sid)[0] for sid in (1, 3, 5, 7)]
+    assert codes == [Code.UNIMPLEMENTED] * 3 + [Code.RESOURCE_EXHAUSTED]
+    assert client.status(client.call(9), sid=9)[0] == Code.RESOURCE_EXHAUSTED
+    assert guard.stats()["limited"] == 2
+
+
+def test_calls_beyond_the_limits_of_a_connection_are_counted():
+    """So are those that are too large, and those for which no stream is left."""
+    seen = []
+    limits = ServerLimits(streams_max=2, message_bytes_max=100)
+    client = Client(lambda call, _: None, lambda call: seen.append(call.path), limits=limits)
+    client.send(client.call(1, bytes(101)))
+    client.send(client.call(3), client.call(5), client.call(7), client.call(9))
+    assert seen == ["", "/t.T/Echo", "/t.T/Echo", "", ""]
+    assert client.counters.calls_total == 5
+
+
+def test_a_bug_of_the_guard_is_the_call_s_status():
+    """Whether a handler would have seen the call or not, the connection goes on."""
+
+    def guard(call):
+        raise RuntimeError(call.path)
+
+    client = Client(lambda call, _: call.ok(b""), guard, limits=ServerLimits(streams_max=1))
+    other = [(name, "/t.T/Other" if name == ":path" else value) for name, value in REQUEST]
+    assert client.status(client.call(1))[0] == Code.INTERNAL
+    assert client.status(client.call(3, b"", other), sid=3)[0] == Code.INTERNAL
+    client.send(client.headers(5), client.headers(7))
+    assert client.alive
+    assert client.counters.handler_errors_total == 3

@@ -40,7 +40,7 @@ class Recorder:
     """An application that keeps what it is told, and answers as it is told to."""
 
     def __init__(self, answer=None):
-        self.requests, self.cancelled, self.excess = [], [], []
+        self.requests, self.cancelled, self.excess, self.refused = [], [], [], []
         self.streams = {}
         self.resolved = 0
         self.answer = answer
@@ -58,6 +58,9 @@ class Recorder:
         self.streams[stream.sid] = stream
         if self.answer is not None:
             self.answer(self.sender, stream, body)
+
+    def on_refused(self, head):
+        self.refused.append(head)
 
     def on_excess(self, stream, text):
         self.excess.append((stream.sid, text))
