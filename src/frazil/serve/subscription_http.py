@@ -25,7 +25,7 @@ from frazil.engine.subscribing_requests import (
 )
 from frazil.errors import FrazilError, Unavailable, codes_of
 from frazil.model import full_topic_name
-from frazil.serve.auth import Guard
+from frazil.serve.auth import Guard, Refusal
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.codec import Code
@@ -78,13 +78,16 @@ class SubscriptionPost:
             serving = self._serving()
             if serving is None:
                 raise Unavailable("the broker is not ready")
-            call = decode_call(body)
-            caller = _Caller("", peer, fields, b"")
-            caller.path, caller.message = _like(call)
-            refused = serving.guard(caller)
+            caller = _Caller(PATH, peer, fields, b"")
+            # Nothing that strangers wrote is read.
+            refused = serving.guard.admit(caller)
             if refused is not None:
-                code, text = refused
-                return _json(_STATUSES.get(code, 400), {"error": {"code": "", "message": text}})
+                return _refused(refused)
+            call = decode_call(body)
+            caller.path, caller.message = _like(call)
+            refused = serving.guard.check(caller)
+            if refused is not None:
+                return _refused(refused)
             found = await asyncio.to_thread(call.perform, serving.engine)
             if isinstance(call, Drop):
                 _forget(serving, call)
@@ -117,6 +120,11 @@ def _like(call: Call) -> tuple[str, bytes]:
         assert isinstance(call, (Create, Reset, Drop, Policy))
         method, message = "Unsubscribe", admin.SubscriptionRequest(topic=topic)
     return _TOPIC_ADMIN + method, message.SerializeToString()
+
+
+def _refused(refusal: Refusal) -> Reply:
+    code, text = refusal
+    return _json(_STATUSES.get(code, 400), {"error": {"code": "", "message": text}})
 
 
 def _forget(serving: Serving, call: Drop) -> None:

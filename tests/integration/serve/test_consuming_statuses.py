@@ -387,6 +387,22 @@ def test_a_stream_ends_when_it_may_not_go_on(tmp_path, monkeypatch):
     assert asked == ["/danube.ConsumerService/ReceiveMessages"] * 2
 
 
+def test_a_stream_ends_when_its_id_is_gone(tmp_path, monkeypatch):
+    """Nobody can be asked whether it may go on, so it does not."""
+    monkeypatch.setattr("frazil.serve.danube.consumers.TICK_S", 0.02)
+
+    async def scene(world, caller):
+        consumer = (await caller.subscribe()).consumer_id
+        stream = caller.receive(consumer)
+        await streams(world, 1)
+        world.consumers.check = lambda _call: None
+        world.consumers.forget_subscription(TOPIC, "s")
+        return consumer, await end_of(stream)
+
+    consumer, ended = run(tmp_path, scene)
+    assert ended == ("NOT_FOUND", f"The consumer with the id {consumer} does not exist")
+
+
 def test_a_client_that_stops_reading_is_given_no_more(tmp_path):
     """A slow stream holds back its own records only, and gets all of them when it reads on."""
     payload = b"x" * 20_000

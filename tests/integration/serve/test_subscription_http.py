@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import grpc
 import httpx
 import pytest
 from danube import DanubeClientBuilder, SubType
@@ -13,6 +14,7 @@ from frazil.clock import SystemClock
 from frazil.config import Settings
 from frazil.errors import NotFound
 from frazil.serve.broker import Broker
+from frazil.serve.danube.proto.danube_pb2 import ReceiveRequest
 from frazil.serve.http import HttpLimits, HttpServer
 from frazil.serve.http_request import Reply
 from frazil.serve.subscription_http import PATH
@@ -207,6 +209,55 @@ def test_only_who_may_administer_the_topic_may_call(tmp_path):
             expected = 403 if call.get("policy") == letters else 200
             assert (await world.post(call, subject="admin"))[0] == expected, call
         assert world.broker.engine.topics() == ["/default/orders"]
+
+    run(tmp_path, work, auth=True)
+
+
+def test_strangers_learn_nothing_from_what_they_write(tmp_path):
+    """Who is unknown gets 401 whatever the body is; only who is known hears what is wrong in it."""
+
+    async def work(world):
+        for body in (b"{", b"[]", {"call": "steal"}, {"call": "list", "topic": "/a/b/c"}):
+            status, answer = await world.post(body)
+            assert (status, "credentials" in answer["error"]["message"]) == (401, True), body
+            assert (await world.post(body, subject="admin"))[0] == 400, body
+        assert world.broker.guard.stats()["unauthenticated"] == 4
+
+    run(tmp_path, work, auth=True)
+
+
+def test_metrics_are_for_who_has_any_grant(tmp_path):
+    """A good token that nothing is granted to is not enough; health needs none."""
+
+    async def status_of(world, page, subject=None):
+        fields = {} if subject is None else {"Authorization": token(subject, SystemClock())}
+        return (await world.client.get(world.url + page, headers=fields)).status_code
+
+    async def work(world):
+        for subject in (None, "nothing", "stranger"):
+            assert await status_of(world, "/metrics", subject) == 401, subject
+            assert await status_of(world, "/readyz", subject) == 200
+        for subject in ("reader", "elsewhere", "admin"):
+            assert await status_of(world, "/metrics", subject) == 200, subject
+
+    run(tmp_path, work, auth=True)
+
+
+def test_an_unknown_consumer_waits_for_its_refusal_with_authentication_too(tmp_path):
+    """Its NOT_FOUND comes from the handler, after its delay."""
+
+    async def work(world):
+        target = world.broker.addresses.facts()["url"].removeprefix("http://")
+        metadata = (("authorization", token("reader", SystemClock())),)
+        loop = asyncio.get_running_loop()
+        async with grpc.aio.insecure_channel(target) as channel:
+            receive = channel.unary_stream("/danube.ConsumerService/ReceiveMessages")
+            begun_s = loop.time()
+            message = ReceiveRequest(consumer_id=77).SerializeToString()
+            call = receive(message, metadata=metadata)
+            assert await call.code() is grpc.StatusCode.NOT_FOUND
+            assert loop.time() - begun_s >= 0.4
+            assert await call.details() == "The consumer with the id 77 does not exist"
 
     run(tmp_path, work, auth=True)
 

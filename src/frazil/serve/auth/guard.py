@@ -20,7 +20,7 @@ import attrs
 from frazil.serve.auth.authenticator import Authenticator
 from frazil.serve.auth.credentials import BadCredential
 from frazil.serve.auth.rates import RateLimiter
-from frazil.serve.auth.roles import ANONYMOUS, Principal, Roles
+from frazil.serve.auth.roles import ANONYMOUS, ANYTHING, Principal, Roles
 from frazil.serve.auth.rpcs import (
     RPCS,
     Need,
@@ -133,6 +133,19 @@ class Guard:
 
     def __call__(self, call: Caller) -> Refusal | None:
         """Count a call that begins, and tell why it may not be served; None if it may."""
+        found = self._admitted(call)
+        return self._judge(call, found) if isinstance(found, Principal) else found
+
+    def admit(self, call: Caller) -> Refusal | None:
+        """Count a call whose message nobody has read yet, and tell why its caller is sent away.
+
+        It is for listeners that know only from the message which call it is; they `check` it then.
+        """
+        found = self._admitted(call)
+        return None if isinstance(found, Principal) else found
+
+    def _admitted(self, call: Caller) -> Principal | Refusal | None:
+        """Count a call; return who makes it or why it is refused, None without authentication."""
         now_s = self._monotonic()
         if self._credentials is None:
             return None if self._limiter.allow(client_of(call.peer), now_s) else TOO_MANY
@@ -142,7 +155,7 @@ class Guard:
         client = client_of(call.peer) if known is None else known.principal
         if not self._limiter.allow(client, now_s):
             return TOO_MANY
-        return self.check(call) if known is None else self._judge(call, known.principal)
+        return self._principal(call) if known is None else known.principal
 
     def check(self, call: Caller) -> Refusal | None:
         """Tell why this call may not be served (any longer), None if it may.
@@ -176,16 +189,20 @@ class Guard:
         return found if isinstance(found, Principal) else None
 
     def knows(self, header: str | None) -> bool:
-        """Tell whether an `authorization` header is of somebody known; without authentication all are.
+        """Tell whether an `authorization` header is of somebody who is known and has any grant.
 
-        It does not count: the listeners that ask have limits of their own.
+        Without authentication everybody is. It does not count: the listeners that ask have limits
+        of their own.
         """
         if self._credentials is None:
             return True
         try:
-            self._credentials.authenticator.authenticate(header or "", now_s=self._wall_s())
+            found = self._credentials.authenticator.authenticate(header or "", now_s=self._wall_s())
         except BadCredential:
             self._unauthenticated += 1
+            return False
+        if not self._credentials.roles.authorize(found.principal, None, ANYTHING):
+            self._denied += 1
             return False
         return True
 

@@ -28,7 +28,6 @@ from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
 from frazil.serve.danube.statuses import (
     Refused,
-    consumer_unknown,
     message_id_missing,
     producer_unknown,
 )
@@ -254,9 +253,9 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
             return _named(topic)
         case Scope.CONSUMER:
             topic = owners.consumer_topic(value)
-            if topic is None:
-                raise Refused(consumer_unknown(value))
-            return _named(topic)
+            # Whoever may consume at all hears from the handler that there is none: it takes its
+            # time, because some clients ask again at once.
+            return ANYTHING if topic is None else _named(topic)
         case Scope.TOPIC:
             return _named(value)
         case Scope.TOPIC_IF_SET:

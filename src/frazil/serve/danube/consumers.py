@@ -484,7 +484,10 @@ class Consumers:
             del self._reserved[identity]
         if self.check is not None:
             for stream in list(self._streams.values()):
-                refusal = self.check(stream.call)
+                is_known = self._ids.get(stream.consumer_id) is not None
+                # The topic of an id that is gone cannot be asked about.
+                gone = consumer_unknown(stream.consumer_id)
+                refusal = self.check(stream.call) if is_known else gone
                 if refusal is not None:
                     stream.stop(*refusal)
 

@@ -194,12 +194,18 @@ def test_unknown_ids_get_the_protocols_answer():
         Code.NOT_FOUND,
         "The producer with id 9 does not exist",
     )
-    message = data.ReceiveRequest(consumer_id=8).SerializeToString()
-    assert ask(guard, RECEIVE, message, header) == (
-        Code.NOT_FOUND,
-        "The consumer with the id 8 does not exist",
-    )
     assert ask(guard, SEND, send(9))[0] is Code.UNAUTHENTICATED
+
+
+def test_an_unknown_consumer_hears_so_from_its_handler():
+    """The handler takes its time to say so; who may consume nothing does not get that far."""
+    guard, clock = make_guard()
+    message = data.ReceiveRequest(consumer_id=8).SerializeToString()
+    assert ask(guard, RECEIVE, message, token("reader", clock)) is None
+    for name in ("writer", "nothing"):
+        found = ask(guard, RECEIVE, message, token(name, clock))
+        assert found == (Code.PERMISSION_DENIED, "no binding grants consume on anything")
+    assert ask(guard, RECEIVE, message)[0] is Code.UNAUTHENTICATED
 
 
 def test_consuming_is_scoped_to_the_topic():
@@ -313,12 +319,31 @@ def test_the_caller_is_known_to_handlers():
 
 
 def test_a_header_alone_can_be_asked_about():
-    """`knows` is for listeners without calls: good credentials are known, all others are not."""
+    """`knows` is for listeners without calls: it takes good credentials of who has any grant."""
     guard, clock = make_guard()
-    assert guard.knows(token("nothing", clock))
+    for name in ("writer", "reader", "admin", "elsewhere"):
+        assert guard.knows(token(name, clock))
+    for name in ("nothing", "stranger"):
+        assert not guard.knows(token(name, clock))
+    assert guard.stats()["denied"] == 2
     for header in (None, "", "Bearer x", token("writer", clock, lives_s=-1)):
         assert not guard.knows(header)
     assert make_guard(enabled=False)[0].knows(None)
+
+
+def test_a_caller_is_admitted_before_the_message_is_read():
+    """`admit` counts and asks who it is, whatever is in the message; grants are `check`ed later."""
+    guard, clock = make_guard()
+    call = FakeCall("/somewhere", b"\xff", {"authorization": token("nothing", clock)})
+    assert guard.admit(call) is None
+    assert guard.admit(FakeCall("/somewhere"))[0] is Code.UNAUTHENTICATED
+    call.path, call.message = SEND, send()
+    assert guard.check(call)[0] is Code.PERMISSION_DENIED
+    limited = make_guard(rate_s=1)[0]
+    header = {"authorization": token("writer", clock)}
+    refusals = [limited.admit(FakeCall("/somewhere", b"", header)) for _ in range(50)]
+    assert refusals[-1][0] is Code.RESOURCE_EXHAUSTED
+    assert make_guard(enabled=False)[0].admit(FakeCall("/somewhere")) is None
 
 
 # -- without authentication, and rates -----------------------------------------------------------
