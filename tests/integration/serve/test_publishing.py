@@ -13,6 +13,7 @@ from danube import DanubeClientBuilder, DispatchStrategy
 import frazil
 from frazil.serve.danube import producers as producers_module
 from frazil.serve.danube.producers import Producers
+from frazil.serve.danube.proto.danube_admin_pb2 import TopicRequest, TopicResponse
 from frazil.serve.danube.proto.danube_pb2 import (
     HealthCheckRequest,
     HealthCheckResponse,
@@ -25,7 +26,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
     TopicLookupResponse,
     TopicPartitionsResponse,
 )
-from frazil.serve.danube.routes import data_routes
+from frazil.serve.danube.routes import Services, data_routes
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.coroutines import awaited
@@ -217,6 +218,8 @@ def test_what_is_wrong_has_the_status_that_clients_know(tmp_path):
             return [
                 await refused("c"),
                 await refused("a", strategy=0),
+                await refused("a", strategy=7),
+                await refused("new", topic="/default/unheard", strategy=-1),
                 await refused("a", topic="no slash"),
                 await refused("a", topic="/nowhere/t"),
                 await refused("a", topic="/default/rows"),
@@ -232,6 +235,8 @@ def test_what_is_wrong_has_the_status_that_clients_know(tmp_path):
         "RESOURCE_EXHAUSTED",
         "FAILED_PRECONDITION",
         "INVALID_ARGUMENT",
+        "INVALID_ARGUMENT",
+        "INVALID_ARGUMENT",
         "UNAVAILABLE",
         "FAILED_PRECONDITION",
         "INVALID_ARGUMENT",
@@ -239,9 +244,36 @@ def test_what_is_wrong_has_the_status_that_clients_know(tmp_path):
     ]
     texts = [text for _, text in found]
     assert texts[1] == "Producer requested dispatch strategy does not match topic strategy"
-    assert texts[2].endswith("has an invalid format, should be: /namespace_name/topic_name")
-    assert texts[3].startswith("Unable to find the namespace nowhere, the topic can be created")
-    assert texts[6] == "Unable to find the requested topic: /default/no"
+    assert texts[2] == "The dispatch strategy 7 does not exist"
+    assert texts[4].endswith("has an invalid format, should be: /namespace_name/topic_name")
+    assert texts[5].startswith("Unable to find the namespace nowhere, the topic can be created")
+    assert texts[8] == "Unable to find the requested topic: /default/no"
+
+
+def test_a_part_and_a_topic_of_its_base_exclude_each_other(tmp_path):
+    """Whichever is first, and whichever part it is, the other is ALREADY_EXISTS; it is listed."""
+
+    async def scene():
+        port = free_port()
+        async with broker(tmp_path, port) as db, Caller(port) as caller:
+            for name in ("/default/zz-part-1", "/default/yy"):
+                asked = request_of(topic_name=name, producer_name="p")
+                await caller.ask(CREATE, asked, ProducerResponse)
+            found = [
+                await caller.refused(
+                    CREATE, request_of(topic_name=name, producer_name="p"), ProducerResponse
+                )
+                for name in ("/default/zz", "/default/yy-part-1")
+            ]
+            listed = await caller.ask(
+                PARTITIONS, TopicLookupRequest(topic="/default/zz"), TopicPartitionsResponse
+            )
+            return found, list(listed.partitions), db.topics()
+
+    found, listed, topics = asyncio.run(scene())
+    assert [code.name for code, _ in found] == ["ALREADY_EXISTS"] * 2
+    assert listed == ["/default/zz-part-1"]
+    assert topics == ["/default/yy", "/default/zz-part-1"]
 
 
 def test_topics_are_found_where_they_are(tmp_path):
@@ -451,6 +483,54 @@ def test_forgotten_producers_of_a_topic_that_is_there_come_again(tmp_path):
         return w.payloads()
 
     assert run(tmp_path, scene) == [b"again"]
+
+
+def test_producers_of_an_unloaded_topic_are_told_to_come_again(tmp_path):
+    """Their health checks say CLOSE until they send or are created; a deleted topic's always do."""
+
+    async def play(engine):
+        addresses = dict.fromkeys(("advertised_url", "admin_url", "http_url"), "http://b:1")
+        services = Services(engine, engine.settings, addresses=addresses)
+        server = Server(Router({**services.data_routes(), **services.admin_routes()}))
+        _, port = await server.start("127.0.0.1", 0)
+        found = []
+        try:
+            async with Caller(port) as caller:
+                asking = ProducerRequest(topic_name=TOPIC, producer_name="p", dispatch_strategy=1)
+                made = await caller.ask(CREATE, asking, ProducerResponse)
+                identity = made.producer_id
+
+                async def look():
+                    request = HealthCheckRequest(id=identity)
+                    reply = await caller.ask(HEALTH, request, HealthCheckResponse)
+                    found.append(HealthCheckResponse.ClientStatus.Name(reply.status))
+
+                async def administer(method):
+                    path = f"/danube_admin.TopicAdmin/{method}"
+                    await caller.ask(path, TopicRequest(name=TOPIC), TopicResponse)
+                    await look()
+
+                await look()
+                await administer("UnloadTopic")
+                assert await caller.ask(CREATE, asking, ProducerResponse) == made
+                await look()
+                await administer("UnloadTopic")
+                message = StreamMessage(
+                    msg_id=MsgID(producer_id=identity, topic_name=TOPIC), producer_name="p"
+                )
+                await caller.ask(SEND, message, MessageResponse)
+                await look()
+                await administer("DeleteTopic")
+                return found, services.producers.stats()
+        finally:
+            services.begin_close()
+            await server.drain(0.5)
+            await services.close()
+
+    with frazil.open(tmp_path, **SETTINGS) as engine:
+        found, stats = asyncio.run(play(engine))
+    assert found == ["OK", "CLOSE", "OK", "CLOSE", "OK", "CLOSE"]
+    assert stats == {"producers": 0, "topics": 0}
 
 
 def test_an_id_is_recognised_by_what_it_is_made_of(tmp_path):

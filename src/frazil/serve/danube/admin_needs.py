@@ -71,6 +71,7 @@ class AdminNeeds:
         self.consumers.forget_subscription(topic, name)
 
     def forget(self, topic: str) -> None:
-        """End whatever consumes a topic that was deleted."""
+        """End whatever publishes to and consumes a topic that was deleted."""
+        self.topics.release(topic)
         self.deliveries.forget_topic(topic)
         self.consumers.forget_topic(topic)

@@ -150,6 +150,7 @@ class TopicAdmin:
     async def _unload(self, request: TopicRequest) -> TopicResponse:
         for topic in self._needs.named(request.name):
             self._needs.consumers.unload(topic.name)
+            self._needs.topics.release(topic.name)
         return TopicResponse(success=True)
 
     # -- told ------------------------------------------------------------------------------------

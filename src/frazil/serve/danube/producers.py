@@ -16,7 +16,12 @@ from frazil.errors import FrazilError, InvalidRequest
 from frazil.model import topic_uid
 from frazil.serve.danube.messages import parse_request, parse_send, request_id_reply
 from frazil.serve.danube.names import checked_topic
-from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerResponse, StreamMessage
+from frazil.serve.danube.proto.danube_pb2 import (
+    DispatchStrategy,
+    ProducerRequest,
+    ProducerResponse,
+    StreamMessage,
+)
 from frazil.serve.danube.statuses import (
     CREATING_PRODUCER,
     PUBLISHING,
@@ -25,6 +30,7 @@ from frazil.serve.danube.statuses import (
     producer_unknown,
     producers_full,
     status_of,
+    strategy_unknown,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +125,7 @@ class Producers:
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
         self._slow: set[asyncio.Task[None]] = set()
+        topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -126,11 +133,14 @@ class Producers:
         """Answer CreateProducer: the topic is made if need be, the id is the name's own."""
         request = parse_request(ProducerRequest, message)
         name = checked_topic(request.topic_name)
+        if request.dispatch_strategy not in DispatchStrategy.values():
+            raise Refused(strategy_unknown(request.dispatch_strategy))
         schemas = self._schemas if request.HasField("schema_ref") else None
         if schemas is not None:
             # Before the topic is made, or it would stay behind a refusal.
             await schemas.check_reference(name, request.schema_ref)
-        topic = await self._topics.for_producer(name, is_reliable=bool(request.dispatch_strategy))
+        is_reliable = request.dispatch_strategy == DispatchStrategy.Reliable
+        topic = await self._topics.for_producer(name, is_reliable=is_reliable)
         if schemas is not None:
             await schemas.take_reference(topic.name, request.schema_ref)
         identity = self._admit(topic, request.producer_name)

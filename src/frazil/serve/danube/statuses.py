@@ -49,6 +49,7 @@ __all__ = [
     "schema_missing",
     "status_of",
     "strategy_differs",
+    "strategy_unknown",
     "subject_differs",
     "subject_unknown",
     "subject_unregistered",
@@ -92,9 +93,12 @@ ACKING: Final[Wording] = {NotFound: (Code.INTERNAL, "Error acknowledging message
 NACKING: Final[Wording] = {NotFound: (Code.INTERNAL, "Error negatively acknowledging message: ")}
 REGISTERING: Final[Wording] = {Conflict: (Code.INTERNAL, "Failed to register schema: ")}
 
-_CALLERS_FACTS: Final = (InvalidRequest, NotFound, Conflict, Overloaded)
+_CALLERS_FACTS: Final = (InvalidRequest, NotFound, Conflict)
 """Errors whose facts are the caller's own. Those of the others are the server's: files, causes."""
-_FACTS_FOR_ALL: Final = ("outcome", "retry_after_ms")
+_FACTS_FOR_ALL: Final = frozenset({"outcome", "retry_after_ms"})
+_FACTS_OF_A_LIMIT: Final = _FACTS_FOR_ALL | {"topic", "subscription"}
+_LIMIT: Final = "_max"
+"""What the name of a limit ends with; how much of the server is in use is not told."""
 _INTERNAL: Final = Status(Code.INTERNAL, "internal error")
 
 
@@ -118,7 +122,14 @@ def status_of(error: BaseException, wording: Wording | None = None) -> Status:
 def _text_of(error: FrazilError) -> str:
     if isinstance(error, _CALLERS_FACTS):
         return str(error)
-    facts = {key: error.details[key] for key in _FACTS_FOR_ALL if key in error.details}
+    if isinstance(error, Overloaded):
+        facts = {
+            key: value
+            for key, value in error.details.items()
+            if key in _FACTS_OF_A_LIMIT or key.endswith(_LIMIT)
+        }
+    else:
+        facts = {key: value for key, value in error.details.items() if key in _FACTS_FOR_ALL}
     return str(FrazilError(error.message, **facts))
 
 
@@ -213,6 +224,11 @@ def topic_draining(topic: str) -> Status:
 
 
 # ------------------------------------------------------------------------------ producers
+def strategy_unknown(strategy: int) -> Status:
+    """Say that a producer asks for a kind of delivery that does not exist."""
+    return Status(Code.INVALID_ARGUMENT, f"The dispatch strategy {strategy} does not exist")
+
+
 def strategy_differs() -> Status:
     """Say that a topic is reliable and the producer wants it otherwise, or the reverse."""
     return Status(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.states import StateTag
 from frazil.engine.topic import Topic
-from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
+from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.model import part_name, topic_uid
 from frazil.serve.danube.names import (
     NAMESPACES_AT_BOOT,
@@ -40,7 +41,8 @@ _MAKING: Final = "unreliable-making/"
 class Topics:
     """The topics of a broker. All methods belong to the event loop's thread.
 
-    Which topics are not reliable is read once, before anything is served, and kept in memory.
+    Which topics are not reliable is read once, before anything is served, and kept in memory; so
+    are the parts that clients made one by one.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -50,6 +52,12 @@ class Topics:
         self._unreliable = self._load()
         self._half_made: frozenset[str] = frozenset()
         """Names of the unreliable topics that are there already while they are being made."""
+        self._loose: dict[str, set[int]] = {}
+        """By the whole topic's name, the parts that clients made; some may be gone meanwhile."""
+        for name in (*engine.topics(), *engine.unusable):
+            self._note_part(name)
+        self.on_released: Callable[[str], None] | None = None
+        """Told the name of a topic whose producers have to come again."""
 
     def _load(self) -> set[str]:
         """Return the ids of unreliable topics; what a crash left half made is completed."""
@@ -105,11 +113,34 @@ class Topics:
         return [name] if isinstance(found, Topic) else [part.name for part in found.parts]
 
     def _loose_parts(self, name: str) -> list[str]:
-        """Return the parts that clients made one by one: they do so from 0 on, without holes."""
-        names: list[str] = []
-        while self._uid_of(part_name(name, len(names))) is not None:
-            names.append(part_name(name, len(names)))
-        return names
+        """Return the parts that clients made one by one, by index; some may not be made yet."""
+        known = self._loose.get(name, set())
+        found = {index for index in known if self._is_there(part_name(name, index))}
+        # A program makes parts without telling, the first one before the others.
+        index = 0
+        while index in found or self._is_there(part_name(name, index)):
+            found.add(index)
+            index += 1
+        if found != known:
+            self._loose[name] = found
+        if not found:
+            self._loose.pop(name, None)
+        return [part_name(name, index) for index in sorted(found)]
+
+    def _note_part(self, name: str) -> None:
+        found = part_of(name)
+        if found is not None:
+            self._loose.setdefault(found[0], set()).add(found[1])
+
+    def _is_there(self, name: str) -> bool:
+        """Tell whether a topic exists, though it could not be opened."""
+        try:
+            self._engine.topic(name)
+        except NotFound:
+            return False
+        except Unavailable:
+            pass
+        return True
 
     def is_reliable(self, topic: Topic) -> bool:
         """Tell whether a topic's records are stored; from memory, it never waits."""
@@ -159,7 +190,7 @@ class Topics:
     async def _make_alone(self, name: str, *, is_reliable: bool, partitions: int) -> None:
         async with self._making:
             names = [part_name(name, index) for index in range(partitions)] or [name]
-            await self._check_place(names[0])
+            await self._check_place(name, names[0])
             self._half_made = frozenset(() if is_reliable else names)
             try:
                 await asyncio.to_thread(
@@ -167,18 +198,22 @@ class Topics:
                 )
             finally:
                 self._half_made = frozenset()
+                if not partitions:
+                    self._note_part(name)
 
-    async def _check_place(self, name: str) -> None:
+    async def _check_place(self, name: str, first: str) -> None:
+        """See whether a topic may be made, whose only or first part has the name `first`."""
         namespace = namespace_of(name)
         if namespace not in NAMESPACES_AT_BOOT:
             states = self._engine.states
             if await asyncio.to_thread(states.get, StateTag.NAMESPACE, namespace) is None:
                 raise Refused(namespace_missing(namespace))
-        found = part_of(name)
-        # Clients make the parts of a topic together, so the first one stands for all of them.
-        other = part_name(name, 0) if found is None else found[0]
-        if self._uid_of(other) is not None:
-            raise Refused(name_clash(name, other))
+        whole = part_of(first)
+        if whole is not None and self._is_there(whole[0]):
+            raise Refused(name_clash(first, whole[0]))
+        parts = self._loose_parts(name)
+        if parts:
+            raise Refused(name_clash(name, parts[0]))
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
         """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_load` ends."""
@@ -211,6 +246,16 @@ class Topics:
             # Clients know nothing of tables: one that cannot be is no reason to refuse the topic.
             self._engine.create_topic(name, partitions=partitions, lake=False, **options)
             warn("topic_without_table", topic=name, error=error)
+
+    def release(self, name: str) -> None:
+        """Let go of a topic that was deleted or unloaded: its producers have to come again."""
+        if not self._is_there(name):
+            self._handles.pop(name, None)
+            whole = part_of(name)
+            if whole is not None:
+                self._loose_parts(whole[0])
+        if self.on_released is not None:
+            self.on_released(name)
 
     async def forget(self, uid: str) -> None:
         """Remove what is stored about a topic that was deleted."""

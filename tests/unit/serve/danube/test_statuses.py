@@ -90,6 +90,23 @@ def test_facts_of_the_server_stay_here():
     assert status_of(errors.CorruptionError("damaged", path="/data/x")).text == "damaged"
 
 
+def test_an_overload_tells_limits_and_when_to_come_again():
+    """Of a limit the caller hears how much it is, not what is used, and never where."""
+    full = errors.Overloaded(
+        "the disk is nearly full",
+        path="/data",
+        free_bytes=12,
+        free_bytes_min=34,
+        cause="df",
+        retry_after_ms=1000,
+    )
+    assert status_of(full).text == "the disk is nearly full (retry_after_ms=1000)"
+    quota = errors.Overloaded("quota", topic="/n/t", bytes=5, bytes_max=4, retry_after_ms=9)
+    assert status_of(quota, statuses.PUBLISHING).text == (
+        "quota (topic=/n/t bytes_max=4 retry_after_ms=9)"
+    )
+
+
 def test_a_bug_is_internal_and_says_nothing():
     """An error outside the tree ends the call without its text."""
     assert status_of(ValueError("secret")) == status_of(KeyError("/data"))
@@ -130,6 +147,7 @@ FIXED = {
         "FAILED_PRECONDITION",
         "Producer requested dispatch strategy does not match topic strategy",
     ),
+    "strategy_unknown": ("INVALID_ARGUMENT", "The dispatch strategy 7 does not exist"),
     "subject_differs": (
         "FAILED_PRECONDITION",
         (

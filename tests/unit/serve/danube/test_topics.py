@@ -13,6 +13,7 @@ from frazil.errors import Conflict
 from frazil.model import topic_uid
 from frazil.serve.danube.statuses import Refused
 from frazil.serve.danube.topics import Topics
+from frazil.serve.grpc.codec import Code
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 
@@ -144,6 +145,54 @@ def test_parts_that_clients_make_exclude_the_whole_topic(tmp_path):
     assert names == [f"/default/t-part-{index}" for index in range(3)]
     assert kinds == [True, False, True]
     assert run(tmp_path, look_at_parts) == names
+
+
+@pytest.mark.parametrize("index", [0, 1, 7])
+def test_any_part_excludes_the_whole_topic_and_is_listed(tmp_path, index):
+    """One part alone, whichever it is, is seen, also after a restart, until it is gone."""
+    part = f"/default/t-part-{index}"
+
+    async def make(topics, engine):
+        await topics.for_producer(part, is_reliable=True)
+        await look(topics, engine)
+
+    async def look(topics, _engine):
+        assert topics.parts("/default/t") == [part]
+        for partitions in (0, 1, 9):
+            with pytest.raises(Refused, match=f"{part} already exists") as caught:
+                await topics.make("/default/t", is_reliable=True, partitions=partitions)
+            assert caught.value.code is Code.ALREADY_EXISTS
+        with pytest.raises(Refused, match="already exists"):
+            await topics.for_producer("/default/t", is_reliable=True)
+        assert topics.parts("/default/t") == [part]
+
+    async def remove(topics, engine):
+        engine.delete_topic(part)
+        topics.release(part)
+        assert topics.parts("/default/t") == []
+        await topics.for_producer("/default/t", is_reliable=True)
+        with pytest.raises(Refused, match="/default/t already exists"):
+            await topics.for_producer(part, is_reliable=True)
+
+    run(tmp_path, make)
+    run(tmp_path, look)
+    run(tmp_path, remove)
+
+
+def test_parts_that_were_deleted_elsewhere_are_no_more(tmp_path):
+    """The program around the broker deletes without telling; what is left is listed."""
+
+    async def scene(topics, engine):
+        for index in (1, 3, 4):
+            await topics.for_producer(f"/default/t-part-{index}", is_reliable=True)
+        engine.delete_topic("/default/t-part-3")
+        assert topics.parts("/default/t") == ["/default/t-part-1", "/default/t-part-4"]
+        for index in (1, 4):
+            engine.delete_topic(f"/default/t-part-{index}")
+        assert topics.parts("/default/t") == []
+        await topics.make("/default/t", is_reliable=True)
+
+    run(tmp_path, scene)
 
 
 async def look_at_parts(topics, _engine):
