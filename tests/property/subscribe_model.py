@@ -219,7 +219,7 @@ class Specification:
         """What consumers that left had, and that is still to be delivered again."""
         last = attempts_max_of(self.policy)
         back = {offset for offset in self.returned if self.attempts.get(offset, 1) <= last}
-        return back - self.settling - self.condemned
+        return back - self.settling - self.condemned - self.dropped
 
     def _deliver_in_line(self, offset, member):
         assert not self.blocked, f"{offset} was delivered although {self.blocked} block"

@@ -159,6 +159,11 @@ class Dispatch:
             consumer.messages = messages
             consumer.size_bytes = size_bytes
 
+    def has_room(self, consumer_id: int) -> bool:
+        """Whether a consumer is attached whose stream takes another record."""
+        consumer = self._members.get(consumer_id)
+        return consumer is not None and consumer.has_room
+
     # -- records ---------------------------------------------------------------------------------
 
     @property

@@ -350,7 +350,10 @@ class Records:
         """Put a record whose ack failed where it was, if that still is a place."""
         if prior is None:
             self._put_back_held(offset, now_ms)
-        elif prior is State.READY:
+        elif prior is State.READY or (
+            # Its time came while the ack was under way.
+            prior is State.WAITING and self._alarms.due_ms(offset) is None
+        ):
             self._make_ready(offset)
         elif prior is State.BLOCKED and offset not in self.blocked:
             self._arrange(offset, now_ms, now_ms)
@@ -370,7 +373,7 @@ class Records:
     def _put_back_held(self, offset: int, now_ms: int) -> None:
         """Put a record back that was acked before this life delivered it."""
         if offset in self.sizes:
-            self._arrange(offset, now_ms, now_ms)
+            self._arrange(offset, self._dues_ms.pop(offset, now_ms), now_ms)
             return
         del self.places[offset]
         if self._is_pardoned(offset):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from frazil.engine.stops import pass_stop_async
+from frazil.engine.subscribing_settings import is_stored
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.ingest.messages import Message
 
@@ -44,6 +45,8 @@ class DeadLetters:
         if target is None:
             raise InvalidRequest("the policy names no dead-letter topic any more")
         runtime = await self._target(target)
+        if not is_stored(self._engine, runtime):
+            raise InvalidRequest("the dead-letter topic stores nothing", topic=target)
         value: Message = record.value
         facts = {
             "x-original-topic": subscription.topic,

@@ -185,8 +185,11 @@ class Subscription:
         if found is None or found.consumer is not consumer:
             return
         found.wanted = (messages, size_bytes)
+        had_room = self._dispatch.has_room(consumer.consumer_id)
         self._dispatch.want(consumer.consumer_id, messages=messages, size_bytes=size_bytes)
-        self._schedule()
+        if not had_room:
+            # With room before, nothing waited for more of it.
+            self._schedule()
 
     # -- acks ------------------------------------------------------------------------------------
 
