@@ -7,7 +7,10 @@ and a dumped tree have none.
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Final
+
+from pydantic import ValidationInfo, field_validator
 
 from frazil.config_sections import (
     DAY,
@@ -26,8 +29,23 @@ from frazil.config_sections import (
 __all__ = ["LOOPBACK", "AuthSettings", "ServeSettings", "is_loopback"]
 
 LOOPBACK: Final = "127.0.0.1"
+PORT_MAX: Final = 65_535
 SKEW_S_MAX: Final = 60.0
 """No token outlives its end by more, whatever the clocks say."""
+
+_URL: Final = re.compile(
+    r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(?P<port>[0-9]{1,5}))?\Z"
+)
+
+
+def _is_place(host: str, port: str | None) -> bool:
+    """Tell whether clients can connect there: IPv6 is in brackets, the port one of TCP's."""
+    if host.startswith("["):
+        try:
+            ipaddress.IPv6Address(host.strip("[]"))
+        except ValueError:
+            return False
+    return port is None or 0 < int(port) <= PORT_MAX
 
 
 def is_loopback(host: str) -> bool:
@@ -55,9 +73,6 @@ class ServeSettings(Section):
     http_port: Count = setting(
         9040, "Health and metrics listen on this port; 0 is any free one.", low=0, high=65535
     )
-    advertised_url: str = setting(
-        "", "Lookups answer this URL, with its scheme; empty is the address clients connect to."
-    )
     insecure: Switch = setting(
         False, "Addresses beyond this machine may be used without TLS and authentication."
     )
@@ -67,6 +82,9 @@ class ServeSettings(Section):
     tls_key_file: str = setting("", "The certificate's key, in PEM, readable by its owner alone.")
     tls_client_ca_file: str = setting(
         "", "Clients must have a certificate of these authorities, in PEM; empty asks for none."
+    )
+    advertised_url: str = setting(
+        "", "Lookups answer this URL, http(s)://host[:port]; empty is the address to connect to."
     )
     request_bytes_max: Bytes = setting(
         4 * MIB, "A request has at most this many bytes.", low=KIB, high=64 * MIB
@@ -113,6 +131,25 @@ class ServeSettings(Section):
         low=0.1,
         high=HOUR,
     )
+
+    @field_validator("advertised_url")
+    @classmethod
+    def _check_advertised(cls, url: str, info: ValidationInfo) -> str:
+        """Refuse what no client could connect to; the settings above it are read before."""
+        if not url:
+            return url
+        found = _URL.match(url)
+        if found is None or not _is_place(found["host"], found["port"]):
+            raise ValueError("must be http://host[:port] or https://host[:port], nothing behind it")
+        has_tls, asks_tls = bool(info.data.get("tls_certificate_file")), url.startswith("https:")
+        if has_tls and not asks_tls:
+            raise ValueError("must begin with https://, because a certificate is set")
+        if asks_tls and not (has_tls or info.data.get("insecure")):
+            raise ValueError(
+                "must begin with http://, because no certificate is set; where a proxy in front of "
+                "the broker has one, say so with serve.insecure=true"
+            )
+        return url
 
     @property
     def tls(self) -> bool:
