@@ -15,6 +15,7 @@ from frazil.ingest.registry.registry import (
     VersionSummary,
 )
 from frazil.ingest.registry.verdicts import ACCEPTED, Verdict
+from frazil.ingest.registry.work import Work
 
 __all__ = [
     "ACCEPTED",
@@ -29,4 +30,5 @@ __all__ = [
     "TopicSchema",
     "Verdict",
     "VersionSummary",
+    "Work",
 ]

@@ -2,7 +2,8 @@
 
 Nothing is built: the walk skips over the value. (A library that builds it, with recursion in C,
 ends the process on a long list of nested records, and fills the memory with an array of a
-billion items that take no byte.)
+billion items that take no byte.) Each value is charged for: one byte of a payload may be a record
+of thousands of fields that take none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from frazil.ingest.registry.avro_nodes import (
     has_no_width,
 )
 from frazil.ingest.registry.kinds import quoted
+from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork, Work
 
 __all__ = ["avro_refusal"]
 
@@ -40,10 +42,16 @@ class _WrongError(Exception):
         self.path = ""
 
 
-def avro_refusal(node: Node, payload: bytes) -> str | None:
-    """Return why the payload is no value of the type, nothing if it is one."""
+def avro_refusal(node: Node, payload: bytes, work: Work) -> str | None:
+    """Return why the payload is no value of the type, nothing if it is one.
+
+    Raises:
+        Unavailable: if all checks are to stop.
+    """
     try:
-        end = _skip(node, payload, 0, 0)
+        end = _skip(node, payload, 0, 0, work)
+    except TooMuchWork:
+        return TOO_MUCH_WORK
     except _WrongError as wrong:
         return f"not a value of the Avro schema at {quoted('$' + wrong.path)}: {wrong.text}"
     if end != len(payload):
@@ -51,8 +59,9 @@ def avro_refusal(node: Node, payload: bytes) -> str | None:
     return None
 
 
-def _skip(node: Node, data: bytes, at: int, depth: int) -> int:
+def _skip(node: Node, data: bytes, at: int, depth: int, work: Work) -> int:
     """Return where the value that starts at `at` ends."""
+    work.charge(1)
     if isinstance(node, Primitive):
         return _skip_primitive(node.kind, data, at)
     if depth > limits.PAYLOAD_NESTING_MAX:
@@ -62,7 +71,7 @@ def _skip(node: Node, data: bytes, at: int, depth: int) -> int:
             return at
         for field in node.fields:
             try:
-                at = _skip(field.type, data, at, depth + 1)
+                at = _skip(field.type, data, at, depth + 1, work)
             except _WrongError as wrong:
                 wrong.path = f".{field.name}{wrong.path}"
                 raise
@@ -71,7 +80,7 @@ def _skip(node: Node, data: bytes, at: int, depth: int) -> int:
         index, at = _long(data, at)
         if not 0 <= index < len(node.branches):
             raise _WrongError(f"branch {index} of a union of {len(node.branches)}")
-        return _skip(node.branches[index], data, at, depth + 1)
+        return _skip(node.branches[index], data, at, depth + 1, work)
     if isinstance(node, Enum):
         index, at = _long(data, at)
         if not 0 <= index < len(node.symbols):
@@ -80,14 +89,15 @@ def _skip(node: Node, data: bytes, at: int, depth: int) -> int:
     if isinstance(node, Fixed):
         return _forward(data, at, node.size, node.label)
     assert isinstance(node, (Array, Map))
-    return _skip_blocks(node, data, at, depth)
+    return _skip_blocks(node, data, at, depth, work)
 
 
-def _skip_blocks(node: Array | Map, data: bytes, at: int, depth: int) -> int:
+def _skip_blocks(node: Array | Map, data: bytes, at: int, depth: int, work: Work) -> int:
     inner = node.items if isinstance(node, Array) else node.values
     mark = "[*]" if isinstance(node, Array) else "{*}"
     free = isinstance(node, Array) and has_no_width(inner)
     while True:
+        work.charge(1)
         count, at = _long(data, at)
         if count == 0:
             return at
@@ -100,8 +110,9 @@ def _skip_blocks(node: Array | Map, data: bytes, at: int, depth: int) -> int:
         for _ in range(0 if free else count):
             try:
                 if isinstance(node, Map):
+                    work.charge(1)
                     at = _skip_primitive("string", data, at)
-                at = _skip(inner, data, at, depth + 1)
+                at = _skip(inner, data, at, depth + 1, work)
             except _WrongError as wrong:
                 wrong.path = mark + wrong.path
                 raise

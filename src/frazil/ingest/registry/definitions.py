@@ -18,6 +18,7 @@ from frazil.ingest.registry.json_definition import JsonSchema
 from frazil.ingest.registry.kinds import SchemaType
 from frazil.ingest.registry.proto_compatibility import proto_reasons
 from frazil.ingest.registry.proto_model import ProtobufSchema, parse_protobuf
+from frazil.ingest.registry.work import Work
 
 if TYPE_CHECKING:
     from frazil.ingest.registry.kinds import CompatibilityMode
@@ -39,8 +40,12 @@ class Definition(Protocol):
     def fingerprint(self) -> str:
         """Equal for definitions that mean the same text."""
 
-    def refusal(self, payload: bytes) -> str | None:
-        """Return why a payload does not fit, nothing if it does. Never raises."""
+    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
+        """Return why a payload does not fit, nothing if it does; `work` bounds and counts it.
+
+        Raises:
+            Unavailable: if all checks are to stop, and nothing else.
+        """
 
 
 @attrs.frozen
@@ -53,7 +58,8 @@ class _Plain:
     def fingerprint(self) -> str:
         return self.type
 
-    def refusal(self, payload: bytes) -> str | None:
+    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
+        del work  # One look at the payload is little.
         if self.type == "string":
             try:
                 payload.decode()
@@ -70,8 +76,8 @@ class _Avro:
     fingerprint: str
     type: SchemaType = "avro"
 
-    def refusal(self, payload: bytes) -> str | None:
-        return avro_refusal(self.node, payload)
+    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
+        return avro_refusal(self.node, payload, work or Work())
 
 
 @attrs.frozen(eq=False)
@@ -80,8 +86,8 @@ class _Json:
     fingerprint: str
     type: SchemaType = "json_schema"
 
-    def refusal(self, payload: bytes) -> str | None:
-        return self.schema.refusal(payload)
+    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
+        return self.schema.refusal(payload, work or Work())
 
 
 @attrs.frozen(eq=False)
@@ -93,8 +99,8 @@ class _Protobuf:
     def fingerprint(self) -> str:
         return self.schema.fingerprint
 
-    def refusal(self, payload: bytes) -> str | None:
-        return self.schema.refusal(payload)
+    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
+        return self.schema.refusal(payload, work or Work())
 
 
 def parse_definition(kind: SchemaType, data: bytes) -> Definition:

@@ -13,9 +13,11 @@ from frazil.ingest.registry.json_keywords import check_keywords
 from frazil.ingest.registry.json_payload import PayloadCheck
 from frazil.ingest.registry.json_references import Missing, References, subschemas
 from frazil.ingest.registry.kinds import quoted
+from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork
 
 if TYPE_CHECKING:
     from frazil.ingest.registry.json_text import JsonValue
+    from frazil.ingest.registry.work import Work
 
 __all__ = ["JsonSchema"]
 
@@ -27,6 +29,8 @@ _DRAFTS: Final = {
     "json-schema.org/draft/2020-12/schema": 2020,
 }
 _DRAFT_DEFAULT: Final = 2020
+_READ_SHIFT: Final = 5
+"""32 bytes are read in one unit of work."""
 
 
 class JsonSchema:
@@ -41,13 +45,16 @@ class JsonSchema:
         self.value: JsonValue = value
         self._check = PayloadCheck(value, draft)
 
-    def refusal(self, payload: bytes) -> str | None:
+    def refusal(self, payload: bytes, work: Work) -> str | None:
         """Return why the payload does not fit, nothing if it does."""
         try:
+            work.charge(len(payload) >> _READ_SHIFT)
             value = json_text.read_payload(payload, nesting_max=limits.PAYLOAD_NESTING_MAX)
         except InvalidRequest as error:
             return str(error)
-        return self._check.refusal(value)
+        except TooMuchWork:
+            return TOO_MUCH_WORK
+        return self._check.refusal(value, work)
 
 
 def _draft(value: dict[str, JsonValue] | bool) -> int:  # noqa: FBT001

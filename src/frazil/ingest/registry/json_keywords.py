@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import InvalidRequest
-from frazil.ingest.registry.json_patterns import check_pattern
+from frazil.ingest.registry import limits
+from frazil.ingest.registry.json_patterns import check_pattern, match_units, pattern_size
 from frazil.ingest.registry.kinds import quoted
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ _Work = list[tuple["JsonValue", str]]
 def check_keywords(root: JsonValue, *, is_draft4: bool) -> None:
     """Refuse a definition with a keyword whose value has no meaning, with its place."""
     work: _Work = [(root, "$")]
+    patterns: dict[str, str] = {}
     while work:
         schema, path = work.pop()
         if isinstance(schema, bool):
@@ -107,6 +109,8 @@ def check_keywords(root: JsonValue, *, is_draft4: bool) -> None:
             place = f"{path}.{key}"
             if key in _VALUES:
                 _check_value(key, value, place, is_draft4=is_draft4)
+                if key == "pattern" and isinstance(value, str):
+                    patterns.setdefault(value, place)
             elif key in _SCHEMA:
                 work.append((value, place))
             elif key in _SCHEMAS:
@@ -115,9 +119,12 @@ def check_keywords(root: JsonValue, *, is_draft4: bool) -> None:
                 work += [(each, f"{place}[{index}]") for index, each in enumerate(value)]
             elif key in _SCHEMAS_BY_NAME:
                 work += _by_name(key, value, place)
+                if key == "patternProperties" and isinstance(value, dict):
+                    patterns.update(dict.fromkeys(value, place))
             elif key == "items":
                 listed = value if isinstance(value, list) else [value]
                 work += [(each, place) for each in listed]
+    _check_patterns(patterns)
 
 
 def _refuse(path: str, text: str) -> InvalidRequest:
@@ -130,8 +137,6 @@ def _check_value(key: str, value: JsonValue, place: str, *, is_draft4: bool) -> 
         fits, what = _VALUES["uniqueItems"]
     if not fits(value):
         raise _refuse(place, f"it is {what}")
-    if key == "pattern" and isinstance(value, str):
-        _check_pattern(value, place)
     if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
         raise _refuse(
             place,
@@ -144,8 +149,6 @@ def _by_name(key: str, value: JsonValue, place: str) -> _Work:
         raise _refuse(place, "it is an object of schemas")
     found: _Work = []
     for name, each in value.items():
-        if key == "patternProperties":
-            _check_pattern(name, place)
         if key == "dependencies" and isinstance(each, list):
             if not _is_names(each):
                 raise _refuse(f"{place}.{name}", "it is a list of different names")
@@ -154,8 +157,14 @@ def _by_name(key: str, value: JsonValue, place: str) -> _Work:
     return found
 
 
-def _check_pattern(pattern: str, place: str) -> None:
-    try:
-        check_pattern(pattern)
-    except InvalidRequest as error:
-        raise _refuse(place, error.message) from error
+def _check_patterns(patterns: dict[str, str]) -> None:
+    """Check patterns, which are told with their places: each, and what all of them take."""
+    units = 0
+    for pattern, place in patterns.items():
+        units += match_units(pattern_size(pattern), "")
+        if units > limits.PATTERN_UNITS_MAX:
+            raise _refuse(place, "the patterns need too much work, use fewer or repeat less")
+        try:
+            check_pattern(pattern)
+        except InvalidRequest as error:
+            raise _refuse(place, error.message) from error

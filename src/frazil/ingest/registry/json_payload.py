@@ -1,7 +1,8 @@
-"""Check that a JSON value fits a JSON Schema, within bounds of depth and of steps.
+"""Check that a JSON value fits a JSON Schema, within bounds of depth and of work.
 
 Our own walk: a library's recursion ends a thread, or prints a crash, on a schema that refers to
 itself, and takes time without end on choices in choices. `format` is a note, as the drafts say.
+Whatever takes longer for a larger value or schema is charged for, before it is done.
 """
 
 from __future__ import annotations
@@ -10,47 +11,61 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from frazil.ingest.registry.json_bounds import shown
-from frazil.ingest.registry.json_patterns import matches
+from frazil.ingest.registry.json_identity import Identities, Listed
+from frazil.ingest.registry.json_patterns import match_units, matches, pattern_size
 from frazil.ingest.registry.json_references import Missing, References
 from frazil.ingest.registry.kinds import quoted
+from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork, Work
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from frazil.ingest.registry.json_text import JsonValue
 
-__all__ = ["PayloadCheck", "identity"]
+__all__ = ["PayloadCheck"]
 
 _DEPTH_MAX: Final = 150
-_STEPS_MAX: Final = 100_000
-_STEP_CHARACTERS: Final = 256
-"""So many characters of a text are one step of matching a pattern."""
+_SCHEMA_UNITS: Final = 4
+"""One schema, looked at for one value."""
+_NAME_SHIFT: Final = 12
+"""4,096 characters of a name that is found are one unit of work."""
+_DIVISION_UNITS: Final = 8
 _NOTHING: Final = frozenset[object]()
 _Schema = dict[str, "JsonValue"]
 _Evaluated = frozenset[object]
 """Names of an object or positions of an array that some keyword has looked at."""
 
 
-class _Wrong(Exception):
-    """The value does not fit; choices catch it."""
+_Path = tuple["_Path", str | int] | None
+"""Where a value is: where that is which has it, and its name there. The whole is at `None`.
 
-    def __init__(self, path: str, text: str) -> None:
-        super().__init__(text)
+Put into words only when told: a name may be as long as the payload.
+"""
+
+
+class _Wrong(Exception):
+    """The value does not fit; choices catch it, so its text is made only when it is told."""
+
+    def __init__(self, path: _Path, text: str | Callable[[], str]) -> None:
+        super().__init__()
         self.path = path
         self.text = text
 
+    def told(self) -> str:
+        text = self.text if isinstance(self.text, str) else self.text()
+        return f"at {quoted(_shown_path(self.path))}: {text}"
+
 
 class _Endless(Exception):
-    """The check was given up; nothing catches it but the top."""
+    """The check went too deep; nothing catches it but the top."""
 
 
-def identity(value: JsonValue) -> object:
-    """Return what two equal values have in common: true is not 1, and 1 is 1.0."""
-    if isinstance(value, bool) or value is None:
-        return ("constant", str(value))
-    if isinstance(value, list):
-        return ("array", tuple(identity(each) for each in value))
-    if isinstance(value, dict):
-        return ("object", frozenset((name, identity(each)) for name, each in value.items()))
-    return value
+def _shown_path(path: _Path) -> str:
+    parts: list[str] = []
+    while path is not None:
+        path, part = path
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}")
+    return "$" + "".join(reversed(parts))
 
 
 def _is_number(value: JsonValue) -> bool:
@@ -63,23 +78,46 @@ class PayloadCheck:
     def __init__(self, root: JsonValue, draft: int) -> None:
         self._references = References(root)
         self._draft = draft
-        self._steps = 0
-        self._sets: dict[int, frozenset[object]] = {}
+        self._sizes: dict[str, int] = {}
+        """Of patterns."""
+        self._listed: Listed | None = None
+        self._tracks = False
+        """Whether any schema asks which parts of a value others have looked at."""
+        self._work = Work()
+        self._identities = Identities(Listed(None), self._work)
 
-    def refusal(self, value: JsonValue) -> str | None:
-        """Return why a value does not fit, nothing if it does."""
-        self._steps = 0
+    def refusal(self, value: JsonValue, work: Work | None = None) -> str | None:
+        """Return why a value does not fit, nothing if it does.
+
+        Raises:
+            Unavailable: if all checks are to stop.
+        """
+        self._work = work or Work()
+        self._identities = Identities(self._prepared(), self._work)
         try:
-            self._check(self._references.root, value, "$", 0)
+            self._check(self._references.root, value, None, 0)
         except _Wrong as wrong:
-            return f"at {quoted(wrong.path)}: {wrong.text}"
+            return wrong.told()
+        except TooMuchWork:
+            return TOO_MUCH_WORK
         except (_Endless, RecursionError):
             return "it is nested too deep, or the schema refers to itself without end"
+        finally:
+            # What was found out about the payload is not kept until the next one.
+            self._identities = Identities(Listed(None), self._work)
         return None
 
-    def _check(self, schema: JsonValue, value: JsonValue, path: str, depth: int) -> _Evaluated:
-        self._steps += 1
-        if depth > _DEPTH_MAX or self._steps > _STEPS_MAX:
+    def _prepared(self) -> Listed:
+        """Return what is found out about the definition, once."""
+        if self._listed is None:
+            root = self._references.root
+            self._tracks = _asks_for_the_rest(root)
+            self._listed = Listed(root)
+        return self._listed
+
+    def _check(self, schema: JsonValue, value: JsonValue, path: _Path, depth: int) -> _Evaluated:
+        self._work.charge(_SCHEMA_UNITS)
+        if depth > _DEPTH_MAX:
             raise _Endless
         if schema is False:
             raise _Wrong(path, "nothing is allowed here")
@@ -100,14 +138,14 @@ class PayloadCheck:
             self._check_number(schema, value, path)
         return seen
 
-    def _target(self, reference: JsonValue, path: str) -> JsonValue:
+    def _target(self, reference: JsonValue, path: _Path) -> JsonValue:
         try:
             return self._references.resolve(str(reference))
         except Missing:
             raise _Wrong(path, f"the schema has nothing named '{quoted(reference)}'") from None
 
     def _fits(
-        self, schema: JsonValue, value: JsonValue, path: str, depth: int
+        self, schema: JsonValue, value: JsonValue, path: _Path, depth: int
     ) -> _Evaluated | None:
         try:
             return self._check(schema, value, path, depth + 1)
@@ -116,26 +154,20 @@ class PayloadCheck:
 
     # ------------------------------------------------------------------------- any value
 
-    def _check_value(self, schema: _Schema, value: JsonValue, path: str) -> None:
+    def _check_value(self, schema: _Schema, value: JsonValue, path: _Path) -> None:
         kinds = schema.get("type")
         if kinds is not None:
             named = kinds if isinstance(kinds, list) else [kinds]
             if not any(self._is_kind(value, kind) for kind in named):
                 wanted = " or ".join(str(kind) for kind in named)
-                raise _Wrong(path, f"{quoted(shown(value))} is not of type {wanted}")
-        if "enum" in schema and identity(value) not in self._identities(schema["enum"]):
-            raise _Wrong(path, f"{quoted(shown(value))} is none of the listed values")
+                raise _Wrong(path, lambda: f"{quoted(shown(value))} is not of type {wanted}")
+        if "enum" in schema and not self._identities.is_listed(value, schema["enum"]):
+            raise _Wrong(path, lambda: f"{quoted(shown(value))} is none of the listed values")
         constant = "const" in schema and self._draft >= 6
-        if constant and identity(value) != identity(schema["const"]):
-            raise _Wrong(path, f"{quoted(shown(value))} is not {quoted(shown(schema['const']))}")
-
-    def _identities(self, values: JsonValue) -> frozenset[object]:
-        """Return the listed values as a set, made once: the definition does not change."""
-        found = self._sets.get(id(values))
-        if found is None:
-            listed = values if isinstance(values, list) else []
-            found = self._sets[id(values)] = frozenset(identity(each) for each in listed)
-        return found
+        if constant and not self._identities.is_constant(value, schema):
+            raise _Wrong(
+                path, lambda: f"{quoted(shown(value))} is not {quoted(shown(schema['const']))}"
+            )
 
     def _is_kind(self, value: JsonValue, kind: JsonValue) -> bool:
         if kind == "null":
@@ -150,14 +182,15 @@ class PayloadCheck:
         kinds = {"string": str, "array": list, "object": dict}
         return isinstance(value, kinds.get(str(kind), ()))
 
-    def _in_place(self, schema: _Schema, value: JsonValue, path: str, depth: int) -> _Evaluated:
+    def _in_place(self, schema: _Schema, value: JsonValue, path: _Path, depth: int) -> _Evaluated:
         """Apply the schemas that are about the same value."""
         seen = _NOTHING
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if key in schema:
-                seen |= self._check(self._target(schema[key], path), value, path, depth + 1)
+                part = self._target(schema[key], path)
+                seen = self._with(seen, self._check(part, value, path, depth + 1))
         for each in _listed(schema, "allOf"):
-            seen |= self._check(each, value, path, depth + 1)
+            seen = self._with(seen, self._check(each, value, path, depth + 1))
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 tried = [self._fits(each, value, path, depth) for each in _listed(schema, key)]
@@ -166,30 +199,32 @@ class PayloadCheck:
                     raise _Wrong(path, f"no choice of '{key}' fits")
                 if key == "oneOf" and len(fitting) > 1:
                     raise _Wrong(path, f"{len(fitting)} choices of 'oneOf' fit")
-                seen = seen.union(*fitting)
+                for more in fitting:
+                    seen = self._with(seen, more)
         if "not" in schema and self._fits(schema["not"], value, path, depth) is not None:
             raise _Wrong(path, "it fits what 'not' excludes")
         if "if" in schema and self._draft >= 7:
             chosen = self._fits(schema["if"], value, path, depth)
             branch = "else" if chosen is None else "then"
-            seen |= chosen or _NOTHING
-            seen |= self._check(schema.get(branch, True), value, path, depth + 1)
+            seen = self._with(seen, chosen or _NOTHING)
+            part = schema.get(branch, True)
+            seen = self._with(seen, self._check(part, value, path, depth + 1))
         return seen
 
-    def _check_text(self, schema: _Schema, value: str, path: str) -> None:
+    def _check_text(self, schema: _Schema, value: str, path: _Path) -> None:
         _check_size(schema, len(value), path, ("minLength", "maxLength"), "characters")
         pattern = schema.get("pattern")
         if isinstance(pattern, str) and not self._matches(pattern, value):
             raise _Wrong(path, f"it does not match the pattern '{quoted(pattern)}'")
 
     def _matches(self, pattern: str, text: str) -> bool:
-        """Match a pattern; long texts are more than one step."""
-        self._steps += 1 + len(text) // _STEP_CHARACTERS
-        if self._steps > _STEPS_MAX:
-            raise _Endless
+        size = self._sizes.get(pattern)
+        if size is None:
+            size = self._sizes[pattern] = pattern_size(pattern)
+        self._work.charge(match_units(size, text))
         return matches(pattern, text)
 
-    def _check_number(self, schema: _Schema, value: float, path: str) -> None:
+    def _check_number(self, schema: _Schema, value: float, path: _Path) -> None:
         low, high = schema.get("minimum"), schema.get("maximum")
         below, above = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         if self._draft == 4:
@@ -197,41 +232,55 @@ class PayloadCheck:
             below = low if below is True else None
             above = high if above is True else None
         if isinstance(low, (int, float)) and value < low:
-            raise _Wrong(path, f"{shown(value)} is less than the minimum of {shown(low)}")
+            raise _Wrong(path, lambda: f"{shown(value)} is less than the minimum of {shown(low)}")
         if isinstance(high, (int, float)) and value > high:
-            raise _Wrong(path, f"{shown(value)} is greater than the maximum of {shown(high)}")
+            raise _Wrong(
+                path, lambda: f"{shown(value)} is greater than the maximum of {shown(high)}"
+            )
         if isinstance(below, (int, float)) and value <= below:
-            raise _Wrong(path, f"{shown(value)} is not greater than {shown(below)}")
+            raise _Wrong(path, lambda: f"{shown(value)} is not greater than {shown(below)}")
         if isinstance(above, (int, float)) and value >= above:
-            raise _Wrong(path, f"{shown(value)} is not less than {shown(above)}")
+            raise _Wrong(path, lambda: f"{shown(value)} is not less than {shown(above)}")
         step = schema.get("multipleOf")
-        if isinstance(step, (int, float)) and Fraction(repr(value)) % Fraction(repr(step)):
-            raise _Wrong(path, f"{shown(value)} is not a multiple of {shown(step)}")
+        if not isinstance(step, (int, float)):
+            return
+        self._work.charge(_DIVISION_UNITS + (_digits(value) + _digits(step) >> 4))
+        if Fraction(repr(value)) % Fraction(repr(step)):
+            raise _Wrong(path, lambda: f"{shown(value)} is not a multiple of {shown(step)}")
 
     # ---------------------------------------------------------------------------- arrays
 
     def _check_array(
-        self, schema: _Schema, value: list[JsonValue], path: str, depth: int, seen: _Evaluated
+        self, schema: _Schema, value: list[JsonValue], path: _Path, depth: int, seen: _Evaluated
     ) -> _Evaluated:
         _check_size(schema, len(value), path, ("minItems", "maxItems"), "items")
         unique = schema.get("uniqueItems") is True
-        if unique and len({identity(each) for each in value}) != len(value):
+        if unique and not self._identities.are_different(value):
             raise _Wrong(path, "its items are not different")
         first, rest = self._items(schema)
-        for index, each in enumerate(value):
-            part = first[index] if index < len(first) else rest
-            if part is not None:
-                self._check(part, each, f"{path}[{index}]", depth + 1)
         done = len(value) if rest is not None else min(len(first), len(value))
-        seen |= frozenset(range(done))
+        for index in range(done):
+            part = first[index] if index < len(first) else rest
+            self._check(part, value[index], (path, index), depth + 1)
+        if self._tracks:
+            seen = self._with(seen, range(done))
         if "contains" in schema and self._draft >= 6:
-            seen |= self._check_contains(schema, value, path, depth)
+            seen = self._with(seen, self._check_contains(schema, value, path, depth))
         if "unevaluatedItems" in schema and self._draft >= 2019:
+            self._work.charge(len(value))
             for index, each in enumerate(value):
                 if index not in seen:
-                    self._check(schema["unevaluatedItems"], each, f"{path}[{index}]", depth + 1)
-            seen |= frozenset(range(len(value)))
+                    part = schema["unevaluatedItems"]
+                    self._check(part, each, (path, index), depth + 1)
+            seen = self._with(seen, range(len(value)))
         return seen
+
+    def _with(self, seen: _Evaluated, more: Collection[object]) -> _Evaluated:
+        """Return names or positions that were looked at, and more of them."""
+        if not more or not self._tracks:
+            return seen
+        self._work.charge(len(seen) + len(more))
+        return seen.union(more)
 
     def _items(self, schema: _Schema) -> tuple[list[JsonValue], JsonValue]:
         """Return the schemas of the first items, and that of all others."""
@@ -243,7 +292,7 @@ class PayloadCheck:
         return [], items
 
     def _check_contains(
-        self, schema: _Schema, value: list[JsonValue], path: str, depth: int
+        self, schema: _Schema, value: list[JsonValue], path: _Path, depth: int
     ) -> _Evaluated:
         found = [
             index
@@ -263,16 +312,39 @@ class PayloadCheck:
     # --------------------------------------------------------------------------- objects
 
     def _check_object(
-        self, schema: _Schema, value: _Schema, path: str, depth: int, seen: _Evaluated
+        self, schema: _Schema, value: _Schema, path: _Path, depth: int, seen: _Evaluated
     ) -> _Evaluated:
         _check_size(schema, len(value), path, ("minProperties", "maxProperties"), "properties")
-        for name in _listed(schema, "required"):
-            if name not in value:
+        required = _listed(schema, "required")
+        self._work.charge(len(required) >> 1)
+        for name in required:
+            if not self._has(value, name):
                 raise _Wrong(path, f"'{quoted(name)}' is a required property")
+        seen = self._with(seen, self._check_fields(schema, value, path, depth))
+        if "propertyNames" in schema and self._draft >= 6:
+            for name in value:
+                self._check(schema["propertyNames"], name, (path, name), depth + 1)
+        seen = self._with(seen, self._check_dependencies(schema, value, path, depth))
+        if "unevaluatedProperties" in schema and self._draft >= 2019:
+            self._work.charge(len(value))
+            for name, each in value.items():
+                if name not in seen:
+                    part = schema["unevaluatedProperties"]
+                    self._check(part, each, (path, name), depth + 1)
+            seen = self._with(seen, value)
+        return seen
+
+    def _check_fields(
+        self, schema: _Schema, value: _Schema, path: _Path, depth: int
+    ) -> Collection[object]:
+        """Check each property by all that is said of its name; return those looked at."""
         fields, patterns = _named(schema, "properties"), _named(schema, "patternProperties")
         known: set[object] = set()
+        if not fields and not patterns and "additionalProperties" not in schema:
+            return known
+        self._work.charge(len(value))
         for name, each in value.items():
-            parts = [fields[name]] if name in fields else []
+            parts = [fields[name]] if self._has(fields, name) else []
             parts += [part for pattern, part in patterns.items() if self._matches(pattern, name)]
             if not parts and "additionalProperties" in schema:
                 if schema["additionalProperties"] is False:
@@ -281,36 +353,56 @@ class PayloadCheck:
             if parts:
                 known.add(name)
             for part in parts:
-                self._check(part, each, f"{path}.{name}", depth + 1)
-        if "propertyNames" in schema and self._draft >= 6:
-            for name in value:
-                self._check(schema["propertyNames"], name, f"{path}.{name}", depth + 1)
-        seen |= frozenset(known) | self._check_dependencies(schema, value, path, depth)
-        if "unevaluatedProperties" in schema and self._draft >= 2019:
-            for name, each in value.items():
-                if name not in seen:
-                    part = schema["unevaluatedProperties"]
-                    self._check(part, each, f"{path}.{name}", depth + 1)
-            seen |= frozenset(value)
-        return seen
+                self._check(part, each, (path, name), depth + 1)
+        return known
+
+    def _has(self, value: _Schema, name: JsonValue) -> bool:
+        """Say whether an object has a name; a long one that it has is compared to its end."""
+        if name not in value:
+            return False
+        self._work.charge(len(str(name)) >> _NAME_SHIFT)
+        return True
 
     def _check_dependencies(
-        self, schema: _Schema, value: _Schema, path: str, depth: int
+        self, schema: _Schema, value: _Schema, path: _Path, depth: int
     ) -> _Evaluated:
         seen = _NOTHING
         newer = ("dependentRequired", "dependentSchemas")
         for key in newer if self._draft >= 2019 else ("dependencies",):
-            for name, needed in _named(schema, key).items():
-                if name not in value:
+            named = _named(schema, key)
+            self._work.charge(len(named))
+            for name, needed in named.items():
+                if not self._has(value, name):
                     continue
                 if isinstance(needed, list):
-                    missing = [each for each in needed if each not in value]
-                    if missing:
-                        text = f"'{quoted(missing[0])}' is required beside '{quoted(name)}'"
+                    self._work.charge(len(needed))
+                    missing = next((each for each in needed if not self._has(value, each)), None)
+                    if missing is not None:
+                        text = f"'{quoted(missing)}' is required beside '{quoted(name)}'"
                         raise _Wrong(path, text)
                 else:
-                    seen |= self._check(needed, value, path, depth + 1)
+                    found = self._check(needed, value, path, depth + 1)
+                    seen = self._with(seen, found)
         return seen
+
+
+def _asks_for_the_rest(root: JsonValue) -> bool:
+    """Say whether an `unevaluated…` stands anywhere, also where a reference alone makes a schema."""
+    work = [root]
+    while work:
+        each = work.pop()
+        if isinstance(each, dict):
+            if "unevaluatedItems" in each or "unevaluatedProperties" in each:
+                return True
+            work.extend(each.values())
+        elif isinstance(each, list):
+            work.extend(each)
+    return False
+
+
+def _digits(number: float) -> int:
+    """Return about how many binary digits a number has, written out."""
+    return number.bit_length() if isinstance(number, int) else 1_024
 
 
 def _listed(schema: _Schema, key: str) -> list[JsonValue]:
@@ -323,7 +415,7 @@ def _named(schema: _Schema, key: str) -> _Schema:
     return found if isinstance(found, dict) else {}
 
 
-def _check_size(schema: _Schema, size: int, path: str, keys: tuple[str, str], what: str) -> None:
+def _check_size(schema: _Schema, size: int, path: _Path, keys: tuple[str, str], what: str) -> None:
     low, high = schema.get(keys[0]), schema.get(keys[1])
     if isinstance(low, (int, float)) and size < low:
         raise _Wrong(path, f"it has {size} {what}, at least {shown(low)} are needed")

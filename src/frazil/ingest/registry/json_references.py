@@ -30,9 +30,15 @@ class References:
     def __init__(self, root: JsonValue) -> None:
         self.root = root
         self._anchors: dict[str, JsonValue] | None = None
+        self._found: dict[str, JsonValue] = {}
 
     def resolve(self, target: str) -> JsonValue:
-        """Return the part that a reference names, or raise Missing."""
+        """Return the part that a reference names, or raise Missing. Each is looked for once."""
+        if target not in self._found:
+            self._found[target] = self._find(target)
+        return self._found[target]
+
+    def _find(self, target: str) -> JsonValue:
         fragment = unquote(target.removeprefix("#"))
         if not fragment:
             return self.root

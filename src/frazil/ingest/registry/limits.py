@@ -30,6 +30,10 @@ NESTING_MAX: Final = 64
 AVRO_TEXT_NESTING_MAX: Final = 3 * NESTING_MAX
 """A level of Avro types is up to three levels of JSON: a type, its fields, a field."""
 PAYLOAD_NESTING_MAX: Final = 100
+PATTERN_UNITS_MAX: Final = 1_000_000
+"""Of work, in microseconds: to read all patterns of a definition."""
+WORK_UNITS_MAX: Final = 400_000
+"""Of the check of one payload. A unit is about a microsecond, so that is well under a second."""
 
 REASONS_MAX: Final = 100
 """Reasons told of one comparison; one more line says how many there are besides."""

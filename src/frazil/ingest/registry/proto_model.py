@@ -13,6 +13,8 @@ from frazil.errors import InvalidRequest
 from frazil.ingest.registry import json_text, limits
 from frazil.ingest.registry.kinds import quoted
 from frazil.ingest.registry.proto_parser import WELL_KNOWN, canonical_proto, parse_proto
+from frazil.ingest.registry.proto_payload import protobuf_refusal
+from frazil.ingest.registry.work import Work
 
 __all__ = [
     "NumberRanges",
@@ -119,17 +121,11 @@ class ProtobufSchema:
     fingerprint: str
     _message_class: Any
 
-    def refusal(self, payload: bytes) -> str | None:
+    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
         """Return why the payload is not the root message, nothing if it is one."""
-        errors = importlib.import_module("google.protobuf.message")
-        try:
-            message = self._message_class.FromString(payload)
-        except errors.DecodeError:
-            return f"not a message {self.root}: its bytes are no such message"
-        if not message.IsInitialized():
-            missing = ", ".join(message.FindInitializationErrors()[:8])
-            return f"not a message {self.root}: required fields are missing: {quoted(missing)}"
-        return None
+        return protobuf_refusal(
+            self.root, self.messages, self._message_class, payload, work or Work()
+        )
 
 
 def parse_protobuf(data: bytes) -> ProtobufSchema:

@@ -34,6 +34,7 @@ from frazil.ingest.registry.kinds import (
     schema_type,
     validation_policy,
 )
+from frazil.ingest.registry.work import Work
 
 __all__ = [
     "Compatibility",
@@ -427,8 +428,15 @@ class Registry:
         *,
         schema_id: int | None = None,
         schema_version: int | None = None,
+        work: Work | None = None,
     ) -> verdicts.Verdict:
-        """Return whether a record may be published to a topic, with the reason. Never raises."""
+        """Return whether a record may be published to a topic, with the reason.
+
+        `work` counts what that took, and ends it when asked to.
+
+        Raises:
+            Unavailable: if `work` says that all checks are to stop.
+        """
         return verdicts.judge(
             self._catalog,
             self._cache,
@@ -436,6 +444,7 @@ class Registry:
             schema_id=schema_id,
             schema_version=schema_version,
             payload=payload,
+            work=work or Work(),
         )
 
     def _topic(self, topic: str) -> TopicEntry:

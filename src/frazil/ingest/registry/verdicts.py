@@ -14,6 +14,7 @@ from frazil.ingest.registry.kinds import quoted
 if TYPE_CHECKING:
     from frazil.ingest.registry.catalog import Catalog, Subject
     from frazil.ingest.registry.entries import TopicEntry
+    from frazil.ingest.registry.work import Work
 
 __all__ = ["ACCEPTED", "DefinitionCache", "Verdict", "judge"]
 
@@ -56,12 +57,17 @@ def judge(
     schema_id: int | None,
     schema_version: int | None,
     payload: bytes,
+    work: Work,
 ) -> Verdict:
-    """Return the verdict on a record of a topic."""
+    """Return the verdict on a record of a topic.
+
+    Raises:
+        Unavailable: if all checks are to stop.
+    """
     config = catalog.topics.get(topic)
     if config is None or config.policy == "none":
         return ACCEPTED
-    reason = _reason(catalog, cache, config, schema_id, schema_version, payload)
+    reason = _reason(catalog, cache, config, schema_id, schema_version, payload, work)
     if reason is None:
         return ACCEPTED
     return Verdict(
@@ -77,6 +83,7 @@ def _reason(
     schema_id: int | None,
     schema_version: int | None,
     payload: bytes,
+    work: Work,
 ) -> str | None:
     subject = catalog.find(config.subject)
     if subject is None:
@@ -94,9 +101,11 @@ def _reason(
     if not config.check_payload:
         return None
     try:
-        found = cache.get(subject, version).refusal(payload)
-    except FrazilError as error:
-        return f"version {version} of '{subject.name}' cannot be read: {error}"
+        definition = cache.get(subject, version)
+    except FrazilError:
+        # Why, is the server's business: no record changes it.
+        return f"version {version} of '{subject.name}' cannot be read"
+    found = definition.refusal(payload, work)
     if found is None:
         return None
     return f"the payload does not fit version {version} of '{subject.name}': {found}"

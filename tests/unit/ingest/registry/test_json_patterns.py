@@ -52,10 +52,8 @@ def test_no_payload_takes_for_ever():
 
 
 def test_many_patterns_on_many_names_are_given_up():
-    """Names times patterns are steps like others, and their number is bounded."""
+    """Names times patterns are work like other work, which is bounded."""
     schema = {"patternProperties": {f"^x{number}$": {} for number in range(2000)}}
     definition = parse_definition("json_schema", json.dumps(schema).encode())
     payload = json.dumps({f"n{number}": 1 for number in range(2000)}).encode()
-    found = definition.refusal(payload)
-    assert found is not None
-    assert "nested too deep" in found
+    assert definition.refusal(payload) == "schema needs too much work for this payload"
