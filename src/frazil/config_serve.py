@@ -99,7 +99,7 @@ class ServeSettings(Section):
         500, "One address has at most so many connections.", low=1, high=1_000_000
     )
     streams_max: Count = setting(
-        1_000, "One connection has at most so many calls under way.", low=1, high=1_000_000
+        12_000, "One connection has at most so many calls under way.", low=1, high=1_000_000
     )
     producers_max: Count = setting(
         1_000, "A topic has at most so many producers.", low=1, high=1_000_000

@@ -97,6 +97,8 @@ def server_limits(settings: ServeSettings) -> ServerLimits:
         # A request that is allowed must fit, whatever else a connection sends.
         unfinished_bytes_max=max(usual.unfinished_bytes_max, 2 * settings.request_bytes_max),
         streams_max=settings.streams_max,
+        # Streams of messages stay open: a part of the room is for the calls beside them.
+        long_calls_max=settings.streams_max - min(1_000, settings.streams_max // 10),
         header_bytes_max=settings.header_bytes_max,
         handshake_s=settings.handshake_s,
         keepalive_s=settings.keepalive_s,

@@ -66,6 +66,14 @@ def test_limits_are_those_of_the_settings():
     assert (found.message_bytes_max, found.header_bytes_max) == (64 << 20, 9 << 10)
     assert (found.handshake_s, found.keepalive_s) == (2.0, 3.0)
     assert found.unfinished_bytes_max > found.message_bytes_max
+    assert found.long_calls_max == 8
+
+
+def test_a_connection_has_room_for_ten_thousand_streams_and_for_calls_beside_them():
+    """By default; nothing has to be set for a client with that many consumers."""
+    found = server_limits(load_settings(environment={}).serve)
+    assert found.long_calls_max >= 10_000
+    assert found.streams_max - found.long_calls_max >= 1_000
 
 
 def test_addresses_are_taken_or_named():

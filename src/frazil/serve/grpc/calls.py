@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from frazil.serve.h2.validation import Fields
 
 
+TOO_MANY_STREAMS: Final = "too many streams on this connection, open another one"
 _KEPT_BYTES_MAX: Final = 1024
 """A request's message is kept with its stream up to this size."""
 
@@ -141,6 +142,8 @@ class Call:
     def _let_go(self) -> None:
         """Part from the stream, so that neither waits for the collector of cycles."""
         self._stream.call = None
+        if self.head.is_stream:
+            self._calls.long_calls -= 1
         if self.deadline is not None:
             self._calls.timed.pop(self._stream.sid, None)
 
@@ -149,7 +152,14 @@ class Calls:
     """The application of one connection: requests to handlers, their errors to statuses."""
 
     def __init__(
-        self, router: Router, counters: Counters, clock: Clock, *, peer: str, number: int
+        self,
+        router: Router,
+        counters: Counters,
+        clock: Clock,
+        *,
+        peer: str,
+        number: int,
+        long_calls_max: int | None = None,
     ) -> None:
         self.peer = peer
         self.number = number
@@ -157,6 +167,9 @@ class Calls:
         self.sender: Sender
         """Set by whoever makes the connection: each of the two knows the other."""
         self.timed: dict[int, Call] = {}
+        self.long_calls = 0
+        """Streams of messages that are open."""
+        self._long_calls_max = long_calls_max
         self._router = router
         self._clock = clock
 
@@ -175,6 +188,8 @@ class Calls:
         call = Call(self, stream, head, b"")
         stream.call = call
         try:
+            if head.is_stream:
+                self._count_long()
             call.message = only_message(body)
             if head.timeout_s is not None:
                 self._expect(call, head.timeout_s)
@@ -212,6 +227,8 @@ class Calls:
         call = stream.call
         if isinstance(call, Call):
             stream.call = None
+            if call.head.is_stream:
+                self.long_calls -= 1
             self.counters.cancelled_total += 1
             self._tell(call, call.on_cancel)
 
@@ -261,7 +278,7 @@ class Calls:
         guard = self._router.guard
         if guard is None:
             return False
-        call = Call(self, stream, attrs.evolve(head, path=""), b"")
+        call = Call(self, stream, attrs.evolve(head, path="", is_stream=False), b"")
         try:
             refusal = guard(call)
         except Exception as error:  # noqa: BLE001 - as for a handler
@@ -279,6 +296,11 @@ class Calls:
             self.sender.finish(stream, code, status_text(text))
         else:
             self.sender.plain(stream, head.plain_status)
+
+    def _count_long(self) -> None:
+        self.long_calls += 1
+        if self._long_calls_max is not None and self.long_calls > self._long_calls_max:
+            raise CallFailed(Code.RESOURCE_EXHAUSTED, TOO_MANY_STREAMS)
 
     def _expect(self, call: Call, seconds: float) -> None:
         call.deadline = self._clock.monotonic() + seconds

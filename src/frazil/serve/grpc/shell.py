@@ -90,6 +90,7 @@ class Shell(asyncio.BufferedProtocol):
             self._host.clock,
             peer=self.peer,
             number=self._number,
+            long_calls_max=limits.long_calls_max,
         )
         self._is_live = True
         self.connection = Connection(limits, self.calls, self._on_dirty)

@@ -24,7 +24,10 @@ class ServerLimits:
 
     # -- requests
     message_bytes_max: int = 4 << 20
-    streams_max: int = 1_024
+    streams_max: int = 12_000
+    """Calls under way, told to the peer; a stream beyond is refused."""
+    long_calls_max: int = 11_000
+    """Of them, those that stream messages and may stay open for ever: others have room beside."""
     unfinished_bytes_max: int = 32 << 20
     """Bytes of requests that have begun and not ended; the next one is refused."""
     unanswered_bytes_max: int = 16 << 20
@@ -48,6 +51,7 @@ class ServerLimits:
 
     # -- floods, by the tick
     resets_max: int = 2_000
+    """Of streams that were opened in the same tick; older ones are as many as may be open."""
     controls_max: int = 1_000
     """PING, SETTINGS, PRIORITY, DATA of next to nothing, unknown kinds."""
     window_updates_max: int = 20_000

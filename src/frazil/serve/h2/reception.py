@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SMALL_BYTES: Final = 64
 """A DATA frame with less that ends nothing costs more to read than it brings."""
 _SETTINGS_A_CONTROL: Final = 16
-_STREAMS_A_CONTROL: Final = 16
+_STREAMS_A_CONTROL: Final = 64
 """What of a SETTINGS frame counts as one more frame of control."""
 
 
@@ -102,6 +102,7 @@ class Reception:
     def refill(self) -> None:
         """Grant the frames of control of one tick."""
         self._resets_left = self.limits.resets_max
+        self._last_before = self.table.last
         self._controls_left = self.limits.controls_max
         self._updates_left = self.limits.window_updates_max
 
@@ -298,8 +299,9 @@ class Reception:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "reset of another size")
         if self.table.is_idle(sid):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "reset of an idle stream")
-        self._count_reset()
         stream = self.table.open.get(sid)
+        if stream is None or sid > self._last_before:
+            self._count_reset()
         if stream is None:
             self.table.late(sid, ends=True)
             return

@@ -8,6 +8,7 @@ allow. Nothing here calls the application back, so a handler may write from wher
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -49,8 +50,12 @@ class Sender:
         self._table = table
         self._on_dirty = on_dirty
         self._out: list[bytes] = []
-        self._writable: dict[int, Stream] = {}
+        self._writable: OrderedDict[int, Stream] = OrderedDict()
         self._waiting: dict[int, Stream] = {}
+        self._shrunk: dict[int, Stream] = {}
+        """Those of `_waiting` that may be ready: to look at all of them is work."""
+        self._low = 0
+        """All others of them have more queued than this."""
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -101,9 +106,12 @@ class Sender:
             return False
         self.begin(stream)
         self._put(stream, messages)
-        if stream.queued < self._allowance():
+        allowed = self._allowance()
+        if stream.queued < allowed:
             return True
         self._waiting[stream.sid] = stream
+        # It is looked at again when it has shrunk, or when more is allowed than now.
+        self._low = min(self._low, allowed // 2)
         return False
 
     def finish(self, stream: Stream, code: int, text: bytes = b"") -> None:
@@ -118,7 +126,7 @@ class Sender:
         else:
             stream.code = code
             stream.text = text
-            self._waiting.pop(stream.sid, None)
+            self._wait_no_more(stream)
             self._writable[stream.sid] = stream
             self._mark_dirty()
 
@@ -132,7 +140,7 @@ class Sender:
         self.queued -= stream.queued
         stream.queued = 0
         self._writable.pop(stream.sid, None)
-        self._waiting.pop(stream.sid, None)
+        self._wait_no_more(stream)
         self._table.close(stream)
 
     # -- frames ----------------------------------------------------------------------------------
@@ -166,7 +174,7 @@ class Sender:
         """Return the streams that were told to wait and need not any longer, each once."""
         found = self._ready_now() if self._waiting else []
         for stream in found:
-            del self._waiting[stream.sid]
+            self._wait_no_more(stream)
         return found
 
     # -- windows ---------------------------------------------------------------------------------
@@ -212,19 +220,29 @@ class Sender:
     def _allowance(self) -> int:
         """Return the bytes a stream may have queued.
 
-        When all of them together have many, each still has a frame: those that the peer does not
-        read must not stop those that it reads.
+        When all of them together have many, each still has a frame, and in the end one message:
+        those that the peer does not read must not stop those that it reads, or the next call.
         """
         limits = self._limits
         if self.queued < limits.connection_queue_bytes:
             return limits.stream_queue_bytes
-        return min(limits.stream_queue_bytes, f.FRAME_BYTES_DEFAULT)
+        if self.queued < limits.queued_bytes_max // 2:
+            return min(limits.stream_queue_bytes, f.FRAME_BYTES_DEFAULT)
+        return 1
 
     def _ready_now(self) -> list[Stream]:
         if self.is_paused:
             return []
         low = self._allowance() // 2
-        return [stream for stream in self._waiting.values() if stream.queued <= low]
+        looked_at = self._waiting if low > self._low else self._shrunk
+        self._low = low
+        found = [stream for stream in looked_at.values() if stream.queued <= low]
+        self._shrunk = {stream.sid: stream for stream in found}
+        return found
+
+    def _wait_no_more(self, stream: Stream) -> None:
+        self._waiting.pop(stream.sid, None)
+        self._shrunk.pop(stream.sid, None)
 
     def _put(self, stream: Stream, data: bytes) -> None:
         stream.put(data)
@@ -238,17 +256,17 @@ class Sender:
         if not stream.ended:
             self.emit(f.reset(stream.sid, f.ErrorCode.NO_ERROR))
         self._writable.pop(stream.sid, None)
-        self._waiting.pop(stream.sid, None)
+        self._wait_no_more(stream)
         self._table.close(stream)
 
     def _pump(self) -> None:
         """Cut queued messages into frames: each stream in turn, a bounded number of bytes."""
         left = self._limits.turn_bytes_max
-        for stream in list(self._writable.values()):
+        for _ in range(len(self._writable)):
             # All of these have something queued: without a window the others are not looked at.
             if left <= 0 or self.window <= 0:
                 return
-            del self._writable[stream.sid]
+            _, stream = self._writable.popitem(last=False)
             left -= self._pump_stream(stream, min(left, self._limits.stream_queue_bytes))
             if stream.queued:
                 # Behind the others; a stream without window is put back when it has one.
@@ -270,4 +288,6 @@ class Sender:
             stream.window -= allowed
             sent += allowed
         self.queued -= sent
+        if sent and stream.sid in self._waiting:
+            self._shrunk[stream.sid] = stream
         return sent

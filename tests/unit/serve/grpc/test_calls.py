@@ -30,8 +30,14 @@ class Client(Peer):
         route = Stream(handler) if stream else Unary(handler)
         self.clock = SimulatedClock(1)
         self.counters = Counters()
-        router = Router({"/t.T/Echo": route}, guard)
-        self.calls = Calls(router, self.counters, self.clock, peer="here:1", number=7)
+        plain = Unary(lambda call, message: call.ok(message))
+        router = Router({"/t.T/Echo": route, "/t.T/Plain": plain}, guard)
+        self.calls = Calls(
+            *(router, self.counters, self.clock),
+            peer="here:1",
+            number=7,
+            long_calls_max=limits.long_calls_max if limits else None,
+        )
         self.connection = Connection(limits or ServerLimits(), self.calls, lambda: None)
         self.calls.sender = self.sender = self.connection.sender
         self.send(f.PREFACE, f.settings({}))
@@ -417,3 +423,29 @@ def test_a_bug_of_the_guard_is_the_call_s_status():
     client.send(client.headers(5), client.headers(7))
     assert client.alive
     assert client.counters.handler_errors_total == 3
+
+
+def test_streams_of_messages_leave_room_for_other_calls():
+    """One too many is refused; a plain call is answered; one that ends makes room for another."""
+    opened = []
+
+    def feed(call, _message):
+        call.begin()
+        opened.append(call)
+
+    client = Client(feed, stream=True, limits=ServerLimits(long_calls_max=2))
+    plain = [(name, "/t.T/Plain" if name == ":path" else value) for name, value in REQUEST]
+    assert len(client.answers(client.send(client.call(1), client.call(3)))) == 2
+    for sid in (5, 7):
+        code, text = client.status(client.call(sid), sid=sid)
+        assert (code, text) == (
+            Code.RESOURCE_EXHAUSTED,
+            "too many streams on this connection, open another one",
+        )
+    assert client.status(client.call(9, b"x", plain), sid=9)[0] == Code.OK
+    opened[0].finish(Code.OK)
+    client.send(f.reset(3, 8))
+    client.answers(client.send(client.call(11), client.call(13)))
+    assert [call.is_open for call in opened] == [False, False, True, True]
+    assert client.status(client.call(15), sid=15)[0] == Code.RESOURCE_EXHAUSTED
+    assert client.calls.long_calls == 2

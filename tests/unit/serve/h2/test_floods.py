@@ -147,7 +147,7 @@ def test_windows_of_many_streams_are_changed_once_a_frame():
 def test_changing_the_windows_of_many_streams_is_paid_for():
     """With many open streams each change counts as more than one frame."""
     peer = Peer(LIMITS, answer=None)
-    peer.send(*(peer.call(sid) for sid in range(1, 801, 2)))
+    peer.send(*(peer.call(sid) for sid in range(1, 3_201, 2)))
     frames = peer.send(*(f.settings({f.INITIAL_WINDOW_SIZE: size}) for size in (1, 2)))
     assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
 
@@ -202,3 +202,17 @@ def test_bytes_that_wait_for_their_turn_keep_their_order():
     peer.connection.receive(peer.headers(7, [*REQUEST, ("n", "7")]) + b"\0\0")
     peer.connection.receive(b"")
     assert not peer.connection.has_input
+
+
+def test_giving_up_all_streams_at_once_is_no_flood():
+    """Streams that were open before the tick may all be reset in it; newer ones are counted."""
+    peer = Peer(LIMITS, answer=None)
+    peer.send(*(peer.call(sid) for sid in range(1, 401, 2)))
+    peer.connection.tick()
+    peer.send(*(f.reset(sid, 8) for sid in range(1, 401, 2)))
+    assert peer.alive
+    assert not peer.connection.table.open
+    peer.send(*(peer.call(sid) + f.reset(sid, 8) for sid in range(401, 501, 2)))
+    assert peer.alive
+    frames = peer.send(peer.call(501), f.reset(501, 8))
+    assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM

@@ -45,6 +45,8 @@ def test_the_limits_on_the_page_are_the_limits():
     assert limits.held_bytes_server_max == 256 << 20
     assert (limits.stall_s, limits.keepalive_s, limits.keepalive_timeout_s) == (120, 30, 20)
     assert (limits.header_bytes_max, limits.continuations_max) == (40 << 10, 32)
+    assert (limits.streams_max, limits.long_calls_max) == (12_000, 11_000)
+    assert limits.connection_queue_bytes == 4 << 20
     assert limits.header_bytes_read_max == 64 << 10
     assert (limits.tick_s, limits.controls_max) == (0.5, 1_000)
     assert (limits.window_updates_max, limits.resets_max) == (20_000, 2_000)

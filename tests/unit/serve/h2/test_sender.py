@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.frames import ErrorCode
@@ -312,3 +314,56 @@ def test_an_end_needs_no_window():
     frames = peer.take()
     assert [(kind, flags, sid) for kind, flags, sid, _ in frames] == [(f.HEADERS, 5, 3)]
     assert list(peer.connection.table.open) == [1]
+
+
+STEPS = st.tuples(
+    st.sampled_from(["write", "window", "window of all", "reset", "pause", "ready"]),
+    st.integers(0, 7),
+    st.integers(1, 3_000),
+)
+
+
+@given(st.lists(STEPS, max_size=120))
+def test_every_stream_that_may_write_on_is_found(steps):
+    """Whatever shrinks, grows, ends or pauses in between, none that waits is overlooked."""
+    limits = ServerLimits(
+        stream_queue_bytes=1_000, connection_queue_bytes=2_000, queued_bytes_max=8_000
+    )
+    peer = Peer(limits, answer=None)
+    peer.send(f.settings({f.INITIAL_WINDOW_SIZE: 0}), *(peer.call(sid) for sid in range(1, 16, 2)))
+    sender, streams, waiting = peer.sender, peer.app.streams, set()
+    for kind, place, size in steps:
+        stream = streams[2 * place + 1]
+        if kind == "write" and not stream.closed and not sender.write(stream, bytes(size)):
+            waiting.add(stream)
+        elif kind == "window":
+            peer.send(f.window_update(stream.sid, size))
+        elif kind == "window of all":
+            peer.send(f.window_update(0, size))
+        elif kind == "reset" and not stream.closed:
+            peer.send(f.reset(stream.sid, 8))
+        elif kind == "pause":
+            sender.is_paused = not sender.is_paused
+        elif kind == "ready":
+            low = sender._allowance() // 2
+            due = {each for each in waiting if not each.closed and each.queued <= low}
+            expected = set() if sender.is_paused else due
+            assert sender.has_ready == bool(expected)
+            assert set(sender.ready()) == expected
+            waiting -= expected
+
+
+def test_a_stream_that_waited_for_the_others_is_found_when_they_are_gone():
+    """It had little queued when nobody was allowed more; then the one that held most is reset."""
+    limits = ServerLimits(
+        stream_queue_bytes=1_000, connection_queue_bytes=2_000, queued_bytes_max=8_000
+    )
+    closed = f.settings({f.INITIAL_WINDOW_SIZE: 0})
+    peer, [first, most, little] = opened(closed, limits=limits, sids=(1, 3, 5))
+    assert not peer.sender.write(first, bytes(1_000))
+    assert not peer.sender.has_ready
+    assert not peer.sender.write(most, bytes(4_000))
+    assert not peer.sender.write(little, bytes(10))
+    peer.send(f.reset(3, 8))
+    assert peer.sender.has_ready
+    assert peer.sender.ready() == [little]
