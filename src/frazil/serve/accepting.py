@@ -54,6 +54,8 @@ class Acceptor:
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[None]] = set()
+        self._sockets: dict[asyncio.BaseProtocol, socket.socket] = {}
+        """Of those that are not set up yet."""
         self._pause: asyncio.TimerHandle | None = None
         self._is_closed = False
         listener.setblocking(False)
@@ -71,6 +73,13 @@ class Acceptor:
         self._listener.close()
         for task in self._arriving:
             task.cancel()
+
+    def give_up(self, protocol: asyncio.BaseProtocol) -> None:
+        """End a connection that is not set up yet: its handshake meets the end, and fails."""
+        connection = self._sockets.get(protocol)
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         for _ in range(TURN_MAX):
@@ -91,6 +100,7 @@ class Acceptor:
             # Small answers go at once; the loop's own listener would see to this itself.
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets[protocol] = connection
             task = self._loop.create_task(self._set_up(connection, protocol))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
@@ -115,6 +125,7 @@ class Acceptor:
             # A peer that speaks no TLS, or trusts us not, or is gone: whoever counts is told.
             connection.close()
         finally:
+            self._sockets.pop(protocol, None)
             if not is_made:
                 self._failed(protocol)
 

@@ -15,6 +15,7 @@ import attrs
 from frazil.config_serve import is_loopback
 from frazil.errors import FrazilError, codes_of
 from frazil.serve.accepting import Acceptor
+from frazil.serve.auth.guard import client_of
 from frazil.serve.http_request import (
     HEAD_END,
     BadRequest,
@@ -42,6 +43,8 @@ class HttpLimits:
     """What a client of the HTTP port may take."""
 
     connections_max: int = 64
+    client_connections_max: int = 16
+    """Of one address; one more takes the place of its oldest that has not asked yet."""
     head_bytes_max: int = 8 << 10
     head_s: float = 5.0
     """From the connection (and the handshake) to the end of the request's head."""
@@ -77,6 +80,19 @@ def health_page(problem: Callable[[], str | None]) -> Page:
     return Page(answer, is_open=True)
 
 
+@attrs.define(eq=False)
+class _Visit:
+    """One connection, and how far it is."""
+
+    client: str
+    protocol: asyncio.BaseProtocol | None = None
+    writer: asyncio.StreamWriter | None = None
+    task: asyncio.Task[None] | None = None
+    has_asked: bool = False
+    is_answered: bool = False
+    is_over: bool = False
+
+
 class HttpServer:
     """Serves pages. All methods belong to the event loop's thread.
 
@@ -101,7 +117,8 @@ class HttpServer:
         self._allow = allow
         self._loopback_only = True
         self._acceptor: Acceptor | None = None
-        self._arriving: set[asyncio.BaseProtocol] = set()
+        self._visits: dict[asyncio.BaseProtocol, _Visit] = {}
+        """All connections, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
         self.requests = 0
@@ -125,7 +142,7 @@ class HttpServer:
         self._acceptor = Acceptor(
             listener,
             make=self._arrive,
-            failed=self._arriving.discard,
+            failed=self._give_up,
             ssl_context=ssl_context,
             handshake_s=self._limits.handshake_s,
         )
@@ -139,38 +156,77 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _arrive(self, _peer: str) -> asyncio.BaseProtocol | None:
+    def _arrive(self, peer: str) -> asyncio.BaseProtocol | None:
         """Count a connection from its first packet on; None if there are too many."""
-        if len(self._arriving) + len(self._tasks) >= self._limits.connections_max:
+        visit = _Visit(client_of(peer))
+        if not self._make_room(visit.client):
             self.refusals += 1
             return None
         loop = asyncio.get_running_loop()
 
         def made(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._arriving.discard(protocol)
-            task = loop.create_task(self._serve(reader, writer))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            if visit.is_over:
+                writer.transport.abort()
+                return
+            visit.writer = writer
+            visit.task = loop.create_task(self._serve(reader, writer, visit))
+            self._tasks.add(visit.task)
+            visit.task.add_done_callback(lambda task: self._ended(task, protocol))
 
         reader = asyncio.StreamReader(limit=self._limits.head_bytes_max, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, made, loop=loop)
-        self._arriving.add(protocol)
+        visit.protocol = protocol
+        self._visits[protocol] = visit
         return protocol
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _make_room(self, client: str) -> bool:
+        """Return whether one more of an address may come; who keeps others waiting makes way."""
+        limits = self._limits
+        rivals = [visit for visit in self._visits.values() if visit.client == client]
+        if len(rivals) < limits.client_connections_max:
+            rivals = list(self._visits.values())
+            if len(rivals) < limits.connections_max:
+                return True
+        # Those that have not asked yet, then those that do not take their answer.
+        idle = next((visit for visit in rivals if not visit.has_asked), None)
+        idle = idle or next((visit for visit in rivals if visit.is_answered), None)
+        if idle is None:
+            return False
+        self._cut_off(idle)
+        return True
+
+    def _cut_off(self, visit: _Visit) -> None:
+        assert visit.protocol is not None
+        self.cut_off += 1
+        visit.is_over = True
+        del self._visits[visit.protocol]
+        if visit.task is not None and visit.writer is not None:
+            visit.writer.transport.abort()
+            visit.task.cancel()
+        elif self._acceptor is not None:
+            self._acceptor.give_up(visit.protocol)
+
+    def _give_up(self, protocol: asyncio.BaseProtocol) -> None:
+        self._visits.pop(protocol, None)
+
+    def _ended(self, task: asyncio.Task[None], protocol: asyncio.BaseProtocol) -> None:
         self._tasks.discard(task)
+        self._give_up(protocol)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             # A bug: its connection is cut off, the others go on.
             self.cut_off += 1
             warn("http_connection_failed", error=type(error).__name__)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, visit: _Visit
+    ) -> None:
         # Bytes that the client does not take are then seen by `drain`, from the first one on.
         writer.transport.set_write_buffer_limits(0)
         try:
             peer = writer.get_extra_info("peername")
-            reply = await self._answer(reader, str(peer[0]) if peer else "")
+            reply = await self._answer(reader, str(peer[0]) if peer else "", visit)
+            visit.has_asked = visit.is_answered = True
             if reply is not None:
                 async with asyncio.timeout(self._limits.answer_s):
                     writer.write(encode_reply(reply))
@@ -197,14 +253,15 @@ class HttpServer:
                     return
                 left -= len(data)
 
-    async def _answer(self, reader: asyncio.StreamReader, peer: str) -> Reply | None:
+    async def _answer(self, reader: asyncio.StreamReader, peer: str, visit: _Visit) -> Reply | None:
         """Return the answer to the one request of a connection, None if there is none."""
         try:
             async with asyncio.timeout(self._limits.head_s):
                 head = await reader.readuntil(HEAD_END)
             request = parse_head(head, loopback_only=self._loopback_only, posts=self._posts)
             if request.length:
-                return await self._posted(reader, request, peer)
+                return await self._posted(reader, request, peer, visit)
+            visit.has_asked = True
         except asyncio.IncompleteReadError:
             return None
         except asyncio.LimitOverrunError:
@@ -221,9 +278,12 @@ class HttpServer:
         self.requests += 1
         return await self._made(request.path, page)
 
-    async def _posted(self, reader: asyncio.StreamReader, request: Request, peer: str) -> Reply:
+    async def _posted(
+        self, reader: asyncio.StreamReader, request: Request, peer: str, visit: _Visit
+    ) -> Reply:
         async with asyncio.timeout(self._limits.head_s):
             body = await reader.readexactly(request.length)
+        visit.has_asked = True
         self.requests += 1
         try:
             async with asyncio.timeout(self._limits.answer_s):

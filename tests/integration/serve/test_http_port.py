@@ -22,12 +22,23 @@ QUICK = HttpLimits(connections_max=4, head_s=0.3, answer_s=1.0, linger_s=0.2)
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+SECONDS_MAX = 30
+
+
+async def wait_until(check):
+    """Wait until something is so."""
+    async with asyncio.timeout(SECONDS_MAX):
+        while not check():  # noqa: ASYNC110 - nobody tells when
+            await asyncio.sleep(0.01)
+
+
 class World:
     """A server with a few pages, and plain connections to it."""
 
     def __init__(self, limits=QUICK, allow=None):
         self.problem = None
         self.threads = []
+        self.may_answer = threading.Event()
         self.writers = []
         pages = {
             "/healthz": health_page(lambda: None),
@@ -35,6 +46,7 @@ class World:
             "/metrics": Page(self._metrics, threaded=True),
             "/large": Page(lambda: Reply(200, b"x" * (16 << 20)), is_open=True),
             "/closed": Page(self._closed, is_open=True),
+            "/held": Page(self._held, threaded=True, is_open=True),
             "/bug": Page(lambda: text_reply(999, "no such status"), is_open=True),
         }
         self.server = HttpServer(pages, limits=limits, allow=allow)
@@ -42,6 +54,10 @@ class World:
     def _metrics(self):
         self.threads.append(threading.current_thread())
         return Reply(200, b"m 1\n")
+
+    def _held(self):
+        assert self.may_answer.wait(SECONDS_MAX)
+        return text_reply(200, "held")
 
     def _closed(self):
         raise Closed("engine is closed", path="/secret/place")
@@ -148,21 +164,86 @@ def test_bytes_that_trickle_in_do_not_hold_a_connection():
     asyncio.run(run())
 
 
-def test_connections_are_bounded_and_come_free_again():
-    """The connection beyond the limit is cut off; when the idle ones time out there is room."""
+def test_the_oldest_that_has_not_asked_makes_way():
+    """Half a request, or none, keeps nobody out; the connections stay as many as are allowed."""
 
     async def run():
-        async with World() as world:
+        async with World(HttpLimits(connections_max=4)) as world:
             held = [await world.connect() for _ in range(4)]
+            for _, writer in held:
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
             await asyncio.sleep(0.05)
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                reader, writer = await world.connect()
-                writer.write(GET)
-                await reader.readexactly(1)
-            assert world.server.refusals >= 1
-            await asyncio.sleep(QUICK.head_s + QUICK.linger_s + 0.3)
-            assert (await world.raw(GET)).startswith(b"HTTP/1.1 200")
-            assert len(held) == 4
+            for _ in range(6):
+                assert (await world.raw(GET)).startswith(b"HTTP/1.1 200")
+                assert len(world.server._visits) <= 4
+                await world.connect()
+            assert world.server.cut_off >= 4
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(held[0][0].read(), SECONDS_MAX) == b""
+            assert world.server.refusals == 0
+
+    asyncio.run(run())
+
+
+def test_one_address_leaves_room_for_others():
+    """It cuts off its own that have not asked, however many there are, and nobody else's."""
+
+    async def run():
+        limits = HttpLimits(connections_max=20, client_connections_max=3)
+        async with World(limits) as world:
+            other = await asyncio.open_connection(HOST, world.port, local_addr=("127.0.0.2", 0))
+            world.writers.append(other[1])
+            for _ in range(40):
+                _, writer = await world.connect()
+                writer.write(b"GET ")
+            await wait_until(lambda: world.server.cut_off == 37)
+            assert len(world.server._visits) == 4
+            other[1].write(GET)
+            assert (await asyncio.wait_for(other[0].read(), SECONDS_MAX)).startswith(
+                b"HTTP/1.1 200"
+            )
+
+    asyncio.run(run())
+
+
+def test_who_is_being_answered_is_not_cut_off():
+    """When all wait for their pages one more is refused, and they get them."""
+
+    async def run():
+        async with World(HttpLimits(connections_max=2)) as world:
+            waiting = [await world.connect() for _ in range(2)]
+            for _, writer in waiting:
+                writer.write(b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await wait_until(lambda: world.server.requests == 2)
+            with contextlib.suppress(ConnectionError):
+                assert await world.raw(GET) == b""
+            assert world.server.refusals == 1
+            world.may_answer.set()
+            for reader, _ in waiting:
+                data = await asyncio.wait_for(reader.read(), SECONDS_MAX)
+                assert data.endswith(b"held\n")
+
+    asyncio.run(run())
+
+
+def test_handshakes_that_never_end_make_way(tmp_path):
+    """Over TLS, too: who connects and says nothing is cut off for whoever comes."""
+    certificate, key = write_certificate(tmp_path)
+    settings = ServeSettings(tls_certificate_file=certificate, tls_key_file=key)
+
+    async def run():
+        world = World(HttpLimits(connections_max=3, handshake_s=60.0))
+        context = server_context(settings, protocols=["http/1.1"])
+        _, world.port = await world.server.start(HOST, 0, context)
+        silent = [await world.connect() for _ in range(3)]
+        client_context = ssl.create_default_context(cadata=CERTIFICATE)
+        async with httpx.AsyncClient(verify=client_context, trust_env=False) as client:
+            found = await client.get(f"https://localhost:{world.port}/healthz")
+        assert found.text == "ok\n"
+        assert world.server.cut_off == 1
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(silent[0][0].read(), SECONDS_MAX) == b""
+        await world.__aexit__()
 
     asyncio.run(run())
 
