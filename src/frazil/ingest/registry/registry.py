@@ -220,7 +220,6 @@ class Registry:
         if full or schema_id > limits.SCHEMA_ID_MAX:
             raise Overloaded(
                 "the schema registry has too many subjects, delete some",
-                subjects=self._catalog.subjects_count,
                 subjects_max=limits.SUBJECTS_MAX,
             )
 

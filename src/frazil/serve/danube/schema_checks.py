@@ -19,7 +19,7 @@ from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.ingest.messages import Message
-    from frazil.ingest.registry import Registry, Verdict
+    from frazil.ingest.registry import Registry, Verdict, Work
     from frazil.serve.danube.schema_store import SchemaStore
 
 __all__ = ["Judged", "SchemaChecks"]
@@ -27,6 +27,8 @@ __all__ = ["Judged", "SchemaChecks"]
 TURN_RECORDS_MAX: Final = 32
 TURN_BYTES_MAX: Final = 256 << 10
 """What one turn looks at, so that other topics and the registry have theirs."""
+TURN_UNITS_MAX: Final = 100_000
+"""Of work, in microseconds: with the last record a turn takes half a second at most."""
 TOPIC_RECORDS_MAX: Final = 10_000
 TOPIC_BYTES_MAX: Final = 8 << 20
 BYTES_MAX: Final = 64 << 20
@@ -94,8 +96,6 @@ class SchemaChecks:
         if line.records and (full or self._size_bytes + size > BYTES_MAX):
             raise Overloaded(
                 "too many records wait for the check of their payload, slow down",
-                records=len(line.records),
-                bytes=self._size_bytes,
                 retry_after_ms=100,
             )
         line.records.append(_Waiting(record, then))
@@ -129,15 +129,19 @@ class SchemaChecks:
             self._size_bytes -= line.size_bytes
 
     async def _judge(self, topic: str, taken: list[_Waiting]) -> None:
-        records = [waiting.record for waiting in taken]
-        try:
-            verdicts = await self.store.read(partial(_judge_all, topic=topic, records=records))
-        except FrazilError as error:
-            for waiting in taken:
-                waiting.then(error)
-            return
-        for waiting, verdict in zip(taken, verdicts, strict=True):
-            self._pass_on(topic, waiting, verdict)
+        """Have records judged, in more turns than one if they are much work."""
+        while taken:
+            records = [waiting.record for waiting in taken]
+            ask = partial(_judge_some, topic=topic, records=records, new_work=self.store.new_work)
+            try:
+                verdicts = await self.store.read(ask)
+            except FrazilError as error:
+                for waiting in taken:
+                    waiting.then(error)
+                return
+            for waiting, verdict in zip(taken, verdicts, strict=False):
+                self._pass_on(topic, waiting, verdict)
+            taken = taken[len(verdicts) :]
 
     def _pass_on(self, topic: str, waiting: _Waiting, verdict: Verdict) -> None:
         if verdict.reason is None:
@@ -163,5 +167,16 @@ class SchemaChecks:
         warn("schema_mismatch_taken", topic=topic, records=count + 1)
 
 
-def _judge_all(registry: Registry, *, topic: str, records: Sequence[Message]) -> list[Verdict]:
-    return [verdict_on(registry, topic, record) for record in records]
+def _judge_some(
+    registry: Registry, *, topic: str, records: Sequence[Message], new_work: Callable[[], Work]
+) -> list[Verdict]:
+    """Return the verdicts on the first records: at least one, as many as one turn has work for."""
+    verdicts: list[Verdict] = []
+    units = 0
+    for record in records:
+        work = new_work()
+        verdicts.append(verdict_on(registry, topic, record, work))
+        units += work.units
+        if units >= TURN_UNITS_MAX:
+            break
+    return verdicts

@@ -8,14 +8,16 @@ a time, each when the one before is durable and visible.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.engine.states import StateTag
 from frazil.errors import FrazilError, NotFound, Overloaded, Unavailable
-from frazil.ingest.registry import Change, Planned, Registry, Verdict
+from frazil.ingest.registry import Change, Planned, Registry, Verdict, Work
 from frazil.ingest.registry.entries import parse_key
+from frazil.serve.danube.schema_thread import SchemaThread
 
 if TYPE_CHECKING:
     from frazil.engine.states import States
@@ -25,6 +27,11 @@ __all__ = ["SchemaStore"]
 
 BYTES_MAX: Final = 32 << 20
 """All entries together: half of what the engine keeps of values that are no records."""
+
+PLANNING_S: Final = 5.0
+"""So long a change that is planned when the store is closed may still become one."""
+ENDING_S: Final = 1.0
+"""So long the close waits for the thread, which asks often whether it is still wanted."""
 
 _Answer = TypeVar("_Answer")
 
@@ -41,10 +48,11 @@ class SchemaStore:
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
         self._is_stale = False
-        self._is_closed = False
         self._turn = asyncio.Lock()
         self._planning = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "frazil-schemas")
+        self._stopping = threading.Event()
+        self._thread = SchemaThread()
+        self._asked: asyncio.Future[Any] | None = None
         self._changing: set[asyncio.Task[Any]] = set()
         self.checks: dict[str, bool] = {}
         """Topics whose records are looked at, and whether their payloads are, too.
@@ -64,14 +72,13 @@ class SchemaStore:
         Raises:
             Unavailable: if the store is closed; and whatever `ask` raises.
         """
-        if self._is_closed:
-            raise Unavailable("the schema registry is closed")
+        if self._stopping.is_set():
+            raise _closed()
         await self._turn.acquire()
-        try:
-            asked = asyncio.get_running_loop().run_in_executor(self._thread, self._run, ask)
-        except RuntimeError as error:
+        if self._stopping.is_set():
             self._turn.release()
-            raise Unavailable("the schema registry is closed") from error
+            raise _closed()
+        self._asked = asked = self._thread.ask(partial(self._run, ask))
         # Who gives up waiting does not end the turn: the thread is still at it.
         asked.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(asked)
@@ -92,14 +99,28 @@ class SchemaStore:
 
     def judge(self, topic: str, record: Message) -> Verdict:
         """Return the verdict on a record of a topic whose payloads are not looked at."""
-        return verdict_on(self._registry, topic, record)
+        return verdict_on(self._registry, topic, record, self.new_work())
+
+    def new_work(self) -> Work:
+        """Return the bound of one check, which ends when the store is closed."""
+        return Work(self._stopping.is_set)
 
     async def close(self) -> None:
-        """Finish the changes that have begun and end the thread."""
-        self._is_closed = True
+        """Stop all checks, finish the changes that have begun and let the thread end.
+
+        A change whose plan takes too long is none yet: it is refused, and so is a question.
+        """
+        self._stopping.set()
+        if self._changing:
+            await asyncio.wait(self._changing, timeout=PLANNING_S)
+        asked = self._asked
+        if self._thread.is_running and asked is not None and not asked.done():
+            await asyncio.wait([asked], timeout=ENDING_S)
+            if not asked.done():
+                asked.set_exception(_closed())
         if self._changing:
             await asyncio.wait(self._changing)
-        self._thread.shutdown(wait=False)
+        self._thread.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -152,7 +173,6 @@ class SchemaStore:
         if added > freed and total > BYTES_MAX:
             raise Overloaded(
                 "the schemas take too much room, delete some versions",
-                bytes=total,
                 bytes_max=BYTES_MAX,
             )
 
@@ -181,13 +201,18 @@ class SchemaStore:
             raise refusal
 
 
-def verdict_on(registry: Registry, topic: str, record: Message) -> Verdict:
+def _closed() -> Unavailable:
+    return Unavailable("the schema registry is closed")
+
+
+def verdict_on(registry: Registry, topic: str, record: Message, work: Work) -> Verdict:
     """Return whether a record may be published to a topic, with the reason."""
     return registry.check_message(
         topic,
         record.payload,
         schema_id=record.schema_id,
         schema_version=record.schema_version,
+        work=work,
     )
 
 

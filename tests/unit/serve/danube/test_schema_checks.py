@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -19,12 +20,13 @@ TOPIC = "/n/t"
 WAIT_S = 60
 
 
-def run(path, scene, *, policy="enforce", check_payload=True):
-    """Run a scene with the checks of a topic for numbers."""
+def run(path, scene, *, policy="enforce", check_payload=True, schema=None):
+    """Run a scene with the checks of a topic for numbers, or for JSON of a schema."""
 
     async def play(engine):
         store = SchemaStore(engine.states)
-        await store.change(lambda r: r.register("s", "number", b"", now=1))
+        kind, text = ("number", b"") if schema is None else ("json", json.dumps(schema).encode())
+        await store.change(lambda r: r.register("s", kind, text, now=1))
         await store.change(
             lambda r: r.configure_topic(TOPIC, "s", policy, check_payload=check_payload)
         )
@@ -168,3 +170,80 @@ def test_no_payload_is_in_the_log(tmp_path, caplog):
     told = [each for each in caplog.records if each.message == "schema_mismatch_taken"]
     assert len(told) == 1
     assert "secret" not in str(told[0].facts)
+
+
+HEAVY = {"anyOf": [{"enum": [[number]]} for number in range(30_000)]}
+LONG = b"[" + b",".join([b"1"] * 400_000) + b"]"
+
+
+def test_a_record_that_is_too_much_work_is_refused(tmp_path):
+    """One large message and a schema of thousands of choices end in a refusal with the reason."""
+
+    async def scene(checks):
+        told = []
+        checks.check(TOPIC, record(LONG), told.append)
+        await until(lambda: told)
+        assert isinstance(told[0], Refused)
+        assert "schema needs too much work for this payload" in told[0].text
+
+    run(tmp_path, scene, schema=HEAVY)
+
+
+def test_a_record_that_is_too_much_work_is_taken_with_a_warning(tmp_path):
+    """Where records that do not fit are taken, one that nobody can check is, too."""
+
+    async def scene(checks):
+        told = []
+        checks.check(TOPIC, record(LONG), told.append)
+        await until(lambda: told)
+        assert told == [None]
+        assert checks.warned_total == 1
+
+    run(tmp_path, scene, schema=HEAVY, policy="warn")
+
+
+def test_others_have_their_turn_between_records_that_are_much_work(tmp_path):
+    """A question that comes while a topic's records are checked waits for few of them."""
+
+    async def scene(checks):
+        told = []
+        # Each is more than 100,000 units of work: alone in its turn.
+        for _ in range(20):
+            checks.check(TOPIC, record(b"[-1]"), told.append)
+        await until(lambda: told)
+        seen = await checks.store.read(lambda _registry: len(told))
+        assert seen < 10
+        await until(lambda: len(told) == 20)
+        assert checks.refused_total == 20
+
+    run(tmp_path, scene, schema=HEAVY)
+
+
+def test_records_that_wait_hear_of_the_close(tmp_path):
+    """When the store is closed in the middle, each record has one answer, and none is lost."""
+
+    async def scene(checks):
+        told = []
+        for number in range(100):
+            checks.check(TOPIC, record(b"[-1]"), lambda e, n=number: told.append((n, e)))
+        await until(lambda: told)
+        await checks.store.close()
+        await until(lambda: len(told) == 100)
+        assert [number for number, _ in told] == list(range(100))
+        assert {type(error) for _, error in told} == {Refused, Unavailable}
+        assert type(told[-1][1]) is Unavailable
+
+    run(tmp_path, scene, schema=HEAVY)
+
+
+def test_no_number_of_the_server_is_told(tmp_path, monkeypatch):
+    """Who is to slow down does not learn how much of others waits."""
+    monkeypatch.setattr(schema_checks, "TOPIC_RECORDS_MAX", 1)
+
+    async def scene(checks):
+        checks.check(TOPIC, record(b"1"), lambda _: None)
+        with pytest.raises(Overloaded) as caught:
+            checks.check(TOPIC, record(b"1"), lambda _: None)
+        assert caught.value.details == {"retry_after_ms": 100}
+
+    run(tmp_path, scene)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
+import tempfile
 import threading
 
 import pytest
@@ -245,3 +248,80 @@ def test_topics_whose_records_are_looked_at_are_known_by_heart(tmp_path):
 
     run(tmp_path, scene)
     assert run(tmp_path, again) == {"/n/a": True}
+
+
+def test_nothing_keeps_the_process_alive():
+    """A process ends although the thread of its store is at something that never does."""
+    script = """
+import asyncio, sys, threading
+import frazil
+from frazil.serve.danube import schema_store
+
+schema_store.ENDING_S = schema_store.PLANNING_S = 0.05
+reading = threading.Event()
+
+def look(registry):
+    reading.set()
+    threading.Event().wait()
+
+async def play(engine):
+    store = schema_store.SchemaStore(engine.states)
+    asked = [asyncio.create_task(each) for each in (store.read(look), store.change(look))]
+    await asyncio.to_thread(reading.wait)
+    await store.close()
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    print([type(each).__name__ for each in told])
+
+settings = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
+with frazil.open(sys.argv[1], **settings) as engine:
+    asyncio.run(play(engine))
+print("the end")
+"""
+    with tempfile.TemporaryDirectory() as directory:
+        ended = subprocess.run(
+            [sys.executable, "-c", script, directory],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+    assert ended.stdout == "['Unavailable', 'Unavailable']\nthe end\n", ended.stderr
+    assert ended.returncode == 0
+
+
+def test_a_check_stops_when_the_store_is_closed(tmp_path):
+    """A check that is under way gives no verdict: it is told to stop."""
+
+    async def scene(store, _engine):
+        work = store.new_work()
+        going = threading.Event()
+
+        def check(_registry):
+            while True:
+                going.set()
+                work.charge(0)
+
+        asked = asyncio.create_task(store.read(check))
+        await asyncio.to_thread(going.wait, WAIT_S)
+        await store.close()
+        with pytest.raises(Unavailable):
+            await asked
+
+    with pytest.MonkeyPatch.context() as patch:
+        # The close waits for the thread; were it not told, this would take longer than allowed.
+        patch.setattr(schema_store, "ENDING_S", 2 * WAIT_S)
+        patch.setattr("frazil.ingest.registry.work._POLL_UNITS", 0)
+        run(tmp_path, scene)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_a_question_does_not_end_the_answers(tmp_path):
+    """Who asked gets the error, and the next question is answered."""
+
+    async def scene(store, _engine):
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await store.read(lambda _registry: 1 // 0)
+            assert await store.read(subjects_of) == {}
+
+    run(tmp_path, scene)
