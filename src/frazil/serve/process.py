@@ -29,6 +29,8 @@ __all__ = ["run_broker"]
 
 FILES_BESIDE: Final = 4096
 """Open files beside the connections: segments, metadata, tables."""
+GC_THRESHOLDS: Final = (50_000, 20, 50)
+"""When the collector looks for circles; Python's own numbers are for programs with few objects."""
 
 
 def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
@@ -70,6 +72,8 @@ class _Process:
         # up every call for a tenth of a second.
         gc.collect()
         gc.freeze()
+        # Every record under way is an object or two: look for circles among them less often.
+        gc.set_threshold(*GC_THRESHOLDS)
         if not self._stop.is_set():
             on_ready(broker)
         await self._stop.wait()

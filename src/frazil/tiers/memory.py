@@ -36,7 +36,8 @@ RUN_RECORDS_MAX: Final = 4096
 """So many records of small frames are decoded together."""
 JOIN_AT_ONCE_ROWS: Final = 8192
 """Chunks are joined while they are made up to this size; larger ones in the background."""
-JOIN_BYTES_MAX: Final = 64 << 20
+JOIN_BYTES_MAX: Final = 4 << 20
+"""Chunks of so many bytes are not joined any more: scans gain nothing, and every join is a copy."""
 
 _offset_of = itemgetter(0)
 _new = tuple.__new__

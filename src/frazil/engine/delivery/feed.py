@@ -124,6 +124,12 @@ class TopicFeed:
         future = self._loop.run_in_executor(self._executor, self._read, offset)
         future.add_done_callback(partial(self._read_done, offset))
 
+    def prefetch(self, offset: int) -> None:
+        """Begin to read from `offset` on, if that is not at hand: somebody will ask for it soon."""
+        is_old = self.head - offset > LIVE_RECORDS_MAX
+        if is_old and offset not in self._reading and offset not in self._chunks:
+            self.request(offset, _ignore)
+
     def follow(self, wake: Callable[[], None]) -> None:
         """Call `wake`, once, when there are more records, or when the topic ends."""
         self._followers.append(wake)
@@ -218,3 +224,7 @@ class TopicFeed:
         followers, self._followers = self._followers, []
         for wake in followers:
             wake()
+
+
+def _ignore(_error: FrazilError | None) -> None:
+    """Leave an error to whoever asks for the same records."""

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer", "Subscription"]
 
-FEED_RECORDS_MAX: Final = 1024
+FEED_RECORDS_MAX: Final = 512
 HELD_BYTES_MAX: Final = 8 << 20
 """KeyShared reads ahead of keys that wait; so far at most."""
-TURNS_MAX: Final = 8
+TURNS_MAX: Final = 2
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
 
@@ -333,6 +333,8 @@ class Subscription:
             offsets, sizes, offset_end=end, keys=chunk.keys[first:stop] if is_by_key else ()
         )
         self._hold(offsets, chunk.records[first:stop])
+        if stop == len(chunk.offsets):
+            feed.prefetch(chunk.offset_next)
         missed = chunk.expired_in(offset, end) if chunk.expired else 0
         if missed:
             self._note_missed(missed)
