@@ -47,11 +47,24 @@ def test_a_value_is_walked_once_however_many_choices_look_at_it(keyword):
     assert many - few == 1_000 * 4
 
 
-@pytest.mark.parametrize("keyword", ["enum", "const", "uniqueItems"])
-def test_a_walk_over_a_value_is_charged(keyword):
-    """A keyword that looks at all of a value pays for each part of it."""
-    _, units = judged(ARRAYS[keyword](1), list(range(ITEMS)))
-    assert units > ITEMS
+@pytest.mark.parametrize("values", [list(range(ITEMS)), ["a"] * ITEMS, [[]] * ITEMS])
+@pytest.mark.parametrize("keyword", ["enum", "const"])
+def test_a_walk_over_a_value_is_charged(keyword, values):
+    """A keyword that looks at all of a value pays for each part of it, also for equal ones."""
+    _, units = judged(ARRAYS[keyword](1), values)
+    _, others = judged(ARRAYS["type"](1), values)
+    assert units - others > ITEMS
+
+
+def test_what_was_looked_at_is_paid_for_wherever_it_is_handed_on():
+    """A list of the items that were looked at costs its length at each schema it goes through."""
+    schema = {"items": True}
+    for _ in range(28):
+        schema = {"allOf": [schema]}
+    _, units = judged(schema, [1] * 1_000)
+    found, tracked = judged({**schema, "unevaluatedItems": False}, [1] * 1_000)
+    assert found is None
+    assert tracked - units > 28 * 1_000
 
 
 def test_one_large_message_against_thousands_of_lists_is_given_up():
