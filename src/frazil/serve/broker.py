@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     from frazil.engine.core import Engine
     from frazil.serve.auth import Guard
 
-__all__ = ["Addresses", "Broker", "server_limits"]
+__all__ = ["Addresses", "Broker", "connection_counts", "server_limits"]
 
 State = Literal["starting", "ready", "stopping"]
 FACTS_S: Final = 10.0
 """How long the loop has to answer what it counts."""
+ADMIN_PLACES_MAX: Final = 100
+"""Of all connections a fifth, at most so many, is for administration alone."""
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what is told in place of it
 
 
@@ -102,6 +104,21 @@ def server_limits(settings: ServeSettings) -> ServerLimits:
         header_bytes_max=settings.header_bytes_max,
         handshake_s=settings.handshake_s,
         keepalive_s=settings.keepalive_s,
+    )
+
+
+def connection_counts(settings: ServeSettings) -> tuple[ConnectionCounts, ConnectionCounts]:
+    """Return the places for clients and those for administration, which clients cannot take."""
+    places = settings.connections_max
+    admin = max(1, min(ADMIN_PLACES_MAX, places // 5))
+    data = max(1, places - admin)
+    return (
+        ConnectionCounts(
+            client_max=min(settings.connections_client_max, data), connections_max=data
+        ),
+        ConnectionCounts(
+            client_max=min(settings.connections_client_max, admin), connections_max=admin
+        ),
     )
 
 
@@ -256,16 +273,16 @@ class Broker:
         self.guard = load_guard(self.settings, owners=self.services, clock=self._clock)
         # Tokens end while streams go on.
         self.services.consumers.check = self.guard.check if self.guard.enabled else None
-        counts = ConnectionCounts(
-            client_max=serve.connections_client_max, connections_max=serve.connections_max
-        )
-        for name, listener, routes in (
-            ("data", listeners.data, self.services.data_routes()),
-            ("admin", listeners.admin, self.services.admin_routes()),
+        limits = server_limits(serve)
+        if self.guard.enabled:
+            # Who has no credentials does not stay.
+            limits = attrs.evolve(limits, first_call_s=serve.handshake_s)
+        data, admin = connection_counts(serve)
+        for name, listener, routes, counts in (
+            ("data", listeners.data, self.services.data_routes(), data),
+            ("admin", listeners.admin, self.services.admin_routes(), admin),
         ):
-            server = Server(
-                Router(routes, guard=self.guard), server_limits(serve), self._clock, counts
-            )
+            server = Server(Router(routes, guard=self.guard), limits, self._clock, counts)
             await server.start_on(listener, context)
             self._servers[name] = server
 

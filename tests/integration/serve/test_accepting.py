@@ -9,11 +9,13 @@ import ssl
 
 import grpc
 import pytest
+from hpack import Encoder
 
 from frazil.serve.accepting import Acceptor
-from frazil.serve.auth.connections import ConnectionCounts
+from frazil.serve.auth.connections import IDLE_S, ConnectionCounts
 from frazil.serve.grpc.router import Router, Unary
 from frazil.serve.grpc.server import Server
+from frazil.serve.h2 import frames as f
 from frazil.serve.h2.limits import ServerLimits
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
 
@@ -95,7 +97,7 @@ def test_what_speaks_no_tls_leaves_nothing_behind(tmp_path):
 
 
 def test_one_address_has_its_share_of_all_ports(tmp_path):
-    """Connections to two servers count together, and a closed one makes room."""
+    """Connections to two servers count together; one more takes the place of the oldest."""
 
     async def scene():
         counts = ConnectionCounts(client_max=2)
@@ -103,15 +105,145 @@ def test_one_address_has_its_share_of_all_ports(tmp_path):
         async with servers(tmp_path, limits, counts, number=2) as [(one, port), (two, other)]:
             first, second = connect(port), connect(other)
             await eventually(lambda: one.counters.connections == two.counters.connections == 1)
-            for each in (port, other):
-                with connect(each) as beyond:
-                    assert await asyncio.to_thread(beyond.recv, 1) == b""
-            assert counts.refusals == 2
-            first.close()
-            await eventually(lambda: one.counters.connections == 0)
             assert await echo(other) == b"hello"
+            assert await asyncio.to_thread(first.recv, 1) == b""
+            await eventually(lambda: two.counters.connections == 1)
+            assert one.counters.connections == 0
+            first.close()
+            assert (one.counters.connections_cut_total, counts.refusals) == (1, 0)
             second.close()
+            await eventually(lambda: two.counters.connections == 0)
         assert len(counts) == 0
+
+    asyncio.run(scene())
+
+
+@contextlib.asynccontextmanager
+async def plain_server(limits, counts=None):
+    """Run a server without TLS."""
+    held = []
+    router = Router(
+        {
+            "/t.T/Echo": Unary(lambda call, message: call.ok(message)),
+            "/t.T/Hold": Unary(lambda call, message: held.append(call)),
+        }
+    )
+    server = Server(router, limits, connections=counts)
+    _, port = await server.start("127.0.0.1", 0)
+    try:
+        yield server, port, held
+    finally:
+        await server.drain(0.1)
+
+
+def greeted(port, source="127.0.0.1"):
+    """Return a connection that has said hello and no more."""
+    found = socket.create_connection(("127.0.0.1", port), SECONDS_MAX, source_address=(source, 0))
+    found.sendall(f.PREFACE + f.settings({}))
+    return found
+
+
+def channel_to(port):
+    return grpc.aio.insecure_channel(
+        f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    )
+
+
+@pytest.mark.parametrize("sources", [["127.0.0.1"], ["127.0.0.2", "127.0.0.3"]])
+def test_connections_that_never_call_lock_nobody_out(sources):
+    """However many there are, of one address or of all: a client connects and stays connected."""
+
+    async def scene():
+        counts = ConnectionCounts(client_max=6, connections_max=10)
+        async with plain_server(ServerLimits(tick_s=0.05), counts) as (server, port, held):
+            silent = [greeted(port, sources[number % len(sources)]) for number in range(40)]
+            await eventually(lambda: server.counters.connections_total == 40)
+            async with channel_to(port) as channel:
+                assert await channel.unary_unary("/t.T/Echo")(b"x", timeout=SECONDS_MAX) == b"x"
+                waiting = channel.unary_unary("/t.T/Hold")(b"", timeout=SECONDS_MAX)
+                await eventually(lambda: len(held) == 1)
+                silent += [greeted(port, sources[number % len(sources)]) for number in range(40)]
+                await eventually(lambda: server.counters.connections_total == 81)
+                held[0].ok(b"still here")
+                assert await waiting == b"still here"
+            assert counts.refusals == 0
+            assert server.counters.connections <= 10
+            for each in silent:
+                each.close()
+        assert len(counts) == 0
+
+    asyncio.run(scene())
+
+
+def test_connections_that_are_in_use_are_not_evicted():
+    """When every place has a call, or had one lately, the newcomer is refused."""
+
+    async def scene():
+        counts = ConnectionCounts(client_max=6, connections_max=2)
+        async with (
+            plain_server(ServerLimits(tick_s=0.05), counts) as (_, port, held),
+            channel_to(port) as one,
+            channel_to(port) as two,
+        ):
+            waiting = one.unary_unary("/t.T/Hold")(b"", timeout=SECONDS_MAX)
+            assert await two.unary_unary("/t.T/Echo")(b"x", timeout=SECONDS_MAX) == b"x"
+            await eventually(lambda: len(held) == 1)
+            with connect(port) as beyond:
+                assert await asyncio.to_thread(beyond.recv, 1) == b""
+            assert counts.refusals == 1
+            held[0].ok(b"y")
+            assert await waiting == b"y"
+
+    asyncio.run(scene())
+
+
+def test_the_longest_without_a_call_makes_way():
+    """Of connections that were used one goes when it had no call for a minute, by the clock."""
+
+    class Used:
+        is_used = True
+
+        def __init__(self, idle_s):
+            self._idle_s = idle_s
+            self.is_evicted = False
+
+        def idle_s(self):
+            return self._idle_s
+
+        def evict(self):
+            self.is_evicted = True
+            counts.closed("192.0.2.1:1", self)
+
+    counts = ConnectionCounts(client_max=3)
+    found = [Used(idle_s) for idle_s in (0.0, IDLE_S + 1, IDLE_S - 1)]
+    assert all(counts.opened("192.0.2.1:1", each) for each in found)
+    newcomer = Used(0.0)
+    assert counts.opened("192.0.2.1:1", newcomer)
+    assert [each.is_evicted for each in found] == [False, True, False]
+    assert not counts.opened("192.0.2.1:1", Used(0.0))
+    for each in (found[0], found[2], newcomer):
+        counts.closed("192.0.2.1:1", each)
+    assert len(counts) == 0
+
+
+def test_a_connection_without_an_accepted_call_is_closed_when_it_must_have_one():
+    """Refused calls do not help it; one that had a call stays."""
+
+    async def scene():
+        limits = ServerLimits(tick_s=0.05, first_call_s=0.3)
+        async with plain_server(limits) as (server, port, _), channel_to(port) as channel:
+            assert await channel.unary_unary("/t.T/Echo")(b"x", timeout=SECONDS_MAX) == b"x"
+            silent, refused = greeted(port), greeted(port)
+            fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/t.T/Other")]
+            block = Encoder().encode([*fields, (b"content-type", b"application/grpc")])
+            refused.sendall(f.frame(f.HEADERS, f.END_HEADERS | f.END_STREAM, 1, block))
+            for each in (silent, refused):
+                while await asyncio.to_thread(each.recv, 1 << 16):
+                    pass
+                each.close()
+            await eventually(lambda: server.counters.connections == 1)
+            assert await channel.unary_unary("/t.T/Echo")(b"y", timeout=SECONDS_MAX) == b"y"
+            assert server.counters.connections_total == 3
 
     asyncio.run(scene())
 

@@ -7,8 +7,11 @@ import contextlib
 import os
 import socket
 
+import grpc
 import pytest
 
+from frazil.config import load_settings
+from frazil.serve.broker import connection_counts
 from frazil.serve.h2 import frames as f
 from tests.integration.serve.rpc_world import serving
 
@@ -63,9 +66,10 @@ def connections(world):
     return sum(server.counters.connections for server in world.broker._servers.values())
 
 
-def refused(world):
-    servers = world.broker._servers.values()
-    return sum(server.counters.connections_refused_total for server in servers)
+def turned_away(world):
+    """Return how many connections were refused, or made way for another."""
+    counted = [server.counters for server in world.broker._servers.values()]
+    return sum(each.connections_refused_total + each.connections_cut_total for each in counted)
 
 
 def test_garbage_on_every_port_ends_its_own_connection(tmp_path):
@@ -92,7 +96,7 @@ def test_garbage_on_every_port_ends_its_own_connection(tmp_path):
 
 
 def test_a_flood_of_connections_from_one_address_leaves_room_for_others(tmp_path):
-    """One address has its limit on all ports together; descriptors do not leak."""
+    """One address has its limit on each port; descriptors do not leak."""
 
     async def scene():
         async with serving(tmp_path, **{"serve.connections_client_max": 50}) as world:
@@ -109,7 +113,7 @@ def test_a_flood_of_connections_from_one_address_leaves_room_for_others(tmp_path
                     )
                     # The broker is in this loop.
                     await asyncio.sleep(0)
-                await until(lambda: refused(world) >= 250 * rounds)  # noqa: B023 - asked at once
+                await until(lambda: turned_away(world) >= 200 * rounds)  # noqa: B023 - asked at once
                 await world.check_published_client("/default/real")
                 for each in sockets:
                     each.close()
@@ -118,3 +122,41 @@ def test_a_flood_of_connections_from_one_address_leaves_room_for_others(tmp_path
             world.check_unharmed()
 
     asyncio.run(scene())
+
+
+def test_idle_connections_lock_nobody_out(tmp_path):
+    """All places taken from two addresses, by who never calls: clients and administrators get in."""
+
+    async def scene():
+        limits = {"serve.connections_max": 20, "serve.connections_client_max": 10}
+        async with serving(tmp_path, **limits) as world:
+            sockets = []
+            for number in range(60):
+                source = (f"127.0.0.{2 + number % 2}", 0)
+                port = world.broker.addresses.data.port
+                each = socket.create_connection(("127.0.0.1", port), WAIT_S, source_address=source)
+                each.sendall(f.PREFACE + f.settings({}))
+                sockets.append(each)
+                await asyncio.sleep(0)
+            await until(lambda: turned_away(world) >= 44)
+            assert connections(world) == 16
+            await world.check_published_client("/default/real")
+            admin = f"127.0.0.1:{world.broker.addresses.admin.port}"
+            async with grpc.aio.insecure_channel(admin) as channel:
+                call = channel.unary_unary("/danube_admin.BrokerAdmin/GetLeaderBroker")
+                assert await call(b"", timeout=WAIT_S)
+            for each in sockets:
+                each.close()
+            world.check_unharmed()
+
+    asyncio.run(scene())
+
+
+def test_clients_cannot_take_the_places_of_administrators():
+    """The two ports count apart, and together stay within the limit."""
+    settings = load_settings(environment={}).serve
+    data, admin = connection_counts(settings)
+    taken = sum(data.opened(f"192.0.2.{number % 200}:1") for number in range(2_000))
+    assert 800 <= taken < settings.connections_max
+    left = sum(admin.opened(f"192.0.2.{number % 200}:1") for number in range(2_000))
+    assert taken + left == settings.connections_max

@@ -12,19 +12,23 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
 import grpc
 import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
+from hpack import Encoder
 
 import frazil
 from frazil.clock import SystemClock
 from frazil.serve.danube.proto import danube_pb2 as wire
+from frazil.serve.h2 import frames as f
 from tests.crash.broker_process import Forks, wait_until
 from tests.unit.serve.auth.certificates import CERTIFICATE, RENEWED_CERTIFICATE, write_certificate
 from tests.unit.serve.auth.world import ISSUER, SECRET, token
+from tests.unit.serve.h2.peer import REQUEST, prefixed
 
 pytestmark = pytest.mark.integration
 
@@ -39,6 +43,7 @@ SETTINGS = {
 }
 CREATE = "/danube.ProducerService/CreateProducer"
 SUBSCRIBE = "/danube.ConsumerService/Subscribe"
+SEND = "/danube.ProducerService/SendMessage"
 RECEIVE = "/danube.ConsumerService/ReceiveMessages"
 TOPIC = "/default/orders"
 
@@ -301,21 +306,89 @@ async def subscribed(channel):
     return wire.ReceiveRequest(consumer_id=found.consumer_id).SerializeToString()
 
 
+def silent_consumer(broker):
+    """Return a connection with an open stream whose window is full, and that reads nothing more."""
+
+    async def prepare():
+        async with grpc.aio.insecure_channel(broker.target) as channel:
+            request = wire.ProducerRequest(topic_name=TOPIC, producer_name="p", dispatch_strategy=1)
+            found = await channel.unary_unary(CREATE)(request.SerializeToString())
+            made = wire.ProducerResponse.FromString(found)
+            asked = await subscribed(channel)
+            for number in range(4):
+                message = wire.StreamMessage(
+                    request_id=number,
+                    msg_id=wire.MsgID(producer_id=made.producer_id, topic_name=TOPIC),
+                    payload=bytes(100_000),
+                    producer_name="p",
+                )
+                await channel.unary_unary(SEND)(message.SerializeToString())
+            return asked
+
+    asked = asyncio.run(prepare())
+    host, _, port = broker.target.rpartition(":")
+    silent = socket.create_connection((host, int(port)), timeout=SECONDS_MAX)
+    fields = [(name, RECEIVE if name == ":path" else value) for name, value in REQUEST]
+    silent.sendall(
+        f.PREFACE
+        + f.settings({})
+        + f.frame(f.HEADERS, f.END_HEADERS, 1, Encoder().encode(fields))
+        + f.frame(f.DATA, f.END_STREAM, 1, prefixed(asked))
+    )
+    # All that the windows allow has come, and there is more behind it.
+    taken = 0
+    while taken < f.WINDOW_DEFAULT:
+        taken += len(silent.recv(1 << 16))
+    return silent
+
+
 def test_the_end_waits_no_longer_than_it_was_told(tmp_path):
-    """A client that keeps its connection and reads nothing does not keep the broker."""
-    with serving(tmp_path, serve__drain_s=1) as broker:
-        host, _, port = broker.target.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=SECONDS_MAX) as silent:
-            silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-            assert silent.recv(9)
-            broker.signal(signal.SIGTERM)
-            assert broker.wait() == 0
+    """A client with an open stream, a full window and no mind to read does not keep the broker."""
+    settings = {"serve__drain_s": 1, "telemetry__log_level": "info"}
+    with serving(tmp_path, **settings) as broker, silent_consumer(broker):
+        begun = time.monotonic()
+        broker.signal(signal.SIGTERM)
+        assert broker.wait() == 0
+        # It was waited for, and then cut off.
+        assert time.monotonic() - begun >= 1
+        assert "calls_cut_off" in broker.text()
 
 
 def test_a_close_that_hangs_ends_all_the_same():
     """When the time is over the process is gone, with the code of what is not available."""
     code = "import time; from frazil.serve import process; process._watch(0.2); time.sleep(600)"
     assert run(sys.executable, "-c", code).returncode == 5
+
+
+def test_sigterm_sets_the_time_for_draining_and_closing(tmp_path):
+    """A disk that never answers ends the process after both times, told with their sum."""
+    code = """
+import os, signal, sys, threading
+from frazil.config import load_settings
+from frazil.engine.core import Engine
+from frazil.serve import process
+from frazil.telemetry import configure
+
+configure(sys.stderr, log_level="warning", log_format="text")
+Engine.close = lambda self: threading.Event().wait()
+pairs = dict(pair.split("=", 1) for pair in sys.argv[1:])
+process.run_broker(
+    load_settings(environment={}, overrides=pairs), lambda _: os.kill(os.getpid(), signal.SIGTERM)
+)
+"""
+    given = {
+        **SETTINGS,
+        "data_dir": tmp_path / "data",
+        "serve.drain_s": "0.3s",
+        "serve.close_s": "0.4s",
+        "serve.port": 0,
+        "serve.admin_port": 0,
+        "serve.http_port": 0,
+    }
+    done = run(sys.executable, "-c", code, *(f"{key}={value}" for key, value in given.items()))
+    assert done.returncode == 5, done.stderr
+    assert "broker_ended_late" in done.stderr
+    assert "seconds=0.7" in done.stderr
 
 
 # -- who may connect, and do what ----------------------------------------------------------------
@@ -443,6 +516,24 @@ def test_metrics_need_a_known_caller_and_health_none(tmp_path):
         "frazil_subscription_producers 0",
     ):
         assert line in text.splitlines()
+
+
+def test_who_has_no_credentials_does_not_stay_connected(tmp_path):
+    """A connection that says hello over TLS and makes no call is closed by the broker."""
+    context = ssl.create_default_context(cadata=CERTIFICATE)
+    context.set_alpn_protocols(["h2"])
+    with serving(tmp_path, **protected(tmp_path), serve__handshake_s="1s") as broker:
+        port = int(broker.target.rpartition(":")[2])
+        with (
+            socket.create_connection(("localhost", port), timeout=SECONDS_MAX) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as silent,
+        ):
+            silent.sendall(f.PREFACE + f.settings({}))
+            received = b""
+            with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+                while data := silent.recv(1 << 16):
+                    received += data
+            assert b"no call was accepted" in received
 
 
 async def eventually(condition):

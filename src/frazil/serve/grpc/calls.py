@@ -167,6 +167,8 @@ class Calls:
         self.sender: Sender
         """Set by whoever makes the connection: each of the two knows the other."""
         self.timed: dict[int, Call] = {}
+        self.accepted = 0
+        """Calls that the guard let through."""
         self.long_calls = 0
         """Streams of messages that are open."""
         self._long_calls_max = long_calls_max
@@ -198,6 +200,7 @@ class Calls:
                 if refusal is not None:
                     call.fail(*refusal)
                     return
+            self.accepted += 1
             head.handler(call, call.message)
         except CallFailed as error:
             call.fail(error.code, error.text)

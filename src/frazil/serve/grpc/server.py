@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 class Connections(Protocol):
     """Counts connections of more than one server."""
 
-    def opened(self, peer: str) -> bool:
-        """Count a connection of an address; False, and nothing counted, if there are too many."""
+    def opened(self, peer: str, connection: Shell) -> bool:
+        """Count a connection of an address; False, and nothing counted, if there are too many.
 
-    def closed(self, peer: str) -> None:
+        Another one may be evicted for it.
+        """
+
+    def closed(self, peer: str, connection: Shell) -> None:
         """Take back a connection that was counted."""
 
 
@@ -143,9 +146,14 @@ class Server:
         self._dirty.pop(shell, None)
         self.counters.connections = len(self._shells)
         if self._connections is not None:
-            self._connections.closed(shell.peer)
+            self._connections.closed(shell.peer, shell)
         if not self._shells and self._gone is not None:
             self._gone.set()
+
+    def dismiss(self, shell: Shell) -> None:
+        self.forget(shell)
+        if self._acceptor is not None:
+            self._acceptor.give_up(shell)
 
     def flush_soon(self, shell: Shell) -> None:
         self._dirty[shell] = None
@@ -164,15 +172,15 @@ class Server:
     def _arrive(self, peer: str) -> Shell | None:
         """Count a connection from its first packet on; None if there are too many."""
         counters = self.counters
+        shell = Shell(self, peer=peer, number=counters.connections_total + 1)
         if (
             self._is_draining
             or len(self._shells) >= self.limits.connections_max
-            or (self._connections is not None and not self._connections.opened(peer))
+            or (self._connections is not None and not self._connections.opened(peer, shell))
         ):
             counters.connections_refused_total += 1
             return None
         counters.connections_total += 1
-        shell = Shell(self, peer=peer, number=counters.connections_total)
         self._shells.add(shell)
         counters.connections = len(self._shells)
         return shell

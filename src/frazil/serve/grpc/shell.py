@@ -7,10 +7,11 @@ for theirs. All that was answered in one turn of the loop leaves in one write.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from frazil.serve.grpc.calls import Calls, Counters
 from frazil.serve.h2.connection import Connection
+from frazil.serve.h2.frames import ErrorCode
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
     from frazil.serve.h2.limits import ServerLimits
+
+
+_ARRIVING_TIMES: Final = 12
+"""So many times as long a first call may take to arrive."""
 
 
 class Host(Protocol):
@@ -39,6 +44,9 @@ class Host(Protocol):
 
     def forget(self, shell: Shell) -> None:
         """Take note that a connection is gone."""
+
+    def dismiss(self, shell: Shell) -> None:
+        """Take note that a connection makes way, whether it is set up yet or not."""
 
     def flush_soon(self, shell: Shell) -> None:
         """Have `shell.flush` called at the end of this turn, once."""
@@ -69,7 +77,8 @@ class Shell(asyncio.BufferedProtocol):
         self._unfinished = 0
         self.held = 0
         """Bytes of answers that the peer has not taken, when they were counted last."""
-        self._born = self._heard = host.clock.monotonic()
+        self._born = self._heard = self._busy = host.clock.monotonic()
+        self._accepted = 0
         self._pinged: float | None = None
         self._stalled: float | None = None
         self._closing_since: float | None = None
@@ -93,6 +102,7 @@ class Shell(asyncio.BufferedProtocol):
             long_calls_max=limits.long_calls_max,
         )
         self._is_live = True
+        self._born = self._busy = self._host.clock.monotonic()
         self.connection = Connection(limits, self.calls, self._on_dirty)
         self.calls.sender = self.connection.sender
         self.flush()
@@ -208,6 +218,23 @@ class Shell(asyncio.BufferedProtocol):
         warn("connection_cut", peer=self.peer, held_bytes=self.held)
         self.abort()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a call was ever accepted."""
+        return self._is_live and self.calls.accepted > 0
+
+    def idle_s(self) -> float:
+        """Return for how long there was no call, by the tick."""
+        if self._is_live and (self.connection.table.open or self.calls.accepted != self._accepted):
+            return 0.0
+        return self._host.clock.monotonic() - self._busy
+
+    def evict(self) -> None:
+        """Close at once, because somebody else needs the place."""
+        self._host.counters.connections_cut_total += 1
+        self.abort()
+        self._host.dismiss(self)
+
     def tick(self, now: float) -> None:
         """Do what time demands: silent, stalled and slow clients, deadlines, allowances."""
         if not self._is_live:
@@ -221,6 +248,9 @@ class Shell(asyncio.BufferedProtocol):
         connection.tick()
         if self._heard == 0.0:
             self._heard = now
+        if connection.table.open or self.calls.accepted != self._accepted:
+            self._accepted = self.calls.accepted
+            self._busy = now
         if self.calls.timed:
             self.calls.expire(now)
         if self.held:
@@ -232,12 +262,26 @@ class Shell(asyncio.BufferedProtocol):
             elif now - self._drained_since >= 1.0:
                 connection.finish_drain()
                 self.flush()
+        if not self.calls.accepted and self._waits_too_long(now):
+            connection.fail(ErrorCode.ENHANCE_YOUR_CALM, "no call was accepted")
+            self.flush()
+            self.close()
+            return
         self._look_for_life(now)
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _on_dirty(self) -> None:
         self._host.flush_soon(self)
+
+    def _waits_too_long(self, now: float) -> bool:
+        """Return whether the time for a first call is over; one that arrives has longer."""
+        allowed = self._limits.first_call_s
+        if allowed is None or not self.connection.is_greeted:
+            return False
+        if self.connection.table.open:
+            allowed *= _ARRIVING_TIMES
+        return now - self._born > allowed
 
     def _look_for_life(self, now: float) -> None:
         limits = self._limits

@@ -67,6 +67,8 @@ class ServerLimits:
 
     # -- time
     handshake_s: float = 10.0
+    first_call_s: float | None = None
+    """A connection on which no call was accepted for so long since it was set up is closed."""
     keepalive_s: float = 30.0
     keepalive_timeout_s: float = 20.0
     stall_s: float = 120.0
