@@ -166,7 +166,7 @@ class Connection(Reception):
                         stream = Stream(sid, head, self.sender.stream_window)
                         stream.ended = True
                         stream.size = size
-                        table.open[sid] = stream
+                        table.add(stream)
                         table.unanswered += size
                         self.application.on_request(stream, buffer[stop + 9 : after])
                         position = after

@@ -41,6 +41,7 @@ class Head:
     problem: str | None
     content_length: int
     target: object
+    size: int = 0
     is_large: bool = False
 
 
@@ -120,4 +121,4 @@ class HeaderReader:
         if size > self._limits.header_bytes_max:
             return Head((), problem, content_length, self._refuse(), is_large=True)
         target = self._resolve(fields) if problem is None else None
-        return Head(fields, problem, content_length, target)
+        return Head(fields, problem, content_length, target, size)

@@ -36,6 +36,8 @@ class ServerLimits:
     """Unpacked; a request with more is refused, and its connection goes on."""
     header_bytes_read_max: int = 64 << 10
     """Unpacked; more is not even read, which ends the connection: the tables have parted."""
+    open_header_bytes_max: int = 32 << 20
+    """Unpacked, of all calls under way; with more a further one is refused."""
     continuations_max: int = 32
     cached_blocks_max: int = 64
     cached_block_bytes_max: int = 2_048

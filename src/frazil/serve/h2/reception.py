@@ -141,6 +141,7 @@ class Reception:
         limits = self.limits
         return (
             len(self.table.open) < limits.streams_max
+            and self.table.header_bytes <= limits.open_header_bytes_max
             and self.sender.queued <= limits.queued_bytes_max
         )
 
@@ -208,7 +209,7 @@ class Reception:
         stream = Stream(sid, head, self.sender.stream_window)
         stream.credit = self.limits.stream_window
         stream.body = bytearray()
-        self.table.open[sid] = stream
+        self.table.add(stream)
         if ended:
             self._end(stream)
 

@@ -81,7 +81,7 @@ class StreamTable:
     """Which streams are open, and what is known of those that are not.
 
     `last` is the highest stream of the peer. `unfinished` and `unanswered` are bytes of requests:
-    of those still arriving, and of those that wait for their answer.
+    of those still arriving, and of those that wait for their answer. `header_bytes` is of all.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -89,6 +89,7 @@ class StreamTable:
         self.last = -1
         self.unfinished = 0
         self.unanswered = 0
+        self.header_bytes = 0
         self._early: dict[int, None] = {}
         self._early_max = limits.early_closed_max
         self._skips: deque[tuple[int, int]] = deque(maxlen=SKIPS_MAX)
@@ -98,6 +99,11 @@ class StreamTable:
         if sid > self.last + 2:
             self._skips.append((self.last + 2, sid))
         self.last = sid
+
+    def add(self, stream: Stream) -> None:
+        """Remember a stream as open."""
+        self.open[stream.sid] = stream
+        self.header_bytes += stream.head.size
 
     def was_left_out(self, sid: int) -> bool:
         """Return whether a closed stream was never used (as far as is remembered)."""
@@ -111,6 +117,7 @@ class StreamTable:
         """Forget an open stream; late frames of it are legal if the peer had not ended it."""
         stream.closed = True
         del self.open[stream.sid]
+        self.header_bytes -= stream.head.size
         if stream.ended:
             self.unanswered -= stream.size
         else:

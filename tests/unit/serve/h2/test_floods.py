@@ -216,3 +216,17 @@ def test_giving_up_all_streams_at_once_is_no_flood():
     assert peer.alive
     frames = peer.send(peer.call(501), f.reset(501, 8))
     assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_the_headers_of_open_calls_are_bounded_together():
+    """Calls with large headers are refused above it; those that end make room for others."""
+    peer = Peer(ServerLimits(open_header_bytes_max=50_000), answer=None)
+    for number in range(20):
+        large = [*REQUEST, ("x", str(number) + "y" * 8_000)]
+        peer.send(peer.headers(2 * number + 1, large))
+    assert len(peer.connection.table.open) == 7
+    assert len(peer.app.refused) == 13
+    peer.send(*(f.reset(sid, 8) for sid in list(peer.connection.table.open)))
+    assert peer.connection.table.header_bytes == 0
+    peer.send(peer.call(99))
+    assert [sid for sid, _ in peer.app.requests] == [99]

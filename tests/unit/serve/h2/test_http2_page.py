@@ -47,6 +47,7 @@ def test_the_limits_on_the_page_are_the_limits():
     assert (limits.header_bytes_max, limits.continuations_max) == (40 << 10, 32)
     assert (limits.streams_max, limits.long_calls_max) == (12_000, 11_000)
     assert limits.connection_queue_bytes == 4 << 20
+    assert limits.open_header_bytes_max == 32 << 20
     assert limits.header_bytes_read_max == 64 << 10
     assert (limits.tick_s, limits.controls_max) == (0.5, 1_000)
     assert (limits.window_updates_max, limits.resets_max) == (20_000, 2_000)
