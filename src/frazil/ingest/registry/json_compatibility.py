@@ -35,6 +35,11 @@ _PAIRS_MAX: Final = 200_000
 _CHOICE_PAIRS_MAX: Final = 10_000
 """Of the parts of choices: each is compared with each, and choices may be in choices."""
 _CHOICES_NESTED_MAX: Final = 24
+_WEIGHED: Final = ("enum", "const", *_CHOICES, *_UNCOMPARED)
+"""What is looked at as a whole, each time a schema that has it is compared."""
+_WEIGHT_MAX: Final = 8 << 20
+"""Of all that was looked at as a whole, in bytes of JSON."""
+_TOO_MUCH: Final = "there are too many parts, or choices in choices, to compare"
 _BESIDE: Final = frozenset(
     (
         *("$ref", "$schema", "$id", "id", "$defs", "definitions", "$comment"),
@@ -60,7 +65,10 @@ class _Comparison:
         self, reader: References, writer: References, inside: _Comparison | None = None
     ) -> None:
         self.reasons = Reasons()
-        self.steps: list[int] = inside.steps if inside else [0]
+        self.steps: list[int] = inside.steps if inside else [0, 0]
+        """Pairs of choices, and bytes: one count for all comparisons inside of one."""
+        self.weights: dict[int, int] = inside.weights if inside else {}
+        """Of parts of both definitions, by their ids."""
         self.seen: list[set[tuple[int, int]]] = [*(inside.seen if inside else ()), set()]
         self._reader = reader
         self._writer = writer
@@ -70,11 +78,16 @@ class _Comparison:
         self._later(reader, writer, "$")
         while self._work and self.reasons.count < reasons_max:
             if self._is_endless():
-                self.reasons.add("$", "there are too many parts, or choices in choices, to compare")
+                self.reasons.add("$", _TOO_MUCH)
                 return
             self._compare(*self._work.popleft())
+        if self.steps[1] > _WEIGHT_MAX:
+            # A comparison inside of this one was given up, and counts as a choice that does not fit.
+            self.reasons.add("$", _TOO_MUCH)
 
     def _is_endless(self) -> bool:
+        if self.steps[1] > _WEIGHT_MAX:
+            return True
         if len(self.seen) == 1:
             return len(self.seen[0]) > _PAIRS_MAX
         self.steps[0] += 1
@@ -99,6 +112,11 @@ class _Comparison:
         writer = _followed(writer_value, self._writer)
         if reader is None or writer is None:
             self.reasons.add(path, "a reference leads nowhere, in a circle, or has more beside it")
+            return
+        self.steps[1] += self._weight(reader) + self._weight(writer)
+        if self.steps[1] > _WEIGHT_MAX:
+            # Told by `run`, before it takes the next pair.
+            self._work.append((reader_value, writer_value, path))
         elif writer.get("not") != {} and self._compare_choices(reader, writer, path):
             self._compare_types(reader, writer, path)
             self._compare_values(reader, writer, path)
@@ -107,6 +125,16 @@ class _Comparison:
                 self._compare_fields(reader, writer, path)
             if "array" in _types(writer):
                 self._compare_items(reader, writer, path)
+
+    def _weight(self, schema: _Schema) -> int:
+        total = 0
+        for key in _WEIGHED:
+            part = schema.get(key)
+            if isinstance(part, (dict, list, str)):
+                if id(part) not in self.weights:
+                    self.weights[id(part)] = len(json.dumps(part))
+                total += self.weights[id(part)]
+        return total
 
     def _compare_choices(self, reader: _Schema, writer: _Schema, path: str) -> bool:
         """Compare `anyOf` and `oneOf`; say whether the rest is still to be compared."""

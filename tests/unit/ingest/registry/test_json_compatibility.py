@@ -211,3 +211,28 @@ def test_long_lists_of_values_take_little_time():
     started = time.process_time()
     assert reasons({"enum": values}, {"enum": [*values, -1]}) == ()
     assert time.process_time() - started < 5
+
+
+def choices(values, *more):
+    return {
+        "anyOf": [{"enum": [[n, each] for each in range(values)]} for n in range(100)] + [*more]
+    }
+
+
+def test_large_lists_in_choices_are_compared_up_to_a_limit():
+    """Each list with each other is fine while they are small, and told as too much when large."""
+    assert reasons(choices(20), choices(20, TEXT)) == ()
+    found = reasons(choices(500), choices(500, TEXT))
+    assert "backward: at $: there are too many parts, or choices in choices, to compare" in found
+
+
+def test_a_large_list_that_many_fields_refer_to_is_too_much_at_some_point():
+    """A list of 100 kB is compared for some fields, not for thousands of them."""
+
+    def shared(fields, value):
+        named = {f"f{number}": {"$ref": "#/$defs/a"} for number in range(fields)}
+        return {**obj(**named), "$defs": {"a": {"enum": [*(["x" * 100] * 1_000), value]}}}
+
+    assert reasons(shared(20, 1), shared(20, 1.0)) == ()
+    found = reasons(shared(2_000, 1), shared(2_000, 1.0))
+    assert "too many parts" in found[-1]
