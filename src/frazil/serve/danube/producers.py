@@ -125,6 +125,7 @@ class Producers:
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
         self._slow: set[asyncio.Task[None]] = set()
+        self._collected: dict[Any, list[tuple[TopicRuntime, Entry]]] = {}
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
@@ -167,9 +168,7 @@ class Producers:
                 self._publish(target, record, publishing)
                 return
             # As `_publish` does, at less cost: this is the way of nearly all records.
-            entry = _entry(runtime, record, publishing)
-            if not runtime.lane.queue.submit(entry):
-                self._send_slowly(runtime, record, publishing)
+            self._submit(runtime, _entry(runtime, record, publishing))
         except FrazilError as error:
             publishing.set_exception(error)
 
@@ -295,9 +294,31 @@ class Producers:
             self._check_current(target, record)
             self._send_slowly(runtime, record, publishing)
             return
-        entry = _entry(runtime, record, publishing)
-        if not runtime.lane.queue.submit(entry):
-            self._send_slowly(runtime, record, publishing)
+        self._submit(runtime, _entry(runtime, record, publishing))
+
+    def _submit(self, runtime: TopicRuntime, entry: Entry) -> None:
+        """Write a record with the others of this turn of the loop.
+
+        The journal's thread begins with the first entry that it gets: one by one they would make
+        many small groups, each with its own sync.
+        """
+        if not self._collected:
+            self._loop.call_soon(self._flush)
+        self._collected.setdefault(runtime.lane.queue, []).append((runtime, entry))
+
+    def _flush(self) -> None:
+        collected, self._collected = self._collected, {}
+        for queue, some in collected.items():
+            try:
+                is_taken = queue.submit_all([entry for _runtime, entry in some])
+            except FrazilError as error:
+                for _runtime, entry in some:
+                    if not entry[5].done():
+                        entry[5].set_exception(error)
+                continue
+            if not is_taken:
+                for runtime, entry in some:
+                    self._send_slowly(runtime, entry[2], entry[5])
 
     def _send_checked(self, target: _Target, record: Message, publishing: _Publishing) -> None:
         """Publish a record if the topic's schema lets it."""
