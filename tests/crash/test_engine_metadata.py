@@ -212,7 +212,7 @@ def _note_before_sync(monkeypatch, note):
         for engine in engines:
             if self._dirty:
                 note(engine._indexer, self)
-        sync(self)
+        return sync(self)
 
     monkeypatch.setattr(World, "open", open_noted)
     monkeypatch.setattr(Journal, "_sync", note_then_sync)
@@ -253,7 +253,7 @@ def test_an_ack_before_its_sync_is_found(monkeypatch):
             journal = commit.__self__
             sync = journal._sync
             held = []
-            journal._sync = lambda: held.append(1)
+            journal._sync = lambda: held.append(1) or ()
             super()._commit(commit, entries, deliver)
             journal._sync = sync
             if held:
