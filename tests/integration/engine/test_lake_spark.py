@@ -13,7 +13,13 @@ import pytest
 import frazil
 from frazil.lake.connection import connect
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    # A worker that was silent for too long, on a slow machine, is given up while it still runs.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 SETTINGS = {
     "lake.catalog.port": 0,

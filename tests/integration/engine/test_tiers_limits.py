@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 
 import numpy as np
@@ -17,18 +18,31 @@ from frazil.errors import Closed, Unavailable
 from frazil.fs import RealFileSystem
 from tests.integration.engine.opening import open_small, small_settings
 
+CHILD_S = 30
+CHILDREN_MAX = 3
+
 
 def in_child(work):
-    """Run something in a forked child; return whether it said yes."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if work() else 2
-        finally:
-            os._exit(status)
-    _pid, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) == 0
+    """Run something in a forked child; return whether it said yes.
+
+    A lock that another thread, of Arrow or of the collector's finds, had at the moment of the fork
+    is locked for ever in the child: one that hangs is given up, and another one is tried.
+    """
+    for _ in range(CHILDREN_MAX):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(CHILD_S)
+                status = 0 if work() else 2
+            finally:
+                os._exit(status)
+        _pid, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code != -signal.SIGALRM:
+            return code == 0
+    return False
 
 
 def parquet_files(path):
