@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from frazil.engine.subscription_settings import SubscriptionSettings
 
 __all__ = [
+    "UNRELIABLE",
+    "UNRELIABLE_MAKING",
     "change_settings",
     "check_dead_letters",
     "is_stored",
@@ -33,8 +35,9 @@ __all__ = [
 
 E = TypeVar("E", bound="IntEnum")
 UNRELIABLE: Final = "unreliable/"
+"""Before a topic's own id, the key of the value that says so; one without it is reliable."""
 UNRELIABLE_MAKING: Final = "unreliable-making/"
-"""Keys of what a broker writes about topics without storage: behind it the id, or the name."""
+"""Before the name of a topic that is about to be made unreliable; left behind only by a crash."""
 _NAMES: Final = tuple(each.name for each in attrs.fields(FailurePolicy))
 
 

@@ -13,6 +13,7 @@ from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.engine.registry import Registry
+    from frazil.fs import FileSystem
 
 NAME = "stats.json"
 
@@ -22,9 +23,17 @@ def write_told(engine: Registry) -> None:
     files, directory = engine.file_system, engine.paths.run
     stats = facts.engine_stats(engine, engine.lanes, engine.runtimes)
     told = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
-    data = msgspec.json.encode(told, enc_hook=str)
+    replace_told(files, directory, NAME, msgspec.json.encode(told, enc_hook=str))
+
+
+def replace_told(files: FileSystem, directory: str, name: str, data: bytes) -> None:
+    """Replace a small file of the running process as one step. Nothing is synced.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     files.make_directory(directory)
-    fresh = f"{directory}/{NAME}.tmp"
+    fresh = f"{directory}/{name}.tmp"
     if files.stat(fresh) is not None:
         files.unlink(fresh)
     file = files.open(fresh, "create")
@@ -32,7 +41,7 @@ def write_told(engine: Registry) -> None:
         write_fully(file, 0, [data])
     finally:
         file.close()
-    files.rename(fresh, f"{directory}/{NAME}")
+    files.rename(fresh, f"{directory}/{name}")
 
 
 def remove_told(engine: Registry) -> None:

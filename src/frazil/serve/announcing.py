@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.fs import read_fully, write_fully
+from frazil.engine.told import replace_told
+from frazil.fs import read_fully
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -37,17 +38,8 @@ def announce(engine: Engine, *, http_url: str, certificate_file: str) -> None:
     files, directory = engine.file_system, engine.paths.run
     where = os.path.abspath(certificate_file) if certificate_file else ""
     data = msgspec.json.encode(Announced(os.getpid(), http_url, where))
-    fresh = f"{directory}/{NAME}.tmp"
     try:
-        files.make_directory(directory)
-        if files.stat(fresh) is not None:
-            files.unlink(fresh)
-        file = files.open(fresh, "create")
-        try:
-            write_fully(file, 0, [data])
-        finally:
-            file.close()
-        files.rename(fresh, f"{directory}/{NAME}")
+        replace_told(files, directory, NAME, data)
     except OSError as error:
         warn("broker_not_announced", path=directory, error=error)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from frazil.engine.delivery.answers import Answer
 from frazil.errors import FrazilError, InvalidRequest, NotFound, Overloaded
 from frazil.log.cursor_state import Acked, Attempted, delayed
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from frazil.clock import Clock
     from frazil.engine.cursors import Cursors
@@ -24,7 +25,6 @@ RETRY_S: Final = 0.01
 PATIENCE_S: Final = 5.0
 """How long a change waits for room in the journal's queue before it is refused."""
 
-Answer = Callable[[FrazilError | None], None]
 Waiting = tuple[list["cursor_state.Change"], Answer]
 """What a change is in the journal, and who is told about it."""
 
@@ -82,7 +82,9 @@ class Journalling:
             self._cursors.apply(self._topic, changes, waiter)
         except Overloaded as error:
             if self._loop.time() >= deadline:
-                waiter.set_exception(error)
+                # Not through the waiter: one by one they would wait as long again.
+                for _own, answer in some:
+                    answer(error)
                 return
             self._loop.call_later(RETRY_S, self._submit, some, deadline)
         except (NotFound, InvalidRequest) as error:

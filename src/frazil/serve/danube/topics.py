@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from frazil.engine.states import StateTag
+from frazil.engine.subscribing_settings import UNRELIABLE, UNRELIABLE_MAKING
 from frazil.engine.topic import Topic
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.model import part_name, topic_uid
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from frazil.engine.core import Engine
 
 __all__ = ["Topics"]
-
-_UNRELIABLE: Final = "unreliable/"
-"""Before the topic's own id, the key of the value that says so; a topic without one is reliable."""
-_MAKING: Final = "unreliable-making/"
-"""Before the name of a topic that is about to be made unreliable; left behind only by a crash."""
 
 
 class Topics:
@@ -64,16 +60,16 @@ class Topics:
         states = self._engine.states
         found = set()
         for key in states.items(StateTag.POLICY):
-            if key.startswith(_UNRELIABLE):
-                found.add(key.removeprefix(_UNRELIABLE))
-            elif key.startswith(_MAKING):
+            if key.startswith(UNRELIABLE):
+                found.add(key.removeprefix(UNRELIABLE))
+            elif key.startswith(UNRELIABLE_MAKING):
                 try:
-                    uid = self._uid_of(key.removeprefix(_MAKING))
+                    uid = self._uid_of(key.removeprefix(UNRELIABLE_MAKING))
                 except FrazilError:
                     # It is there and cannot be used this time; the next start completes it.
                     continue
                 if uid is not None:
-                    states.put(StateTag.POLICY, _UNRELIABLE + uid, b"1")
+                    states.put(StateTag.POLICY, UNRELIABLE + uid, b"1")
                     found.add(uid)
                 states.delete(StateTag.POLICY, key)
         return found
@@ -221,18 +217,18 @@ class Topics:
         if self._uid_of(name) is not None:
             raise Conflict("topic exists", topic=name)
         if not is_reliable:
-            states.put(StateTag.POLICY, _MAKING + name, b"1")
+            states.put(StateTag.POLICY, UNRELIABLE_MAKING + name, b"1")
         try:
             # A topic without storage has nothing for a table.
             self._create(name, partitions, **({} if is_reliable else {"lake": False}))
             if not is_reliable:
                 uid = self._uid_of(name)
                 assert uid is not None
-                states.put(StateTag.POLICY, _UNRELIABLE + uid, b"1")
+                states.put(StateTag.POLICY, UNRELIABLE + uid, b"1")
                 self._unreliable.add(uid)
         finally:
             if not is_reliable:
-                states.delete(StateTag.POLICY, _MAKING + name)
+                states.delete(StateTag.POLICY, UNRELIABLE_MAKING + name)
 
     def _create(self, name: str, partitions: int, **options: Any) -> None:
         if part_of(name) is not None and not partitions:
@@ -261,7 +257,7 @@ class Topics:
         """Remove what is stored about a topic that was deleted."""
         if uid in self._unreliable:
             self._unreliable.discard(uid)
-            await asyncio.to_thread(self._engine.states.delete, StateTag.POLICY, _UNRELIABLE + uid)
+            await asyncio.to_thread(self._engine.states.delete, StateTag.POLICY, UNRELIABLE + uid)
 
     def _uid_of(self, name: str) -> str | None:
         try:
