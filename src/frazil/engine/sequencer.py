@@ -68,6 +68,12 @@ class Seen(NamedTuple):
     """What a sequencer knows of a key at one moment; two that are equal tell of no change."""
 
     forgotten: int
+    latest: Change | None
+    """The last change that was queued, whatever became of it.
+
+    It tells of changes that came and were written in between: where the last of them failed, there
+    is again nothing but what lies below, and that has changed.
+    """
     change: Change | None
     bulk: Fate | None
     """A batch on its way that may have the key."""
@@ -312,16 +318,14 @@ class Sequencer:
             if is_sent():
                 raise SentMeanwhile
             with self._lock:
-                token = self._forgotten
-                found = [self._find(key) for key in keys]
-            pending = next((fate for _change, fate in found if fate is not None), None)
+                seen = [self.seen(key) for key in keys]
+            pending = next((each.bulk for each in seen if each.bulk is not None), None)
             if pending is not None:
                 self._wait_for(pending)
                 continue
-            seen = [change for change, _fate in found]
-            below = [key for key, change in zip(keys, seen, strict=True) if change is None]
+            below = [key for key, each in zip(keys, seen, strict=True) if each.change is None]
             rows = iter(self._look_below(below, codec) if below else ())
-            images = [next(rows) if change is None else _image(change) for change in seen]
+            images = [next(rows) if each.change is None else _image(each.change) for each in seen]
             try:
                 entries = build(images)
             except (Conflict, NotFound):
@@ -334,8 +338,7 @@ class Sequencer:
             with self._lock:
                 if self._repeated(sender) is not None or is_sent():
                     continue
-                now = [self._find(key)[0] for key in keys]
-                if self._forgotten == token and _same(now, seen):
+                if [self.seen(key) for key in keys] == seen:
                     return self._submit(entries)
 
     # -- for what builds on the keys of several topics -------------------------------------------
@@ -347,7 +350,7 @@ class Sequencer:
 
     def seen(self, key: Key) -> Seen:
         """Return what is known of a key, under `order`; nothing may mean: look below."""
-        return Seen(self._forgotten, *self._find(key))
+        return Seen(self._forgotten, self._newest.get(key), *self._find(key))
 
     def image(self, key: Key, seen: Seen, codec: ChangeCodec) -> Image:
         """Return the state of a key of which nothing is on its way. The caller has no lock."""
@@ -427,7 +430,3 @@ def _image(change: Change) -> Image:
         return Image(None, base, change.codec)
     # Else a column that is widened meanwhile would get digits back that the log does not have.
     return Image(change.codec.as_stored(change.values), base, change.codec)
-
-
-def _same(now: Sequence[Change | None], before: Sequence[Change | None]) -> bool:
-    return all(one is other for one, other in zip(now, before, strict=True))

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from frazil.engine.sequencer import Sequencer
-from frazil.errors import Conflict, FrazilError
+from frazil.errors import Conflict, FrazilError, Overloaded
 from frazil.fs import RealFileSystem
 from frazil.ingest.changes import ChangeCodec
 from frazil.testing.faulty_fs import Fault, FaultyFileSystem
@@ -183,6 +183,45 @@ def test_a_dependant_in_the_queue_is_refused_with_its_base(tmp_path, monkeypatch
     failed = fail_the_second_group(tmp_path, monkeypatch)
     assert len(failed) > 1
     assert any(isinstance(each, Conflict) for each in failed)
+
+
+def test_what_was_written_while_a_row_was_looked_up_is_built_upon(tmp_path):
+    """A row is looked up; before it is used another update is written, and one behind it fails."""
+    with open_small(tmp_path) as db:
+        create(db)
+    system = FaultyFileSystem(RealFileSystem())
+    with open_small(tmp_path, file_system=system) as db:
+        topic = db.topic("one")
+        sequencer = topic.runtime.queue
+        honest = sequencer._look_below
+        calls = []
+
+        def look_below(keys, codec):
+            rows = honest(keys, codec)
+            calls.append(keys)
+            if len(calls) == 1:
+                topic.update(1, {"c1": 11})
+                system._plan = (Fault("write_at", error=errno.ENOSPC, path_part="/journal"),)
+                system._seen = [0]
+                with pytest.raises(FrazilError):
+                    topic.update(1, {"c2": 12})
+            return rows
+
+        sequencer._look_below = look_below
+        wait_until_taken(lambda: topic.update(1, {"c0": 10}))
+        assert system.fired == 1
+        values = topic.get(1)
+        assert (values["c0"], values["c1"], values["c2"]) == (10, 11, 0)
+
+
+def wait_until_taken(call):
+    """Call until the disk that was full for a moment is noticed to have room again."""
+    for _turn in range(400):
+        try:
+            return call()
+        except Overloaded:
+            time.sleep(0.02)
+    return call()
 
 
 def test_a_journal_that_does_not_look_at_bases_is_found(tmp_path, monkeypatch):
