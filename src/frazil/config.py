@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from pydantic import ValidationError as TreeError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from frazil.config_objects import ObjectsSettings
 from frazil.config_sections import (
     DiskSettings,
     LakeSettings,
@@ -28,13 +29,8 @@ from frazil.config_sections import (
     MetadataSettings,
     ProducerSettings,
     QuerySettings,
-    Section,
-    SettingInfo,
     TelemetrySettings,
     TopicSettings,
-    parse_mapping,
-    setting,
-    setting_info,
 )
 from frazil.config_serve import AuthSettings, ServeSettings
 from frazil.config_sources import (
@@ -46,6 +42,7 @@ from frazil.config_sources import (
     flag_entries,
     read_settings_file,
 )
+from frazil.config_values import Section, SettingInfo, parse_mapping, setting, setting_info
 from frazil.errors import InvalidRequest
 from frazil.units import DURATION_PATTERN, SIZE_PATTERN
 
@@ -57,6 +54,7 @@ __all__ = [
     "LogSettings",
     "MemorySettings",
     "MetadataSettings",
+    "ObjectsSettings",
     "ProducerSettings",
     "QuerySettings",
     "ServeSettings",
@@ -93,6 +91,7 @@ class Settings(BaseSettings):
     metadata: MetadataSettings = Field(default=MetadataSettings(), description="Metadata.")
     memory: MemorySettings = Field(default=MemorySettings(), description="The memory tier.")
     disk: DiskSettings = Field(default=DiskSettings(), description="The disk tier.")
+    objects: ObjectsSettings = Field(default=ObjectsSettings(), description="The objects tier.")
     lake: LakeSettings = Field(default=LakeSettings(), description="Iceberg tables.")
     query: QuerySettings = Field(default=QuerySettings(), description="SQL.")
     serve: ServeSettings = Field(default=ServeSettings(), description="The broker.")
@@ -190,7 +189,10 @@ def json_schema() -> dict[str, Any]:
 
 def _either(number: dict[str, Any], pattern: str) -> dict[str, Any]:
     limits = {key: number.pop(key) for key in ("type", "minimum", "maximum") if key in number}
-    return {**number, "anyOf": [limits, {"type": "string", "pattern": pattern}]}
+    known = number.pop("anyOf", [limits])
+    if {"type": "null"} in known:
+        pattern = f"({pattern})|(^ *none *$)"
+    return {**number, "anyOf": [*known, {"type": "string", "pattern": pattern}]}
 
 
 def _settled(entries: Iterable[Entry]) -> Settings:
@@ -396,6 +398,30 @@ _RULES: Final = (
         "query.memory_each_bytes",
         "query.memory_bytes",
         lambda s: s.query.memory_each_bytes * s.query.concurrency_max > s.query.memory_bytes,
+    ),
+    _Rule(
+        "a store needs a place: a bucket or container, a directory, or a name",
+        "objects.root",
+        "objects.store",
+        lambda s: s.objects.store != "none" and not s.objects.root.strip(),
+    ),
+    _Rule(
+        "an access key and its secret are set together",
+        "objects.s3.access_key",
+        "objects.s3.secret_key",
+        lambda s: bool(s.objects.s3.access_key) != bool(s.objects.s3.secret_key),
+    ),
+    _Rule(
+        "requests are signed or anonymous, not both",
+        "objects.s3.anonymous",
+        "objects.s3.access_key",
+        lambda s: s.objects.s3.anonymous and bool(s.objects.s3.access_key),
+    ),
+    _Rule(
+        "the key of a service account is given once, as JSON or as a file",
+        "objects.gcs.credentials_json",
+        "objects.gcs.credentials_path",
+        lambda s: bool(s.objects.gcs.credentials_json) and bool(s.objects.gcs.credentials_path),
     ),
     _Rule(
         "the warehouse must have a name without zero bytes",

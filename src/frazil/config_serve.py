@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationInfo, field_validator
 
-from frazil.config_sections import (
+from frazil.config_values import (
     DAY,
     HOUR,
     KIB,

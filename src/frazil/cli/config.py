@@ -32,7 +32,7 @@ def show(
     """Show every setting as it is in effect, and where it was set."""
     settings = load_settings(file=file, overrides=parse_assignments(assignments or []))
     if output == "json":
-        typer.echo(json.dumps(_effective(settings), indent=2))
+        typer.echo(json.dumps(_effective(settings), indent=2, default=str))
         return
     Console().print(_table(settings))
 
