@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from frazil.errors import NotFound
+from frazil.errors import CorruptionError, NotFound
 from frazil.log.python_rows import python_rows
 from frazil.model import OffsetRange
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,14 +172,32 @@ class ChainedHistory:
 
     Sources are given oldest first and may overlap. A source may lose its oldest records while a
     reader is in it; the reader then goes on in the next one that has the offset.
+
+    `behind` is a source far away, which is slow and may be out of reach. It is asked only for what
+    no other source has, or has but cannot read because it is damaged.
     """
 
-    def __init__(self, sources: Sequence[HistorySource]) -> None:
+    def __init__(
+        self, sources: Sequence[HistorySource], *, behind: HistorySource | None = None
+    ) -> None:
         assert sources
         self._sources = tuple(sources)
+        self._behind = behind
 
     def range(self, topic: int) -> OffsetRange:
         """Return the range over all sources."""
+        near = self._near(topic)
+        if self._behind is None:
+            return near
+        far = self._behind.range(topic)
+        if far.first >= far.end:
+            return near
+        if near.first >= near.end:
+            return OffsetRange(far.first, max(far.end, near.end))
+        return OffsetRange(min(near.first, far.first), max(near.end, far.end))
+
+    def _near(self, topic: int) -> OffsetRange:
+        """Return the range over the sources at hand."""
         ranges = [source.range(topic) for source in self._sources]
         held = [found for found in ranges if found.end > found.first] or ranges[-1:]
         return OffsetRange(min(r.first for r in held), max(r.end for r in held))
@@ -205,6 +224,14 @@ class ChainedHistory:
             elif found.first > offset and found.end > found.first:
                 first = found.first if first is None else min(first, found.first)
         last = self._sources[-1].range(topic)
+        if self._behind is not None:
+            found = self._behind.range(topic)
+            if found.first <= offset < found.end:
+                piece = self._try(self._behind, topic, offset, bytes_max)
+                if piece is not None:
+                    return piece
+            elif offset < found.first < found.end:
+                first = found.first if first is None else min(first, found.first)
         if first is not None or offset < last.first:
             raise NotFound(
                 "offset is no longer held anywhere, start at the first available one",
@@ -218,19 +245,50 @@ class ChainedHistory:
             piece = source.read(topic, offset=offset, bytes_max=bytes_max)
         except NotFound:
             return None
+        except CorruptionError as error:
+            spared = self._spared(source, topic, offset, bytes_max)
+            if spared is None:
+                raise
+            warn("history_served_from_behind", topic=topic, offset=offset, error=error)
+            return spared
+        return piece if piece.offset_next > offset else None
+
+    def _spared(
+        self, damaged: HistorySource, topic: int, offset: int, bytes_max: int
+    ) -> Piece | None:
+        """Return what the source behind has of records that are damaged here, if it has them."""
+        if self._behind is None or damaged is self._behind:
+            return None
+        found = self._behind.range(topic)
+        if not found.first <= offset < found.end:
+            return None
+        try:
+            piece = self._behind.read(topic, offset=offset, bytes_max=bytes_max)
+        except (NotFound, CorruptionError):
+            return None
         return piece if piece.offset_next > offset else None
 
     def offset_at(self, topic: int, *, time_us: int) -> int | None:
         """Return the first offset at or after a time over all sources."""
+        near = None
         for source in self._sources:
-            offset = source.offset_at(topic, time_us=time_us)
-            if offset is not None:
-                return offset
-        return None
+            near = source.offset_at(topic, time_us=time_us)
+            if near is not None:
+                break
+        if self._behind is None:
+            return near
+        held, far = self._near(topic), self._behind.range(topic)
+        is_older_here = held.first < (held.end if near is None else min(near, held.end))
+        if is_older_here or far.first >= min(far.end, held.first):
+            # The records at hand reach back beyond that time, or nothing lies behind them.
+            return near
+        found = self._behind.offset_at(topic, time_us=time_us)
+        return found if near is None or (found is not None and found < near) else near
 
     def pin(self, topic: int, *, offset: int) -> Pin:
         """Pin in every source: which one will serve an offset is not known before."""
-        return _PinAll([source.pin(topic, offset=offset) for source in self._sources], offset)
+        sources = self._sources if self._behind is None else (*self._sources, self._behind)
+        return _PinAll([source.pin(topic, offset=offset) for source in sources], offset)
 
 
 class _PinAll:

@@ -16,7 +16,7 @@ from frazil.log.state import RANGE_LOST
 from frazil.model import OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
     from frazil.log.index import Places
@@ -112,15 +112,16 @@ class LogSource:
                 offset_first=state.start,
             )
         gaps: list[OffsetRange] = []
-        special = _covering(state.ranges, offset)
+        special = covering(state.ranges, offset)
         while special is not None:
             if special.kind == RANGE_LOST and gaps:
                 # The gap before is told first; the next read is refused.
                 return Piece([], offset, tuple(gaps))
-            _refuse_lost(special, state)
+            if special.kind == RANGE_LOST:
+                raise lost_error(special, topic=state.spec.name)
             gaps.append(OffsetRange(offset, special.end, special.reason))
             offset = special.end
-            special = _covering(state.ranges, offset)
+            special = covering(state.ranges, offset)
         if offset >= visible:
             return Piece([], offset, tuple(gaps))
         try:
@@ -194,7 +195,7 @@ class LogSource:
                 raise _not_here(state, offset, offset_next=places.offsets[first])
             stop = _stop(places, first, visible, bytes_max, state.ranges)
             frames = self._load(segment, places, first, stop, state)
-            return _batches(frames, state, offset)
+            return batches_of(frames, state.codec, offset=offset, topic=state.spec.name)
         raise _not_here(state, offset, offset_next=visible)
 
     def _load(
@@ -359,12 +360,20 @@ def _stop(
     return stop
 
 
-def _batches(frames: list[Frame], state: TopicState, offset: int) -> list[Batch]:
+def batches_of(frames: list[Frame], decoder: Decoder, *, offset: int, topic: object) -> list[Batch]:
+    """Decode consecutive verified frames, the first of which holds `offset`, from there on.
+
+    Small neighbours are decoded together. What lies before a frame that cannot be decoded is
+    given; `topic` is how errors name the topic.
+
+    Raises:
+        CorruptionError: if the first frame cannot be decoded.
+    """
     batches: list[Batch] = []
     number = 0
     while number < len(frames):
         small = _small_run(frames, number)
-        data = _decode_small(state.codec, small) if len(small) > 1 else None
+        data = _decode_small(decoder, small) if len(small) > 1 else None
         if data is not None:
             times = tuple((frame.head.records, frame.head.time) for frame in small)
             batches.append(Batch(data, offset=small[0].head.offset, times=times))
@@ -372,12 +381,12 @@ def _batches(frames: list[Frame], state: TopicState, offset: int) -> list[Batch]
             continue
         frame = frames[number]
         try:
-            data = state.codec.decode(frame)
+            data = decoder.decode(frame)
         except UNDECODABLE as error:
             if batches:
                 # What lies before it is given first, as before any damage.
                 break
-            raise _undecodable(frame, state, error) from error
+            raise _undecodable(frame, topic, error) from error
         head = frame.head
         batches.append(Batch(data, offset=head.offset, times=((head.records, head.time),)))
         number += 1
@@ -408,11 +417,11 @@ def _decode_small(decoder: Decoder, frames: list[Frame]) -> pa.RecordBatch | Non
         return None
 
 
-def _undecodable(frame: Frame, state: TopicState, error: Exception) -> CorruptionError:
+def _undecodable(frame: Frame, topic: object, error: Exception) -> CorruptionError:
     head = frame.head
     return CorruptionError(
         "stored records cannot be decoded, run `frazil doctor`; reading may go on at offset_next",
-        topic=state.spec.name,
+        topic=topic,
         offset_first=head.offset,
         offset_next=head.offset + head.records,
         lsn=head.lsn,
@@ -420,19 +429,20 @@ def _undecodable(frame: Frame, state: TopicState, error: Exception) -> Corruptio
     )
 
 
-def _covering(ranges: list[SpecialRange], offset: int) -> SpecialRange | None:
+def covering(ranges: Sequence[SpecialRange], offset: int) -> SpecialRange | None:
+    """Return the special range that an offset lies in."""
     for special in ranges:
         if special.first <= offset < special.end:
             return special
     return None
 
 
-def _refuse_lost(special: SpecialRange, state: TopicState) -> None:
-    if special.kind == RANGE_LOST:
-        raise CorruptionError(
-            "records were lost to damage, run `frazil doctor`; reading may go on at offset_next",
-            topic=state.spec.name,
-            offset_first=special.first,
-            offset_next=special.end,
-            reason=special.reason,
-        )
+def lost_error(special: SpecialRange, *, topic: object) -> CorruptionError:
+    """Return the error for a read in a range whose records are known to be lost."""
+    return CorruptionError(
+        "records were lost to damage, run `frazil doctor`; reading may go on at offset_next",
+        topic=topic,
+        offset_first=special.first,
+        offset_next=special.end,
+        reason=special.reason,
+    )
