@@ -15,7 +15,7 @@ from pydantic import Secret
 
 from frazil.errors import InvalidRequest
 
-__all__ = ["HIDDEN", "SecretText", "is_reference", "resolve"]
+__all__ = ["HIDDEN", "SecretText", "is_reference", "resolve", "show"]
 
 HIDDEN: Final = "********"
 """What is shown of a secret, whatever its length."""
@@ -35,10 +35,9 @@ class SecretText(Secret[str]):
 
 
 def show(secret: object) -> str:
-    """Return what may be shown of a secret's text."""
-    text = str(secret)
-    if not text or is_reference(text):
-        return text
+    """Return what may be shown of a secret, or of a wrong value for one."""
+    if isinstance(secret, str) and (not secret or is_reference(secret)):
+        return secret
     return HIDDEN
 
 

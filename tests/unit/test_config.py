@@ -116,7 +116,7 @@ def test_every_setting_has_a_variable_a_flag_and_a_sentence(info):
 def test_every_number_has_limits_that_hold(info):
     """One beyond the largest value of a number is refused, naming the key and the limits."""
     if info.maximum is None:
-        assert info.kind in {"choice", "switch", "text", "mapping"}
+        assert info.kind in {"choice", "switch", "text", "mapping", "secret"}
         return
     beyond = info.maximum + 1 if info.kind != "ratio" else info.maximum * 2
     with pytest.raises(InvalidRequest) as caught:
@@ -213,6 +213,22 @@ def test_a_wrong_choice_names_the_nearest():
             "log.write_bytes_max",
         ),
         ({"log.queue_bytes_max": "9MiB"}, "log.queue_bytes_max", "log.write_bytes_max"),
+        ({"objects.store": "s3"}, "objects.root", "objects.store"),
+        ({"objects.s3.access_key": "k"}, "objects.s3.access_key", "objects.s3.secret_key"),
+        (
+            {
+                "objects.s3.access_key": "k",
+                "objects.s3.secret_key": "s",
+                "objects.s3.anonymous": True,
+            },
+            "objects.s3.anonymous",
+            "objects.s3.access_key",
+        ),
+        (
+            {"objects.gcs.credentials_json": "{}", "objects.gcs.credentials_path": "key.json"},
+            "objects.gcs.credentials_json",
+            "objects.gcs.credentials_path",
+        ),
         ({"topics.message_bytes_max": "11MiB"}, "topics.message_bytes_max", "log.write_bytes_max"),
         ({"log.sync_interval_s": 0}, "log.sync_interval_s", "log.sync"),
         ({"log.prefill_bytes": "200MiB"}, "log.prefill_bytes", "log.segment_bytes_max"),
@@ -383,8 +399,9 @@ def test_no_value_is_taken_that_breaks_a_limit(overrides):
         assert error.details["key"]
         return
     for info in describe():
-        if info.minimum is not None:
-            assert info.minimum <= settings.values()[info.path] <= info.maximum
+        value = settings.values()[info.path]
+        if info.minimum is not None and (value is not None or info.default is not None):
+            assert info.minimum <= value <= info.maximum
 
 
 @given(st.binary(max_size=200) | st.text("{}[]&*!:-#'\"\n lgosync0:", max_size=60).map(str.encode))
@@ -426,8 +443,9 @@ def test_the_schema_knows_every_setting_and_its_units():
         field = node["properties"][name]
         assert field["description"] == info.description
         if info.kind in {"size", "duration"}:
-            number, text = field["anyOf"]
+            number, *nothing, text = field["anyOf"]
             assert number["maximum"] == info.maximum
+            assert nothing == ([{"type": "null"}] if info.default is None else [])
             assert re.search(text["pattern"], info.shown(info.default))
 
 
