@@ -6,6 +6,7 @@ from frazil.testing.faulty_fs import ERRNOS, VERBS, Call, Fault, FaultyFileSyste
 from frazil.testing.simulated_clock import SimulatedClock
 from frazil.testing.simulated_fs import SimulatedCrash, SimulatedFileSystem
 from frazil.testing.simulated_inode import SECTOR_BYTES, Survival
+from frazil.testing.simulated_store import SimulatedStore
 
 __all__ = [
     "ERRNOS",
@@ -17,6 +18,7 @@ __all__ = [
     "SimulatedClock",
     "SimulatedCrash",
     "SimulatedFileSystem",
+    "SimulatedStore",
     "Survival",
     "Verb",
 ]
