@@ -111,6 +111,11 @@ class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The columns that its Iceberg table is sorted by, ascending."""
     uid: str = ""
     """What tells it from another topic of the same name; `topic_uid` has it for old topics, too."""
+    objects: bool | None = None
+    """Its frames are uploaded to the object store."""
+    objects_retention_us: int | None = None
+    objects_retention_bytes: int | None = None
+    """For how long, and how many bytes of, its objects are kept."""
 
 
 def topic_uid(spec: TopicSpec) -> str:

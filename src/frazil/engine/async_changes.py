@@ -23,6 +23,7 @@ from frazil.engine.change_input import (
 from frazil.engine.reading import waker
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop_async
+from frazil.engine.tier_acks import wait_reached_async
 from frazil.errors import FrazilError
 from frazil.log import format as fmt
 
@@ -96,6 +97,11 @@ class AsyncChangeCalls:
         futures: list[asyncio.Future[Ack]] = [self._loop.create_future() for _each in prepared]
         await self._submit_waiting(*self._runtime.entries(prepared, futures, sender))
         return await _joined(futures)
+
+    async def _reached(self, found: Ack, ack: str | None) -> Ack:
+        """Wait for the tier behind the log where that was asked for."""
+        await wait_reached_async(ack, [(self._runtime, found)])
+        return found
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -181,7 +187,7 @@ class AsyncChangeCalls:
                 results.append(error)
             if any(isinstance(result, FrazilError) for result in results):
                 break
-        return bulk_ack(results)
+        return await self._reached(bulk_ack(results), ack)
 
     def _pieces(
         self, data: object, op_column: str, sender: Sender | None
@@ -196,7 +202,7 @@ class AsyncChangeCalls:
     ) -> Ack:
         self._runtime.changes.check_part(step)
         sender = self._runtime.sender(ack, producer, sequence, epoch)
-        return joined_ack(await self._send([step], sender))
+        return await self._reached(joined_ack(await self._send([step], sender)), ack)
 
     async def _send(
         self, steps: Sequence[Step], sender: Sender | None

@@ -9,10 +9,10 @@ from frazil.engine.async_changes import AsyncChangeCalls, fed, taken
 from frazil.engine.async_queries import AsyncTierCalls
 from frazil.engine.async_subscribing import AsyncSubscribeCalls, AsyncSubscriptionCalls
 from frazil.engine.core import Engine, open_engine
-from frazil.engine.lake_acks import wait_committed_async
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.reading import AsyncReader, Start
 from frazil.engine.stops import pass_stop_async
+from frazil.engine.tier_acks import WAITED_FOR, wait_reached_async
 from frazil.errors import NotFound
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN
@@ -84,12 +84,6 @@ class AsyncTopic(AsyncChangeCalls, AsyncSubscribeCalls):
         if not self._queue.submit(entry):
             await self._submit_waiting(entry)
         return await self._reached(await future, ack)
-
-    async def _reached(self, found: Ack, ack: str | None) -> Ack:
-        """Wait for the table where that was asked for."""
-        if ack == "committed":
-            await wait_committed_async([(self._runtime, found)])
-        return found
 
     async def append_many(
         self,
@@ -210,14 +204,13 @@ class AsyncPartitionedTopic(AsyncSubscribeCalls):
         return await self._reached(acks, ack)
 
     def _check_level(self, ack: str | None) -> str | None:
-        """Return the level that a thread waits for: the table is waited for in the loop."""
+        """Return the level that a thread waits for: other tiers are waited for in the loop."""
         runtime = self._topic.parts[0].runtime
         runtime.sender(ack, None, None, 0)
-        return "fsynced" if ack == "committed" else ack
+        return "fsynced" if ack in WAITED_FOR else ack
 
     async def _reached(self, acks: list[Ack], ack: str | None) -> list[Ack]:
-        if ack == "committed":
-            await wait_committed_async([(self._topic.parts[a.part].runtime, a) for a in acks])
+        await wait_reached_async(ack, [(self._topic.parts[a.part].runtime, a) for a in acks])
         return acks
 
     async def insert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
@@ -246,8 +239,10 @@ class AsyncPartitionedTopic(AsyncSubscribeCalls):
         """Publish changes in bulk to their parts; see `PartitionedTopic.append_changes`."""
         given = taken(data)
         await self.parts[0].pass_door()
+        own = self._check_level(ack)
         call = self._topic.append_changes
-        return await asyncio.to_thread(call, given, op_column=op_column, ack=ack)
+        acks = await asyncio.to_thread(call, given, op_column=op_column, ack=own)
+        return await self._reached(acks, ack)
 
     async def get(self, key: Any) -> dict[str, Any] | None:
         """Return the row with a key, None if there is none; see `Topic.get`."""

@@ -217,12 +217,14 @@ def check_options(options: Mapping[str, object], settings: Settings) -> dict[str
             clean[key] = _one_of(key, value, _ON_FULL)
         elif key == "retention_age":
             clean["retention_us"] = _limit(key, int(parse_duration_s(value) * 1_000_000))
-        elif key == "retention_bytes":
+        elif key in {"retention_bytes", "objects_retention_bytes"}:
             clean[key] = _limit(key, parse_bytes(value))
         elif key == "unknown_key":
             clean[key] = _one_of(key, value, _UNKNOWN_KEY)
-        elif key == "lake":
+        elif key in {"lake", "objects"}:
             clean[key] = _switch(key, value)
+        elif key == "objects_retention_age":
+            clean["objects_retention_us"] = _limit(key, int(parse_duration_s(value) * 1_000_000))
         elif key == "signals":
             clean[key] = checked_limits(dict(_pairs(key, value)))
         else:

@@ -17,6 +17,7 @@ from frazil.engine.change_input import (
 from frazil.engine.changing import STEPS_MAX, TopicChanges
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop
+from frazil.engine.tier_acks import wait_reached
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.committer import Pending
@@ -157,7 +158,7 @@ class ChangeCalls:
                 results.append(error)
             if any(isinstance(result, FrazilError) for result in results):
                 break
-        return bulk_ack(results)
+        return self._reached(bulk_ack(results), ack)
 
     def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> list[Pending]:
         """Queue a piece of a bulk, waiting for room; return what its frames wait with."""
@@ -184,7 +185,12 @@ class ChangeCalls:
         for step in steps:
             self._runtime.changes.check_part(step)
         self.pass_door()
-        return joined_ack(self.submit_steps(steps, sender))
+        return self._reached(joined_ack(self.submit_steps(steps, sender)), ack)
+
+    def _reached(self, found: Ack, ack: str | None) -> Ack:
+        """Wait for the tier behind the log where that was asked for."""
+        wait_reached(ack, [(self._runtime, found)])
+        return found
 
     def submit_steps(self, steps: Sequence[Step], sender: Sender | None) -> list[Ack | FrazilError]:
         """Resolve and queue steps that were let in, waiting for room; return their frames' answers."""

@@ -25,6 +25,9 @@ SHARED_OPTIONS: Final = (
     "unknown_key",
     "signals",
     "lake",
+    "objects",
+    "objects_retention_us",
+    "objects_retention_bytes",
 )
 """What `alter` may change of a partitioned topic and all its parts."""
 

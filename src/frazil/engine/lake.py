@@ -316,7 +316,7 @@ class Lake:
         for each, ends in targets:
             for part, end in ends.items():
                 self._wait_for(each, part, end, deadline)
-        return {each.name: dict(each.waits.committed) for each, _ends in targets}
+        return {each.name: dict(each.waits.reached) for each, _ends in targets}
 
     def _wait_for(self, topic: LakeTopic, part: int, end: int, deadline: float) -> None:
         told = threading.Event()
@@ -327,13 +327,13 @@ class Lake:
                     break
                 told.wait(min(left, LOOK_S))
             topic.waits.forget(told.set)
-        if topic.waits.committed.get(part, 0) < end:
+        if topic.waits.reached.get(part, 0) < end:
             raise Unavailable(
                 "the lake did not get there; the records are safe and wait",
                 topic=topic.name,
                 state=topic.state,
                 why=topic.waits.refusal or topic.why or self.worker.why or "it takes longer",
-                committed=(topic.waits.committed or topic.remembered()).get(part, 0),
+                committed=(topic.waits.reached or topic.remembered()).get(part, 0),
                 durable=end,
             )
 
@@ -360,7 +360,7 @@ class Lake:
     def committed(self, topic: str) -> Ends:
         """Return where a topic's table stands, by part; -1 is a topic without parts."""
         found = self.topics.get(full_topic_name(topic))
-        return {} if found is None else dict(found.waits.committed or found.remembered())
+        return {} if found is None else dict(found.waits.reached or found.remembered())
 
     def pause(self, topic: str | None = None) -> None:
         """Let records wait; a commit under way is finished. Outlives a restart."""

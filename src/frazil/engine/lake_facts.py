@@ -23,7 +23,7 @@ __all__ = ["topic_facts", "totals"]
 
 def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int) -> dict[str, Any]:
     """Describe one topic with a lake: state, how far it is, what waits and why."""
-    committed = topic.waits.committed or topic.remembered()
+    committed = topic.waits.reached or topic.remembered()
     durable = topic.durable()
     state: str = topic.state if topic.state != "stopped" else f"stopped: {topic.reason}"
     if state == "running" and worker.state != "ready":

@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from frazil.engine.facts import special_ranges
-from frazil.engine.lake_acks import CommitWaits
 from frazil.engine.lake_plans import Wishes
 from frazil.engine.lake_staging import (
     PLAN_FILES_MAX,
@@ -25,6 +24,7 @@ from frazil.engine.lake_staging import (
 from frazil.engine.lake_worker import error_of
 from frazil.engine.lake_world import Definition
 from frazil.engine.moments import first_held
+from frazil.engine.tier_acks import TierWaits
 from frazil.errors import (
     Closed,
     CommitUnknown,
@@ -81,7 +81,7 @@ class LakeTopic:
         self.table = table_of(spec.name)
         self.keyed = bool(spec.primary_key)
         self.runtimes = list(runtimes)
-        self.waits = CommitWaits(world.wake)
+        self.waits = TierWaits(world.wake, timeout_s=runtimes[0].settings.lake.ack_timeout_s)
         self.wishes: Wishes = Wishes()
         self.plan: Plan | None = None
         self.state: State = "waiting" if self.keyed else "starting"

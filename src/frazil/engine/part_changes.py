@@ -19,6 +19,7 @@ from frazil.engine.change_input import (
 from frazil.engine.changing import STEPS_MAX, step_of
 from frazil.engine.part_acks import answer, part_acks
 from frazil.engine.part_moves import Crossing, Side, crossing, try_move
+from frazil.engine.tier_acks import wait_reached
 from frazil.errors import Conflict, FrazilError, InvalidRequest
 from frazil.ingest.routing import part_of_values, parts_of_batch
 from frazil.log import format as fmt
@@ -231,7 +232,9 @@ class PartChangeCalls:
                 break
         check_refused([each for own in answers.values() for each in own])
         parts = sorted(answers)
-        return part_acks(parts, [answers[part] for part in parts])
+        acks = part_acks(parts, [answers[part] for part in parts])
+        wait_reached(ack, [(self.parts[each.part].runtime, each) for each in acks])
+        return acks
 
     def _publish_pieces(
         self, pieces: Mapping[int, list[Piece]], sender: Sender | None, answers: dict[int, Answers]

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.catalog import PUBLISH_OPTIONS
-from frazil.engine.lake_acks import wait_committed
 from frazil.engine.part_acks import answer, part_acks
 from frazil.engine.part_changes import PartChangeCalls
 from frazil.engine.stops import pass_stop
 from frazil.engine.subscribing_calls import SubscribeCalls
+from frazil.engine.tier_acks import wait_reached
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.messages import Message
 from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
@@ -171,8 +171,7 @@ class PartitionedTopic(PartChangeCalls, SubscribeCalls):
                     entry[5].settle(error)
         answers = [[answer(each) for each in pendings] for pendings in waiting]
         acks = part_acks([part for part, _prepared in sends], answers)
-        if ack == "committed":
-            wait_committed([(self.parts[each.part].runtime, each) for each in acks])
+        wait_reached(ack, [(self.parts[each.part].runtime, each) for each in acks])
         return acks
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:

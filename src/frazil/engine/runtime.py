@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.config import Settings
-    from frazil.engine.lake_acks import CommitWaits
     from frazil.engine.lanes import LaneRuntime
+    from frazil.engine.tier_acks import TierWaits
     from frazil.engine.topic_tiers import TopicTiers
     from frazil.ingest.columns import IngestLimits
     from frazil.ingest.frames import Columns, KeyedColumns
@@ -100,8 +100,10 @@ class TopicRuntime:
         """What memory and disk hold of the topic; None if the log serves alone."""
         self.pressure: Door = OPEN_DOOR
         """What slows publishes down when memory is short."""
-        self.lake: CommitWaits | None = None
+        self.lake: TierWaits | None = None
         """How far the topic's table is, and who waits for it; None if it has no lake."""
+        self.objects: TierWaits | None = None
+        """How far the topic is uploaded, and who waits for it; None if it has no objects."""
         self.part = part_of(state.spec)
         """The number under which its table knows it."""
         self.changes = TopicChanges(self)
@@ -384,7 +386,8 @@ class TopicRuntime:
         synced = False
         if ack is not None:
             # Tables of keyed topics are not written yet: nobody should wait for them.
-            check_level(ack, has_lake=self.lake is not None and not self.state.spec.primary_key)
+            has_lake = self.lake is not None and not self.state.spec.primary_key
+            check_level(ack, has_lake=has_lake, has_objects=self.objects is not None)
             synced = ack != "received"
         if producer is None:
             if sequence is not None:
@@ -445,14 +448,17 @@ def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
     ) from error
 
 
-def check_level(ack: str, *, has_lake: bool = False) -> None:
+def check_level(ack: str, *, has_lake: bool = False, has_objects: bool = False) -> None:
     """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
     if not isinstance(ack, str):
         raise InvalidRequest("ack must be a text", got=type(ack).__name__)
-    allowed = "received|fsynced|committed" if has_lake else "received|fsynced"
+    absent = {
+        level for level, has in (("uploaded", has_objects), ("committed", has_lake)) if not has
+    }
+    allowed = "|".join(level for level in LEVELS if level not in absent)
     if ack not in LEVELS:
         raise InvalidRequest("unknown ack level", ack=ack, allowed=allowed)
-    if ack == "uploaded" or (ack == "committed" and not has_lake):
+    if ack in absent:
         raise InvalidRequest(
             "this ack level needs a tier that this topic does not have", ack=ack, allowed=allowed
         )

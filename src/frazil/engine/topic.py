@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.change_calls import ChangeCalls
-from frazil.engine.lake_acks import CommittedPending, wait_committed
 from frazil.engine.reading import Reader, Start
 from frazil.engine.runtime import joined_ack
 from frazil.engine.stops import pass_stop
 from frazil.engine.subscribing_calls import SubscribeCalls
+from frazil.engine.tier_acks import WAITED_FOR, TierPending, wait_reached
 from frazil.errors import FrazilError
 from frazil.log.codec import PLAIN
 from frazil.log.committer import Pending
@@ -30,8 +30,9 @@ class Topic(ChangeCalls, SubscribeCalls):
 
     Every publish returns an `Ack` when what its level promises is true: `received` means that the
     record is written and has its final offset; `fsynced` (the default of `commit` topics) that it
-    survives a crash of this machine; `committed`, for topics with a lake, that it is in the Iceberg
-    table, too. After an error of class `Unavailable` with
+    survives a crash of this machine; `uploaded`, for topics with objects, that it is in the object
+    store and survives the loss of this machine; `committed`, for topics with a lake, that it is in
+    the Iceberg table, too. After an error of class `Unavailable` with
     `outcome="unknown"` the record may or may not be there; an idempotent producer (`producer=` and
     `sequence=`) may simply send it again.
     """
@@ -119,7 +120,7 @@ class Topic(ChangeCalls, SubscribeCalls):
         sender = None
         if ack is not None or producer is not None or sequence is not None:
             sender = runtime.sender(ack, producer, sequence, producer_epoch)
-        pending = CommittedPending(runtime) if ack == "committed" else Pending()
+        pending = TierPending(runtime, ack) if ack in WAITED_FOR else Pending()
         entry: Entry
         if type(record) is bytes and not fields and len(record) <= self._fast_bytes_max:
             entry = (self._state, PLAIN, record, 0, len(record) + 8, pending, sender)
@@ -200,8 +201,7 @@ class Topic(ChangeCalls, SubscribeCalls):
         waiting = [Pending() for _each in prepared]
         self._queue.submit_waiting(*runtime.entries(prepared, waiting, sender))
         joined = joined_ack([_answer(pending) for pending in waiting])
-        if ack == "committed":
-            wait_committed([(runtime, joined)])
+        wait_reached(ack, [(runtime, joined)])
         return joined
 
     # -- read ------------------------------------------------------------------------------------

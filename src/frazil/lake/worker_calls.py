@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 import msgspec
 
 from frazil.config import Settings, load_settings
+from frazil.config_secret import SecretText
 from frazil.errors import InvalidRequest
 from frazil.lake.commit import CommitRequest, CommitResult, commit
 from frazil.lake.connection import CatalogAddress
@@ -135,9 +136,13 @@ def operation(name: str) -> Operation:
 
 def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
     """Return the body of `hello`: what a worker, which runs elsewhere, needs to know."""
+    # It has no business with the object store, whose secrets must not leave this process.
+    known = {
+        name: each for name, each in settings.values().items() if not isinstance(each, SecretText)
+    }
     config = WorkerConfig(
         data_dir=os.path.abspath(settings.data_dir),
-        settings=dict(settings.values()),
+        settings=known,
         catalog=catalog,
     )
     body: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from frazil.config_sections import LakeSettings, LakeSparkSettings, LakeWriterSettings
-from frazil.engine.lake_acks import CommitWaits
 from frazil.engine.lake_staging import (
     before_gaps,
     part_of,
@@ -13,6 +12,7 @@ from frazil.engine.lake_staging import (
     plan_bytes,
     planned_files,
 )
+from frazil.engine.tier_acks import TierWaits
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.lake.plan import plan_parts
 from frazil.log.state import SpecialRange
@@ -127,7 +127,7 @@ def test_parts_are_known_by_their_number_and_one_identity():
 def test_waits_end_when_the_table_is_there_or_will_not_be():
     """Each waits for its own part and offset; a refusal wakes all, and nobody waits after it."""
     woken = []
-    waits = CommitWaits(lambda: woken.append(1))
+    waits = TierWaits(lambda: woken.append(1), timeout_s=1.0)
     told = []
     waits.ask(0, 5)
     waits.ask(0, 4)
@@ -152,7 +152,7 @@ def test_waits_end_when_the_table_is_there_or_will_not_be():
 
 def test_a_watch_that_is_taken_back_is_not_told():
     """A caller that gave up is forgotten."""
-    waits = CommitWaits(lambda: None)
+    waits = TierWaits(lambda: None, timeout_s=1.0)
     told = []
 
     def tell():
