@@ -38,6 +38,16 @@ LakeSwitch = Annotated[
     bool | None,
     typer.Option("--lake/--no-lake", help="Move its records into an Iceberg table, or not."),
 ]
+ObjectsSwitch = Annotated[
+    bool | None,
+    typer.Option("--objects/--no-objects", help="Upload its records to the store, or not."),
+]
+ObjectsAge = Annotated[
+    str | None, typer.Option("--objects-retention-age", help="Keep objects so long: 365d.")
+]
+ObjectsSize = Annotated[
+    str | None, typer.Option("--objects-retention-bytes", help="Keep objects up to: 1TiB.")
+]
 DropTable = Annotated[bool, typer.Option("--drop-table", help="Its Iceberg table as well.")]
 Signals = Annotated[
     list[str] | None,
@@ -85,6 +95,9 @@ def create(
     unknown_key: Unknown = None,
     signals: Signals = None,
     lake: LakeSwitch = None,
+    objects: ObjectsSwitch = None,
+    objects_retention_age: ObjectsAge = None,
+    objects_retention_bytes: ObjectsSize = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Create a topic: a table topic with --column, a message topic without."""
@@ -107,6 +120,9 @@ def create(
             unknown_key=unknown_key,
             signals=pairs(signals, sign="=", option="--signal") or None,
             lake=lake,
+            objects=objects,
+            objects_retention_age=objects_retention_age,
+            objects_retention_bytes=objects_retention_bytes,
         )
         session.show(engine.describe(topic.name), f"topic {topic.name} is ready")
 
@@ -192,6 +208,9 @@ def alter(
     unknown_key: Unknown = None,
     signals: Signals = None,
     lake: LakeSwitch = None,
+    objects: ObjectsSwitch = None,
+    objects_retention_age: ObjectsAge = None,
+    objects_retention_bytes: ObjectsSize = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --no-lake.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Change a live topic: columns, syncing, retention, signals. Old records read under the new columns."""
@@ -208,8 +227,11 @@ def alter(
         "unknown_key": unknown_key,
         "signals": pairs(signals, sign="=", option="--signal") or None,
         "lake": lake,
+        "objects": objects,
+        "objects_retention_age": objects_retention_age,
+        "objects_retention_bytes": objects_retention_bytes,
     }
-    if lake is None and not any(changes.values()):
+    if lake is None and objects is None and not any(changes.values()):
         raise InvalidRequest("nothing to change, give an option such as --add", topic=name)
     confirm = lake is False and agreed(
         f"records of {name} that its table does not have yet may go with its retention; switch "
