@@ -20,6 +20,7 @@ from pydantic import ValidationError as TreeError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from frazil.config_objects import ObjectsSettings
+from frazil.config_secret import references
 from frazil.config_sections import (
     DiskSettings,
     LakeSettings,
@@ -41,6 +42,7 @@ from frazil.config_sources import (
     environment_name,
     flag_entries,
     read_settings_file,
+    with_variables,
 )
 from frazil.config_values import Section, SettingInfo, parse_mapping, setting, setting_info
 from frazil.errors import InvalidRequest
@@ -148,6 +150,7 @@ def load_settings(
     file: str | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    look_up: bool = True,
 ) -> Settings:
     """Return the settings from defaults < YAML file < environment < overrides by dotted path.
 
@@ -155,6 +158,8 @@ def load_settings(
         file: the YAML file; without it `FRAZIL_CONFIG` may name one.
         environment: the variables to look at; the process's own without it.
         overrides: values by dotted path, e.g. `{"log.sync": "periodic"}`.
+        look_up: whether variables that the file names (`${NAME}`) are looked up; without it they
+            need not be set, and settings with them that are no texts are left at their defaults.
 
     Raises:
         InvalidRequest: if a key is unknown, a value is wrong, or values contradict each other.
@@ -162,7 +167,7 @@ def load_settings(
     """
     variables = os.environ if environment is None else environment
     path = file if file is not None else variables.get("FRAZIL_CONFIG")
-    entries = read_settings_file(path) if path else []
+    entries = _looked_up(read_settings_file(path), variables, look_up=look_up) if path else []
     entries += environment_entries(variables)
     entries += flag_entries(overrides or {})
     return _settled(entries)
@@ -213,6 +218,23 @@ def _settled(entries: Iterable[Entry]) -> Settings:
     except InvalidRequest as error:
         raise _located(error, origins) from error
     return settings.with_origins(origins)
+
+
+def _looked_up(
+    entries: Iterable[Entry], variables: Mapping[str, str], *, look_up: bool
+) -> list[Entry]:
+    """Return a file's entries without references, but for those that are looked up when used."""
+    found = []
+    for entry in entries:
+        info = _BY_PATH.get(entry.key)
+        kind = info.kind if info is not None else "text"
+        if kind == "secret" or (entry.path[0] == "objects" and kind == "text"):
+            found.append(entry)
+        elif look_up:
+            found += with_variables([entry], variables)
+        elif kind in {"text", "mapping"} or not references(entry.value):
+            found.append(entry)
+    return found
 
 
 def _node(tree: dict[str, Any], sections: Iterable[str]) -> dict[str, Any]:

@@ -46,6 +46,13 @@ def is_reference(text: str) -> bool:
     return _REFERENCES_ALONE.match(text) is not None
 
 
+def references(value: object) -> list[str]:
+    """Return the names of the variables that a text, or the texts of a mapping, refer to."""
+    texts = list(value.values()) if isinstance(value, Mapping) else [value]
+    found = (name for text in texts if isinstance(text, str) for name in _REFERENCE.findall(text))
+    return list(dict.fromkeys(found))
+
+
 def resolve(
     value: str | SecretText, *, setting: str, environment: Mapping[str, str] | None = None
 ) -> str:

@@ -6,11 +6,12 @@ What the values mean, and which paths exist, is the business of `frazil.config`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import yaml
 
+from frazil.config_secret import references, resolve
 from frazil.errors import InvalidRequest, NotFound
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "flag_entries",
     "parse_assignments",
     "read_settings_file",
+    "with_variables",
 ]
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -145,6 +147,37 @@ def file_entries(data: bytes, *, file: str) -> list[Entry]:
     if not isinstance(root, yaml.MappingNode):
         raise InvalidRequest("settings file is not a mapping", set_at=_mark(root, file=file))
     return list(_walk(loader, root, (), file))
+
+
+def with_variables(entries: Iterable[Entry], variables: Mapping[str, str]) -> list[Entry]:
+    """Return entries whose texts have the values of the variables that they name as `${NAME}`.
+
+    The origin of such an entry names them.
+
+    Raises:
+        InvalidRequest: if one is not set.
+    """
+    return [_with_variables(entry, variables) for entry in entries]
+
+
+def _with_variables(entry: Entry, variables: Mapping[str, str]) -> Entry:
+    def read(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return resolve(value, setting=entry.key, environment=variables)
+
+    names = references(entry.value)
+    if not names:
+        return entry
+    try:
+        if isinstance(entry.value, Mapping):
+            found: object = {name: read(value) for name, value in entry.value.items()}
+        else:
+            found = read(entry.value)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, **error.details, set_at=entry.origin) from None
+    told = ", ".join(f"${{{name}}}" for name in names)
+    return Entry(entry.path, found, f"{entry.origin} {told}")
 
 
 def _walk(

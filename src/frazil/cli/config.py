@@ -9,12 +9,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from frazil.cli.config_import import import_config
 from frazil.config import Settings, describe, json_schema, load_settings
 from frazil.config_sources import parse_assignments
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Show, check and describe the settings.", no_args_is_help=True)
+app = typer.Typer(help="Show, check, describe and import the settings.", no_args_is_help=True)
+app.command("import")(import_config)
 
 Output = Literal["table", "json"]
 
@@ -39,8 +41,8 @@ def show(
 
 @app.command()
 def check(file: Annotated[str, typer.Argument(help="YAML file.")]) -> None:
-    """Check a YAML file on its own, without the environment."""
-    settings = load_settings(file=file, environment={})
+    """Check a YAML file on its own, without the environment; `${NAME}` need not be set."""
+    settings = load_settings(file=file, environment={}, look_up=False)
     count = sum(origin != "default" for origin in settings.origins.values())
     typer.echo(f"ok: {file} sets {count} of {len(describe())} settings")
 
