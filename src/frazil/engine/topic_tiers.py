@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from frazil.engine.lookup import KeyLookup
 from frazil.engine.marks import load_marks
+from frazil.engine.objects_options import runs_to_keep
 from frazil.engine.whole_rows import whole_chunk
 from frazil.errors import Closed, Conflict, CorruptionError, NotFound, Unavailable
 from frazil.ingest.change_frames import change_schema, plan_change_read
@@ -313,6 +314,7 @@ class TopicTiers:
             batches=self._rows(chosen, first, end, columns),
             gaps=self._gaps(first, end) + self._gap_freed(first, end, chosen),
             deltas=deltas,
+            runs=runs_to_keep(self.runtime, first, end),
             throttle=self._tiers.throttle,
         )
         self.flushes += 1
@@ -482,7 +484,7 @@ class TopicTiers:
             end=span.end,
             batches=self._logged_rows(span.first, span.end, columns),
             gaps=self._gaps(span.first, span.end),
-            deltas=None,
+            runs=runs_to_keep(self.runtime, span.first, span.end),
             replaces=span.files,
         )
 

@@ -129,6 +129,7 @@ def _merge(tier: DiskTier, run: Sequence[Span], files: Sequence[DiskFile]) -> No
         first=run[0].first,
         end=run[-1].end,
         gaps=sorted({gap for file in files for gap in file.ranges}),
+        runs=[run for file in files for run in readers.reader(file).runs()],
     )
     with writer:
         # Partition by partition, so that few files are open at a time.

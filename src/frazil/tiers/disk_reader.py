@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from frazil.errors import CorruptionError
 from frazil.tiers.disk_file import user_schema
+from frazil.tiers.disk_runs import RUNS_KEY, decode_runs
 from frazil.tiers.disk_stats import group_integers
 from frazil.tiers.keys import KeyShape
 from frazil.tiers.parquet_file import open_parquet, stored_schema
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from frazil.fs import FileSystem
     from frazil.tiers.disk_file import DiskFile
+    from frazil.tiers.disk_runs import SentRun
 
 __all__ = ["RowsFile"]
 
@@ -84,6 +86,15 @@ class RowsFile:
     def bounds(self, group: int) -> tuple[int, int]:
         """Return the first and last offset of a row group."""
         return self._bounds[group]
+
+    def runs(self) -> list[SentRun]:
+        """Return who sent the records of the file's set, as far as this file has it.
+
+        Raises:
+            CorruptionError: if its footer has something else in their place.
+        """
+        found = (self._parquet.metadata.metadata or {}).get(RUNS_KEY.encode())
+        return [] if found is None else decode_runs(found.decode())
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return a row group, or some of its columns.

@@ -23,6 +23,7 @@ from frazil.tiers.disk_file import (
     set_name,
 )
 from frazil.tiers.disk_rows import offsets_of
+from frazil.tiers.disk_runs import RUNS_KEY, encode_runs, kept_runs
 from frazil.tiers.growing_keys import GrowingKeys
 from frazil.tiers.parquet_file import ParquetSettings, RowsWriter
 from frazil.tiers.partitions import UNPARTITIONED, Partition
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from frazil.log.state import SpecialRange
     from frazil.tiers.disk import DiskTier, TierSettings
     from frazil.tiers.disk_file import DiskFile
+    from frazil.tiers.disk_runs import SentRun
     from frazil.tiers.keys import KeyShape
 
 __all__ = ["FILES_MAX", "OPEN_MAX", "SetWriter"]
@@ -77,6 +79,7 @@ class SetWriter:
         shape: the key columns, None for a topic without key.
         gaps: the ranges in `[first, end)` without rows.
         deltas: sorted offsets of changes whose base row was written to files before.
+        runs: who sent the records, for the footer of the first file.
         throttle: told of the bytes as they are written; may wait.
     """
 
@@ -93,6 +96,7 @@ class SetWriter:
         end: int,
         gaps: Sequence[SpecialRange],
         deltas: npt.NDArray[np.int64] | None = None,
+        runs: Sequence[SentRun] = (),
         clock: Clock | None = None,
         settings: TierSettings | None = None,
         throttle: Callable[[int], None] | None = None,
@@ -108,6 +112,7 @@ class SetWriter:
         self._end = end
         self._gaps = tuple((gap.first, gap.end, gap.kind, gap.reason) for gap in gaps)
         self._deltas = deltas
+        self._runs = kept_runs(runs)
         self._throttle = throttle
         clock = clock or tier.clock
         self._id = clock.random_bytes(4).hex()
@@ -260,7 +265,10 @@ class SetWriter:
         )
         if part.keys is not None:
             part.keys.end()
-        facts = part.writer.finish(label.to_metadata())
+        metadata = label.to_metadata()
+        if self._runs and part.number == 0:
+            metadata[RUNS_KEY] = encode_runs(self._runs)
+        facts = part.writer.finish(metadata)
         del self._live[key]
         self._done.append(file_of(part.name, label, facts))
         if part.keys is not None and part.writer.rows:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.disk import DiskTier, TierSettings
     from frazil.tiers.disk_file import DiskFile
+    from frazil.tiers.disk_runs import SentRun
     from frazil.tiers.keys import KeyShape
     from frazil.tiers.partitions import Partitioner
 
@@ -58,6 +59,7 @@ def flush_set(
     batches: Iterable[pa.RecordBatch],
     gaps: Sequence[SpecialRange] = (),
     deltas: npt.NDArray[np.int64] | None = None,
+    runs: Sequence[SentRun] = (),
     clock: Clock | None = None,
     settings: TierSettings | None = None,
     throttle: Callable[[int], None] | None = None,
@@ -68,7 +70,8 @@ def flush_set(
     `batches` have the columns `_offset`, `_time`, for changes `_op` and `_present`, then those of
     `schema`, in the order of offsets; every offset of the range is a row or lies in one of `gaps`.
     `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
-    `deltas` are the sorted offsets of changes whose base row is in files already. `throttle` is
+    `deltas` are the sorted offsets of changes whose base row is in files already, `runs` tell who
+    sent the records. `throttle` is
     told of the bytes as they are written and may wait. `clock` and `settings` (the section
     `disk`) are the tier's own where they are None.
 
@@ -93,6 +96,7 @@ def flush_set(
         end=end,
         gaps=gaps,
         deltas=deltas,
+        runs=runs,
         clock=clock,
         settings=settings,
         throttle=throttle,
