@@ -1,0 +1,129 @@
+"""A server as a child process: started, waited for, paused, killed, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_S = 90
+"""A server that does not answer by then has failed; machines of CI are slow."""
+
+
+class Failed(Exception):
+    """The server did not start; the text has its last words."""
+
+
+def free_ports(count):
+    """Return so many ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def listens(port):
+    """Tell whether a connection to the port is taken."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def program(name):
+    """Return the path of a program that is installed beside this Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+class Server:
+    """One server with its directory; subclasses say what to run and when it is ready.
+
+    `kill` is SIGKILL to the whole process group; `restart` has the same ports and directory.
+    """
+
+    name = "server"
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.process = None
+        self.starts = 0
+
+    def command(self):
+        """Return the program with its arguments."""
+        raise NotImplementedError
+
+    def is_ready(self):
+        """Tell whether the server serves."""
+        raise NotImplementedError
+
+    def environment(self):
+        """Return the variables of the process: nothing of AWS's, Google's or Azure's."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AWS_", "GOOGLE_", "AZURE_", "FRAZIL_"))
+        }
+
+    @property
+    def output(self):
+        """What the server said, in all its lives."""
+        path = self.directory / f"{self.name}.log"
+        return path.read_text("utf-8", "replace") if path.exists() else ""
+
+    def start(self):
+        """Start the process and wait until it serves."""
+        assert self.process is None
+        self.starts += 1
+        with (self.directory / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                cwd=self.directory,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_S
+        while not self.is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise Failed(f"{self.name} did not start: {self.output[-2000:]}")
+            time.sleep(0.05)
+        return self
+
+    def _signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self):
+        """End the process at once, as a power failure of its machine would."""
+        if self.process is not None:
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def restart(self):
+        """Kill it if it lives, then start it on the same ports and directory."""
+        self.kill()
+        return self.start()
+
+    def pause(self):
+        """Let it neither answer nor die (SIGSTOP)."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self):
+        """Let it go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def __enter__(self):
+        return self if self.process is not None else self.start()
+
+    def __exit__(self, *failure):
+        self.kill()
