@@ -43,6 +43,8 @@ class FileInfo(NamedTuple):
     size: int
     modified_ns: int
     is_directory: bool
+    identity: str = ""
+    """What no other file of this machine has at the same time; empty if the system has no such."""
 
 
 class Space(NamedTuple):
@@ -257,7 +259,8 @@ class RealFileSystem:
         except FileNotFoundError:
             return None
         is_directory = os.path.isdir(path)
-        return FileInfo(found.st_size, found.st_mtime_ns, is_directory)
+        identity = f"{found.st_dev:x}:{found.st_ino:x}"
+        return FileInfo(found.st_size, found.st_mtime_ns, is_directory, identity)
 
     def space(self, path: str) -> Space:
         found = os.statvfs(path)

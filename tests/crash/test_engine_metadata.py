@@ -16,7 +16,6 @@ import pytest
 from frazil.engine.indexing import Indexer
 from frazil.errors import FrazilError
 from frazil.log.journal import Journal
-from frazil.metadata import Transaction
 from frazil.testing import SimulatedCrash
 from tests.crash.checker import Violation
 from tests.crash.engine_world import ROOT, World, many_lives
@@ -239,7 +238,7 @@ def test_a_batch_noted_before_its_sync_is_found(monkeypatch):
 
     def note(indexer, journal):
         applied = indexer._growing({journal.journal_id.hex(): journal.state.lsn})
-        indexer._commit(Transaction(applied=applied))
+        indexer._commit(applied=applied)
 
     _note_before_sync(monkeypatch, note)
     assert run_seeds(range(300)) is not None

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import msgspec
 
+from frazil.engine.cursor_paths import SUBSCRIPTIONS, cursor_path
 from frazil.errors import Closed, Conflict, CorruptionError, FrazilError, Unavailable
 from frazil.log.cursor_state import CursorState
-from frazil.metadata import MemoryStore, SqliteStore, Transaction, entries, move_aside
+from frazil.metadata import (
+    MemoryStore,
+    MetadataStore,
+    SqliteStore,
+    Transaction,
+    entries,
+    move_aside,
+)
 from frazil.model import TopicSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from frazil.clock import Clock
     from frazil.config import Settings
@@ -21,14 +29,17 @@ if TYPE_CHECKING:
     from frazil.fs import FileSystem
     from frazil.log.journal import Journal
     from frazil.log.state import TopicState
-    from frazil.metadata import MetadataStore
+    from frazil.metadata import LeaseEpoch
 
 TOPICS: Final = "/topics/"
 SCHEMAS: Final = "/schemas/"
 SEGMENTS: Final = "/segments/"
-CURSORS: Final = "/cursors/"
+CURSORS_FORMER: Final = "/cursors/"
+"""Where copies of cursors once were; what is left there goes."""
 PUTS_MAX: Final = 500
 PUTS_BYTES_MAX: Final = 4 << 20
+OPERATIONS_BESIDES: Final = 4
+"""What a transaction has besides its puts: the applied batch sequence, the lease, some air."""
 _encode = msgspec.msgpack.encode
 
 
@@ -46,17 +57,47 @@ class CursorRow(msgspec.Struct, array_like=True, frozen=True):
     cursor: bytes
     lsn: int
     """The batch sequence of the last change that it has."""
+    topic: int
+    """The topic's id: a topic of the same name may have been made since."""
 
 
-def open_store(
+@attrs.frozen
+class Stores:
+    """The metadata of an engine.
+
+    `local` has what only this machine has (its files, its plans), `shared` what others may read
+    (topics, schemas, cursors, objects, leases). They are one store unless servers keep the second.
+    """
+
+    local: MetadataStore
+    shared: MetadataStore
+    warnings: list[str]
+    lease_ttl_s: float | None = None
+    """How long the lease of an owner lasts; None where no other machine can take over."""
+
+    def close(self) -> None:
+        """Close both."""
+        self.shared.close()
+        self.local.close()
+
+
+def open_stores(
     settings: Settings, paths: DataDirectory, *, file_system: FileSystem, clock: Clock
-) -> tuple[MetadataStore, list[str]]:
-    """Open the metadata store; a damaged one is moved aside and starts empty.
+) -> Stores:
+    """Open the metadata; a damaged file is moved aside and starts empty.
 
-    Returns the store and warnings. The journals then fill it again.
+    The journals then fill it again.
     """
     if settings.metadata.backend == "memory":
-        return MemoryStore(clock=clock), []
+        store: MetadataStore = MemoryStore(clock=clock)
+        return Stores(store, store, [])
+    store, warnings = _open_file(settings, paths, file_system, clock)
+    return Stores(store, store, warnings)
+
+
+def _open_file(
+    settings: Settings, paths: DataDirectory, file_system: FileSystem, clock: Clock
+) -> tuple[MetadataStore, list[str]]:
     check = settings.metadata.quick_check
     try:
         return _open_sqlite(paths, file_system, clock, check=check), []
@@ -104,14 +145,13 @@ def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
     They stand in for what is lost with a topic's definition and are not looked at otherwise.
     """
     cursors: dict[int, dict[str, CursorState]] = {}
-    for entry in entries(store, CURSORS):
-        topic_id = int(entry.key.removeprefix(CURSORS).partition("/")[0], 16)
+    for entry in entries(store, SUBSCRIPTIONS):
         try:
             row = msgspec.msgpack.decode(entry.value, type=CursorRow)
             cursor = CursorState.decode(row.cursor)
         except (msgspec.MsgspecError, ValueError):
             continue
-        cursors.setdefault(topic_id, {})[row.name] = cursor
+        cursors.setdefault(row.topic, {})[row.name] = cursor
     return cursors
 
 
@@ -122,8 +162,17 @@ class Indexer:
     does not depend on the index.
     """
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(
+        self, store: MetadataStore, *, requires: Callable[[], LeaseEpoch | None] = lambda: None
+    ) -> None:
         self._store = store
+        self._requires = requires
+        self._puts_max = min(PUTS_MAX, store.operations_max - OPERATIONS_BESIDES)
+        self._puts_bytes_max = min(PUTS_BYTES_MAX, store.bytes_max)
+        self._copies: dict[tuple[int, str], str] = {}
+        """The keys of cursors that were copied, by topic id and name."""
+        self._copied: dict[str, int] = {}
+        """Whose cursor each of these keys has now: that of a topic by its id."""
         self.failed: FrazilError | None = None
 
     def rebuild(self, journals: Iterable[Journal], topics: Iterable[TopicState]) -> list[str]:
@@ -140,7 +189,7 @@ class Indexer:
         for topic in topics:
             wanted.update(_topic_rows(topic))
             for name, cursor in topic.cursors.items():
-                cursors[_cursor_key(topic.id, name)] = _cursor_row(name, cursor)
+                cursors[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
         for journal in journals:
             wanted.update(_segment_rows(journal))
         try:
@@ -148,12 +197,12 @@ class Indexer:
             self._bring_in_line(wanted)
             if all(journal.failed is None for journal in journals):
                 # What a failed journal says of its cursors may not be durable.
-                self._replace((CURSORS,), cursors)
+                self._replace((SUBSCRIPTIONS, CURSORS_FORMER), cursors)
             applied = {journal.journal_id.hex(): journal.synced_lsn for journal in journals}
             generation = max(journal.active.generation for journal in journals)
-            self._store.commit(Transaction(applied=self._growing(applied)))
+            self._change(applied=self._growing(applied))
             if generation > (self._store.generation() or 0):
-                self._store.commit(Transaction(generation=generation))
+                self._change(generation=generation)
         except (Unavailable, Closed, Conflict) as error:
             self.failed = error
             warnings.append(f"metadata cannot be written: {error}")
@@ -184,17 +233,20 @@ class Indexer:
         }
         puts = {key: value for key, value in wanted.items() if have.get(key) != value}
         deletes = [key for key in have if key not in wanted]
-        for some in _portions(puts):
-            self._store.commit(Transaction(puts=some))
-        for start in range(0, len(deletes), PUTS_MAX):
-            self._store.commit(Transaction(deletes=tuple(deletes[start : start + PUTS_MAX])))
+        for some in self._portions(puts):
+            self._change(puts=some)
+        for gone in self._some(deletes):
+            self._change(deletes=gone)
 
     def topic_changed(self, journal: Journal, topics: Iterable[TopicState]) -> None:
-        """Note changed topics, with the batch sequence that changed them, in one transaction."""
+        """Note changed topics, and with the last of them the batch sequence that changed them."""
         puts: dict[str, bytes] = {}
         for topic in topics:
             puts.update(_topic_rows(topic))
-        self._commit(Transaction(puts=puts, applied=self._applied(journal)))
+        *before, last = [*self._portions(puts)] or [{}]
+        for some in before:
+            self._commit(puts=some)
+        self._commit(puts=last, applied=self._applied(journal))
 
     def cursors_changed(
         self,
@@ -203,15 +255,24 @@ class Indexer:
         gone: Iterable[tuple[int, str]],
     ) -> bool:
         """Note changed cursors and those of subscriptions that are gone; False if that failed."""
-        puts = {
-            _cursor_key(topic_id, name): _cursor_row(name, cursor)
-            for (topic_id, name), cursor in copies.items()
-        }
-        deletes = [_cursor_key(topic_id, name) for topic_id, name in gone]
-        for some in _portions(puts):
-            self._commit(Transaction(puts=some, applied=self._applied(journal)))
-        for start in range(0, len(deletes), PUTS_MAX):
-            self._commit(Transaction(deletes=tuple(deletes[start : start + PUTS_MAX])))
+        topics = journal.state.topics
+        puts: dict[str, bytes] = {}
+        for (topic_id, name), cursor in copies.items():
+            if topic_id in topics:
+                key = self._cursor_key(topics[topic_id], name)
+                puts[key] = _cursor_row(topic_id, name, cursor)
+        keys = {self._copies.get(each): each for each in gone}
+        # A newer topic of the same name may have a subscription of the same name.
+        deletes = [key for key, each in keys.items() if key and self._copied.get(key) == each[0]]
+        for some in self._portions(puts):
+            self._commit(puts=some, applied=self._applied(journal))
+        for some_gone in self._some(deletes):
+            self._commit(deletes=some_gone)
+        if self.failed is None:
+            for key in deletes:
+                del self._copied[key]
+            for each in keys.values():
+                self._copies.pop(each, None)
         return self.failed is None
 
     def segments_changed(self, journal: Journal) -> None:
@@ -224,27 +285,88 @@ class Indexer:
             self.failed = error
             return
         puts = {key: value for key, value in wanted.items() if have.get(key) != value}
-        deletes = tuple(key for key in have if key not in wanted)
-        for start in range(0, max(len(puts), len(deletes), 1), PUTS_MAX):
-            some = dict(list(puts.items())[start : start + PUTS_MAX])
-            gone = deletes[start : start + PUTS_MAX]
-            self._commit(Transaction(puts=some, deletes=gone, applied=self._applied(journal)))
-        generation = journal.active.generation
-        if self.failed is None and generation > (self._store.generation() or 0):
-            self._commit(Transaction(generation=generation))
+        deletes = [key for key in have if key not in wanted]
+        for gone in self._some(deletes):
+            self._commit(deletes=gone)
+        *before, last = [*self._portions(puts)] or [{}]
+        for some in before:
+            self._commit(puts=some)
+        self._commit(puts=last, applied=self._applied(journal))
+        self._note_generation(journal.active.generation)
 
-    def _applied(self, journal: Journal) -> dict[str, int]:
-        key = journal.journal_id.hex()
-        # Only what is synced may be remembered: an index ahead of the log would be a lie.
-        return self._growing({key: journal.synced_lsn}) if self.failed is None else {}
-
-    def _commit(self, transaction: Transaction) -> None:
+    def _note_generation(self, generation: int) -> None:
         if self.failed is not None:
             return
         try:
-            self._store.commit(transaction)
+            if generation > self._store.generation():
+                self._change(generation=generation)
+        except (Unavailable, Closed, Conflict) as error:
+            self.failed = error
+
+    def _applied(self, journal: Journal) -> dict[str, int]:
+        if self.failed is not None:
+            return {}
+        try:
+            # Only what is synced may be remembered: an index ahead of the log would be a lie.
+            return self._growing({journal.journal_id.hex(): journal.synced_lsn})
         except (Unavailable, Closed) as error:
             self.failed = error
+            return {}
+
+    def _commit(
+        self,
+        *,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: tuple[str, ...] = (),
+        applied: Mapping[str, int] | None = None,
+    ) -> None:
+        if self.failed is not None:
+            return
+        try:
+            self._change(puts=puts, deletes=deletes, applied=applied)
+        except (Unavailable, Closed, Conflict) as error:
+            self.failed = error
+
+    def _change(
+        self,
+        *,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: tuple[str, ...] = (),
+        applied: Mapping[str, int] | None = None,
+        generation: int | None = None,
+    ) -> None:
+        """Commit under the lease, if one is needed."""
+        transaction = Transaction(
+            puts=puts or {},
+            deletes=deletes,
+            applied=applied or {},
+            generation=generation,
+            requires=self._requires(),
+        )
+        self._store.commit(transaction)
+
+    def _cursor_key(self, topic: TopicState, name: str) -> str:
+        key = self._copies[topic.id, name] = cursor_path(name, topic.spec.name)
+        self._copied[key] = topic.id
+        return key
+
+    def _portions(self, puts: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+        """Part puts into what one transaction may take."""
+        some: dict[str, bytes] = {}
+        size = 0
+        for key, value in puts.items():
+            added = len(key.encode()) + len(value)
+            if some and (len(some) >= self._puts_max or size + added > self._puts_bytes_max):
+                yield some
+                some, size = {}, 0
+            some[key] = value
+            size += added
+        if some:
+            yield some
+
+    def _some(self, keys: list[str]) -> Iterator[tuple[str, ...]]:
+        for start in range(0, len(keys), self._puts_max):
+            yield tuple(keys[start : start + self._puts_max])
 
     def close(self) -> None:
         """Close the store."""
@@ -258,27 +380,8 @@ def _topic_rows(topic: TopicState) -> dict[str, bytes]:
     return rows
 
 
-def _cursor_key(topic_id: int, name: str) -> str:
-    # A name may be any text, a key may not.
-    return f"{CURSORS}{topic_id:08x}/{hashlib.sha256(name.encode()).hexdigest()}"
-
-
-def _cursor_row(name: str, cursor: CursorState) -> bytes:
-    return _encode(CursorRow(name=name, cursor=cursor.encode(), lsn=cursor.lsn))
-
-
-def _portions(puts: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Part puts into what one transaction may take."""
-    some: dict[str, bytes] = {}
-    size = 0
-    for key, value in puts.items():
-        if some and (len(some) >= PUTS_MAX or size + len(value) > PUTS_BYTES_MAX):
-            yield some
-            some, size = {}, 0
-        some[key] = value
-        size += len(value)
-    if some:
-        yield some
+def _cursor_row(topic_id: int, name: str, cursor: CursorState) -> bytes:
+    return _encode(CursorRow(name=name, cursor=cursor.encode(), lsn=cursor.lsn, topic=topic_id))
 
 
 def _segment_prefix(journal: Journal) -> str:

@@ -15,12 +15,13 @@ import pyarrow as pa
 from frazil.engine.completion import missing_schemas, shared_schemas, topic_control, unfinished
 from frazil.engine.cursors import Cursors
 from frazil.engine.directory import DataDirectory, prepare, take_lock
-from frazil.engine.indexing import Indexer, known_cursors, known_topics, open_store
+from frazil.engine.indexing import Indexer, known_cursors, known_topics, open_stores
 from frazil.engine.lake import Lake
 from frazil.engine.lanes import LaneRuntime
+from frazil.engine.ownership import LEASE, Ownership, holder_of
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.sequencer import Sequencer
-from frazil.engine.states import States
+from frazil.engine.states import States, StateTag
 from frazil.engine.subscribing import Subscribing
 from frazil.engine.tiering import Tiers
 from frazil.engine.told import remove_told
@@ -35,6 +36,8 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.ingest.columns import IngestLimits
+from frazil.log import format as fmt
+from frazil.log.codec import Control
 from frazil.log.history import ChainedHistory
 from frazil.log.journal import Journal
 from frazil.log.space import SpaceGuard
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
-    from frazil.log.codec import Control
     from frazil.log.history import HistorySource
     from frazil.model import Ack
 
@@ -109,20 +111,26 @@ class Registry:
 
     def _open(self) -> None:
         self._make_room()
-        store, warnings = open_store(
+        self.stores = stores = open_stores(
             self.settings, self.paths, file_system=self.file_system, clock=self.clock
         )
-        self.warnings += warnings
-        self._indexer = Indexer(store)
+        self.warnings += stores.warnings
+        self.ownership = Ownership(
+            stores.shared,
+            self.clock,
+            holder=holder_of(self.file_system, self.paths.lock, self.clock),
+            ttl_s=stores.lease_ttl_s,
+        )
+        self._indexer = Indexer(stores.shared, requires=self.ownership.requires)
         self.cursors = Cursors(self, self._indexer)
         try:
-            known, ends = known_topics(store)
-            self._known_cursors = known_cursors(store)
+            known, ends = known_topics(stores.shared)
+            self._known_cursors = known_cursors(stores.shared)
             if self.settings.memory.enabled:
-                self.tiers = Tiers(self, store, threads=self._threads)
+                self.tiers = Tiers(self, stores.local, threads=self._threads)
                 self._sources.append(self.tiers.disk)
                 for topic_id, end in self.tiers.open(
-                    suspect=bool(warnings) or not store.revision()
+                    suspect=bool(stores.warnings) or not stores.local.revision()
                 ).items():
                     ends[topic_id] = max(end, ends.get(topic_id, 0))
             # All definitions are in the main journal, but only the records of the shared topics.
@@ -136,6 +144,7 @@ class Registry:
                 )
             }
             self.main = self._open_lane(self.paths.journal, "journal", known, shared)
+            self._take_lease()
             # Before the lanes are opened: they take over what their topics' definitions say.
             self._complete()
             for topic in list(self.main.journal.state.topics.values()):
@@ -149,11 +158,12 @@ class Registry:
             self._settle_holds()
             self._known_cursors = {}
             self.states = States(self)
-            self.lake = Lake(self, store)
+            self.lake = Lake(self, stores.local)
             self.lake.load()
             self.warnings += self._rebuild_index()
         except BaseException:
-            self._indexer.close()
+            self.ownership.stop()
+            stores.close()
             raise
         for lane in self._all_lanes():
             self._start_lane(lane)
@@ -165,6 +175,24 @@ class Registry:
         event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
         for warning in self.warnings:
             event("engine_warning", warning=warning)
+
+    def _take_lease(self) -> None:
+        """Become the owner, where others could be: with a shared store or objects to name."""
+        if not self.ownership.expires and self.settings.objects.store == "none":
+            return
+        known = self.main.journal.state.values.get((StateTag.EPOCH, LEASE), b"0")
+        self.ownership.on_epoch = lambda epoch: self.states.put(
+            StateTag.EPOCH, LEASE, b"%d" % epoch
+        )
+        self.ownership.on_fenced = self._fenced
+        epoch = self.ownership.take(epoch_above=int(known))
+        payload = msgspec.msgpack.encode((int(StateTag.EPOCH), LEASE, b"%d" % epoch))
+        self._commit_inline(self.main, [Control(fmt.KIND_STATE, 0, payload)])
+
+    def _fenced(self, error: Closed) -> None:
+        """Write nothing any more: another owns the data (F19)."""
+        for lane in self._all_lanes():
+            lane.journal.fail(error)
 
     def _open_lane(
         self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]
@@ -182,6 +210,8 @@ class Registry:
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
         lane = LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
         lane.heeds_pins = self.tiers is None
+        if self.ownership.expires:
+            journal.fence = self.ownership.may_write
         return lane
 
     def _open_topic_lane(
@@ -465,7 +495,8 @@ class Registry:
             lane.stop()
             failed = failed or (lane.journal.failed if before is None else None)
         self._rebuild_index()
-        self._indexer.close()
+        self.ownership.stop()
+        self.stores.close()
         remove_told(self)
         self._lock.release()
         event("engine_closed", data_dir=self.paths.root)

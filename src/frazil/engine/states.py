@@ -37,6 +37,7 @@ class StateTag(IntEnum):
     POLICY = STATE_FIRST_FREE + 3
     ROLE = STATE_FIRST_FREE + 4
     CLIENT = STATE_FIRST_FREE + 5
+    EPOCH = STATE_FIRST_FREE + 6
 
 
 class States:

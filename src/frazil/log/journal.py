@@ -35,6 +35,7 @@ from frazil.log.segment import (
     segment_name,
 )
 from frazil.log.state import STATE_FREED, wake
+from frazil.model import Ack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -103,6 +104,8 @@ class Journal:
         # Called by the journal's thread: a write met a full disk; memory got so many bytes.
         self.on_disk_full: Callable[[], None] | None = None
         self.on_kept: Callable[[int], None] | None = None
+        # Asked before a group is written and before it is answered: whether we own the data still.
+        self.fence: Callable[[], bool] | None = None
         for topic in self.state.topics.values():
             topic.durable = topic.visible = topic.next
             topic.places = self.active.live_places.get(topic.id)
@@ -180,6 +183,10 @@ class Journal:
             error = self.closed_error()
             deliver(waiters, [error] * len(waiters))
             return
+        if self.fence is not None and not self.fence():
+            settle_tracked(entries, written=False)
+            deliver(waiters, [refusals.not_owner()] * len(waiters))
+            return
         try:
             size = sum(entry[4] for entry in entries)
             if self._position + size > self._settings.segment_bytes_max and self._frames > 2:
@@ -233,7 +240,11 @@ class Journal:
     def _answer(self, group: Group, deliver: Deliver) -> None:
         # After they are visible: who no longer sees them in flight finds them in memory.
         settle_tracked(group.tracked, written=True)
-        deliver(group.waiters, group.results)
+        results = group.results
+        if self.fence is not None and not self.fence():
+            late = refusals.late()
+            results = [late if isinstance(result, Ack) else result for result in results]
+        deliver(group.waiters, results)
 
     def _encode(self, entries: list[Entry]) -> Group:
         now_us = self.clock.now_us()

@@ -33,6 +33,24 @@ def no_descriptors() -> Overloaded:
     )
 
 
+def not_owner() -> Unavailable:
+    """Return the error for work that came when the owner's lease may have run out (F16)."""
+    return Unavailable(
+        "the broker's lease may have run out, nothing was written; it writes again when the "
+        "metadata store answers",
+        retry_after_ms=1000,
+    )
+
+
+def late() -> Unavailable:
+    """Return the error for records that became durable when the lease may have run out (F19)."""
+    return Unavailable(
+        "the broker's lease may have run out while the records were written; whether they count "
+        "is unknown",
+        outcome="unknown",
+    )
+
+
 def closed(failed: BaseException | None, directory: str) -> FrazilError:
     """Return the error for calls after the end, with what ended the journal."""
     if failed is None:

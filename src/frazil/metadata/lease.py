@@ -18,7 +18,7 @@ from frazil.metadata.transaction import NUMBER_MAX, check_name
 if TYPE_CHECKING:
     from frazil.clock import Clock
 
-__all__ = ["LEASES_MAX", "LEASE_TTL_S_MAX", "Lease", "LeaseBook", "LeaseRecord"]
+__all__ = ["LEASES_MAX", "LEASE_TTL_S_MAX", "Lease", "LeaseBook", "LeaseRecord", "check_lease"]
 
 LEASES_MAX: Final = 10_000
 LEASE_TTL_S_MAX: Final = 86_400.0
@@ -26,13 +26,18 @@ LEASE_TTL_S_MAX: Final = 86_400.0
 
 @attrs.frozen
 class Lease:
-    """The right to act under `name` until `expires_at` (by the clock's `monotonic`)."""
+    """The right to act under `name` until `expires_at` (by the clock's `monotonic`).
+
+    `since` is the first epoch from which on nobody but this holder had the lease: a holder that
+    lost it and took it again with a `since` that is not above its earlier epoch missed nothing.
+    """
 
     name: str
     holder: str
     epoch: int
     ttl_s: float
     expires_at: float
+    since: int = 0
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
@@ -40,6 +45,13 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
     epoch: int
     holder: str
+    since: int = 0
+    """The first epoch of this holder behind the last one of another."""
+
+    def following(self, holder: str, *, epoch_above: int) -> LeaseRecord:
+        """Return the record of the next epoch, for this or another holder."""
+        epoch = max(self.epoch, epoch_above) + 1
+        return LeaseRecord(epoch, holder, self.since if holder == self.holder else epoch)
 
     def encode(self) -> bytes:
         """Return the stored form."""
@@ -52,6 +64,18 @@ class LeaseRecord(msgspec.Struct, frozen=True):
             return msgspec.json.decode(value, type=cls)
         except msgspec.MsgspecError as error:
             raise CorruptionError("lease record is damaged", value=value.hex()) from error
+
+
+def check_lease(name: str, holder: str, ttl_s: float, epoch_above: int) -> None:
+    """Refuse a request for a lease that makes no sense."""
+    check_name(name, what="lease name")
+    check_name(holder, what="lease holder")
+    if not 0 < ttl_s <= LEASE_TTL_S_MAX:
+        raise InvalidRequest(
+            "ttl of a lease is out of range", ttl_s=ttl_s, ttl_s_max=LEASE_TTL_S_MAX
+        )
+    if not 0 <= epoch_above < NUMBER_MAX:
+        raise InvalidRequest("epoch is out of range", epoch=epoch_above)
 
 
 class LeaseBook:
@@ -75,14 +99,7 @@ class LeaseBook:
             Conflict: another holder has it; `remaining_s` says for how long at most.
             Overloaded: too many leases are held.
         """
-        check_name(name, what="lease name")
-        check_name(holder, what="lease holder")
-        if not 0 < ttl_s <= LEASE_TTL_S_MAX:
-            raise InvalidRequest(
-                "ttl of a lease is out of range", ttl_s=ttl_s, ttl_s_max=LEASE_TTL_S_MAX
-            )
-        if not 0 <= epoch_above < NUMBER_MAX:
-            raise InvalidRequest("epoch is out of range", epoch=epoch_above)
+        check_lease(name, holder, ttl_s, epoch_above)
         found = self.held(name)
         now = self._clock.monotonic()
         if found is not None and found.holder != holder:
@@ -103,7 +120,7 @@ class LeaseBook:
     def grant(self, name: str, record: LeaseRecord, ttl_s: float) -> Lease:
         """Note the lease as held, from now on; the record must be durable."""
         expires_at = self._clock.monotonic() + ttl_s
-        lease = Lease(name, record.holder, record.epoch, ttl_s, expires_at)
+        lease = Lease(name, record.holder, record.epoch, ttl_s, expires_at, record.since)
         self._leases[name] = lease
         return lease
 

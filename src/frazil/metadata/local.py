@@ -18,6 +18,8 @@ from frazil.errors import Closed, Conflict, CorruptionError, Unavailable
 from frazil.metadata.lease import Lease, LeaseBook, LeaseRecord
 from frazil.metadata.transaction import (
     LIST_ENTRIES_MAX,
+    TRANSACTION_BYTES_MAX,
+    TRANSACTION_OPERATIONS_MAX,
     Entry,
     Revision,
     Transaction,
@@ -83,6 +85,14 @@ class LocalStore:
         self._closed = False
         self._cause: BaseException | None = None
 
+    @property
+    def operations_max(self) -> int:
+        return TRANSACTION_OPERATIONS_MAX
+
+    @property
+    def bytes_max(self) -> int:
+        return TRANSACTION_BYTES_MAX
+
     def get(self, key: str) -> Entry | None:
         check_key(key)
         with self._open():
@@ -126,8 +136,8 @@ class LocalStore:
         with self._open():
             self._leases.check_acquire(name, holder, ttl_s, epoch_above)
             found = self._rows.read(LEASE_PREFIX + name)
-            epoch_last = LeaseRecord.decode(found.value).epoch if found is not None else 0
-            record = LeaseRecord(max(epoch_last, epoch_above) + 1, holder)
+            last = LeaseRecord.decode(found.value) if found is not None else LeaseRecord(0, "")
+            record = last.following(holder, epoch_above=epoch_above)
             # Durable before it is granted: a crash may skip an epoch but never gives one twice.
             self._write({LEASE_PREFIX + name: record.encode()}, ())
             return self._leases.grant(name, record, ttl_s)

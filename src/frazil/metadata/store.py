@@ -34,9 +34,18 @@ class MetadataStore(Protocol):
 
     Every method raises `Closed` when the store is closed or has failed, `InvalidRequest` for
     arguments beyond the limits in `frazil.metadata.transaction`, `CorruptionError` for damage, and
-    `Unavailable` when storage fails. A store that failed stays closed: open it again, and read
+    `Unavailable` when storage fails. A store of this machine that failed stays closed: open it
+    again. One over the network stays open and works again when its servers do. Either way, read
     before deciding anything about a commit with `outcome="unknown"`.
     """
+
+    @property
+    def operations_max(self) -> int:
+        """The most operations (`Transaction.operations`) that one transaction may have."""
+
+    @property
+    def bytes_max(self) -> int:
+        """The most bytes of keys and values that one transaction may put and delete."""
 
     def get(self, key: str) -> Entry | None:
         """Return what is stored under `key`."""
@@ -57,11 +66,14 @@ class MetadataStore(Protocol):
         Raises:
             Conflict: a compare failed (`key` names it), an applied LSN or the generation would
                 go back, or the required lease is lost. Nothing was applied.
-            Unavailable: with `outcome="unknown"`: it may have been applied. The store is closed.
+            Unavailable: with `outcome="unknown"`: it may have been applied. Without: it was not.
         """
 
     def revision(self) -> Revision:
-        """Return the revision of the last change, 0 for a new store."""
+        """Return the revision of the last change, 0 for a new store.
+
+        Where servers keep several stores, the changes of the others count as well.
+        """
 
     def applied_lsn(self, journal_id: str) -> int | None:
         """Return the LSN up to which the journal is applied, None if it never was."""

@@ -170,21 +170,24 @@ def check_page(prefix: str, *, limit: int, after: str | None) -> None:
         )
 
 
-def check_transaction(transaction: Transaction) -> None:
+def check_transaction(
+    transaction: Transaction,
+    *,
+    operations_max: int = TRANSACTION_OPERATIONS_MAX,
+    bytes_max: int = TRANSACTION_BYTES_MAX,
+) -> None:
     """Refuse a transaction that is too large, names a key twice, or has a bad key or value."""
     operations = transaction.operations
-    if operations > TRANSACTION_OPERATIONS_MAX:
+    if operations > operations_max:
         raise InvalidRequest(
             "metadata transaction has too many operations, split it",
             operations=operations,
-            operations_max=TRANSACTION_OPERATIONS_MAX,
+            operations_max=operations_max,
         )
     size = sum(map(_put_bytes, transaction.puts.items())) + sum(map(check_key, transaction.deletes))
-    if size > TRANSACTION_BYTES_MAX:
+    if size > bytes_max:
         raise InvalidRequest(
-            "metadata transaction is too large, split it",
-            bytes=size,
-            bytes_max=TRANSACTION_BYTES_MAX,
+            "metadata transaction is too large, split it", bytes=size, bytes_max=bytes_max
         )
     changed = set(transaction.puts).union(transaction.deletes)
     if len(changed) != len(transaction.puts) + len(transaction.deletes):

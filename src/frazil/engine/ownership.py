@@ -1,0 +1,224 @@
+"""Who owns a broker's data: the lease, its epoch, and until when answers may be given.
+
+A lock on the directory keeps other processes of this machine out. Where servers keep the metadata
+another machine could have taken over: the lease tells. Its epoch is part of every transaction
+and of the names of objects; past its deadline nothing is written and nothing is answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Final
+
+from frazil.errors import Closed, Conflict, FrazilError, Unavailable
+from frazil.fs import RealFileSystem, read_fully
+from frazil.metadata import LeaseEpoch
+from frazil.telemetry import event, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from frazil.clock import Clock
+    from frazil.fs import FileSystem
+    from frazil.metadata import Lease, MetadataStore
+
+__all__ = ["LEASE", "Ownership", "holder_of"]
+
+LEASE: Final = "broker"
+LOCAL_TTL_S: Final = 86_400.0
+MARGIN_SHARE: Final = 0.2
+"""The part of a lease's time in which it still counts for others, but no more for its holder."""
+WAIT_S: Final = 0.2
+_BOOT: Final = "/proc/sys/kernel/random/boot_id"
+
+
+class Ownership:
+    """The lease of one open data directory.
+
+    `take` acquires it; with a deadline a thread then keeps it. Until it is taken `epoch` is 0.
+    All methods may be called from any thread.
+    """
+
+    def __init__(
+        self, store: MetadataStore, clock: Clock, *, holder: str, ttl_s: float | None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._holder = holder
+        self._ttl_s = LOCAL_TTL_S if ttl_s is None else ttl_s
+        self._expires = ttl_s is not None
+        self._lock = threading.Lock()
+        self._lease: Lease | None = None
+        self._deadline = 0.0
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.fenced: Closed | None = None
+        """Why this process may never write again; None while it may."""
+        self.trouble: FrazilError | None = None
+        """Why the lease could not be renewed the last time; None if it was."""
+        self.on_epoch: Callable[[int], None] = lambda _epoch: None
+        """Is told each epoch after the first."""
+        self.on_fenced: Callable[[Closed], None] = lambda _error: None
+        """Is told once when another has taken over."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this process acts; it only grows."""
+        lease = self._lease
+        return 0 if lease is None else lease.epoch
+
+    @property
+    def expires(self) -> bool:
+        """Whether the lease has a deadline: whether another machine could take over."""
+        return self._expires
+
+    def requires(self) -> LeaseEpoch | None:
+        """Return what a transaction must require; None if the lease was never taken."""
+        if self._lease is None:
+            return None
+        if not self._expires:
+            self._last_on()
+        return LeaseEpoch(LEASE, self._lease.epoch)
+
+    def may_write(self) -> bool:
+        """Tell whether this process is the owner for sure: the journals' fence. Takes no lock."""
+        return not self._expires or (
+            self.fenced is None and self._clock.monotonic() < self._deadline
+        )
+
+    def take(self, *, epoch_above: int) -> int:
+        """Acquire the lease, above all epochs known from elsewhere, and keep it; return the epoch.
+
+        Waits for the lease of an owner that died to run out.
+
+        Raises:
+            Conflict: another owner renews it: two brokers were given the same metadata.
+            Unavailable: the metadata store does not answer.
+        """
+        until = self._clock.monotonic() + (self._ttl_s * 2 + 1 if self._expires else 0)
+        while True:
+            try:
+                self._hold(self._acquire(epoch_above))
+                break
+            except Conflict as error:
+                if self._clock.monotonic() >= until:
+                    raise
+                event("lease_awaited", holder=error.details.get("holder"))
+                self._stopping.wait(WAIT_S)
+        if self._expires:
+            self._thread = threading.Thread(target=self._run, name="frazil-lease", daemon=True)
+            self._thread.start()
+        event("lease_taken", epoch=self.epoch)
+        return self.epoch
+
+    def stop(self) -> None:
+        """Stop to renew the lease and give it back. May be called again."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            lease, self._lease, self._deadline = self._lease, None, 0.0
+        if lease is not None and self.fenced is None:
+            # Nobody needs it any more; it runs out by itself.
+            with contextlib.suppress(FrazilError):
+                self._store.release(lease)
+
+    def _acquire(self, epoch_above: int) -> Lease:
+        return self._store.acquire(LEASE, self._holder, self._ttl_s, epoch_above=epoch_above)
+
+    def _hold(self, lease: Lease) -> None:
+        self._deadline = lease.expires_at - MARGIN_SHARE * lease.ttl_s
+        self._lease = lease
+
+    def _last_on(self) -> None:
+        """Let a lease of this machine last on: the lock of the directory says whose it is."""
+        with self._lock:
+            lease = self._lease
+            if lease is None or self._clock.monotonic() < lease.expires_at - lease.ttl_s / 2:
+                return
+            try:
+                self._lease = self._store.renew(lease)
+            except Conflict:
+                self._lease = self._acquire(lease.epoch)
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._pause_s()):
+            try:
+                self.keep()
+            except FrazilError as error:
+                if self.trouble is None:
+                    warn("lease_not_renewed", error=error)
+                self.trouble = error
+                if isinstance(error, Closed):
+                    return
+
+    def _pause_s(self) -> float:
+        return min(self._ttl_s / 3, 1.0) if self.trouble is not None else self._ttl_s / 3
+
+    def keep(self) -> None:
+        """Renew the lease, or take it again if it ran out and nobody else had it since.
+
+        Raises:
+            Unavailable: not now; the deadline stands.
+            Closed: another had it: this process is fenced for good.
+        """
+        lease = self._lease
+        if lease is None:
+            return
+        try:
+            self._hold(self._store.renew(lease))
+        except Conflict:
+            self._regain(lease)
+        if self.trouble is not None:
+            event("lease_kept", epoch=self.epoch)
+            self.trouble = None
+
+    def _regain(self, lost: Lease) -> None:
+        try:
+            lease = self._acquire(lost.epoch)
+        except Conflict as error:
+            raise self._fence(lost, error.details.get("holder", "unknown")) from error
+        if lease.since > lost.epoch:
+            self._store.release(lease)
+            raise self._fence(lost, "one that is gone")
+        self._hold(lease)
+        event("lease_regained", epoch=lease.epoch, epoch_before=lost.epoch)
+        self.on_epoch(lease.epoch)
+
+    def _fence(self, lost: Lease, holder: object) -> Closed:
+        error = Closed(
+            "another broker has taken over this broker's data; start this one again with its own "
+            "metadata prefix or after the other has ended",
+            epoch=lost.epoch,
+            holder=holder,
+        )
+        self.fenced = error
+        warn("broker_fenced", epoch=lost.epoch, holder=holder)
+        self.on_fenced(error)
+        return error
+
+
+def holder_of(file_system: FileSystem, lock_path: str, clock: Clock) -> str:
+    """Name the owner of a data directory so that only a later self of it has the same name.
+
+    It is this run of this machine's kernel with the lock's file: whoever has that name holds the
+    lock, so the one before is dead and its lease may be taken at once. Where the system does not
+    tell, the name is new each time and the lease of the one before has to run out.
+    """
+    found = file_system.stat(lock_path)
+    identity = found.identity if found is not None else ""
+    try:
+        file = RealFileSystem().open(_BOOT, "read")
+        try:
+            boot = read_fully(file, 0, 64).decode(errors="replace").strip()
+        finally:
+            file.close()
+    except (OSError, Unavailable):
+        boot = ""
+    if not boot or not identity:
+        return f"process:{clock.random_bytes(16).hex()}"
+    return f"boot:{boot}:file:{identity}"
