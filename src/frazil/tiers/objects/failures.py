@@ -1,0 +1,128 @@
+"""What an object store's refusals mean: texts of errors become errors of the tree (F21, F24, F25).
+
+The stores tell what happened in the text of an error alone: a status, a code of their own, or how
+the connection failed. This module reads such a text and says what the caller can do, and which
+setting is to blame.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from frazil.errors import FrazilError, InvalidRequest, NotFound, Unavailable
+
+__all__ = ["PATIENCE_MS", "failure_of", "is_throttled"]
+
+PATIENCE_MS: Final = 1_000
+"""What a store that asks for patience gets, as no store says how much it wants."""
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"(\w+)\"|\"reason\": ?\"(\w+)\"")
+_WORDS: Final = re.compile(
+    r"<Message>([^<]*)</Message>|\"message\": ?\"([^\"]*)\"|\"error_description\": ?\"([^\"]*)\""
+)
+_CONNECTION: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
+_MACHINE: Final = re.compile(
+    r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal|oauth2"
+)
+
+_THROTTLES: Final = {"SlowDown", "Throttling", "ThrottlingException", "ServerBusy"}
+_NO_BUCKET: Final = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
+_NO_BUCKET_WORDS: Final = ("bucket does not exist", "container does not exist")
+
+_BLAMED: Final = {
+    "InvalidAccessKeyId": ("store does not know the access key", "objects.s3.access_key"),
+    "SignatureDoesNotMatch": ("store refuses the signature", "objects.s3.secret_key"),
+    "ExpiredToken": ("credentials have expired", "objects.s3.session_token"),
+    "InvalidToken": ("store refuses the token", "objects.s3.session_token"),
+    "AuthorizationHeaderMalformed": ("store is in another region", "objects.s3.region"),
+    "PermanentRedirect": ("bucket is in another region", "objects.s3.region"),
+    "RequestTimeTooSkewed": ("the clock of this machine is wrong", "objects.s3.access_key"),
+    "AuthenticationFailed": ("store refuses the account's key", "objects.azblob.account_key"),
+}
+"""What the codes of stores say, and the setting that each of them blames."""
+
+_CREDENTIALS: Final = {
+    "s3": "objects.s3.access_key",
+    "gcs": "objects.gcs.credentials_path",
+    "azblob": "objects.azblob.account_key",
+}
+
+
+def is_throttled(error: FrazilError) -> bool:
+    """Tell whether the store asked for patience."""
+    return isinstance(error, Unavailable) and "retry_after_ms" in error.details
+
+
+def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> FrazilError:
+    """Return what to raise for an error of the store's client.
+
+    Args:
+        error: what the client raised.
+        kind: the kind of the store, as `objects.store` names it.
+        verb: the method of `ObjectStore` that was called; a `put` may have happened in spite of it.
+        key: the object that it was about.
+    """
+    text = str(error)
+    status = _first(_STATUS, text)
+    code = _first(_CODE, text)
+    facts: dict[str, object] = {"store": kind}
+    if key:
+        facts["key"] = key
+    if status:
+        facts["status"] = int(status)
+    if code:
+        facts["code"] = code
+    if code in _NO_BUCKET or any(words in text for words in _NO_BUCKET_WORDS):
+        return InvalidRequest("bucket or container does not exist", setting="objects.root", **facts)
+    if isinstance(error, FileNotFoundError) or status in {"404", "416"}:
+        return NotFound("object is not there or ends before", **facts)
+    facts["reason"] = _reason(text)
+    if code in _THROTTLES or status == "429":
+        return Unavailable("store asks for patience", **facts, retry_after_ms=PATIENCE_MS)
+    if code in _BLAMED:
+        message, setting = _BLAMED[code]
+        return InvalidRequest(message, setting=setting, **facts)
+    return _by_status(text, status, kind=kind, verb=verb, facts=facts)
+
+
+def _by_status(
+    text: str, status: str, *, kind: str, verb: str, facts: dict[str, object]
+) -> FrazilError:
+    """Return the error of a store that gave no code that is known here."""
+    writes = {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
+    endpoint = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
+    credentials = _CREDENTIALS.get(kind, "objects.root")
+    if status in {"401", "403"} or "Permission denied" in text or "PermissionDenied" in text:
+        return InvalidRequest("store does not allow this", setting=credentials, **facts)
+    if status == "503":
+        return Unavailable("store asks for patience", **facts, retry_after_ms=PATIENCE_MS, **writes)
+    if status.startswith("5") or status in {"408", "409"}:
+        return Unavailable("store failed", **facts, **writes)
+    if status:
+        return InvalidRequest("store refuses the request", setting=endpoint, **facts)
+    if "BadScheme" in text:
+        setting = f"objects.{kind}.allow_http"
+        return InvalidRequest("endpoint has no TLS", setting=setting, **facts)
+    if _MACHINE.search(text):
+        return Unavailable("no credentials are set or found", setting=credentials, **facts)
+    if _first(_CONNECTION, text) == "Connect":
+        # Nothing was sent, so nothing can have happened.
+        return Unavailable("store cannot be reached", setting=endpoint, **facts)
+    if _first(_CONNECTION, text) == "Timeout":
+        return Unavailable("store did not answer in time", setting=endpoint, **facts, **writes)
+    return Unavailable("call of the store failed", setting=endpoint, **facts, **writes)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return "" if found is None else next(group for group in found.groups() if group is not None)
+
+
+def _reason(text: str) -> str:
+    """Return the store's own words, else the end of the error's first line."""
+    words = _first(_WORDS, text)
+    if words:
+        return words
+    return text.partition("\n")[0].rpartition(" - ")[2]
