@@ -45,7 +45,9 @@ MOVE_PAUSE_TOPIC_S: Final = 200e-6
 """The pauses are at least so long for each topic: thousands that rest must not cost a core."""
 TOLD_SHARE: Final = 20
 """What is told to other processes takes at most one part in so many of the time."""
-SETTLE_ROWS: Final = 2048
+FOLD_AGE_US: Final = 1_000_000
+"""What is written waits so long for more: who looks at it before folds it."""
+SETTLE_ROWS: Final = 4096
 """The background folds so many rows of a topic before it looks at the next one."""
 BACKLOG_ENTRIES: Final = 64
 """With more than so many frames left the background goes on without a pause."""
@@ -260,7 +262,7 @@ class Tiers:
         if self.pressure.red_untold or self._is_due("pressure", self.settings.memory.rss_check_s):
             self.pressure.refresh()
         for topic in self.topics:
-            if topic.loaded and (topic.keyed is not None or topic.memory.tail):
+            if topic.loaded and (topic.keyed is not None or topic.memory.is_foldable(FOLD_AGE_US)):
                 self._guard("fold", partial(topic.settle, SETTLE_ROWS), topic)
                 if len(topic.memory.tail) > BACKLOG_ENTRIES:
                     self._wake_fold.set()

@@ -11,16 +11,13 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from frazil.errors import CorruptionError
 from frazil.log import format as fmt
 from frazil.log.codec import TailEntry
-from frazil.log.reader import SMALL_RECORDS_MAX, UNDECODABLE, Frame
-from frazil.tiers.chunk import Chunk, chunk_of, chunk_of_history, join_chunks
+from frazil.tiers.chunk import Chunk, chunk_of_history, join_chunks
+from frazil.tiers.tail_chunks import chunk_of_entry, first_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    import pyarrow as pa
 
     from frazil.clock import Clock
     from frazil.log.history import Batch
@@ -32,15 +29,15 @@ ENTRY_BYTES: Final = 280
 """What an entry takes beside its payload."""
 RECORD_BYTES: Final = 300
 """What a validated record takes beside its values, which take about twice their packed form."""
-RUN_RECORDS_MAX: Final = 4096
-"""So many records of small frames are decoded together."""
+FOLD_ROWS: Final = 4096
+FOLD_BYTES: Final = 4 << 20
+"""A tail with so many records or bytes does not wait for more."""
 JOIN_AT_ONCE_ROWS: Final = 8192
 """Chunks are joined while they are made up to this size; larger ones in the background."""
 JOIN_BYTES_MAX: Final = 4 << 20
 """Chunks of so many bytes are not joined any more: scans gain nothing, and every join is a copy."""
 
 _offset_of = itemgetter(0)
-_new = tuple.__new__
 
 
 class Unflushed(NamedTuple):
@@ -137,6 +134,17 @@ class TopicMemory:
             known = self._chunk_bytes = sum(chunk.nbytes for chunk in self._held.chunks)
         return known + self.tail_bytes
 
+    def is_foldable(self, age_us: int) -> bool:
+        """Tell whether the tail is worth to become a chunk: it is long, large, or so old."""
+        tail = self.tail
+        if not tail:
+            return False
+        return (
+            self.state.visible - tail[0].offset >= FOLD_ROWS
+            or self._payload_in - self._payload_out >= FOLD_BYTES
+            or self.clock.now_us() - tail[0].time_us >= age_us
+        )
+
     def recount(self) -> None:
         """Take note that chunks have grown: by marks, or by a map of their keys."""
         self._chunk_bytes = None
@@ -217,9 +225,10 @@ class TopicMemory:
         with self.lock:
             tail, rows = self.tail, 0
             end = min(end, self.state.visible)
+            rows_max = JOIN_AT_ONCE_ROWS if budget_rows is None else budget_rows
             try:
                 while tail and tail[0].offset < end and (budget_rows is None or rows < budget_rows):
-                    rows += self._settle_run(end)
+                    rows += self._settle_some(end, rows_max)
             finally:
                 settled = self.settled
                 if self.on_settled is not None and self._told != settled:
@@ -289,22 +298,25 @@ class TopicMemory:
         self._held = _held(chunks)
         self._chunk_bytes = None
 
-    def _settle_run(self, end: int) -> int:
+    def _settle_some(self, end: int, rows_max: int) -> int:
         tail = self.tail
         if self._held.chunks and tail[0].offset < self.settled:
             # Somebody was interrupted between the chunk and here.
             self._drop(bisect_left(tail, self.settled, key=_offset_of))
             return 0
-        run = _small_run(tail, end)
-        made = self._decode_small(run) if len(run) > 1 else None
-        if made is None:
-            run = run[:1]
-            made = self.decoded(run[0])
+        rows_at_once = min(JOIN_AT_ONCE_ROWS, self.merge_rows)
+        made, entries = first_chunk(
+            self.state,
+            tail,
+            end=end,
+            rows_max=min(rows_max, rows_at_once),
+            bytes_max=JOIN_BYTES_MAX,
+        )
         chunks = list(self._held.chunks)
         chunks.append(made)
-        _join_end(chunks, min(JOIN_AT_ONCE_ROWS, self.merge_rows))
+        _join_end(chunks, rows_at_once)
         self._swap(chunks)
-        self._drop(len(run))
+        self._drop(entries)
         return made.count
 
     def _drop(self, count: int) -> None:
@@ -319,92 +331,17 @@ class TopicMemory:
         self._records_out += records
         self._changes_out += changes
 
-    def _decode_small(self, run: list[TailEntry]) -> Chunk | None:
-        codec = self.state.codec
-        frames = [_frame(entry) for entry in run]
-        batch: pa.RecordBatch | None = None
-        version = -1
-        while version != codec.version:
-            # The schema may change while this runs; a batch is of the version it was decoded to.
-            version = codec.version
-            try:
-                batch = codec.decode_small(frames)
-            except UNDECODABLE:
-                # One by one they tell which of them it is.
-                return None
-        if batch is None:
-            return None
-        return chunk_of(
-            batch,
-            offset=run[0].offset,
-            version=version,
-            times=[(entry[1], entry[2]) for entry in run],
-            nbytes=0,
-            changes=batch.num_rows if run[0].flags & fmt.FLAG_OP else 0,
-        )
-
     def decoded(self, entry: TailEntry) -> Chunk:
         """Return the chunk of one entry of the tail, which stays as it is; needs no lock.
 
         Raises:
             CorruptionError: if it cannot be decoded.
         """
-        codec = self.state.codec
-        frame = _frame(entry)
-        version = -1
-        while version != codec.version:
-            version = codec.version
-            try:
-                batch = codec.decode(frame)
-            except UNDECODABLE as error:
-                raise CorruptionError(
-                    "records in memory cannot be decoded, run `frazil doctor`",
-                    topic=self.state.spec.name,
-                    offset_first=entry.offset,
-                    offset_next=entry.offset + entry.count,
-                    lsn=entry.lsn,
-                    reason=error,
-                ) from error
-        return chunk_of(
-            batch,
-            offset=entry.offset,
-            version=version,
-            times=((entry.count, entry.time_us),),
-            nbytes=entry.size,
-            changes=entry.count if entry.flags & fmt.FLAG_OP else 0,
-        )
+        return chunk_of_entry(self.state, entry)
 
 
 def _held(chunks: Sequence[Chunk]) -> _Held:
     return _Held(tuple(chunks), [chunk.offset for chunk in chunks])
-
-
-def _frame(entry: TailEntry) -> Frame:
-    offset, count, time_us, lsn, kind, flags, version, size, data, _ = entry
-    fields = (offset, 0, 0, kind, b"", flags, 0, 0, count, version, lsn, 0, 0, size, time_us, 0, 0)
-    # Past the constructors, which cost more than all else here; decoders take any buffer.
-    return _new(Frame, (_new(fmt.FrameHead, fields), data, 0))
-
-
-def _small_run(tail: list[TailEntry], end: int) -> list[TailEntry]:
-    """Return the first entries that are worth decoding together: small, alike, without a gap."""
-    first = tail[0]
-    kind, flags, version = first.kind, first.flags, first.version
-    if kind != fmt.KIND_ROWS:
-        return [first]
-    count_max = 1 if flags & fmt.FLAG_PLAIN else SMALL_RECORDS_MAX
-    stop, records, offset = 0, 0, first.offset
-    for entry in tail:
-        if entry[0] != offset or entry[1] > count_max or offset >= end:
-            break
-        if entry[4] != kind or entry[5] != flags or entry[6] != version:
-            break
-        records += entry[1]
-        if records > RUN_RECORDS_MAX:
-            break
-        offset += entry[1]
-        stop += 1
-    return tail[: max(stop, 1)]
 
 
 def _joinable(one: Chunk, other: Chunk) -> bool:
