@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from frazil.engine.stops import pass_stop_async
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.model import topic_uid
 from frazil.serve.danube.messages import parse_request, parse_send, request_id_reply
@@ -22,11 +20,11 @@ from frazil.serve.danube.proto.danube_pb2 import (
     ProducerResponse,
     StreamMessage,
 )
+from frazil.serve.danube.publishing import Publisher, Publishing, check_record
 from frazil.serve.danube.statuses import (
     CREATING_PRODUCER,
     PUBLISHING,
     Refused,
-    message_too_large,
     producer_unknown,
     producers_full,
     status_of,
@@ -34,11 +32,8 @@ from frazil.serve.danube.statuses import (
 )
 
 if TYPE_CHECKING:
-    from frazil.engine.runtime import TopicRuntime
     from frazil.engine.topic import Topic
     from frazil.ingest.messages import Message
-    from frazil.log.codec import Entry
-    from frazil.model import Ack
     from frazil.serve.danube.schema_topics import Schemas
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
@@ -61,29 +56,6 @@ def producer_id(uid: str, topic: str, name: str) -> int:
     """
     digest = hashlib.sha256(f"{uid}{topic}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % ((1 << _ID_BITS) - 1) + 1
-
-
-class _Publishing:
-    """Waits for a record's commit in a call's place, as a future would, at less cost."""
-
-    __slots__ = ("_call", "_loop", "_reply")
-
-    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop, reply: bytes) -> None:
-        self._call = call
-        self._loop = loop
-        self._reply = reply
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
-    def done(self) -> bool:
-        return not self._call.is_open
-
-    def set_result(self, _ack: Ack | None) -> None:
-        self._call.ok(self._reply)
-
-    def set_exception(self, error: BaseException) -> None:
-        self._call.fail(*status_of(error, PUBLISHING))
 
 
 class _Target:
@@ -124,8 +96,7 @@ class Producers:
         self._known: dict[int, _Target] = {}
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
-        self._slow: set[asyncio.Task[None]] = set()
-        self._collected: dict[Any, list[tuple[TopicRuntime, Entry]]] = {}
+        self._publisher = Publisher(self._loop)
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
@@ -157,20 +128,20 @@ class Producers:
         target = self._known.get(identity)
         if target is None:
             target = self._recognised(identity, message)
-        publishing = _Publishing(call, self._loop, request_id_reply(request_id))
+        reply = request_id_reply(request_id)
         store = self._store
         try:
             if store is not None and target.name in store.checks:
-                self._send_checked(target, record, publishing)
+                self._send_checked(target, record, Publishing(call, self._loop, reply))
                 return
             runtime = target.runtime
             if runtime.refusal is not None or runtime.pressure.level or not target.is_stored:
-                self._publish(target, record, publishing)
+                self._publish(target, record, Publishing(call, self._loop, reply))
                 return
-            # As `_publish` does, at less cost: this is the way of nearly all records.
-            self._submit(runtime, _entry(runtime, record, publishing))
+            # This is the way of nearly all records.
+            self._publisher.submit(runtime, record, call, reply)
         except FrazilError as error:
-            publishing.set_exception(error)
+            call.fail(*status_of(error, PUBLISHING))
 
     # -- what others ask -------------------------------------------------------------------------
 
@@ -280,51 +251,27 @@ class Producers:
 
     # -- records ---------------------------------------------------------------------------------
 
-    def _publish(self, target: _Target, record: Message, publishing: _Publishing) -> None:
+    def _publish(self, target: _Target, record: Message, publishing: Publishing) -> None:
         runtime = target.runtime
         if not target.is_stored:
             assert self._unreliable is not None
             if runtime.refusal is not None:
                 self._check_current(target, record)
-            _entry(runtime, record, publishing)
+            check_record(runtime, record)
             publishing.set_result(None)
             self._unreliable.publish(target.topic, record)
             return
         if runtime.refusal is not None or runtime.pressure.level:
             self._check_current(target, record)
-            self._send_slowly(runtime, record, publishing)
+            self._publisher.send_slowly(runtime, record, publishing)
             return
-        self._submit(runtime, _entry(runtime, record, publishing))
+        self._publisher.submit(runtime, record, publishing.call, publishing.reply)
 
-    def _submit(self, runtime: TopicRuntime, entry: Entry) -> None:
-        """Write a record with the others of this turn of the loop.
-
-        The journal's thread begins with the first entry that it gets: one by one they would make
-        many small groups, each with its own sync.
-        """
-        if not self._collected:
-            self._loop.call_soon(self._flush)
-        self._collected.setdefault(runtime.lane.queue, []).append((runtime, entry))
-
-    def _flush(self) -> None:
-        collected, self._collected = self._collected, {}
-        for queue, some in collected.items():
-            try:
-                is_taken = queue.submit_all([entry for _runtime, entry in some])
-            except FrazilError as error:
-                for _runtime, entry in some:
-                    if not entry[5].done():
-                        entry[5].set_exception(error)
-                continue
-            if not is_taken:
-                for runtime, entry in some:
-                    self._send_slowly(runtime, entry[2], entry[5])
-
-    def _send_checked(self, target: _Target, record: Message, publishing: _Publishing) -> None:
+    def _send_checked(self, target: _Target, record: Message, publishing: Publishing) -> None:
         """Publish a record if the topic's schema lets it."""
         assert self._schemas is not None
         # A record that is too large is told so, whatever is in it.
-        _entry(target.runtime, record, publishing)
+        check_record(target.runtime, record)
 
         def go_on(refusal: Exception | None) -> None:
             if publishing.done():
@@ -344,60 +291,6 @@ class Producers:
             self._drop(target)
             raise Refused(producer_unknown(record.producer_id or 0))
 
-    def _send_slowly(self, runtime: TopicRuntime, record: Message, publishing: _Publishing) -> None:
-        """Wait, without holding up anybody else, for what keeps the topic from taking a record."""
-        task = self._loop.create_task(_wait_and_send(runtime, record, publishing))
-        self._slow.add(task)
-        task.add_done_callback(self._slow.discard)
-
-
-async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: _Publishing) -> None:
-    queue = runtime.lane.queue
-    loop = asyncio.get_running_loop()
-    try:
-        if runtime.refusal is not None:
-            await pass_stop_async(runtime)
-        if runtime.pressure.level:
-            await runtime.pressure.admit_async()
-        entry = _entry(runtime, record, publishing)
-        deadline = loop.time() + queue.wait_s
-        while not queue.submit(entry):
-            room = asyncio.Event()
-            queue.on_space(partial(loop.call_soon_threadsafe, room.set))
-            if queue.submit(entry):
-                return
-            try:
-                await asyncio.wait_for(room.wait(), max(deadline - loop.time(), 0))
-            except TimeoutError:
-                raise queue.overloaded() from None
-    except (FrazilError, Refused) as error:
-        publishing.set_exception(error)
-
 
 def _identity(topic: Topic, name: str) -> int:
     return producer_id(topic_uid(topic.runtime.state.spec), topic.name, name)
-
-
-def _entry(runtime: TopicRuntime, record: Message, publishing: Any) -> Entry:
-    """Return a record ready for the queue.
-
-    Raises:
-        Refused: if it is larger than a message may be.
-        InvalidRequest: if anything else is wrong with it.
-    """
-    try:
-        codec, data, count, size = runtime.prepare_own(record)
-    except InvalidRequest as error:
-        size, size_max = _size_bytes(record), runtime.limits.message_bytes_max
-        if size <= size_max:
-            raise
-        too_large = message_too_large(size_bytes=size, size_bytes_max=size_max)
-        raise Refused(too_large) from error
-    return (runtime.state, codec, data, count, size, publishing, None)
-
-
-def _size_bytes(record: Message) -> int:
-    texts = [record.key, record.producer_name]
-    for name, value in (record.attributes or {}).items():
-        texts += (name, value)
-    return len(record.payload) + sum(len(text.encode()) for text in texts if text)

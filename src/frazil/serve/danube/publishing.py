@@ -1,0 +1,207 @@
+"""Records on their way into the log, and the calls that wait for them.
+
+What one turn of the loop brings for a topic is one entry of the journal's queue with one waiter:
+the journal's thread begins with the first entry that it gets, so that one by one they would make
+many small groups, each with its own sync; and what is done once an entry is done once a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from frazil.engine.stops import pass_stop_async
+from frazil.errors import FrazilError, InvalidRequest
+from frazil.log.group import FRAME_RECORDS_MAX
+from frazil.serve.danube.statuses import PUBLISHING, Refused, message_too_large, status_of
+
+if TYPE_CHECKING:
+    from frazil.engine.runtime import TopicRuntime
+    from frazil.ingest.messages import Message
+    from frazil.log.codec import Codec, Entry
+    from frazil.model import Ack
+    from frazil.serve.grpc.calls import Call
+
+__all__ = ["Publisher", "Publishing", "check_record"]
+
+
+class Publishing:
+    """Waits for a record's commit in a call's place, as a future would, at less cost."""
+
+    __slots__ = ("_loop", "call", "reply")
+
+    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop, reply: bytes) -> None:
+        self.call = call
+        self._loop = loop
+        self.reply = reply
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def done(self) -> bool:
+        return not self.call.is_open
+
+    def set_result(self, _ack: Ack | None) -> None:
+        self.call.ok(self.reply)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.call.fail(*status_of(error, PUBLISHING))
+
+
+class _Batch:
+    """Records of one topic that are written together, and the calls that wait for them."""
+
+    __slots__ = ("_publisher", "answers", "bytes_max", "codec", "records", "runtime", "size")
+
+    def __init__(self, publisher: Publisher, runtime: TopicRuntime, codec: Codec | None) -> None:
+        self._publisher = publisher
+        self.runtime = runtime
+        self.codec = codec
+        self.size = 0
+        self.bytes_max = runtime.settings.log.write_bytes_max
+        self.records: list[Message] = []
+        self.answers: list[tuple[Call, bytes]] = []
+
+    def entry(self) -> Entry:
+        """Return what the journal's queue takes."""
+        records, state = self.records, self.runtime.state
+        if len(records) == 1:
+            return (state, self.codec, records[0], 0, self.size, self, None)
+        return (state, self.codec, records, len(records), self.size, self, None)
+
+    # -- as the journal sees its waiter ------------------------------------------------------------
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._publisher.loop
+
+    def done(self) -> bool:
+        """Calls that nobody waits for any more are passed over one by one."""
+        return False
+
+    def set_result(self, _ack: Ack) -> None:
+        for call, reply in self.answers:
+            call.ok(reply)
+
+    def set_exception(self, error: BaseException) -> None:
+        if isinstance(error, InvalidRequest) and len(self.records) > 1:
+            # One of them cannot be written, and none was: each for itself finds out which.
+            self._publisher.send_singly(self)
+            return
+        status = status_of(error, PUBLISHING)
+        for call, _reply in self.answers:
+            call.fail(*status)
+
+
+class Publisher:
+    """Writes records and answers their calls. All methods belong to the event loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._open: dict[TopicRuntime, _Batch] = {}
+        self._batches: list[_Batch] = []
+        self._slow: set[asyncio.Task[None]] = set()
+
+    def submit(self, runtime: TopicRuntime, record: Message, call: Call, reply: bytes) -> None:
+        """Write a record of a topic that takes records, with the others of this turn.
+
+        Raises:
+            Refused: if it is larger than a message may be.
+            InvalidRequest: if anything else is wrong with it.
+        """
+        codec, size = check_record(runtime, record)
+        batch = self._open.get(runtime)
+        if (
+            batch is None
+            or batch.codec is not codec
+            or batch.size + size > batch.bytes_max
+            or len(batch.records) >= FRAME_RECORDS_MAX
+        ):
+            batch = self._begin(runtime, codec)
+        batch.size += size
+        batch.records.append(record)
+        batch.answers.append((call, reply))
+
+    def send_slowly(self, runtime: TopicRuntime, record: Message, publishing: Publishing) -> None:
+        """Wait, without holding up anybody else, for what keeps the topic from taking a record."""
+        task = self.loop.create_task(_wait_and_send(runtime, record, publishing))
+        self._slow.add(task)
+        task.add_done_callback(self._slow.discard)
+
+    def send_singly(self, batch: _Batch) -> None:
+        """Write the records of a batch that was not written, each as an entry of its own."""
+        for record, (call, reply) in zip(batch.records, batch.answers, strict=True):
+            self.send_slowly(batch.runtime, record, Publishing(call, self.loop, reply))
+
+    def _begin(self, runtime: TopicRuntime, codec: Codec | None) -> _Batch:
+        if not self._batches:
+            self.loop.call_soon(self._flush)
+        batch = self._open[runtime] = _Batch(self, runtime, codec)
+        self._batches.append(batch)
+        return batch
+
+    def _flush(self) -> None:
+        batches, self._batches = self._batches, []
+        self._open.clear()
+        by_queue: dict[Any, list[_Batch]] = {}
+        for batch in batches:
+            by_queue.setdefault(batch.runtime.lane.queue, []).append(batch)
+        for queue, some in by_queue.items():
+            try:
+                is_taken = queue.submit_all([batch.entry() for batch in some])
+            except FrazilError as error:
+                for batch in some:
+                    batch.set_exception(error)
+                continue
+            if not is_taken:
+                for batch in some:
+                    self.send_singly(batch)
+
+
+def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, int]:
+    """Return the codec and the bytes of a record that its topic may take.
+
+    Raises:
+        Refused: if it is larger than a message may be.
+        InvalidRequest: if anything else is wrong with it.
+    """
+    try:
+        codec, _data, _count, size = runtime.prepare_own(record)
+    except InvalidRequest as error:
+        size, size_max = _size_bytes(record), runtime.limits.message_bytes_max
+        if size <= size_max:
+            raise
+        too_large = message_too_large(size_bytes=size, size_bytes_max=size_max)
+        raise Refused(too_large) from error
+    return codec, size
+
+
+async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: Publishing) -> None:
+    queue = runtime.lane.queue
+    loop = asyncio.get_running_loop()
+    try:
+        if runtime.refusal is not None:
+            await pass_stop_async(runtime)
+        if runtime.pressure.level:
+            await runtime.pressure.admit_async()
+        codec, size = check_record(runtime, record)
+        entry: Entry = (runtime.state, codec, record, 0, size, publishing, None)
+        deadline = loop.time() + queue.wait_s
+        while not queue.submit(entry):
+            room = asyncio.Event()
+            queue.on_space(partial(loop.call_soon_threadsafe, room.set))
+            if queue.submit(entry):
+                return
+            try:
+                await asyncio.wait_for(room.wait(), max(deadline - loop.time(), 0))
+            except TimeoutError:
+                raise queue.overloaded() from None
+    except (FrazilError, Refused) as error:
+        publishing.set_exception(error)
+
+
+def _size_bytes(record: Message) -> int:
+    texts = [record.key, record.producer_name]
+    for name, value in (record.attributes or {}).items():
+        texts += (name, value)
+    return len(record.payload) + sum(len(text.encode()) for text in texts if text)
