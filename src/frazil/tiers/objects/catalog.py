@@ -150,6 +150,11 @@ class ObjectCatalog:
         return bool(self._stale)
 
     @property
+    def epoch(self) -> int:
+        """Return the epoch that the owner acts under now."""
+        return self._epoch()
+
+    @property
     def epoch_last(self) -> int:
         """Return the highest epoch that a descriptor or an intent has."""
         known = self._known.copy().values()
@@ -253,7 +258,7 @@ class ObjectCatalog:
     def _registration(self, topic_id: int, descriptor: Descriptor, hint: Hint) -> _Change:
         picture = self.topic(topic_id)
         state = picture.state
-        if not picture.descriptors and state == ObjectsState():
+        if not picture.known:
             state = ObjectsState(start=descriptor.first, uploaded=descriptor.first)
         if descriptor.first != state.uploaded or descriptor.end <= descriptor.first:
             raise Conflict(

@@ -117,6 +117,7 @@ class Intent(msgspec.Struct, array_like=True, frozen=True):
     sha: str
     size: int
     hint: Hint = Hint()
+    created_us: int = 0
 
 
 class Garbage(msgspec.Struct, array_like=True, frozen=True):
@@ -143,6 +144,11 @@ class TopicObjects:
     @ends.default
     def _ends(self) -> tuple[int, ...]:
         return tuple(found.end for found in self.descriptors)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything of the topic was ever registered."""
+        return self.state != _NOTHING
 
     @property
     def start(self) -> int:

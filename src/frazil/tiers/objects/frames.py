@@ -1,0 +1,548 @@
+"""Frames on their way into an object: where they come from, and what is gathered of them.
+
+`JournalFrames` gives a topic's frames as the journal has them, found by their places: whole ones
+only, below `durable` only. They go by twice, once to be verified, hashed and counted, once to be
+sent, so that no object needs more memory than a piece of it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import attrs
+
+from frazil.errors import CorruptionError, NotFound, Unavailable
+from frazil.fs import read_fully
+from frazil.log import format as fmt
+from frazil.model import TopicSpec
+from frazil.tiers.objects.descriptor import Hint
+from frazil.tiers.objects.format import INDEX_ENTRIES_MAX, IndexEntry, Range, pack_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from frazil.fs import File
+    from frazil.log.index import Places
+    from frazil.log.journal import Journal
+    from frazil.log.segment import Segment
+    from frazil.log.state import SpecialRange, TopicState
+
+__all__ = [
+    "FrameRun",
+    "FrameSource",
+    "JournalFrames",
+    "PrecededRun",
+    "Tally",
+    "Topic",
+    "verify_frame",
+]
+
+WINDOW_BYTES: Final = 1 << 20
+"""So much is read at once; a larger frame is read in pieces of this."""
+HOLE_BYTES_MAX: Final = 4 << 10
+"""Neighbouring frames of a topic are read at once over holes of at most this many bytes."""
+RANGES_MAX: Final = 1_000
+"""A run ends when it has so many gaps, so that its descriptor stays small."""
+
+
+@attrs.frozen
+class Topic:
+    """What an object says of a topic besides its frames."""
+
+    spec: TopicSpec
+    schemas: Mapping[int, bytes]
+    producers: Mapping[int, str]
+    """Names of producers by id."""
+
+
+class FrameRun(Protocol):
+    """The frames of one topic's offsets `[first, end)`, in order; those of `ranges` have none.
+
+    The first frame may begin below `first`, never does the last one end behind `end`.
+    """
+
+    @property
+    def topic(self) -> Topic:
+        """The topic they belong to."""
+
+    @property
+    def first(self) -> int:
+        """The first offset."""
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last one."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all frames."""
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """Gaps and lost ranges inside."""
+
+    @property
+    def hint(self) -> Hint:
+        """Where the journal goes on."""
+
+    def pieces(self, tally: Tally | None = None) -> Iterator[Buffer]:
+        """Yield all frames one behind another, in pieces of at most `PIECE_BYTES_MAX` bytes.
+
+        The bytes are the same each time. With a tally each frame is verified and counted in it; a
+        frame that is larger than a piece is known to be whole when its last piece is given.
+
+        Raises:
+            CorruptionError: a frame is damaged; `offset_first` and `offset_next` name what is lost.
+            NotFound: frames are gone meanwhile; ask for the run again.
+        """
+
+
+class FrameSource(Protocol):
+    """Gives frames of topics to upload. Any thread may call."""
+
+    def available(self, topic_id: int) -> tuple[int, int]:
+        """Return the first offset that can be had and the end of what is durable."""
+
+    def frames(
+        self, topic_id: int, first: int, *, bytes_max: int, end: int | None = None
+    ) -> FrameRun:
+        """Return frames from `first` on: of about `bytes_max` at most, but at least one.
+
+        A run ends at or below `end` if that is given; it is empty (`end` equals `first`) when no
+        whole frame or gap lies there.
+
+        Raises:
+            NotFound: `first` is no longer there (`offset_first` says what is), or no such topic.
+        """
+
+
+class Tally:
+    """What a footer says of a topic's frames, gathered as they go by."""
+
+    __slots__ = (
+        "_first",
+        "_interval",
+        "_next",
+        "entries",
+        "frames",
+        "lsn_first",
+        "lsn_last",
+        "position",
+        "producers",
+        "records",
+        "schemas",
+        "time_first_us",
+        "time_last_us",
+    )
+
+    def __init__(self, *, first: int, position: int, index_bytes: int) -> None:
+        """Begin at `position` of the object; the records of the topic are those from `first`."""
+        self._first = first
+        self._interval = index_bytes
+        self._next = position
+        self.position = position
+        self.frames = 0
+        self.records = 0
+        self.time_first_us = 0
+        self.time_last_us = 0
+        self.lsn_first = 0
+        self.lsn_last = 0
+        self.schemas: set[int] = set()
+        self.producers: set[int] = set()
+        self.entries: list[IndexEntry] = []
+
+    def add(self, head: tuple[Any, ...], runs: Buffer, length: int) -> None:
+        """Count a verified frame: its fixed fields, its encoded runs, its bytes in all."""
+        offset, records, lsn, time_us = head[0], head[8], head[10], head[14]
+        if offset < self._first:
+            records -= self._first - offset
+        if not self.frames:
+            self.time_first_us = time_us
+        if self.position >= self._next:
+            self._index(IndexEntry(offset, self.position, time_us))
+        self.frames += 1
+        self.records += records
+        self.time_last_us = max(self.time_last_us, time_us)
+        if lsn:
+            self.lsn_first = min(self.lsn_first or lsn, lsn)
+            self.lsn_last = max(self.lsn_last, lsn)
+        self.schemas.add(head[9])
+        if head[6]:
+            self.producers.update([run[0] for run in fmt.RUN.iter_unpack(runs)])
+        self.position += length
+
+    def _index(self, entry: IndexEntry) -> None:
+        if len(self.entries) == INDEX_ENTRIES_MAX:
+            # A very large object: every other entry is enough.
+            del self.entries[1::2]
+            self._interval *= 2
+        self.entries.append(entry)
+        self._next = entry.position + self._interval
+
+    @property
+    def index(self) -> bytes:
+        """Return the packed index."""
+        return pack_index(self.entries)
+
+
+@attrs.frozen
+class PrecededRun:
+    """A run behind offsets that nobody has any more: they are told as a gap."""
+
+    run: FrameRun
+    first: int
+    reason: str
+
+    @property
+    def topic(self) -> Topic:
+        return self.run.topic
+
+    @property
+    def end(self) -> int:
+        return self.run.end
+
+    @property
+    def size(self) -> int:
+        return self.run.size
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return (Range(self.first, self.run.first, "gap", self.reason), *self.run.ranges)
+
+    @property
+    def hint(self) -> Hint:
+        return self.run.hint
+
+    def pieces(self, tally: Tally | None = None) -> Iterator[Buffer]:
+        return self.run.pieces(tally)
+
+
+def verify_frame(data: memoryview, at: int, *, topic: int) -> tuple[fmt.FrameHead | None, str]:
+    """Return the head of the data frame of a topic at a position, or what is wrong with it."""
+    if at + fmt.FRAME_HEAD_BYTES > len(data):
+        return None, "frame ends behind the bytes"
+    head = fmt.read_head(data, at)
+    fault = fmt.frame_fault(data, at, head)
+    if not fault and (head.kind > fmt.KIND_ROWS or head.topic != topic):
+        fault = "frame is of another kind or topic"
+    return (None, fault) if fault else (head, "")
+
+
+class _Stretch(NamedTuple):
+    """Frames `[first, stop)` of a topic in one segment."""
+
+    segment: Segment
+    file: File
+    places: Places
+    first: int
+    stop: int
+
+
+@attrs.frozen(kw_only=True)
+class JournalRun:
+    """A run of frames as they lie in the segments of a journal; see `FrameRun`."""
+
+    topic: Topic
+    first: int
+    end: int
+    size: int
+    ranges: tuple[Range, ...]
+    hint: Hint
+    stretches: tuple[_Stretch, ...]
+
+    def pieces(self, tally: Tally | None = None) -> Iterator[Buffer]:
+        for stretch in self.stretches:
+            reading = _Reading(stretch, self.topic.spec)
+            for first, stop in reading.windows():
+                if stop - first == 1 and stretch.places.lengths[first] > WINDOW_BYTES:
+                    yield from reading.large(first, tally)
+                else:
+                    yield from reading.window(first, stop, tally)
+
+
+class _Reading(NamedTuple):
+    """Reads frames of a stretch."""
+
+    stretch: _Stretch
+    spec: TopicSpec
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """Yield numbers `[first, stop)` of frames to read at once."""
+        _segment, _file, places, number, stop = self.stretch
+        positions, lengths = places.positions, places.lengths
+        while number < stop:
+            start = positions[number] << 3
+            end = start + lengths[number]
+            last = number + 1
+            while last < stop:
+                position = positions[last] << 3
+                following = position + lengths[last]
+                if position - end > HOLE_BYTES_MAX or following - start > WINDOW_BYTES:
+                    break
+                end = following
+                last += 1
+            yield number, last
+            number = last
+
+    def window(self, first: int, stop: int, tally: Tally | None) -> Iterator[Buffer]:
+        """Yield frames that are read at once, neighbours together, verified with a tally."""
+        places = self.stretch.places
+        positions, lengths = places.positions, places.lengths
+        start = positions[first] << 3
+        data = self._read(start, (positions[stop - 1] << 3) + lengths[stop - 1] - start)
+        view = memoryview(data)
+        if tally is not None:
+            self._verify(view, start, first, stop, tally)
+        begin = 0
+        end = lengths[first]
+        for number in range(first + 1, stop):
+            at = (positions[number] << 3) - start
+            if at != end:
+                yield view[begin:end]
+                begin = at
+            end = at + lengths[number]
+        yield view[begin:end]
+
+    def _verify(self, view: memoryview, start: int, first: int, stop: int, tally: Tally) -> None:
+        segment, _file, places, _first, _stop = self.stretch
+        topic, salt, generation = self.spec.id, segment.salt, segment.generation
+        unpack, crc32, add = fmt.FRAME_HEAD.unpack_from, zlib.crc32, tally.add
+        positions, lengths, offsets = places.positions, places.lengths, places.offsets
+        for number in range(first, stop):
+            at = (positions[number] << 3) - start
+            end = at + lengths[number]
+            if end > len(view):
+                raise self._damaged(number, "segment is cut short")
+            fields = unpack(view, at)
+            payload = at + 80 + fields[6] * 24
+            crc = crc32(view[at + 16 : payload], crc32(view[payload:end]))
+            if (
+                crc32(view[at : at + 12], crc) != fields[2]
+                or fields[0] != offsets[number]
+                or fields[7] != topic
+                or fields[4] != salt
+                or fields[12] != generation
+                or not 0 < fields[3] <= fmt.KIND_ROWS
+                or fields[1] + 16 != end - at
+            ):
+                raise self._damaged(number, "frame is not the one that was written here")
+            add(fields, view[at + 80 : payload], end - at)
+
+    def large(self, number: int, tally: Tally | None) -> Iterator[Buffer]:
+        """Yield a frame that is larger than a window; with a tally its last piece is verified."""
+        places = self.stretch.places
+        start, length = places.positions[number] << 3, places.lengths[number]
+        head = fmt.read_head(self._read(start, fmt.FRAME_HEAD_BYTES).ljust(80, b"\0"), 0)
+        runs_end = fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
+        if head.length + fmt.FRAME_PREFIX_BYTES != length or runs_end > length:
+            raise self._damaged(number, "length does not fit")
+        front = self._read(start, runs_end)
+        crc = 0
+        before: Buffer = front
+        for at in range(runs_end, length, WINDOW_BYTES):
+            yield before
+            data = self._read(start + at, min(WINDOW_BYTES, length - at))
+            crc = zlib.crc32(data, crc)
+            before = data
+        if tally is not None:
+            self._check_large(number, head, front, crc)
+            tally.add(head, memoryview(front)[fmt.FRAME_HEAD_BYTES :], length)
+        yield before
+
+    def _check_large(self, number: int, head: fmt.FrameHead, front: bytes, crc: int) -> None:
+        segment = self.stretch.segment
+        crc = zlib.crc32(front[:12], zlib.crc32(front[fmt.FRAME_PREFIX_BYTES :], crc))
+        if (
+            crc != head.crc
+            or head.offset != self.stretch.places.offsets[number]
+            or (head.topic, head.salt) != (self.spec.id, segment.salt)
+            or head.generation != segment.generation
+            or not 0 < head.kind <= fmt.KIND_ROWS
+        ):
+            raise self._damaged(number, "frame is not the one that was written here")
+
+    def _read(self, position: int, size: int) -> bytes:
+        try:
+            return read_fully(self.stretch.file, position, size)
+        except OSError as error:
+            raise Unavailable(
+                "segment cannot be read", path=self.stretch.segment.path, error=error
+            ) from error
+
+    def _damaged(self, number: int, reason: str) -> CorruptionError:
+        places = self.stretch.places
+        following = places.offsets[number + 1] if number + 1 < places.count else places.end
+        return CorruptionError(
+            "stored records are damaged, run `frazil doctor`; they cannot be uploaded",
+            topic=self.spec.name,
+            offset_first=places.offsets[number],
+            offset_next=following,
+            reason=reason,
+            segment=self.stretch.segment.id,
+            position=places.positions[number] << 3,
+        )
+
+
+class JournalFrames:
+    """The frames of a journal's topics, as they lie there; see `FrameSource`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def available(self, topic_id: int) -> tuple[int, int]:
+        state = self._topic(topic_id)
+        return state.start, state.durable
+
+    def frames(
+        self, topic_id: int, first: int, *, bytes_max: int, end: int | None = None
+    ) -> JournalRun:
+        state = self._topic(topic_id)
+        if first < state.start:
+            raise _gone(state, first)
+        limit = state.durable if end is None else min(end, state.durable)
+        plan = _Plan(state, self._journal.segments, first, limit, bytes_max)
+        plan.run()
+        if first < state.start:
+            # Freed while we looked: what was not found there is no damage.
+            raise _gone(state, first)
+        producers = {found.id: found.name for found in list(state.producers.values())}
+        return JournalRun(
+            topic=Topic(state.spec, dict(state.schemas), producers),
+            first=first,
+            end=plan.offset,
+            size=plan.size,
+            ranges=tuple(plan.ranges),
+            hint=plan.hint,
+            stretches=tuple(plan.stretches),
+        )
+
+    def _topic(self, topic_id: int) -> TopicState:
+        state = self._journal.state.topics.get(topic_id)
+        if state is None:
+            raise NotFound("no such topic in this journal", topic_id=topic_id)
+        return state
+
+
+def _gone(state: TopicState, offset: int) -> NotFound:
+    return NotFound("offset is no longer in the log", offset=offset, offset_first=state.start)
+
+
+class _Plan:
+    """Chooses the frames of a run: goes from frame to frame and over gaps, up to a limit."""
+
+    def __init__(
+        self,
+        state: TopicState,
+        segments: Sequence[Segment],
+        first: int,
+        limit: int,
+        bytes_max: int,
+    ) -> None:
+        self._state = state
+        self._special = list(state.ranges)
+        self._segments = segments
+        self._limit = limit
+        self._bytes_max = bytes_max
+        self.offset = first
+        self.size = 0
+        self.ranges: list[Range] = []
+        self.stretches: list[_Stretch] = []
+        self.hint = Hint()
+
+    def run(self) -> None:
+        while self.offset < self._limit and self.size < self._bytes_max:
+            number = bisect_right(self._special, self.offset, key=_first) - 1
+            special = self._special[number] if number >= 0 else None
+            if special is not None and special.end > self.offset:
+                going = self._over_gap(special)
+            else:
+                going = self._along_frames()
+            if not going:
+                return
+
+    def _over_gap(self, special: SpecialRange) -> bool:
+        if special.end > self._limit or len(self.ranges) >= RANGES_MAX:
+            return False
+        found = Range(self.offset, special.end, special.kind, special.reason)
+        self.ranges.append(found)
+        self.offset = special.end
+        return True
+
+    def _along_frames(self) -> bool:
+        for segment in self._segments:
+            summary = segment.summary(self._state.id)
+            if summary is None or summary[1] <= self.offset:
+                continue
+            if summary[0] > self.offset:
+                return self._nothing_here()
+            try:
+                places, file = segment.places(self._state.id), segment.file()
+            except OSError as error:
+                raise Unavailable(
+                    "segment cannot be opened, try again", path=segment.path, error=error
+                ) from error
+            assert places is not None
+            return self._take(segment, file, places)
+        return self._nothing_here()
+
+    def _take(self, segment: Segment, file: File, places: Places) -> bool:
+        first = places.find(self.offset)
+        if self._end(places, first) <= self.offset:
+            return self._nothing_here()
+        border = self._limit
+        number = bisect_left(self._special, self.offset, key=_first)
+        if number < len(self._special):
+            border = min(border, self._special[number].first)
+        # A frame belongs to the run if it ends at or below the border.
+        stop = bisect_right(places.offsets, border, first, places.count)
+        if stop > first and self._end(places, stop - 1) > border:
+            stop -= 1
+        if stop <= first:
+            return False
+        room = self._bytes_max - self.size
+        lengths = places.lengths[first:stop]
+        taken = list(accumulate(lengths))
+        count = bisect_right(taken, room)
+        if not self.size:
+            count = max(count, 1)
+        if not count:
+            return False
+        stop = first + count
+        self.stretches.append(_Stretch(segment, file, places, first, stop))
+        self.size += taken[count - 1]
+        self.offset = self._end(places, stop - 1)
+        last = stop - 1
+        self.hint = Hint(segment.id, (places.positions[last] << 3) + places.lengths[last])
+        return stop == first + len(lengths)
+
+    def _end(self, places: Places, number: int) -> int:
+        """Return the offset behind a frame: where the next one or a gap begins."""
+        # In this order: a writer adds the next frame's offset before it moves the end.
+        following = places.end
+        if number + 1 < len(places.offsets):
+            following = places.offsets[number + 1]
+        special = bisect_right(self._special, places.offsets[number], key=_first)
+        if special < len(self._special):
+            following = min(following, self._special[special].first)
+        return following
+
+    def _nothing_here(self) -> bool:
+        """Stop before offsets that no frame holds; it is damage if they come first."""
+        if self.stretches or self.ranges or self.offset < self._state.start:
+            return False
+        raise CorruptionError(
+            "no segment holds this offset, run `frazil doctor`; it cannot be uploaded",
+            topic=self._state.spec.name,
+            offset_first=self.offset,
+            offset_next=self._limit,
+        )
+
+
+def _first(special: SpecialRange) -> int:
+    return special.first

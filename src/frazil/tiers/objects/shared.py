@@ -1,0 +1,158 @@
+"""One object for all topics whose publishers wait: what makes `uploaded` a level of acks.
+
+A shared object takes the frames behind `uploaded` of every topic that waits, is written, verified,
+and registered for each of them. It costs one request however many topics there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from frazil.errors import FrazilError
+from frazil.tiers.objects.draft import drafted
+from frazil.tiers.objects.store import PIECE_BYTES_MAX
+from frazil.tiers.objects.uploader import Flight, next_run, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from frazil.clock import Clock
+    from frazil.tiers.objects.catalog import ObjectCatalog
+    from frazil.tiers.objects.frames import FrameRun, FrameSource
+    from frazil.tiers.objects.store import ObjectStore
+    from frazil.tiers.objects.uploader import Uploader, UploadSettings
+
+__all__ = ["SHARED_BYTES_MAX", "TOPIC_BYTES_MAX", "SharedOutcome", "SharedUploader"]
+
+TOPIC_BYTES_MAX: Final = PIECE_BYTES_MAX
+SHARED_BYTES_MAX: Final = 64 << 20
+
+
+@attrs.frozen
+class SharedOutcome:
+    """What became of the topics that were asked for.
+
+    Attributes:
+        uploaded: topics that are registered now, and up to which offset.
+        later: topics that another upload has in hand, or that the object had no room for: ask
+            again.
+        behind: topics with so much to upload that an object of their own must come first.
+        failures: topics that failed, and why.
+    """
+
+    uploaded: dict[int, int] = attrs.field(factory=dict)
+    later: set[int] = attrs.field(factory=set)
+    behind: set[int] = attrs.field(factory=set)
+    failures: dict[int, FrazilError] = attrs.field(factory=dict)
+
+
+class SharedUploader:
+    """Writes shared objects, one at a time."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: ObjectCatalog,
+        source: FrameSource,
+        *,
+        uploader: Uploader,
+        broker: bytes,
+        clock: Clock,
+        settings: UploadSettings,
+        flight: Flight | None = None,
+        on_step: Callable[[str], None] = lambda _name: None,
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._source = source
+        self._uploader = uploader
+        self._broker = broker
+        self._clock = clock
+        self._settings = settings
+        self._flight = flight if flight is not None else Flight()
+        self._on_step = on_step
+        self.objects_uploaded = 0
+        self.bytes_uploaded = 0
+
+    def upload(self, wanted: Mapping[int, int]) -> SharedOutcome:
+        """Put the frames of topics up to the given offsets into one object and register it.
+
+        More of a topic may be taken than is wanted. What fails is told, never raised.
+        """
+        outcome = SharedOutcome()
+        runs: dict[int, FrameRun] = {}
+        room = SHARED_BYTES_MAX
+        with contextlib.ExitStack() as claims:
+            for topic_id, end in wanted.items():
+                if self._catalog.topic(topic_id).uploaded >= end:
+                    outcome.uploaded[topic_id] = self._catalog.topic(topic_id).uploaded
+                    continue
+                run = self._run(topic_id, end, room, claims, outcome)
+                if run is not None:
+                    runs[topic_id] = run
+                    room -= run.size
+            if runs:
+                self._upload(runs, outcome)
+        return outcome
+
+    def _run(
+        self,
+        topic_id: int,
+        end: int,
+        room: int,
+        claims: contextlib.ExitStack,
+        outcome: SharedOutcome,
+    ) -> FrameRun | None:
+        """Claim a topic and return its frames; None if it cannot take part, which is noted."""
+        if self._catalog.intent(topic_id) is not None:
+            # An upload of its own was begun: it must have ended before its range is taken again.
+            self._uploader.settle(topic_id)
+        if not claims.enter_context(self._catalog.claim(topic_id)):
+            outcome.later.add(topic_id)
+            return None
+        if self._catalog.intent(topic_id) is not None:
+            outcome.later.add(topic_id)
+            return None
+        try:
+            run = next_run(self._source, self._catalog, topic_id, bytes_max=TOPIC_BYTES_MAX)
+        except FrazilError as error:
+            outcome.failures[topic_id] = error
+            return None
+        if run is None:
+            outcome.later.add(topic_id)
+        elif run.end < end:
+            outcome.behind.add(topic_id)
+        elif run.size > room:
+            outcome.later.add(topic_id)
+        else:
+            return run
+        return None
+
+    def _upload(self, runs: dict[int, FrameRun], outcome: SharedOutcome) -> None:
+        try:
+            draft = drafted(
+                list(runs.values()),
+                broker=self._broker,
+                epoch=self._catalog.epoch,
+                created_us=self._clock.now_us(),
+                index_bytes=self._settings.index_bytes,
+                shared=True,
+            )
+            self._on_step("shared hashed")
+            etag = write(self._store, draft, self._flight)
+            self._on_step("shared verified")
+        except FrazilError as error:
+            outcome.failures.update(dict.fromkeys(runs, error))
+            return
+        hints = {topic_id: run.hint for topic_id, run in runs.items()}
+        failures = self._catalog.register_shared(draft.descriptors(etag=etag), hints)
+        self._on_step("shared registered")
+        outcome.failures.update(failures)
+        outcome.uploaded.update(
+            {topic_id: run.end for topic_id, run in runs.items() if topic_id not in failures}
+        )
+        self.objects_uploaded += 1
+        self.bytes_uploaded += draft.size
