@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_BYTES", "Layout"]
 
-BLOCK_BYTES: Final = 4 << 20
+BLOCK_BYTES: Final = 8 << 20
 
 
 class Layout:

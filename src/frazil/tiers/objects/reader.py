@@ -82,7 +82,7 @@ class ObjectsSource:
         self._catalog = catalog
         self._codecs = codecs
         self.fetcher = Fetcher(store, ahead_bytes=ahead_bytes, threads=threads)
-        self._block_bytes = max(1, min(BLOCK_BYTES, ahead_bytes // 4))
+        self._block_bytes = max(1, min(BLOCK_BYTES, ahead_bytes // 2))
         self._layouts: OrderedDict[tuple[str, int], Layout] = OrderedDict()
         self._places: OrderedDict[tuple[int, int], _Place] = OrderedDict()
         self._pins: set[HistoryPin] = set()
