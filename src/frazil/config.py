@@ -446,6 +446,15 @@ _RULES: Final = (
         lambda s: bool(s.objects.gcs.credentials_json) and bool(s.objects.gcs.credentials_path),
     ),
     _Rule(
+        "requests are signed or anonymous, not both",
+        "objects.gcs.anonymous",
+        "objects.gcs.credentials_path",
+        lambda s: (
+            s.objects.gcs.anonymous
+            and bool(s.objects.gcs.credentials_path or s.objects.gcs.credentials_json)
+        ),
+    ),
+    _Rule(
         "the warehouse must have a name without zero bytes",
         "lake.warehouse",
         "lake.warehouse",

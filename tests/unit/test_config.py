@@ -225,6 +225,11 @@ def test_a_wrong_choice_names_the_nearest():
             "objects.s3.access_key",
         ),
         (
+            {"objects.gcs.credentials_json": "{}", "objects.gcs.anonymous": True},
+            "objects.gcs.anonymous",
+            "objects.gcs.credentials_path",
+        ),
+        (
             {"objects.gcs.credentials_json": "{}", "objects.gcs.credentials_path": "key.json"},
             "objects.gcs.credentials_json",
             "objects.gcs.credentials_path",

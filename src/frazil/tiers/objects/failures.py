@@ -27,6 +27,8 @@ _MACHINE: Final = re.compile(
     r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal|oauth2"
 )
 
+_RANGE: Final = re.compile(r"\bInvalidRange\w* \{|\bStartTooLarge\b|Range started after end")
+
 _THROTTLES: Final = {"SlowDown", "Throttling", "ThrottlingException", "ServerBusy"}
 _NO_BUCKET: Final = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
 _NO_BUCKET_WORDS: Final = ("bucket does not exist", "container does not exist")
@@ -76,7 +78,7 @@ def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> 
         facts["code"] = code
     if code in _NO_BUCKET or any(words in text for words in _NO_BUCKET_WORDS):
         return InvalidRequest("bucket or container does not exist", setting="objects.root", **facts)
-    if isinstance(error, FileNotFoundError) or status in {"404", "416"}:
+    if isinstance(error, FileNotFoundError) or status in {"404", "416"} or _RANGE.search(text):
         return NotFound("object is not there or ends before", **facts)
     facts["reason"] = _reason(text)
     if code in _THROTTLES or status == "429":

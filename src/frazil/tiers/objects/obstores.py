@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
+import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["open_store"]
 
 LIST_CHUNK: Final = 1_000
+_NOBODY: Final = json.dumps(
+    {
+        "disable_oauth": True,
+        "gcs_base_url": "https://storage.googleapis.com",
+        **dict.fromkeys(("client_email", "private_key", "private_key_id"), ""),
+    }
+)
+"""A service account that signs nothing."""
 _NO_RETRIES: Final[RetryConfig] = {"max_retries": 0}
 
 _memories: Final[dict[str, Client]] = {}
@@ -91,7 +100,7 @@ class ClientStore:
             result = obstore.put(client, key, data, mode="create", use_multipart=False)
         except _client_errors() as error:
             raise self._put_failure(error, key) from error
-        return ObjectMeta(key, size, result["e_tag"] or "", self._clock.now_us())
+        return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
 
     def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
         import obstore
@@ -110,7 +119,7 @@ class ClientStore:
             if counted.failure is not None:
                 raise counted.failure from None
             raise self._failure(error, "put_stream", key) from error
-        return ObjectMeta(key, size, result["e_tag"] or "", self._clock.now_us())
+        return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
 
     def get(self, key: str, *, start: int, length: int) -> bytes:
         import obstore
@@ -244,9 +253,14 @@ class DirectoryStore(ClientStore):
             ) from error
 
 
+def _etag(given: str | None) -> str:
+    """Return a mark without its quotes: some stores have them in one answer and not in another."""
+    return (given or "").strip('"')
+
+
 def _meta(found: Any) -> ObjectMeta:
     modified_us = round(found["last_modified"].timestamp() * 1_000_000)
-    return ObjectMeta(found["path"], found["size"], found["e_tag"] or "", modified_us)
+    return ObjectMeta(found["path"], found["size"], _etag(found["e_tag"]), modified_us)
 
 
 # -- clients of each kind -----------------------------------------------------------------------
@@ -339,7 +353,8 @@ def _gcs(settings: ObjectsSettings, place: Place) -> Client:
     elif path:
         config["service_account"] = path
     if given.anonymous:
-        config["skip_signature"] = True
+        # Some requests of the client ask the machine for a token in spite of the first.
+        config |= {"skip_signature": True, "service_account_key": _NOBODY}
     return GCSStore(
         place.bucket,
         prefix=place.prefix or None,

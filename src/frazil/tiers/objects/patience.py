@@ -145,9 +145,8 @@ class Patient:
         if is_throttled(error):
             self._throttled()
         settings = self._settings
-        longest_s = min(
-            settings.retry_delay_max_s, settings.retry_delay_s * 2 ** min(tries - 1, 30)
-        )
+        doubled_s = math.ldexp(settings.retry_delay_s, min(tries - 1, 30))
+        longest_s = min(settings.retry_delay_max_s, doubled_s)
         chance = int.from_bytes(self._clock.random_bytes(4), "little") / 2**32
         wished = error.details.get("retry_after_ms", 0)
         wished_s = wished / 1000 if isinstance(wished, int | float) else 0.0

@@ -1,0 +1,54 @@
+"""Moto, Amazon's services in one process, from the package `moto[server]`."""
+
+from __future__ import annotations
+
+import http.client
+
+from tests.servers.running import Server, free_ports, listens, program
+
+BUCKET = "frazil-test"
+
+
+class MotoServer(Server):
+    """S3 and STS in memory: what it holds is gone with the process."""
+
+    name = "moto"
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        [self.port] = free_ports(1)
+
+    @property
+    def endpoint(self):
+        """The URL that clients ask."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self):
+        return [program("moto_server"), "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def is_ready(self):
+        return listens(self.port) and self._ask("PUT", f"/{BUCKET}") == 200
+
+    def _ask(self, method, path):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+        return answer.status
+
+    def settings(self, **changes):
+        """Return overrides for `load_settings` that use this server."""
+        return {
+            "objects.store": "s3",
+            "objects.root": f"s3://{BUCKET}/root",
+            "objects.s3.endpoint": self.endpoint,
+            "objects.s3.access_key": "any",
+            "objects.s3.secret_key": "any",
+            "objects.s3.allow_http": True,
+            **changes,
+        }
