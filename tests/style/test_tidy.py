@@ -60,6 +60,7 @@ BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
     "engine/core.py": "what a failed creation wrote is taken back, whatever went wrong",
     "engine/lake.py": "the top of the lake's thread: a bug is told, and the lake goes on",
+    "engine/objects.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "engine/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",

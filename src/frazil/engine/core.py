@@ -27,6 +27,7 @@ from frazil.engine.completion import (
     shared_schemas,
     topic_control,
 )
+from frazil.engine.objects_options import check_objects_option
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.subscribing_calls import SubscriptionCalls
 from frazil.engine.topic import Topic
@@ -106,8 +107,9 @@ class Engine(SubscriptionCalls):
         """Create a topic; durable on return.
 
         Without `columns` it is a message topic, with them a table topic. Options are `sync`,
-        `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals` and `lake`
-        (True: an Iceberg table as well, sorted by `sort_by`); else the settings count. A
+        `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals`, `lake`
+        (True: an Iceberg table as well, sorted by `sort_by`), `objects` (True: uploaded to the
+        store), `objects_retention_age` and `objects_retention_bytes`; else the settings count. A
         `loose_part` is a topic of its own that is named like a part, `…-part-0`: clients of the
         wire protocol make the parts of their topics one by one.
 
@@ -137,6 +139,7 @@ class Engine(SubscriptionCalls):
                 self._check_same(request)
                 return self.topic(request.name)
             self._check_place(request)
+            check_objects_option(request.name, request.options, self.settings)
             request = self._with_lake(request)
             self._finish_deleting()
             state = self.main.journal.state
@@ -153,6 +156,7 @@ class Engine(SubscriptionCalls):
             self._create_all(specs, schema)
             states = [state.topics[spec.id] for spec in specs]
             self._indexer.topic_changed(self.main.journal, states)
+            self.objects.changed(self._runtimes(request.name))
             event("topic_created", topic=request.name, kind=request.kind)
             self._note_lake(request.name)
             return self.topic(request.name)
@@ -235,6 +239,7 @@ class Engine(SubscriptionCalls):
         self._topics_version += 1
         if gone is not None:
             gone.refusal = lambda: NotFound("topic was deleted", topic=spec.name)
+            self.objects.unbind(gone.state.id)
             if self.tiers is not None:
                 self.tiers.unbind(gone.state.id)
 
@@ -349,6 +354,7 @@ class Engine(SubscriptionCalls):
             if runtimes[0].state.spec.part_of and handle.name not in self._parents:
                 raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
             self._check_lake_option(runtimes, clean)
+            check_objects_option(handle.name, clean, self.settings)
             if runtimes[0].state.spec.primary_key:
                 check_keyed_options(handle.name, clean)
             fresh = self._evolved(runtimes, changes) if changes else None
@@ -366,6 +372,7 @@ class Engine(SubscriptionCalls):
                 if clean:
                     self._redefine(runtime.state.spec, clean)
                 self._indexer.topic_changed(runtime.lane.journal, [runtime.state])
+            self.objects.changed(runtimes)
             return self.topic(name)
 
     def _evolved(

@@ -238,6 +238,7 @@ def engine_stats(
         },
         "tiers": None if engine.tiers is None else engine.tiers.stats(),
         "lake": engine.lake.status(),
+        "objects": engine.objects.status(),
         "per_topic": per_topic,
     }
 

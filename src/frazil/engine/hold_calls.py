@@ -8,6 +8,7 @@ import msgspec
 
 from frazil.engine.catalog import check_hold_name, check_hold_offset
 from frazil.engine.cursors import HOLD_PREFIX
+from frazil.engine.objects_topics import OBJECTS_HOLD
 from frazil.engine.tier_calls import TierCalls
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.log import format as fmt
@@ -93,6 +94,12 @@ class HoldCalls(TierCalls):
         if name.startswith(HOLD_PREFIX):
             raise InvalidRequest(
                 "this hold is a subscription's, it moves with its acks; drop the subscription",
+                topic=runtime.name,
+                hold=name,
+            )
+        if name == OBJECTS_HOLD and runtime.objects is not None:
+            raise InvalidRequest(
+                "this hold is that of uploads and moves with them; switch the topic's objects off",
                 topic=runtime.name,
                 hold=name,
             )

@@ -18,6 +18,7 @@ from frazil.engine.directory import DataDirectory, prepare, take_lock
 from frazil.engine.indexing import Indexer, known_cursors, known_topics, open_stores
 from frazil.engine.lake import Lake
 from frazil.engine.lanes import LaneRuntime
+from frazil.engine.objects import Objects
 from frazil.engine.ownership import LEASE, Ownership, holder_of
 from frazil.engine.runtime import TopicRuntime
 from frazil.engine.sequencer import Sequencer
@@ -143,6 +144,7 @@ class Registry:
                     else not self._has_files(topic_id)
                 )
             }
+            self.objects = Objects(self)
             self.main = self._open_lane(self.paths.journal, "journal", known, shared)
             self._take_lease()
             # Before the lanes are opened: they take over what their topics' definitions say.
@@ -156,6 +158,8 @@ class Registry:
             self.upkeep = Upkeep(self, threads=self._threads)
             self._bind_all()
             self._settle_holds()
+            for runtime, control in self.objects.load():
+                self._commit_inline(runtime.lane, [control])
             self._known_cursors = {}
             self.states = States(self)
             self.lake = Lake(self, stores.local)
@@ -172,6 +176,7 @@ class Registry:
             self.warnings += self.tiers.disk.warnings
             self.tiers.start()
             self.lake.begin()
+        self.objects.begin()
         event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
         for warning in self.warnings:
             event("engine_warning", warning=warning)
@@ -185,7 +190,8 @@ class Registry:
             StateTag.EPOCH, LEASE, b"%d" % epoch
         )
         self.ownership.on_fenced = self._fenced
-        epoch = self.ownership.take(epoch_above=int(known))
+        above = max(int(known), self.objects.catalog.epoch_last)
+        epoch = self.ownership.take(epoch_above=above)
         payload = msgspec.msgpack.encode((int(StateTag.EPOCH), LEASE, b"%d" % epoch))
         self._commit_inline(self.main, [Control(fmt.KIND_STATE, 0, payload)])
 
@@ -336,9 +342,11 @@ class Registry:
             if runtime.tiers.lookup is not None:
                 runtime.queue = Sequencer(lane.queue, runtime.tiers.lookup.image)
         self._topics[spec.name] = runtime
+        self.objects.bind(runtime)
 
     def _chain(self, runtime: TopicRuntime) -> None:
-        runtime.history = ChainedHistory([*self._sources, runtime.lane.source])
+        sources = [*self._sources, runtime.lane.source]
+        runtime.history = ChainedHistory(sources, behind=self.objects.source)
 
     def _start_lane(self, lane: LaneRuntime) -> None:
         lane.journal.on_disk_full = self.upkeep.disk_full
@@ -486,6 +494,7 @@ class Registry:
                 self._finish_deleting()
             self.closed = True
         self.lake.stop()
+        self.objects.stop()
         if self.tiers is not None:
             self.tiers.stop()
         self.upkeep.stop()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from frazil.tiers.disk_catalog import TopicFiles
     from frazil.tiers.disk_file import DiskFile
 
-__all__ = ["DiskHistory"]
+__all__ = ["DiskHistory", "StoredRows"]
 
 AHEAD_BYTES: Final = 16 << 20
 """Rows of several files are put in order for about so many bytes at once."""
@@ -39,6 +39,16 @@ class _Run(NamedTuple):
     batch: pa.RecordBatch
     ahead: bool
     """It took work to put these rows in order: keep what is not asked for yet."""
+
+
+class StoredRows(NamedTuple):
+    """Consecutive rows as files have them: with the system's columns, under their own version."""
+
+    batch: pa.RecordBatch
+    offset: int
+    version: int
+    file: DiskFile
+    """One of the files that they come from."""
 
 
 class _Missing(NamedTuple):
@@ -102,6 +112,31 @@ class DiskHistory:
         return Piece([batch], batch.offset_next)
 
     # -- rows ------------------------------------------------------------------------------------
+
+    def stored(self, topic: int, *, offset: int, bytes_max: int) -> StoredRows:
+        """Return the rows from `offset` on as they were flushed, at most about `bytes_max`.
+
+        Raises:
+            NotFound: if files do not have the offset any more.
+            CorruptionError: if it is in a declared gap, or lost, or its file is damaged.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            picture = self._tier.picture(topic)
+            if not picture.start <= offset < picture.flushed:
+                break
+            try:
+                found = self._run(picture, offset)
+            except FileGone:
+                continue
+            if isinstance(found, _Run):
+                batch = found.batch
+                if batch.nbytes > bytes_max:
+                    count = max(1, batch.num_rows * bytes_max // batch.nbytes)
+                    batch = batch.slice(0, count)
+                return StoredRows(batch, offset, found.file.schema, found.file)
+            if not self._rebuilt(picture, found.error):
+                raise found.error
+        raise NotFound("offset is not in the disk tier", topic=topic, offset=offset)
 
     def _batch(self, picture: TopicFiles, offset: int, bytes_max: int) -> Batch:
         """Return consecutive rows from `offset` on; a damaged file is rebuilt if possible."""

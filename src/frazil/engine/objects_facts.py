@@ -1,0 +1,69 @@
+"""What can be told about topics in the object store, as plain values ready for JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from frazil.engine.objects import Objects
+    from frazil.engine.objects_topics import ObjectsTopic
+    from frazil.tiers.objects.uploader import Trouble
+
+__all__ = ["status"]
+
+
+def status(objects: Objects) -> dict[str, Any]:
+    """Describe the objects tier: the store, all topics together, and each of them."""
+    if objects.store is None:
+        return {"state": "off", "topics": {}}
+    now_us = objects.clock.now_us()
+    troubles = objects.uploader.troubles
+    topics = {
+        each.name: _topic(each, troubles.get(each.id), now_us)
+        for each in list(objects.topics.values())
+    }
+    return {
+        "state": "running" if topics else "idle",
+        "store": objects.settings.store,
+        "root": objects.settings.root,
+        "epoch": objects.catalog.epoch,
+        "errors": dict(objects.errors),
+        "totals": _totals(objects, topics),
+        "topics": topics,
+    }
+
+
+def _topic(topic: ObjectsTopic, trouble: Trouble | None, now_us: int) -> dict[str, Any]:
+    picture = topic.picture
+    state = "stopped" if topic.stopped else "failing" if trouble is not None else "running"
+    return {
+        "state": state,
+        "why": topic.stopped or (str(trouble.error) if trouble is not None else None),
+        "start": picture.start,
+        "uploaded": picture.uploaded,
+        "durable": topic.runtime.state.durable,
+        **topic.lag(now_us),
+        "objects": len(picture.descriptors),
+        "shared_objects": sum(1 for each in picture.descriptors if each.shared),
+        "bytes": picture.bytes,
+        "failures": topic.failures,
+        "last_upload_us": picture.state.changed_us or None,
+    }
+
+
+def _totals(objects: Objects, topics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return all topics together; counters begin with the engine."""
+    waits = [each["lag_seconds"] for each in topics.values() if each["lag_seconds"] is not None]
+    summed = ("lag_records", "lag_bytes", "objects", "bytes", "failures")
+    states = [each["state"] for each in topics.values()]
+    uploader = objects.uploader
+    return {
+        **{name: sum(each[name] for each in topics.values()) for name in summed},
+        "lag_seconds": max(waits, default=None),
+        "states": {state: states.count(state) for state in sorted(set(states))},
+        "objects_uploaded": uploader.objects_uploaded,
+        "objects_adopted": uploader.objects_adopted,
+        "bytes_uploaded": uploader.bytes_uploaded,
+    }

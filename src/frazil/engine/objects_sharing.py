@@ -1,0 +1,111 @@
+"""Publishes that wait to be uploaded: one object after a linger serves all topics that wait."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from frazil.telemetry import event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from frazil.engine.objects_topics import ObjectsTopic
+    from frazil.tiers.objects.shared import SharedUploader
+    from frazil.tiers.objects.uploader import Uploader
+
+__all__ = ["Sharing"]
+
+LATER_S: Final = 0.02
+"""Who could not take part is looked at again after this, and who waits for a failed store."""
+
+
+class Sharing:
+    """Who waits, and the object that they get. `ask` may be called from any thread."""
+
+    def __init__(
+        self,
+        topics: Mapping[int, ObjectsTopic],
+        uploader: Uploader,
+        shared: SharedUploader,
+        *,
+        linger_s: float,
+        noted: Callable[[ObjectsTopic], None],
+        hurry: Callable[[], None],
+    ) -> None:
+        self._topics = topics
+        self._uploader = uploader
+        self._shared = shared
+        self._linger_s = linger_s
+        self._noted = noted
+        self._hurry = hurry
+        self._asked: set[int] = set()
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._stopped = threading.Event()
+
+    def ask(self, topic_id: int) -> None:
+        """Take note that somebody waits for a topic."""
+        with self._lock:
+            self._asked.add(topic_id)
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Have `run` return."""
+        self._stopped.set()
+        self._woken.set()
+
+    def run(self) -> None:
+        """Serve who waits, until `stop`."""
+        while not self._stopped.is_set():
+            self._woken.wait()
+            self._woken.clear()
+            # More may come that the same object can take.
+            while self._asked and not self._stopped.wait(self._linger_s):
+                if not self.serve() and self._stopped.wait(LATER_S):
+                    return
+
+    def serve(self) -> bool:
+        """Upload one object for all who wait; tell whether it helped anybody."""
+        wanted = self._wanted()
+        if not wanted:
+            return False
+        outcome = self._shared.upload(wanted)
+        for topic_id in outcome.uploaded:
+            self._uploader.retry(topic_id)
+            self._settled(topic_id)
+        for topic_id in outcome.behind:
+            found = self._topics.get(topic_id)
+            if found is not None:
+                found.hurry = True
+        for topic_id, error in outcome.failures.items():
+            self._uploader.note(topic_id, error)
+            self._settled(topic_id)
+        if outcome.behind:
+            self._hurry()
+        if outcome.uploaded:
+            event("shared_object_uploaded", topics=len(outcome.uploaded))
+        return bool(outcome.uploaded)
+
+    def _wanted(self) -> dict[int, int]:
+        """Return who waits and may be tried now, and for which offsets; forget who does not."""
+        with self._lock:
+            asked = list(self._asked)
+        wanted: dict[int, int] = {}
+        for topic_id in asked:
+            topic = self._topics.get(topic_id)
+            if topic is None or topic.stopped or not topic.waits.is_asked():
+                with self._lock:
+                    self._asked.discard(topic_id)
+                if topic is not None and not topic.stopped and topic.waits.is_asked():
+                    # Somebody asked just now.
+                    self.ask(topic_id)
+            elif self._uploader.due(topic_id):
+                wanted[topic_id] = max(topic.waits.asked.values())
+        return wanted
+
+    def _settled(self, topic_id: int) -> None:
+        topic = self._topics.get(topic_id)
+        if topic is not None:
+            topic.note()
+            self._noted(topic)

@@ -1,0 +1,103 @@
+"""What becomes of objects: rewriting of shared ones, retention, garbage, topics that were deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frazil.engine.objects_topics import OBJECTS_HOLD
+from frazil.telemetry import event
+from frazil.tiers.objects.collect import Collector
+from frazil.tiers.objects.retention import ObjectsPolicy, ObjectsView, expired_below
+
+if TYPE_CHECKING:
+    from frazil.engine.objects import Objects
+    from frazil.engine.objects_topics import ObjectsTopic
+    from frazil.engine.registry import Registry
+    from frazil.tiers.objects.store import ObjectStore
+
+__all__ = ["ObjectsUpkeep"]
+
+
+class ObjectsUpkeep:
+    """Lets objects go. One thread calls it."""
+
+    def __init__(self, engine: Registry, objects: Objects, store: ObjectStore) -> None:
+        self._engine = engine
+        self._objects = objects
+        self._settings = engine.settings.objects
+        self.collector = Collector(
+            store,
+            objects.catalog,
+            engine.stores.shared,
+            clock=engine.clock,
+            broker=engine.main.journal.journal_id,
+            epoch=lambda: engine.ownership.epoch,
+            grace_us=int(self._settings.collect_grace_s * 1e6),
+            is_suspect=self._is_suspect,
+        )
+
+    def _is_suspect(self) -> bool:
+        """Tell whether the metadata may lack what was registered once."""
+        engine = self._engine
+        return bool(engine.stores.warnings) or any(
+            each.stopped for each in list(self._objects.topics.values())
+        )
+
+    def retain(self) -> None:
+        """Let objects go that are older, or more, than their topics keep; then what they named."""
+        for topic in list(self._objects.topics.values()):
+            below = self._expired(topic)
+            if below > topic.picture.start:
+                gone = self._objects.catalog.expire(topic.id, below)
+                size = sum(each.length for each in gone)
+                event("objects_expired", topic=topic.name, objects=len(gone), bytes=size)
+        self.drop_deleted()
+        self.collector.cycle(unregistered=False)
+
+    def _expired(self, topic: ObjectsTopic) -> int:
+        runtime = topic.runtime
+        spec, settings = runtime.state.spec, self._settings
+        age_us = spec.objects_retention_us
+        if age_us is None and settings.retention_age_s is not None:
+            age_us = int(settings.retention_age_s * 1e6)
+        bytes_max = spec.objects_retention_bytes
+        if bytes_max is None:
+            bytes_max = settings.retention_bytes
+        if spec.primary_key or (age_us is None and bytes_max is None):
+            # The rows of keys are their topic's state: a new machine needs all of them.
+            return 0
+        source = self._objects.source
+        assert source is not None
+        # Under the lock no subscription begins that needs what goes.
+        with self._engine.control_lock, runtime.lane.pinning:
+            view = ObjectsView(
+                now_us=self._engine.clock.now_us(),
+                time_trusted=self._engine.upkeep.time_trusted(),
+                pinned=source.pinned(topic.id),
+                needed=_needed(topic),
+            )
+        return expired_below(topic.picture, ObjectsPolicy(age_us, bytes_max), view)
+
+    def drop_deleted(self) -> None:
+        """Let the objects of topics go that were deleted longer ago than the grace."""
+        engine, main = self._engine, self._engine.main.journal
+        if main.failed is not None or not engine.upkeep.time_trusted():
+            return
+        grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
+        for topic_id in self._objects.catalog.topics():
+            state = main.state.topics.get(topic_id)
+            if state is not None:
+                deleted_us = state.spec.deleted_us
+                if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
+                    continue
+            elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
+                # The definition may be what was lost: these objects are what is left of a topic.
+                continue
+            self._objects.catalog.drop(topic_id)
+            event("topic_objects_dropped", topic_id=topic_id)
+
+
+def _needed(topic: ObjectsTopic) -> int | None:
+    """Return the first offset that somebody needs; on a new machine only objects may have it."""
+    holds = list(topic.runtime.state.holds.items())
+    return min((offset for name, offset in holds if name != OBJECTS_HOLD), default=None)
