@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.names import checked_topic
@@ -11,6 +12,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
     HealthCheckResponse,
     ListSegmentDescriptorsRequest,
     ListSegmentDescriptorsResponse,
+    SegmentDescriptorProto,
     TopicLookupRequest,
     TopicLookupResponse,
     TopicPartitionsResponse,
@@ -18,12 +20,18 @@ from frazil.serve.danube.proto.danube_pb2 import (
 from frazil.serve.danube.statuses import Refused, client_type_unknown, topic_not_found
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from frazil.serve.danube.consumers import Consumers
     from frazil.serve.danube.producers import Producers
     from frazil.serve.danube.topics import Topics
     from frazil.serve.grpc.calls import Call
+    from frazil.tiers.objects.descriptor import Descriptor, TopicObjects
 
-__all__ = ["Discovery"]
+__all__ = ["SEGMENTS_MAX", "Discovery"]
+
+SEGMENTS_MAX: Final = 10_000
+"""So many objects are listed at once; whoever asks again behind the last gets the next."""
 
 
 class Discovery:
@@ -36,10 +44,12 @@ class Discovery:
         *,
         url: str,
         consumers: Consumers | None = None,
+        objects: Callable[[int], TopicObjects] | None = None,
     ) -> None:
         self._topics = topics
         self._producers = producers
         self._consumers = consumers
+        self._objects = objects
         self._url = url
         self.is_closing = False
         """Whether clients are told to go: they ask before they notice."""
@@ -83,6 +93,28 @@ class Discovery:
         call.ok(HealthCheckResponse(status=status).SerializeToString())
 
     def segments(self, call: Call, message: bytes) -> None:
-        """Answer ListSegmentDescriptors: no history lies in objects yet."""
-        parse_request(ListSegmentDescriptorsRequest, message)
-        call.ok(ListSegmentDescriptorsResponse().SerializeToString())
+        """Answer ListSegmentDescriptors: the registered objects that reach beyond `after_offset`.
+
+        Offsets are those of records, the last one included: whoever has read up to one asks for
+        what lies behind it. A client that has read nothing asks with 0, so 0 leaves nothing out.
+        """
+        request = parse_request(ListSegmentDescriptorsRequest, message)
+        topic = self._topics.find(checked_topic(request.topic))
+        response = ListSegmentDescriptorsResponse()
+        if topic is not None and self._objects is not None:
+            found = self._objects(topic.runtime.state.id)
+            after = request.after_offset
+            listed = found.after(after + 1 if after else 0)
+            response.segments.extend(_segment(each) for each in islice(listed, SEGMENTS_MAX))
+        call.ok(response.SerializeToString())
+
+
+def _segment(descriptor: Descriptor) -> SegmentDescriptorProto:
+    return SegmentDescriptorProto(
+        segment_id=descriptor.key.rpartition("/")[2],
+        start_offset=descriptor.first,
+        end_offset=descriptor.end - 1,
+        size=descriptor.size,
+        etag=descriptor.etag,
+        created_at=descriptor.created_us // 1_000_000,
+    )

@@ -73,7 +73,13 @@ class Services:
             consumers_max=serve.consumers_max,
             subscriptions_max=serve.subscriptions_max,
         )
-        self.discovery = Discovery(self.topics, self.producers, url=url, consumers=self.consumers)
+        self.discovery = Discovery(
+            self.topics,
+            self.producers,
+            url=url,
+            consumers=self.consumers,
+            objects=engine.objects.catalog.topic,
+        )
 
     def data_routes(self) -> dict[str, Route]:
         """Return the routes of the data port; what is not among them is not served."""

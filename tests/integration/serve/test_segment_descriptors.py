@@ -1,0 +1,137 @@
+"""StorageService.ListSegmentDescriptors over the wire: the registered objects of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+
+import grpc
+import pytest
+
+import frazil
+from frazil.serve.danube.proto.danube_pb2 import (
+    ListSegmentDescriptorsRequest,
+    ListSegmentDescriptorsResponse,
+)
+from frazil.serve.danube.routes import data_routes
+from frazil.serve.grpc.router import Router
+from frazil.serve.grpc.server import Server
+
+pytestmark = pytest.mark.integration
+
+TOPIC = "/default/t"
+METHOD = "/danube.StorageService/ListSegmentDescriptors"
+
+
+def settings(path):
+    return {
+        "log.ballast_bytes": 0,
+        "log.free_bytes_min": 0,
+        "log.free_ratio_min": 0,
+        "objects.store": "fs",
+        "objects.root": str(path / "objects"),
+    }
+
+
+@contextlib.asynccontextmanager
+async def broker(path):
+    """Serve a data directory in this process; yields the engine and a call of the wire."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with frazil.open(path / "data", **settings(path)) as db:
+        url = f"http://127.0.0.1:{port}"
+        server = Server(Router(data_routes(db, url=url, producers_max=10)))
+        await server.start("127.0.0.1", port)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                call = channel.unary_unary(
+                    METHOD,
+                    request_serializer=ListSegmentDescriptorsRequest.SerializeToString,
+                    response_deserializer=ListSegmentDescriptorsResponse.FromString,
+                )
+
+                async def ask(topic, after=0):
+                    request = ListSegmentDescriptorsRequest(topic=topic, after_offset=after)
+                    return list((await call(request, timeout=60)).segments)
+
+                yield db, ask
+        finally:
+            await server.drain(0.5)
+
+
+def upload(db, counts):
+    """Publish records and upload them, an object for each count."""
+    topic = db.create_topic(TOPIC, exist_ok=True)
+    for count in counts:
+        for number in range(count):
+            topic.append(b"record %d" % number)
+        db.objects.flush(TOPIC)
+
+
+def run(path, scene):
+    """Run a coroutine function with the engine and the call of a broker."""
+
+    async def main():
+        async with broker(path) as (db, ask):
+            await scene(db, ask)
+
+    asyncio.run(main())
+
+
+def test_registered_objects_are_listed_in_order(tmp_path):
+    """Each registered object is told once, with offsets, size, etag and time of its making."""
+    before = int(time.time())
+
+    async def scene(db, ask):
+        upload(db, [5, 3, 2])
+        found = await ask(TOPIC)
+        registered = db.objects.catalog.topic(db.topic(TOPIC).runtime.state.id).descriptors
+        assert [(each.start_offset, each.end_offset) for each in found] == [(0, 4), (5, 7), (8, 9)]
+        for each, descriptor in zip(found, registered, strict=True):
+            assert descriptor.key.endswith(f"/{each.segment_id}")
+            (stored,) = tmp_path.glob(f"objects/**/{each.segment_id}")
+            assert each.size == stored.stat().st_size
+            assert each.etag == descriptor.etag
+            assert before <= each.created_at <= time.time()
+
+    run(tmp_path, scene)
+
+
+def test_what_was_read_already_is_left_out(tmp_path):
+    """Objects whose end offset is above `after_offset` are told, and no others."""
+
+    async def scene(db, ask):
+        upload(db, [5, 3, 2])
+        for after, starts in (
+            *((0, [0, 5, 8]), (1, [0, 5, 8]), (3, [0, 5, 8])),
+            *((4, [5, 8]), (7, [8]), (8, [8]), (9, []), (2**64 - 1, [])),
+        ):
+            assert [each.start_offset for each in await ask(TOPIC, after)] == starts
+
+    run(tmp_path, scene)
+
+
+def test_a_single_first_record_is_not_lost_to_who_has_read_nothing(tmp_path):
+    """A client that starts with 0 is told of the object that holds offset 0 alone."""
+
+    async def scene(db, ask):
+        upload(db, [1])
+        assert [(each.start_offset, each.end_offset) for each in await ask(TOPIC)] == [(0, 0)]
+
+    run(tmp_path, scene)
+
+
+def test_topics_without_objects_have_no_segments(tmp_path):
+    """An unknown topic and one that was not uploaded yet answer with an empty list."""
+
+    async def scene(db, ask):
+        db.create_topic("/default/fresh")
+        assert await ask("/default/fresh") == []
+        assert await ask("/default/unknown") == []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask("no name")
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    run(tmp_path, scene)
