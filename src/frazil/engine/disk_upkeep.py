@@ -184,7 +184,14 @@ class DiskUpkeep:
         with self._engine.control_lock, contextlib.ExitStack() as pinning:
             for lane in self._engine.lanes:
                 pinning.enter_context(lane.pinning)
-            self._disk.evict({topic.id: topic.state.floor for topic in self._tiers.topics})
+            floors = {topic.id: topic.state.floor for topic in self._tiers.topics}
+            # Look-ups by key need the rows at hand: of a keyed topic all files stay.
+            uploaded = {
+                topic.id: self._engine.objects.uploaded(topic.id)
+                for topic in self._tiers.topics
+                if not topic.keyed_topic
+            }
+            self._disk.evict(floors, uploaded)
 
     # -- deleted topics --------------------------------------------------------------------------
 
@@ -267,7 +274,7 @@ class _CapStop:
     def __call__(self) -> FrazilError:
         return Overloaded(
             "the disk tier is full of records that are nowhere else; raise disk.bytes_max, shorten "
-            "retention or let the lake catch up",
+            "retention or let the lake or the object store catch up",
             bytes=self._disk.usage(),
             bytes_max=self._bytes_max,
             retry_after_ms=1000,

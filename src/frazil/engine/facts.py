@@ -60,6 +60,7 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "unknown_key": spec.unknown_key if spec.primary_key else None,
         "signals": dict(spec.signals or {}),
         "lake": spec.lake,
+        "objects": runtime.objects is not None,
         "topic_id": topic_uid(spec),
         "holds": dict(sorted(state.holds.items())),
         "oldest_kept_by": _kept_by([runtime]),
@@ -164,6 +165,8 @@ def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
         marks["flushed"] = runtime.tiers.flushed
         if state.spec.lake:
             marks["committed"] = runtime.tiers.disk.committed(state.id)
+    if runtime.objects is not None:
+        marks["uploaded"] = runtime.objects.reached.get(runtime.part, 0)
     return marks
 
 
@@ -282,6 +285,8 @@ def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
     if upkeep.damage or upkeep.errors:
         return "degraded"
     if any(each.state == "stopped" for each in list(engine.lake.topics.values())):
+        return "degraded"
+    if engine.objects.errors or any(each.stopped for each in engine.objects.all_topics):
         return "degraded"
     if engine.tiers is not None and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
         return "degraded"

@@ -25,6 +25,7 @@ from frazil.model import full_topic_name
 from frazil.telemetry import event, warn
 from frazil.tiers.objects.catalog import ObjectCatalog
 from frazil.tiers.objects.obstores import open_store
+from frazil.tiers.objects.patience import Patient
 from frazil.tiers.objects.reader import ObjectsSource
 from frazil.tiers.objects.rewriting import Rewriter
 from frazil.tiers.objects.shared import SharedUploader
@@ -46,6 +47,7 @@ HOLDS_S: Final = 1.0
 """Holds are moved so often, those of all topics together."""
 CLOSE_S: Final = 5.0
 """So long a closing engine waits for uploads under way; they go on in its next life."""
+READ_WAIT_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 300.0
 LOOK_S: Final = 0.25
 
@@ -76,11 +78,15 @@ class Objects:
             engine.stores.shared, clock=engine.clock, epoch=lambda: engine.ownership.epoch
         )
         if self.settings.store != "none":
-            self.store = open_store(self.settings, clock=engine.clock)
+            store = open_store(self.settings, clock=engine.clock)
+            self.store = Patient(store, self.settings, clock=engine.clock)
             self.catalog.load()
+            # Somebody waits for a reader: it tells of trouble sooner than an upload would.
+            wait_s = min(self.settings.retry_timeout_s, READ_WAIT_S)
+            hasty = self.settings.model_copy(update={"retry_timeout_s": wait_s})
             self.source = ObjectsSource(
                 self.catalog,
-                self.store,
+                Patient(store, hasty, clock=engine.clock),
                 self._codec,
                 ahead_bytes=self.settings.reader_ahead_bytes,
                 **({} if engine.threaded else {"threads": 0}),
@@ -223,7 +229,7 @@ class Objects:
         return True
 
     def _round(self) -> None:
-        for topic in list(self.topics.values()):
+        for topic in self.all_topics:
             if self._stopping:
                 return
             if not topic.busy and (self._is_upload_due(topic) or self._is_rewrite_due(topic)):
@@ -306,7 +312,7 @@ class Objects:
         pending: list[Pending] = []
         # Under the lock no hold is dropped that would come back here.
         with self._engine.control_lock:
-            for topic in list(self.topics.values()):
+            for topic in self.all_topics:
                 offset = topic.hold_wanted()
                 lane = topic.runtime.lane
                 if offset is None or lane.journal.failed is not None:
@@ -321,7 +327,7 @@ class Objects:
 
     def run_once(self) -> None:
         """Do a whole round in this thread; for simulations, which have no threads."""
-        for topic in list(self.topics.values()):
+        for topic in self.all_topics:
             if not topic.stopped:
                 self.upload(topic)
                 while self.rewriter.due(topic.id) and self.rewriter.rewrite(topic.id):
@@ -342,7 +348,7 @@ class Objects:
         if self._threads and self.store is not None:
             with contextlib.suppress(FrazilError):
                 self.move_holds()
-        for topic in list(self.topics.values()):
+        for topic in self.all_topics:
             topic.waits.refuse("the engine is closed")
         if self.source is not None:
             self.source.close()
@@ -377,7 +383,7 @@ class Objects:
         if self._engine.closed:
             raise Closed("the engine is closed")
         if topic is None:
-            return list(self.topics.values())
+            return self.all_topics
         _spec, runtimes = self._engine.whole_topic(full_topic_name(topic))
         found = [self.topics[each.state.id] for each in runtimes if each.state.id in self.topics]
         if not found:
@@ -415,6 +421,11 @@ class Objects:
                 raise Conflict(each.stopped, topic=each.name)
             self.uploader.retry(each.id)
         self.wake()
+
+    @property
+    def all_topics(self) -> list[ObjectsTopic]:
+        """Return the topics that are uploaded."""
+        return list(self.topics.values())
 
     def uploaded(self, topic_id: int) -> int:
         """Return the offset below which the store has everything of a topic, 0 without objects."""

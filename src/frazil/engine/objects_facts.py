@@ -20,10 +20,7 @@ def status(objects: Objects) -> dict[str, Any]:
         return {"state": "off", "topics": {}}
     now_us = objects.clock.now_us()
     troubles = objects.uploader.troubles
-    topics = {
-        each.name: _topic(each, troubles.get(each.id), now_us)
-        for each in list(objects.topics.values())
-    }
+    topics = {each.name: _topic(each, troubles.get(each.id), now_us) for each in objects.all_topics}
     return {
         "state": "running" if topics else "idle",
         "store": objects.settings.store,

@@ -40,12 +40,12 @@ class ObjectsUpkeep:
         """Tell whether the metadata may lack what was registered once."""
         engine = self._engine
         return bool(engine.stores.warnings) or any(
-            each.stopped for each in list(self._objects.topics.values())
+            each.stopped for each in self._objects.all_topics
         )
 
     def retain(self) -> None:
         """Let objects go that are older, or more, than their topics keep; then what they named."""
-        for topic in list(self._objects.topics.values()):
+        for topic in self._objects.all_topics:
             below = self._expired(topic)
             if below > topic.picture.start:
                 gone = self._objects.catalog.expire(topic.id, below)

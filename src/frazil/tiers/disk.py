@@ -270,9 +270,9 @@ class DiskTier:
 
     # -- space -----------------------------------------------------------------------------------
 
-    def evict(self, floors: Mapping[int, int]) -> int:
+    def evict(self, floors: Mapping[int, int], uploaded: Mapping[int, int] | None = None) -> int:
         """Remove files below the cap's need; see `DiskSpace.evict`."""
-        return self.space.evict(floors)
+        return self.space.evict(floors, uploaded)
 
     def usage(self) -> int:
         """Return the bytes of all files, those that only a pin keeps included."""

@@ -126,27 +126,32 @@ class DiskSpace:
         rest = {"compaction" if small else "staging": size - deltas}
         return {**rest, "deltas": deltas} if deltas else rest
 
-    def evict(self, floors: Mapping[int, int]) -> int:
+    def evict(self, floors: Mapping[int, int], uploaded: Mapping[int, int] | None = None) -> int:
         """Give up sets until the tier is below its cap, or nothing more may go.
 
-        A set may go when it is committed, below the topic's floor in `floors` (what its holds
-        need; without one nothing of it goes), and neither pinned nor needed by a reader.
+        A set may go when it is committed or in the object store (below the topic's offset in
+        `uploaded`), below the topic's floor in `floors` (what its holds need; without one nothing
+        of it goes), and neither pinned nor needed by a reader.
 
         Returns:
             The bytes given up.
         """
+        limits = {
+            topic: min(floor, max(self._tier.committed(topic), (uploaded or {}).get(topic, 0)))
+            for topic, floor in floors.items()
+        }
         freed = 0
         over = self.usage() - self._tier.settings.bytes_max
         while freed < over:
             oldest = [
                 (self._last_use(span), picture.topic, span)
                 for picture in map(self._tier.picture, self._tier.topics)
-                if (span := self._evictable(picture, floors)) is not None
+                if (span := self._evictable(picture, limits)) is not None
             ]
             if not oldest:
                 break
             _, topic, _ = min(oldest, key=lambda each: each[:2])
-            freed += self._give_up(topic, floors)
+            freed += self._give_up(topic, limits)
         return freed
 
     def expire(self, topic: int, below: int) -> int:
@@ -159,10 +164,10 @@ class DiskSpace:
                     return freed
                 freed += self._remove(picture, picture.spans[0], "expired")
 
-    def _give_up(self, topic: int, floors: Mapping[int, int]) -> int:
+    def _give_up(self, topic: int, limits: Mapping[int, int]) -> int:
         with self._tier.changing():
             picture = self._tier.picture(topic)
-            span = self._evictable(picture, floors)
+            span = self._evictable(picture, limits)
             return 0 if span is None else self._remove(picture, span, "evicted")
 
     def _remove(self, picture: TopicFiles, span: Span, reason: str) -> int:
@@ -175,11 +180,11 @@ class DiskSpace:
         event("disk_removed", topic=picture.topic, end=span.end, bytes=size, reason=reason)
         return size
 
-    def _evictable(self, picture: TopicFiles, floors: Mapping[int, int]) -> Span | None:
-        if not picture.spans or picture.topic not in floors:
+    def _evictable(self, picture: TopicFiles, limits: Mapping[int, int]) -> Span | None:
+        if not picture.spans or picture.topic not in limits:
             return None
         span = picture.spans[0]
-        limit = min(picture.marks.committed, floors[picture.topic])
+        limit = limits[picture.topic]
         needed = self._tier.history.pinned(picture.topic)
         if needed is not None:
             limit = min(limit, needed)
