@@ -125,6 +125,15 @@ class ObjectCatalog:
         """Return all topics that have objects, or had some."""
         return {topic: known.picture for topic, known in self._known.copy().items()}
 
+    def fresh(self, topic_id: int) -> TopicObjects:
+        """Return a topic's objects as the metadata has them.
+
+        That is the picture, unless the outcome of a change was unknown: then the rows are read
+        again, which raises if it cannot be done. Whoever writes must build on this.
+        """
+        with self._lock:
+            return self._fresh(topic_id).picture
+
     def intent(self, topic_id: int) -> Intent | None:
         """Return the upload that was begun and not registered."""
         known = self._known.get(topic_id)
@@ -179,6 +188,13 @@ class ObjectCatalog:
         """Note an upload before its first byte is written. What an older intent named is garbage."""
         with self._lock:
             known = self._fresh(topic_id)
+            if known.picture.known and intent.first != known.picture.uploaded:
+                raise Conflict(
+                    "upload does not begin where the registered objects end",
+                    topic_id=topic_id,
+                    offset_first=intent.first,
+                    uploaded=known.picture.uploaded,
+                )
             gone: list[str] = []
             old = known.intent
             if old is not None and old.key != intent.key:

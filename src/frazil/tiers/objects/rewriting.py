@@ -184,10 +184,10 @@ class Rewriter:
         with self._catalog.claim(topic_id) as mine:
             if not mine or not self._uploader.due(topic_id):
                 return False
-            old = self._group(topic_id)
-            if not old:
-                return False
             try:
+                old = self._group(topic_id)
+                if not old:
+                    return False
                 self._rewrite(topic_id, old)
             except FrazilError as error:
                 self._uploader.note(topic_id, error)
@@ -198,7 +198,7 @@ class Rewriter:
         """Return the first shared slices that lie one behind another, as many as fit."""
         group: list[Descriptor] = []
         size = 0
-        for found in self._catalog.topic(topic_id).descriptors:
+        for found in self._catalog.fresh(topic_id).descriptors:
             if not found.shared:
                 if group:
                     break

@@ -113,10 +113,11 @@ class SharedUploader:
         if not claims.enter_context(self._catalog.claim(topic_id)):
             outcome.later.add(topic_id)
             return None
-        if self._catalog.intent(topic_id) is not None:
-            outcome.later.add(topic_id)
-            return None
         try:
+            self._catalog.fresh(topic_id)
+            if self._catalog.intent(topic_id) is not None:
+                outcome.later.add(topic_id)
+                return None
             run = next_run(self._source, self._catalog, topic_id, bytes_max=TOPIC_BYTES_MAX)
         except FrazilError as error:
             outcome.failures[topic_id] = error

@@ -246,10 +246,10 @@ class Uploader:
 
     def _settle(self, topic_id: int) -> bool:
         """Register the object of an intent if it was written; else leave the intent as it is."""
+        picture = self._catalog.fresh(topic_id)
         intent = self._catalog.intent(topic_id)
         if intent is None:
             return False
-        picture = self._catalog.topic(topic_id)
         if picture.known and picture.uploaded != intent.first:
             # The range came into the catalog another way; what was written for it is not needed.
             self._catalog.abandon(topic_id, why="its range is registered with another object")
@@ -347,7 +347,7 @@ def next_run(
     What is gone everywhere before it was uploaded is told as a gap; a topic without any object
     begins with the oldest offset that there is.
     """
-    picture = catalog.topic(topic_id)
+    picture = catalog.fresh(topic_id)
     start, durable = source.available(topic_id)
     first = picture.uploaded if picture.known else start
     if first >= durable:
