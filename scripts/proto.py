@@ -19,7 +19,11 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
-FOLDER = "frazil/serve/danube/proto"
+FOLDERS = {
+    "frazil/metadata/proto": "",
+    "frazil/serve/danube/proto": "frazil.serve.danube.descriptors",
+}
+"""Where messages are, and the module that has the types of their descriptors if anybody reads those."""
 SHARED_POOL, OWN_POOL = "_descriptor_pool.Default()", "_descriptor_pool.DescriptorPool()"
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -28,23 +32,25 @@ SCALARS = {
     _Field.TYPE_BYTES: "bytes",
     _Field.TYPE_ENUM: "int",
     _Field.TYPE_INT32: "int",
+    _Field.TYPE_INT64: "int",
     _Field.TYPE_STRING: "str",
     _Field.TYPE_UINT32: "int",
     _Field.TYPE_UINT64: "int",
 }
 
+DESCRIBED = """
+from {descriptors} import Descriptor, FileDescriptor
+
+DESCRIPTOR: Final[FileDescriptor]
+"""
+
 HEAD = '''"""Types of the messages in {name}; written by scripts/proto.py."""
 
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence
 from typing import ClassVar, Final, Literal, Self
-
-from frazil.serve.danube.descriptors import Descriptor, FileDescriptor
-
-DESCRIPTOR: Final[FileDescriptor]
-
+{described}
 class _Message:
-    DESCRIPTOR: ClassVar[Descriptor]
-    @classmethod
+{descriptor}    @classmethod
     def FromString(cls, data: bytes | memoryview, /) -> Self: ...
     def SerializeToString(self) -> bytes: ...
     def ByteSize(self) -> int: ...
@@ -63,21 +69,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=SOURCES, help="as if it were src")
     out: Path = parser.parse_args().out
-    names = sorted(path.name for path in (SOURCES / FOLDER).glob("*.proto"))
-    for file in compiled([f"{FOLDER}/{name}" for name in names], out):
-        code = out / file.name.replace(".proto", "_pb2.py")
-        keep_own_pool(code)
-        code.with_suffix(".pyi").write_text("\n".join(stub_lines(file)) + "\n", encoding="utf-8")
-        print(f"wrote {code.relative_to(out)} and its stub")
+    for folder, descriptors in FOLDERS.items():
+        names = sorted(path.name for path in (SOURCES / folder).glob("*.proto"))
+        for file in compiled(folder, names, out):
+            code = out / file.name.replace(".proto", "_pb2.py")
+            keep_own_pool(code)
+            stub = "\n".join(stub_lines(file, descriptors)) + "\n"
+            code.with_suffix(".pyi").write_text(stub, encoding="utf-8")
+            print(f"wrote {code.relative_to(out)} and its stub")
     return 0
 
 
-def compiled(names: list[str], out: Path) -> list[descriptor_pb2.FileDescriptorProto]:
-    """Run the compiler on the files of these names below src; return what they declare."""
-    described = out / FOLDER / "descriptors.bin"
+def compiled(folder: str, names: list[str], out: Path) -> list[descriptor_pb2.FileDescriptorProto]:
+    """Run the compiler on files of a folder below src; return what they declare."""
+    described = out / folder / "descriptors.bin"
     described.parent.mkdir(parents=True, exist_ok=True)
     options = [f"-I{SOURCES}", f"--python_out={out}", f"--descriptor_set_out={described}"]
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *names], check=True)
+    paths = [f"{folder}/{name}" for name in names]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *paths], check=True)
     files = descriptor_pb2.FileDescriptorSet.FromString(described.read_bytes()).file
     described.unlink()
     return list(files)
@@ -91,11 +100,15 @@ def keep_own_pool(code: Path) -> None:
     code.write_text(text.replace(SHARED_POOL, OWN_POOL), encoding="utf-8")
 
 
-def stub_lines(file: descriptor_pb2.FileDescriptorProto) -> Iterator[str]:
+def stub_lines(file: descriptor_pb2.FileDescriptorProto, descriptors: str) -> Iterator[str]:
     """Return the stub of one file, line by line."""
     if file.dependency or file.extension:
         raise SystemExit(f"stubs know neither imports nor extensions: {file.name}")
-    yield HEAD.format(name=Path(file.name).name).rstrip("\n")
+    yield HEAD.format(
+        name=Path(file.name).name,
+        described=DESCRIBED.format(descriptors=descriptors) if descriptors else "",
+        descriptor="    DESCRIPTOR: ClassVar[Descriptor]\n" if descriptors else "",
+    ).rstrip("\n")
     for enum in file.enum_type:
         yield ""
         yield from enum_lines(enum)

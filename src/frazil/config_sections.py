@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from frazil.config_secret import SecretText
 from frazil.config_values import (
     DAY,
     GIB,
@@ -27,6 +28,7 @@ from frazil.model import OnFull, SyncMode
 
 __all__ = [
     "DiskSettings",
+    "EtcdSettings",
     "LakeCatalogSettings",
     "LakeSettings",
     "LakeSparkSettings",
@@ -192,13 +194,41 @@ class ProducerSettings(Section):
     )
 
 
+class EtcdSettings(Section):
+    """Servers that keep what other machines may read of the metadata."""
+
+    endpoints: str = setting(
+        "http://127.0.0.1:2379", "URLs of the servers with commas between; any may be asked."
+    )
+    prefix: str = setting(
+        "", "Stands before all keys; brokers that share servers need different ones."
+    )
+    user: str = setting("", "The user to log in as; empty is none.")
+    password: SecretText = setting(SecretText(""), "The password of the user.")
+    ca_file: str = setting("", "A file of authorities that the servers' certificates are of.")
+    cert_file: str = setting("", "A file with the certificate that the broker shows.")
+    key_file: str = setting("", "A file with the key of that certificate.")
+    timeout_s: Seconds = setting(
+        5.0, "A call to the servers must be answered after this time.", low=0.05, high=MINUTE
+    )
+    lease_ttl_s: Seconds = setting(
+        10.0,
+        "A broker that is silent for so long loses its data to whoever asks for them.",
+        low=1,
+        high=HOUR,
+    )
+
+
 class MetadataSettings(Section):
     """What is where: the store beside the log."""
 
-    backend: Literal["sqlite", "memory"] = setting(
-        "sqlite", "Where metadata is kept; memory is rebuilt from the log at each start."
+    backend: Literal["sqlite", "memory", "etcd"] = setting(
+        "sqlite",
+        "Where metadata is kept; memory is rebuilt from the log at each start, etcd has what "
+        "other machines may read.",
     )
     quick_check: Switch = setting(True, "The store's file is checked at each start.")
+    etcd: EtcdSettings = Field(default=EtcdSettings(), description="The backend etcd.")
 
 
 class MemorySettings(Section):

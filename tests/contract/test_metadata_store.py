@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -17,8 +18,10 @@ from frazil.metadata import (
     compare_and_set,
     entries,
 )
+from frazil.metadata.etcd import EtcdStore
 from frazil.metadata.transaction import LIST_BYTES_MAX, NUMBER_MAX, VALUE_BYTES_MAX
 from frazil.metadata.watch import WATCH_BYTES_MAX, WATCHES_MAX
+from tests.servers.etcd import EtcdServer, need_etcd
 
 
 class ManualClock:
@@ -65,13 +68,44 @@ class SqliteHome:
         return self.store
 
 
+class EtcdHome:
+    """Where a store in etcd comes back from: the server, which has forgotten its history."""
+
+    server: EtcdServer
+    stores = 0
+
+    def __init__(self, tmp_path, clock):
+        EtcdHome.stores += 1
+        self.settings = self.server.settings(prefix=f"/store-{EtcdHome.stores}", timeout_s=30)
+        self.clock = clock
+        self.store = EtcdStore.open(self.settings, clock=clock)
+
+    def reopen(self):
+        self.store.close()
+        revision = json.loads(self.server.control("get", "/", "-w", "json"))["header"]["revision"]
+        self.server.control("compact", str(revision))
+        self.store = EtcdStore.open(self.settings, clock=self.clock)
+        return self.store
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory):
+    """Run one server for all tests of the module; each has keys of its own there."""
+    need_etcd()
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        EtcdHome.server = server
+        yield server
+
+
 @pytest.fixture
 def clock():
     return ManualClock()
 
 
-@pytest.fixture(params=[MemoryHome, SqliteHome], ids=["memory", "sqlite"])
+@pytest.fixture(params=[MemoryHome, SqliteHome, EtcdHome], ids=["memory", "sqlite", "etcd"])
 def home(request, tmp_path, clock):
+    if request.param is EtcdHome:
+        request.getfixturevalue("etcd")
     home = request.param(tmp_path, clock)
     yield home
     home.store.close()
@@ -341,8 +375,27 @@ def test_limits_themselves_are_allowed(store):
     value = b"v" * VALUE_BYTES_MAX
     store.commit(Transaction(puts={key: value}))
     assert store.get(key).value == value
-    store.commit(Transaction(puts={f"/{number:04}": b"" for number in range(1000)}))
-    assert len(store.list("/", limit=1000)) == 1000
+    most = store.operations_max
+    store.commit(Transaction(puts={f"/{number:04}": b"" for number in range(most)}))
+    assert len(store.list("/0", limit=1000)) == most
+    with pytest.raises(InvalidRequest):
+        store.commit(Transaction(puts={f"/{number:04}": b"" for number in range(most + 1)}))
+    piece = bytes(store.bytes_max // 16 - 2)
+    many = {f"/{number:x}": piece for number in range(16)}
+    store.commit(Transaction(puts=many))
+    with pytest.raises(InvalidRequest):
+        store.commit(Transaction(puts={**many, "/one": bytes(4)}))
+
+
+def test_page_of_a_thousand_entries(store):
+    """The longest page has a thousand entries, of one moment."""
+    for first in range(0, 1000, 100):
+        store.commit(
+            Transaction(puts={f"/{number:04}": b"v" for number in range(first, first + 100)})
+        )
+    put(store, z=b"")
+    page = store.list("/", limit=1000)
+    assert [entry.key for entry in page] == [f"/{number:04}" for number in range(1000)]
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001])
@@ -355,7 +408,14 @@ def test_list_limit_is_bounded(store, limit):
 # ------------------------------------------------------------------------------- watches
 
 
-def events(watch):
+def settle(store):
+    """Wait until watches have what was committed: from servers it comes a moment later."""
+    if isinstance(store, EtcdStore):
+        assert store.catch_up(60)
+
+
+def events(store, watch):
+    settle(store)
     return [(event.key, event.value, event.revision) for event in watch.drain()]
 
 
@@ -366,7 +426,7 @@ def test_watch_gives_changes_under_its_prefix(store):
     store.commit(Transaction(puts={"/a/1": b"x", "/b": b""}, deletes=("/a/old", "/a/none")))
     put(store, c=b"")
     store.commit(Transaction(applied={"j": 1}, puts={"/a/1": b"y"}))
-    assert events(watch) == [("/a/1", b"x", 2), ("/a/old", None, 2), ("/a/1", b"y", 4)]
+    assert events(store, watch) == [("/a/1", b"x", 2), ("/a/old", None, 2), ("/a/1", b"y", 4)]
     assert not watch.lagging
 
 
@@ -375,7 +435,7 @@ def test_refused_transaction_gives_no_event(store):
     watch = store.watch("/")
     with pytest.raises(Conflict):
         store.commit(Transaction(compares=(Compare.version_is("/a", 1),), puts={"/a": b""}))
-    assert events(watch) == []
+    assert events(store, watch) == []
 
 
 def test_watch_catches_up_from_a_revision(store):
@@ -384,7 +444,7 @@ def test_watch_catches_up_from_a_revision(store):
         put(store, a=b"%d" % number)
     watch = store.watch("/a", after_revision=2)
     put(store, a=b"4")
-    assert events(watch) == [("/a", b"2", 3), ("/a", b"3", 4), ("/a", b"4", 5)]
+    assert events(store, watch) == [("/a", b"2", 3), ("/a", b"3", 4), ("/a", b"4", 5)]
 
 
 def test_watch_of_forgotten_changes_is_lagging(home):
@@ -409,10 +469,12 @@ def test_slow_watch_lags_and_others_do_not(store):
     value = bytes(VALUE_BYTES_MAX)
     for _ in range(WATCH_BYTES_MAX // VALUE_BYTES_MAX):
         put(store, a=value)
+    settle(store)
     fresh = store.watch("/")
     assert slow.lagging
     assert list(slow) == []
     put(store, a=b"last")
+    settle(store)
     assert [event.value for event in fresh.drain()] == [b"last"]
     assert store.watch("/", after_revision=0).lagging
 
@@ -445,6 +507,7 @@ def test_closing_the_store_ends_its_watches(store):
     """A watch of a closed store gives what it has and ends, not lagging."""
     watch = store.watch("/")
     put(store, a=b"1")
+    settle(store)
     store.close()
     assert [event.value for event in watch] == [b"1"]
     assert not watch.lagging

@@ -8,7 +8,14 @@ import attrs
 import msgspec
 
 from frazil.engine.cursor_paths import SUBSCRIPTIONS, cursor_path
-from frazil.errors import Closed, Conflict, CorruptionError, FrazilError, Unavailable
+from frazil.errors import (
+    Closed,
+    Conflict,
+    CorruptionError,
+    FrazilError,
+    InvalidRequest,
+    Unavailable,
+)
 from frazil.log.cursor_state import CursorState
 from frazil.metadata import (
     MemoryStore,
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 TOPICS: Final = "/topics/"
 SCHEMAS: Final = "/schemas/"
 SEGMENTS: Final = "/segments/"
+SHARED_ID: Final = "/shared-metadata"
+"""In the local store: which shared one belongs to it."""
 CURSORS_FORMER: Final = "/cursors/"
 """Where copies of cursors once were; what is left there goes."""
 PUTS_MAX: Final = 500
@@ -92,7 +101,54 @@ def open_stores(
         store: MetadataStore = MemoryStore(clock=clock)
         return Stores(store, store, [])
     store, warnings = _open_file(settings, paths, file_system, clock)
-    return Stores(store, store, warnings)
+    if settings.metadata.backend == "sqlite":
+        return Stores(store, store, warnings)
+    try:
+        return _open_shared(settings, store, warnings, clock)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _open_shared(
+    settings: Settings, local: MetadataStore, warnings: list[str], clock: Clock
+) -> Stores:
+    try:
+        from frazil.metadata.etcd import EtcdStore
+    except ImportError as error:
+        raise InvalidRequest(
+            "metadata.backend etcd needs the extra: pip install 'frazil[etcd]'", missing=error.name
+        ) from error
+    etcd = settings.metadata.etcd
+    shared = EtcdStore.open(etcd, clock=clock)
+    try:
+        warnings = [*warnings, *_recognise(local, shared, shared.id)]
+    except BaseException:
+        shared.close()
+        raise
+    return Stores(local, shared, warnings, lease_ttl_s=etcd.lease_ttl_s)
+
+
+def _recognise(local: MetadataStore, shared: MetadataStore, store_id: str) -> list[str]:
+    """Refuse metadata of another broker; remember those that are ours. Returns warnings.
+
+    An empty store is filled from the log, and an empty directory takes over what the store has:
+    only a directory and a store that both have something must know each other.
+    """
+    known = local.get(SHARED_ID)
+    if known is not None and known.value.decode() == store_id:
+        return []
+    if known is None and not local.revision():
+        warnings = []
+    elif shared.list("/", limit=1):
+        raise InvalidRequest(
+            "the metadata in etcd are not of this data directory, set metadata.etcd.prefix",
+            setting="metadata.etcd.prefix",
+        )
+    else:
+        warnings = [] if known is None else ["metadata in etcd was lost; the log fills it again"]
+    local.commit(Transaction(puts={SHARED_ID: store_id.encode()}))
+    return warnings
 
 
 def _open_file(

@@ -103,7 +103,7 @@ class Watch:
 
     def push(self, event: Event) -> None:
         """Give the watch one more event; never waits. For stores."""
-        if not event.key.startswith(self.prefix):
+        if event.revision <= self.revision or not event.key.startswith(self.prefix):
             return
         with self._changed:
             if self._ended:
@@ -182,26 +182,25 @@ class WatchHub:
         # Every event after this revision is still in `_recent`.
         self._compacted = revision
 
-    def watch(self, prefix: str, after_revision: int | None) -> Watch:
-        """Return a watch of the events after `after_revision`, or from now on."""
+    def watch(self, prefix: str, after_revision: int | None, *, reached: int = 0) -> Watch:
+        """Return a watch of the events after `after_revision`, or from now on.
+
+        `reached` is a revision that the store has come to although its events are on their way.
+        """
         with self._lock:
             self._watches = [watch for watch in self._watches if not watch.ended]
             if len(self._watches) >= WATCHES_MAX:
                 raise Overloaded("too many metadata watches", watches_max=WATCHES_MAX)
             after = self._revision if after_revision is None else Revision(after_revision)
             watch = Watch(prefix, after, self._forget)
-            if not self._has_after(after):
+            if not self._compacted <= after <= max(self._revision, reached):
+                # A revision from the future was lost with the metadata that had it: start over.
                 watch.lag()
                 return watch
             for event in self._recent.events:
-                if event.revision > after:
-                    watch.push(event)
+                watch.push(event)
             self._watches.append(watch)
             return watch
-
-    def _has_after(self, revision: int) -> bool:
-        # A revision from the future was lost with the metadata that had it: start over as well.
-        return self._compacted <= revision <= self._revision
 
     def publish(self, revision: Revision, events: Sequence[Event]) -> None:
         """Give the events of one durable transaction to all watches. Calls come in order."""
@@ -221,6 +220,13 @@ class WatchHub:
             watches, self._watches = self._watches, []
         for watch in watches:
             watch.end()
+
+    def lag(self) -> None:
+        """End all watches as lagging: events were lost."""
+        with self._lock:
+            watches, self._watches = self._watches, []
+        for watch in watches:
+            watch.lag()
 
     def _forget(self, watch: Watch) -> None:
         with self._lock:

@@ -1,0 +1,232 @@
+"""Leases in etcd: an epoch that stays and grows, and a key that goes with etcd's own lease.
+
+How long a lease lasts is known on both sides: etcd removes the key when its time is over, and its
+holder stops by its own monotonic clock, from before the call that was answered: earlier, never
+later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from frazil.errors import Conflict, FrazilError, Overloaded
+from frazil.metadata.etcd_keys import HELD, LEASE, held_value, modified_is, number_of
+from frazil.metadata.etcd_rpc import LeaseGone
+from frazil.metadata.lease import LEASES_MAX, Lease, LeaseRecord, check_lease
+from frazil.metadata.proto import etcd_pb2 as wire
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+    from frazil.metadata.etcd_space import EtcdSpace
+
+__all__ = ["EtcdLeases"]
+
+TRIES_MAX: Final = 20
+RELEASE_TIMEOUT_S: Final = 1.0
+
+
+@attrs.frozen
+class _Own:
+    lease: Lease
+    id: int
+    """The number of etcd's lease."""
+
+
+@attrs.frozen
+class _Stored:
+    """What etcd has of a lease: the record and the key, with the revisions they were put at."""
+
+    record: LeaseRecord
+    record_revision: int
+    held: wire.KeyValue | None
+
+    @property
+    def epoch_held(self) -> int | None:
+        return number_of(self.held)
+
+    @property
+    def held_revision(self) -> int:
+        return 0 if self.held is None else self.held.mod_revision
+
+
+class EtcdLeases:
+    """The leases that one store was given. Safe for any thread."""
+
+    def __init__(self, space: EtcdSpace, clock: Clock) -> None:
+        self._space = space
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._own: dict[str, _Own] = {}
+
+    def acquire(self, name: str, holder: str, ttl_s: float, epoch_above: int) -> Lease:
+        """Take a lease under a new epoch; see the interface of the store."""
+        check_lease(name, holder, ttl_s, epoch_above)
+        with self._lock:
+            if name not in self._own and len(self._own) >= LEASES_MAX:
+                raise Overloaded("too many leases are held", leases_max=LEASES_MAX)
+        for _ in range(TRIES_MAX):
+            stored = self._free(name, holder)
+            record = stored.record.following(holder, epoch_above=epoch_above)
+            lease = self._grant(name, record, ttl_s, stored)
+            if lease is not None:
+                return lease
+        raise Conflict("lease changes hands again and again, try again", lease=name)
+
+    def _free(self, name: str, holder: str) -> _Stored:
+        """Return what etcd has of a lease that this holder may take."""
+        stored = self._read(name)
+        if stored.held is None or stored.record.holder == holder:
+            return stored
+        with self._lock:
+            own = self._own.get(name)
+        if own is not None and own.lease.epoch == stored.epoch_held and self._is_over(own.lease):
+            # Ours by etcd's clock, over by our own: that is the one that counts.
+            self._revoke(own)
+            return self._read(name)
+        raise Conflict(
+            "lease is held by another",
+            lease=name,
+            holder=stored.record.holder,
+            epoch=stored.epoch_held,
+        )
+
+    def _grant(self, name: str, record: LeaseRecord, ttl_s: float, stored: _Stored) -> Lease | None:
+        """Put a lease into etcd; None if somebody was faster."""
+        space, begun = self._space, self._clock.monotonic()
+        granted = space.servers.change(
+            "Lease/LeaseGrant",
+            wire.LeaseGrantRequest(ttl=math.ceil(ttl_s)),
+            wire.LeaseGrantResponse,
+        )
+        lease = Lease(name, record.holder, record.epoch, ttl_s, begun + ttl_s, record.since)
+        own = _Own(lease, granted.id)
+        try:
+            outcome = space.transact(
+                [
+                    modified_is(space.keys.of(LEASE + name), stored.record_revision),
+                    modified_is(space.keys.of(HELD + name), stored.held_revision),
+                ],
+                [
+                    space.keys.put(LEASE + name, record.encode()),
+                    space.keys.put(HELD + name, held_value(record.epoch), lease=granted.id),
+                ],
+                otherwise=(),
+            )
+        except FrazilError:
+            self._revoke(own)
+            raise
+        if not outcome.revision:
+            self._revoke(own)
+            return None
+        with self._lock:
+            before = self._own.get(name)
+            self._own[name] = own
+        if before is not None:
+            self._revoke(before)
+        return lease
+
+    def renew(self, lease: Lease) -> Lease:
+        """Let a lease last its time from now on; see the interface of the store."""
+        own = self._held_own(lease.name, lease.epoch)
+        if own is None:
+            raise self._lost(lease.name, lease.epoch)
+        begun = self._clock.monotonic()
+        if self._space.servers.keep_alive(own.id) <= 0:
+            raise self._lost(lease.name, lease.epoch)
+        # Its key may be another's by now, if the holder acquired it again elsewhere.
+        _, (found,) = self._space.read(HELD + lease.name)
+        if number_of(found) != lease.epoch:
+            raise self._lost(lease.name, lease.epoch)
+        renewed = attrs.evolve(own.lease, expires_at=begun + own.lease.ttl_s)
+        with self._lock:
+            if self._own.get(lease.name) is not own:
+                raise self._lost(lease.name, lease.epoch)
+            self._own[lease.name] = _Own(renewed, own.id)
+        return renewed
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back; nothing happens if it is already lost."""
+        with self._lock:
+            own = self._own.get(lease.name)
+            if own is None or own.lease.epoch != lease.epoch:
+                return
+            del self._own[lease.name]
+        with contextlib.suppress(LeaseGone):
+            self._space.servers.change(
+                "Lease/LeaseRevoke", wire.LeaseRevokeRequest(id=own.id), wire.LeaseRevokeResponse
+            )
+
+    def held(self, name: str) -> Lease | None:
+        """Return the lease if somebody holds it now; of another's, the time left is etcd's."""
+        stored = self._read(name)
+        epoch = stored.epoch_held
+        if epoch is None or stored.held is None:
+            return None
+        with self._lock:
+            own = self._own.get(name)
+        if own is not None and own.lease.epoch == epoch:
+            return None if self._is_over(own.lease) else own.lease
+        now = self._clock.monotonic()
+        answer = self._space.servers.read(
+            "Lease/LeaseTimeToLive",
+            wire.LeaseTimeToLiveRequest(id=stored.held.lease),
+            wire.LeaseTimeToLiveResponse,
+        )
+        record = stored.record
+        if answer.ttl <= 0:
+            return None
+        return Lease(name, record.holder, epoch, answer.granted_ttl, now + answer.ttl, record.since)
+
+    def check(self, name: str, epoch: int) -> None:
+        """Refuse an epoch whose time is over by our own clock, whatever etcd still has."""
+        with self._lock:
+            own = self._own.get(name)
+        if own is not None and own.lease.epoch == epoch and self._is_over(own.lease):
+            raise self._lost(name, epoch)
+
+    def close(self) -> None:
+        """Give all leases back, as far as the servers answer at once."""
+        with self._lock:
+            own, self._own = list(self._own.values()), {}
+        for each in own:
+            if not self._revoke(each):
+                return
+
+    def _read(self, name: str) -> _Stored:
+        _, (record, held) = self._space.read(LEASE + name, HELD + name)
+        if record is None:
+            return _Stored(LeaseRecord(0, ""), 0, held)
+        return _Stored(LeaseRecord.decode(record.value), record.mod_revision, held)
+
+    def _held_own(self, name: str, epoch: int) -> _Own | None:
+        with self._lock:
+            own = self._own.get(name)
+        if own is None or own.lease.epoch != epoch or self._is_over(own.lease):
+            return None
+        return own
+
+    def _is_over(self, lease: Lease) -> bool:
+        return lease.expires_at <= self._clock.monotonic()
+
+    def _revoke(self, own: _Own) -> bool:
+        """End a lease of etcd that nobody needs; it ends by itself if this fails."""
+        try:
+            self._space.servers.change(
+                "Lease/LeaseRevoke",
+                wire.LeaseRevokeRequest(id=own.id),
+                wire.LeaseRevokeResponse,
+                timeout_s=RELEASE_TIMEOUT_S,
+            )
+        except LeaseGone:
+            return True
+        except FrazilError:
+            return False
+        return True
+
+    def _lost(self, name: str, epoch: int) -> Conflict:
+        return Conflict("lease is no longer held, stop acting under it", lease=name, epoch=epoch)

