@@ -17,6 +17,7 @@ from frazil.cli import (
     get,
     lake,
     log,
+    objects,
     publish,
     read,
     rejects,
@@ -49,6 +50,7 @@ app.command("sql")(sql.sql)
 app.command("top")(top.top)
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(tier.app, name="tier")
+app.add_typer(objects.app, name="objects")
 app.add_typer(lake.lake_app, name="lake")
 app.command("verify")(verify.verify)
 app.add_typer(rejects.app, name="rejects")
