@@ -1,0 +1,347 @@
+"""Build a broker's data directory from its object store: `frazil restore`.
+
+Everything is written beside the target and put in its place by one rename: an interrupted restore
+leaves nothing that could be taken for a broker's data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from frazil.engine.directory import DataDirectory
+from frazil.engine.indexing import open_stores
+from frazil.engine.restored_journal import RestoredJournal
+from frazil.engine.restored_state import plan_restore, take_runs
+from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.log import format as fmt
+from frazil.log.state import RANGE_LOST, SpecialRange
+from frazil.metadata import Transaction
+from frazil.telemetry import event
+from frazil.tiers.objects import descriptor as rows
+from frazil.tiers.objects.backup import brokers_in, newest_backup
+from frazil.tiers.objects.descriptor import ObjectsState
+from frazil.tiers.objects.finding import find_objects, frames_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.engine.restored_state import JournalPlan, RestorePlan, TopicPlan
+    from frazil.fs import FileSystem
+    from frazil.metadata import MetadataStore
+    from frazil.tiers.objects.backup import Newest
+    from frazil.tiers.objects.descriptor import Descriptor
+    from frazil.tiers.objects.finding import FoundObjects
+    from frazil.tiers.objects.store import ObjectStore
+
+__all__ = ["RestoreReport", "RestoredTopic", "restore"]
+
+SUFFIX: Final = ".restoring"
+
+
+@attrs.frozen
+class RestoredTopic:
+    """One topic after a restore."""
+
+    name: str
+    first: int
+    end: int
+    """Its records are those of `[first, end)`."""
+    objects: int
+    local: bool
+    """Whether records of it were written to this machine."""
+    lost: tuple[tuple[int, int], ...]
+    """Ranges whose objects are missing or damaged."""
+    unsaved: int
+    """Offsets behind `end` that the backup knew and no object has."""
+    subscriptions: int
+
+
+@attrs.frozen
+class RestoreReport:
+    """What was restored, and what was not."""
+
+    broker: str
+    backup: str
+    """The key of the backup that was used; empty if there was none."""
+    backup_us: int
+    unreadable_backups: dict[str, str]
+    topics: tuple[RestoredTopic, ...]
+    stale_objects: int
+    damaged_objects: dict[str, str]
+    missing_objects: tuple[str, ...]
+    warnings: tuple[str, ...]
+    bytes_local: int
+
+
+def restore(
+    store: ObjectStore,
+    target: str,
+    *,
+    settings: Settings,
+    file_system: FileSystem,
+    clock: Clock,
+    local_all: bool = False,
+    broker: bytes | None = None,
+) -> RestoreReport:
+    """Make `target` the data directory of the broker whose objects a store has; durable on return.
+
+    Raises:
+        Conflict: the target is not empty, or an earlier restore was cut short beside it.
+        NotFound: the store has nothing of a broker.
+        InvalidRequest: it has several brokers and none was named.
+        Unavailable: the store or the disk does not answer.
+    """
+    target = target.rstrip("/") or "/"
+    _check_target(file_system, target)
+    broker = _broker_of(store, broker)
+    newest = newest_backup(store, broker)
+    backup = newest.backup if newest is not None else None
+    found = find_objects(store, broker, backup)
+    if newest is None and not found.candidates:
+        raise NotFound("the store has no objects of this broker", broker=broker.hex())
+    plan = plan_restore(
+        broker,
+        backup,
+        found,
+        local_all=local_all,
+        offset_margin=settings.log.reserve_offsets,
+        producer_window=settings.producers.window_batches,
+        new_id=clock.random_bytes(16),
+    )
+    for topic in plan.topics:
+        if topic.local_from is None:
+            _remember_runs(store, plan, topic, found)
+    work = DataDirectory(target + SUFFIX)
+    try:
+        file_system.make_directory(work.root)
+        bytes_local = sum(
+            _write_journal(store, file_system, clock, settings, work, plan, each)
+            for each in plan.journals
+        )
+        _write_metadata(settings, work, plan, file_system=file_system, clock=clock)
+        _put_in_place(file_system, work.root, target)
+    except OSError as error:
+        raise Unavailable(
+            "the directory cannot be written", path=work.root, reason=error
+        ) from error
+    event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
+    return _report(broker, newest, found, plan, bytes_local)
+
+
+def _check_target(file_system: FileSystem, target: str) -> None:
+    found = file_system.stat(target)
+    if found is not None and (not found.is_directory or file_system.list_directory(target)):
+        raise Conflict("the target is not empty, restore into a new directory", path=target)
+    if file_system.stat(target + SUFFIX) is not None:
+        raise Conflict(
+            "an earlier restore was cut short, remove what it left and try again",
+            path=target + SUFFIX,
+        )
+
+
+def _broker_of(store: ObjectStore, wanted: bytes | None) -> bytes:
+    found = brokers_in(store)
+    if wanted is not None:
+        if wanted not in found:
+            raise NotFound("the store has no objects of this broker", broker=wanted.hex())
+        return wanted
+    if not found:
+        raise NotFound("the store has no objects of any broker here, check its root")
+    if len(found) > 1:
+        raise InvalidRequest(
+            "the store has objects of several brokers, name one with --broker",
+            brokers=", ".join(each.hex() for each in found),
+        )
+    return found[0]
+
+
+def _remember_runs(
+    store: ObjectStore, plan: RestorePlan, topic: TopicPlan, found: FoundObjects
+) -> None:
+    """Put what producers sent since the backup into their windows: repeats must be recognised."""
+    state = plan.journal_of(topic.spec.id).state
+    if not state.topics[topic.spec.id].producers:
+        return
+    for descriptor in topic.chain.descriptors:
+        if descriptor.key not in found.unnamed:
+            continue
+        try:
+            for head, _payload, runs in frames_of(store, descriptor, topic.spec.id):
+                if head.offset >= descriptor.first and runs:
+                    take_runs(state, head, [fmt.Run(*each) for each in fmt.RUN.iter_unpack(runs)])
+        except (CorruptionError, NotFound) as error:
+            plan.warnings.append(
+                f"topic {topic.spec.name}: repeats of its producers may be taken twice: {error}"
+            )
+
+
+def _write_journal(
+    store: ObjectStore,
+    file_system: FileSystem,
+    clock: Clock,
+    settings: Settings,
+    work: DataDirectory,
+    plan: RestorePlan,
+    journal: JournalPlan,
+) -> int:
+    """Write one journal with the records that belong to this machine; return their bytes."""
+    directory = work.lane(journal.topic) if journal.topic else work.journal
+    file_system.make_directory(directory)
+    wanted = [
+        topic
+        for topic in plan.topics
+        if topic.local_from is not None and plan.journal_of(topic.spec.id) is journal
+    ]
+    for topic in wanted:
+        _begin_topic(store, journal, topic)
+    written = RestoredJournal(
+        file_system,
+        directory,
+        state=journal.state,
+        journal=journal.journal,
+        clock=clock,
+        segment_bytes_max=settings.log.segment_bytes_max,
+    )
+    try:
+        for topic in wanted:
+            _write_topic(store, written, journal, topic, plan.warnings)
+    finally:
+        written.close()
+    file_system.sync_directory(directory)
+    return written.bytes if wanted else 0
+
+
+def _begin_topic(store: ObjectStore, journal: JournalPlan, topic: TopicPlan) -> None:
+    """Let a topic begin with a whole frame: the first one that has records it needs."""
+    assert topic.local_from is not None
+    state = journal.state.topics[topic.spec.id]
+    first = next(_needed(topic))
+    for head, _payload, _runs in frames_of(store, first, topic.spec.id):
+        if head.offset + head.records > topic.local_from:
+            start = min(head.offset, topic.local_from)
+            state.start = state.next = state.durable = state.visible = start
+            return
+
+
+def _needed(topic: TopicPlan) -> Iterator[Descriptor]:
+    assert topic.local_from is not None
+    for descriptor in topic.chain.descriptors:
+        if descriptor.end > topic.local_from:
+            yield descriptor
+
+
+def _write_topic(
+    store: ObjectStore,
+    written: RestoredJournal,
+    journal: JournalPlan,
+    topic: TopicPlan,
+    warnings: list[str],
+) -> None:
+    state = journal.state.topics[topic.spec.id]
+    for descriptor in _needed(topic):
+        ranges = [SpecialRange(*each) for each in _ranges(descriptor)]
+        try:
+            for head, payload, runs in frames_of(store, descriptor, topic.spec.id):
+                if head.offset + head.records <= state.next:
+                    continue
+                while ranges and ranges[0].first <= state.next < head.offset:
+                    written.gap(topic.spec.id, ranges.pop(0)._replace(first=state.next))
+                written.frame(head, payload, runs)
+        except (CorruptionError, NotFound) as error:
+            warnings.append(f"topic {topic.spec.name}: records are lost: {error}")
+        for special in ranges:
+            if special.end > state.next:
+                written.gap(topic.spec.id, special._replace(first=state.next))
+        if state.next < descriptor.end:
+            lost = SpecialRange(state.next, descriptor.end, RANGE_LOST, "their object is damaged")
+            written.gap(topic.spec.id, lost)
+
+
+def _ranges(descriptor: Descriptor) -> Iterator[tuple[int, int, str, str]]:
+    for each in descriptor.ranges:
+        yield each.first, each.end, each.kind, each.reason
+
+
+def _write_metadata(
+    settings: Settings,
+    work: DataDirectory,
+    plan: RestorePlan,
+    *,
+    file_system: FileSystem,
+    clock: Clock,
+) -> None:
+    """Register the objects; the rest of the metadata is made from the journals at the opening."""
+    stores = open_stores(settings, work, file_system=file_system, clock=clock)
+    try:
+        for topic in plan.topics:
+            if topic.chain.descriptors:
+                _register(stores.shared, topic, clock.now_us())
+    finally:
+        stores.close()
+
+
+def _register(store: MetadataStore, topic: TopicPlan, now_us: int) -> None:
+    topic_id, chain = topic.spec.id, topic.chain
+    state = ObjectsState(start=chain.start, uploaded=chain.end, changed_us=now_us)
+    puts = {rows.descriptor_key(topic_id, each.first): each for each in chain.descriptors}
+    encoded = {key: rows.encode_row(row) for key, row in puts.items()}
+    encoded[rows.state_key(topic_id)] = rows.encode_row(state)
+    some: dict[str, bytes] = {}
+    size = 0
+    for key, value in encoded.items():
+        if len(some) + 8 > store.operations_max or size + len(value) > store.bytes_max // 2:
+            store.commit(Transaction(puts=some))
+            some, size = {}, 0
+        some[key] = value
+        size += len(key) + len(value)
+    store.commit(Transaction(puts=some))
+
+
+def _put_in_place(file_system: FileSystem, work: str, target: str) -> None:
+    file_system.sync_directory(work)
+    parent = target.rpartition("/")[0] or "/"
+    file_system.sync_directory(parent)
+    try:
+        file_system.rename(work, target)
+    except OSError as error:
+        raise Unavailable(
+            "the restored directory is complete but could not get its name, move it there",
+            path=work,
+            target=target,
+            reason=error,
+        ) from error
+    file_system.sync_directory(parent)
+
+
+def _report(
+    broker: bytes, newest: Newest | None, found: FoundObjects, plan: RestorePlan, bytes_local: int
+) -> RestoreReport:
+    topics = [
+        RestoredTopic(
+            name=topic.spec.name,
+            first=topic.chain.start,
+            end=topic.chain.end,
+            objects=len(topic.chain.descriptors),
+            local=topic.local_from is not None,
+            lost=topic.chain.lost,
+            unsaved=topic.unsaved,
+            subscriptions=len(plan.journal_of(topic.spec.id).state.topics[topic.spec.id].cursors),
+        )
+        for topic in plan.topics
+    ]
+    return RestoreReport(
+        broker=broker.hex(),
+        backup=newest.key if newest is not None else "",
+        backup_us=newest.backup.created_us if newest is not None else 0,
+        unreadable_backups=newest.unreadable if newest is not None else {},
+        topics=tuple(sorted(topics, key=lambda topic: topic.name)),
+        stale_objects=len(found.stale),
+        damaged_objects=dict(found.damaged),
+        missing_objects=tuple(found.missing),
+        warnings=tuple(plan.warnings),
+        bytes_local=bytes_local,
+    )
