@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
+from frazil.cli.doctor_objects import doctor_objects
 from frazil.cli.output import note, print_json, print_table
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
 from frazil.engine.doctor import Report, examine, rebuild_metadata
 from frazil.engine.facts import oldest_kept_by
-from frazil.errors import CODES, CorruptionError
+from frazil.errors import CODES, CorruptionError, InvalidRequest
 from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
@@ -27,14 +28,23 @@ def doctor(
         bool, typer.Option("--rebuild", help="Make the metadata again from the log.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not read sealed segments.")] = False,  # noqa: FBT002 - a flag
+    objects: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--objects", help="Try the object store instead.")
+    ] = False,
 ) -> None:
     """Say what is wrong with the data directory, what is lost, and what to do.
 
     Changes nothing unless --rebuild is given. The exit code is 0, also with warnings, and 8 if
-    acked data is damaged or lost.
+    acked data is damaged or lost. With --objects the store of the settings is tried instead: a
+    wrong setting is named, with the exit code 2, and 5 if the store cannot be reached.
     """
     session = session_of(context)
     settings = session.settings()
+    if objects:
+        if rebuild or quick:
+            raise InvalidRequest("--objects goes with no other option of doctor")
+        doctor_objects(settings, as_json=session.as_json)
+        return
     file_system = RealFileSystem()
     aside = ""
     warnings: list[str] = []

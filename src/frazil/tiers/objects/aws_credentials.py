@@ -64,7 +64,7 @@ def boto_credentials(
             found["AccessKeyId"],
             found["SecretAccessKey"],
             found["SessionToken"],
-            found["Expiration"],
+            found["Expiration"].astimezone(dt.UTC),
         )
 
     return of_role if role else of_profile

@@ -23,9 +23,12 @@ _WORDS: Final = re.compile(
     r"<Message>([^<]*)</Message>|\"message\": ?\"([^\"]*)\"|\"error_description\": ?\"([^\"]*)\""
 )
 _CONNECTION: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
-_MACHINE: Final = re.compile(
-    r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal|oauth2"
+_ASKED_FOR_KEYS: Final = re.compile(
+    r"Error performing \w+ \S*(/latest/api/token|/latest/meta-data|/v2/credentials|computeMetadata"
+    r"|/metadata/identity|oauth2|sts\.)"
 )
+_PROVIDER: Final = re.compile(r"External \w+ credential provider")
+_SETTING: Final = re.compile(r"setting=(objects\.[a-z0-9_.]+)")
 
 _RANGE: Final = re.compile(r"\bInvalidRange\w* \{|\bStartTooLarge\b|Range started after end")
 
@@ -67,6 +70,8 @@ def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> 
         key: the object that it was about.
     """
     text = str(error)
+    if verb == "open":
+        return _unopened(text, kind)
     status = _first(_STATUS, text)
     code = _first(_CODE, text)
     facts: dict[str, object] = {"store": kind}
@@ -76,6 +81,9 @@ def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> 
         facts["status"] = int(status)
     if code:
         facts["code"] = code
+    if _ASKED_FOR_KEYS.search(text) or _PROVIDER.search(text):
+        facts["reason"] = _reason(text)
+        return _no_credentials(text, status, kind=kind, facts=facts)
     if code in _NO_BUCKET or any(words in text for words in _NO_BUCKET_WORDS):
         return InvalidRequest("bucket or container does not exist", setting="objects.root", **facts)
     if isinstance(error, FileNotFoundError) or status in {"404", "416"} or _RANGE.search(text):
@@ -87,6 +95,25 @@ def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> 
         message, setting = _BLAMED[code]
         return InvalidRequest(message, setting=setting, **facts)
     return _by_status(text, status, kind=kind, verb=verb, facts=facts)
+
+
+def _unopened(text: str, kind: str) -> FrazilError:
+    """Return the error of a client that could not be made: a setting has no sense to it."""
+    setting = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
+    if "redential" in text or "Access Key" in text or "service account" in text:
+        setting = _CREDENTIALS[kind]
+    return InvalidRequest("store cannot be opened", setting=setting, reason=_reason(text))
+
+
+def _no_credentials(text: str, status: str, *, kind: str, facts: dict[str, object]) -> FrazilError:
+    """Return the error of a client that asked for credentials and got none.
+
+    Our own providers say which setting is to blame, but the client keeps only their text.
+    """
+    setting = _first(_SETTING, text) or _CREDENTIALS[kind]
+    if status.startswith("4") or _PROVIDER.search(text):
+        return InvalidRequest("credentials are refused", setting=setting, **facts)
+    return Unavailable("no credentials are set or found", setting=setting, **facts)
 
 
 def _by_status(
@@ -107,8 +134,6 @@ def _by_status(
     if "BadScheme" in text:
         setting = f"objects.{kind}.allow_http"
         return InvalidRequest("endpoint has no TLS", setting=setting, **facts)
-    if _MACHINE.search(text):
-        return Unavailable("no credentials are set or found", setting=credentials, **facts)
     if _first(_CONNECTION, text) == "Connect":
         # Nothing was sent, so nothing can have happened.
         return Unavailable("store cannot be reached", setting=endpoint, **facts)
@@ -127,4 +152,4 @@ def _reason(text: str) -> str:
     words = _first(_WORDS, text)
     if words:
         return words
-    return text.partition("\n")[0].rpartition(" - ")[2]
+    return text.partition("\n")[0].rpartition(" - ")[2].strip()

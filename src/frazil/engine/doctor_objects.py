@@ -1,0 +1,162 @@
+"""Try an object store as uploads and readers use it, and say which setting is to blame.
+
+Everything is tried with objects of its own below `doctor/` in the root, which are removed again.
+Nothing is tried twice: who runs this wants to know now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest, Unavailable
+from frazil.tiers.objects.obstores import open_store
+from frazil.tiers.objects.store import PIECE_BYTES_MAX, ObjectMeta
+
+if TYPE_CHECKING:
+    from frazil.clock import Clock
+    from frazil.config_objects import ObjectsSettings
+    from frazil.tiers.objects.store import ObjectStore
+
+__all__ = ["Step", "examine_store"]
+
+FOLDER: Final = "doctor"
+PROBE_BYTES: Final = 4096
+
+_ADVICE: Final = {
+    "objects.store": "choose a store that has create-only puts, or a newer version of it",
+    "objects.root": "name a bucket, container or directory that is there and may be written",
+    "objects.s3.region": "set the bucket's region",
+    "objects.s3.role_arn": "name a role that these credentials may assume",
+    "objects.s3.profile": "name a profile of the files of AWS",
+}
+_ADVICE_ENDINGS: Final = {
+    "endpoint": "check the URL, and that the server runs and can be reached from here",
+    "allow_http": "use https, or set it to true where the network is trusted",
+    "access_key": "set a key that the store knows and that may list, read, write and delete",
+    "secret_key": "set the secret that belongs to the access key",
+    "session_token": "set the token that belongs to the access key, a fresh one",
+    "account_key": "set a key of the account",
+    "account_name": "name the account",
+    "credentials_path": "name the key file of an account that may list, read, write and delete",
+    "credentials_json": "give the key of an account that may list, read, write and delete",
+}
+
+
+@attrs.frozen
+class Step:
+    """One thing that was tried: `error` is None if it worked."""
+
+    name: str
+    error: FrazilError | None = None
+
+    @property
+    def setting(self) -> str:
+        """The setting to blame, empty if none is known."""
+        return "" if self.error is None else str(self.error.details.get("setting", ""))
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        if self.error is None:
+            return ""
+        known = _ADVICE.get(self.setting) or _ADVICE_ENDINGS.get(self.setting.rpartition(".")[2])
+        if known:
+            return f"{self.setting}: {known}"
+        return "try again" if isinstance(self.error, Unavailable) else "see the message"
+
+
+def examine_store(
+    settings: ObjectsSettings,
+    *,
+    clock: Clock,
+    opened: Callable[[ObjectsSettings], ObjectStore] = open_store,
+) -> Iterator[Step]:
+    """Yield each thing as it is tried; the first that fails is the last."""
+    try:
+        store = opened(settings)
+    except FrazilError as error:
+        yield Step("settings", error)
+        return
+    yield Step("settings")
+    name = f"{FOLDER}/{clock.random_bytes(8).hex()}"
+    with contextlib.closing(store):
+        try:
+            for step, trial in _TRIALS.items():
+                try:
+                    trial(store, name)
+                except FrazilError as error:
+                    yield Step(step, error)
+                    return
+                yield Step(step)
+        finally:
+            # What a failed step left behind; the step itself says what is wrong.
+            with contextlib.suppress(FrazilError):
+                store.delete([name, f"{name}-large"])
+
+
+def _body(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest() * (PROBE_BYTES // 32)
+
+
+def _try_list(store: ObjectStore, name: str) -> None:
+    del name
+    store.list("", limit=1)
+
+
+def _try_write(store: ObjectStore, name: str) -> None:
+    store.put(name, _body(name))
+
+
+def _try_create_only(store: ObjectStore, name: str) -> None:
+    try:
+        store.put(name, b"another")
+    except Conflict:
+        pass
+    else:
+        raise InvalidRequest(
+            "store replaces an object that must only be created", setting="objects.store"
+        )
+    _compare(store, name, store.head(name))
+
+
+def _try_read(store: ObjectStore, name: str) -> None:
+    expected = _body(name)
+    found = store.get(name, start=100, length=1000)
+    if found != expected[100:1100]:
+        raise CorruptionError("store returns other bytes than were written")
+
+
+def _try_large(store: ObjectStore, name: str) -> None:
+    """Write an object in two parts, as uploads of more than 8 MiB are."""
+    pieces = [bytes(PIECE_BYTES_MAX), b"end"]
+    store.put_stream(f"{name}-large", pieces, size=PIECE_BYTES_MAX + 3)
+    if store.get(f"{name}-large", start=PIECE_BYTES_MAX, length=3) != b"end":
+        raise CorruptionError("store returns other bytes than were written")
+
+
+def _try_delete(store: ObjectStore, name: str) -> None:
+    store.delete([name, f"{name}-large"])
+    if store.head(name) is not None:
+        raise Unavailable("object is still there after it was deleted", setting="objects.root")
+
+
+def _compare(store: ObjectStore, name: str, meta: ObjectMeta | None) -> None:
+    if meta is None:
+        raise Unavailable("object is not there after it was written", setting="objects.root")
+    if meta.size != PROBE_BYTES or store.get(name, start=0, length=32) != _body(name)[:32]:
+        raise CorruptionError("store has other bytes than were written")
+
+
+_TRIALS: Final = {
+    "list": _try_list,
+    "write": _try_write,
+    "create only": _try_create_only,
+    "read": _try_read,
+    "write in parts": _try_large,
+    "delete": _try_delete,
+}

@@ -1,0 +1,304 @@
+"""`frazil doctor --objects` finds what is wrong with a store, and names the setting."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from frazil.cli.app import app
+from frazil.clock import SystemClock
+from frazil.engine.doctor_objects import examine_store
+from frazil.errors import InvalidRequest
+from frazil.testing import SimulatedClock
+from frazil.testing.simulated_store import SimulatedStore
+from frazil.tiers.objects.obstores import open_store
+from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
+from tests.servers.seaweed import READER_KEY
+
+pytestmark = pytest.mark.integration
+
+STEPS = ["settings", "list", "write", "create only", "read", "write in parts", "delete"]
+
+
+@pytest.fixture(autouse=True)
+def no_machine(monkeypatch):
+    """Let no client ask this machine for credentials."""
+    for name, value in NO_MACHINE.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory):
+    """A real S3 server."""
+    with server_of("seaweed", tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory):
+    """S3 and STS, for profiles and roles."""
+    with server_of("moto", tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def azurite(tmp_path_factory):
+    """The emulator of Azure's blob storage, where node is installed."""
+    with server_of("azurite", tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+def run(overrides, *words):
+    """Run the command; return its exit code and what it printed."""
+    flags = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
+    done = CliRunner().invoke(app, ["doctor", "--objects", *words, *flags])
+    assert "Traceback" not in done.output
+    return done.exit_code, done.stdout
+
+
+def judged(overrides):
+    """Return exit code and what the command says as JSON."""
+    code, text = run(overrides, "--output", "json")
+    return code, json.loads(text)
+
+
+def closed_port():
+    """Return a port that nobody listens on."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def keys_of(overrides):
+    with contextlib.closing(open_store(settings_of(overrides))) as store:
+        return [meta.key for meta in store.list("")]
+
+
+def test_a_store_that_works_passes_every_step(seaweed):
+    """All steps are ok, the exit code is 0, and nothing is left behind."""
+    code, said = judged(seaweed.settings())
+    assert (code, said["ok"]) == (0, True)
+    assert [step["name"] for step in said["steps"]] == STEPS
+    assert keys_of(seaweed.settings()) == []
+    code, text = run(seaweed.settings())
+    assert code == 0
+    assert "ok" in text
+
+
+WRONG = {
+    "access key": ({"objects.s3.access_key": "nobody"}, "objects.s3.access_key", "list", 2),
+    "secret key": ({"objects.s3.secret_key": "wrong"}, "objects.s3.secret_key", "list", 2),
+    "rights": ({"objects.s3.access_key": READER_KEY}, "objects.s3.access_key", "write", 2),
+    "bucket": ({"objects.root": "s3://no-such-bucket/x"}, "objects.root", "list", 2),
+    "scheme": ({"objects.root": "gcs://frazil-test/x"}, "objects.root", "settings", 2),
+    "no tls": ({"objects.s3.allow_http": False}, "objects.s3.allow_http", "settings", 2),
+    "no url": ({"objects.s3.endpoint": "127.0.0.1:9000"}, "objects.s3.endpoint", "settings", 2),
+    "no server": (
+        {"objects.s3.endpoint": f"http://127.0.0.1:{closed_port()}"},
+        "objects.s3.endpoint",
+        "list",
+        5,
+    ),
+    "no host": (
+        {"objects.s3.endpoint": "http://no-such-host.invalid"},
+        "objects.s3.endpoint",
+        "list",
+        5,
+    ),
+    "no variable": (
+        {"objects.s3.access_key": "${FRAZIL_TEST_NO_SUCH}"},
+        "objects.s3.access_key",
+        "settings",
+        2,
+    ),
+    "profile": ({"objects.s3.profile": "no-such-profile"}, "objects.s3.profile", "settings", 2),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_setting_is_named(seaweed, what):
+    """Each wrong credential, bucket or endpoint is found at its step, with the setting's name."""
+    changes, setting, step, exit_code = WRONG[what]
+    code, said = judged(seaweed.settings(**changes))
+    last = said["steps"][-1]
+    assert (last["name"], last["ok"], last["setting"]) == (step, False, setting)
+    assert code == exit_code
+    assert setting in last["advice"]
+    assert f"setting={setting}" in last["error"]
+    code, text = run(seaweed.settings(**changes))
+    assert code == exit_code
+    assert setting in text.replace("\n", "")
+
+
+def test_a_secret_is_not_in_what_is_said(seaweed):
+    """The command prints neither the key nor the secret that it used."""
+    overrides = seaweed.settings(
+        **{"objects.s3.access_key": "AKIDSESAME", "objects.s3.secret_key": "open-sesame"}
+    )
+    for words in ((), ("--output", "json")):
+        _, text = run(overrides, *words)
+        assert "sesame" not in text.lower()
+
+
+def test_a_paused_server_is_told_in_time(seaweed):
+    """A server that takes connections and says nothing is found by the time-out."""
+    seaweed.pause()
+    try:
+        code, said = judged(seaweed.settings(**{"objects.request_timeout_s": "1s"}))
+    finally:
+        seaweed.resume()
+    assert code == 5
+    assert said["steps"][-1]["setting"] == "objects.s3.endpoint"
+
+
+def test_credentials_of_the_environment_are_used(seaweed, monkeypatch):
+    """Without keys in the settings those of the environment are taken, references too."""
+    given = seaweed.settings()
+    access, secret = given["objects.s3.access_key"], given["objects.s3.secret_key"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    for key, value in (("", ""), ("${AWS_ACCESS_KEY_ID}", "${AWS_SECRET_ACCESS_KEY}")):
+        code, said = judged({**given, "objects.s3.access_key": key, "objects.s3.secret_key": value})
+        assert (code, said["ok"]) == (0, True)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    code, said = judged({**given, "objects.s3.access_key": "", "objects.s3.secret_key": ""})
+    assert said["steps"][-1]["setting"] == "objects.s3.secret_key"
+    # Keys of the settings are not mixed with a token that belongs to others.
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of somebody else")
+    assert judged(given)[0] == 0
+
+
+def test_without_any_credentials_it_is_said(seaweed):
+    """Neither settings, environment nor machine have a key: the setting is named."""
+    code, said = judged(
+        seaweed.settings(**{"objects.s3.access_key": "", "objects.s3.secret_key": ""})
+    )
+    assert code == 5
+    assert said["steps"][-1]["setting"] == "objects.s3.access_key"
+
+
+def test_anonymous_requests_are_refused_by_a_store_that_asks(seaweed):
+    """Without a signature the store does not let anybody in, and the setting is named."""
+    code, said = judged(
+        seaweed.settings(
+            **{
+                "objects.s3.access_key": "",
+                "objects.s3.secret_key": "",
+                "objects.s3.anonymous": True,
+            }
+        )
+    )
+    assert code == 2
+    assert said["steps"][-1]["setting"] == "objects.s3.access_key"
+
+
+def test_a_profile_and_a_role_are_used(moto, tmp_path, monkeypatch):
+    """Credentials come from AWS's files, and a role is assumed with them."""
+    path = tmp_path / "credentials"
+    path.write_text("[uploads]\naws_access_key_id = any\naws_secret_access_key = any\n", "utf-8")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto.endpoint)
+    given = {
+        "objects.s3.access_key": "",
+        "objects.s3.secret_key": "",
+        "objects.s3.profile": "uploads",
+    }
+    assert judged(moto.settings(**given))[0] == 0
+    role = {"objects.s3.role_arn": "arn:aws:iam::123456789012:role/uploads"}
+    code, said = judged(moto.settings(**given, **role))
+    assert (code, said["ok"]) == (0, True)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{closed_port()}")
+    code, said = judged(moto.settings(**given, **role))
+    assert code != 0
+    assert said["steps"][-1]["setting"] == "objects.s3.role_arn"
+
+
+AZURE = {
+    "key": ({"objects.azblob.account_key": "d3Jvbmc="}, "objects.azblob.account_key", 2),
+    "no key": ({"objects.azblob.account_key": "***"}, "objects.azblob.account_key", 2),
+    "container": ({"objects.root": "azblob://no-such-container/x"}, "objects.root", 2),
+    "server": (
+        {"objects.azblob.endpoint": f"http://127.0.0.1:{closed_port()}/devstoreaccount1"},
+        "objects.azblob.endpoint",
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AZURE)
+def test_a_wrong_setting_of_azure_is_named(azurite, what):
+    """A wrong key, container or endpoint of Azure is found, with the setting's name."""
+    changes, setting, exit_code = AZURE[what]
+    code, said = judged(azurite.settings(**changes))
+    assert (code, said["steps"][-1]["setting"]) == (exit_code, setting)
+
+
+def test_azure_passes_every_step(azurite):
+    """All steps are ok with the emulator."""
+    code, said = judged(azurite.settings())
+    assert (code, said["ok"]) == (0, True)
+
+
+@pytest.mark.parametrize("path", ["file", "file/below"])
+def test_a_directory_that_cannot_be_one_is_named(tmp_path, path):
+    """A root that is a file, or below one, is the root's fault."""
+    (tmp_path / "file").write_text("x", "utf-8")
+    code, said = judged({"objects.store": "fs", "objects.root": str(tmp_path / path)})
+    assert code == 2
+    assert said["steps"][-1]["setting"] == "objects.root"
+
+
+def test_no_store_is_no_store():
+    """Without a store the setting that chooses one is named."""
+    code, said = judged({})
+    assert code == 2
+    assert said["steps"][-1]["setting"] == "objects.store"
+
+
+def test_other_options_do_not_go_with_it():
+    """--objects and --rebuild together are refused."""
+    assert run({"objects.store": "memory", "objects.root": "m"}, "--rebuild")[0] == 2
+
+
+class Replacing(SimulatedStore):
+    """A store that ignores conditions, as some that speak S3 do."""
+
+    def put(self, key, data):
+        return self.put_stream(key, [data], size=len(data))
+
+
+def test_a_store_that_replaces_objects_is_refused():
+    """Create-only puts that replace are found, and the probe is removed."""
+    store = Replacing(SimulatedClock())
+    settings = settings_of({"objects.store": "memory", "objects.root": "m"})
+    *_, last = examine_store(settings, clock=SystemClock(), opened=lambda _: store)
+    assert (last.name, last.setting) == ("create only", "objects.store")
+    assert isinstance(last.error, InvalidRequest)
+    assert store.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("verb", "fault", "step"),
+    [
+        ("list", "throttled", "list"),
+        ("put", "partial", "write"),
+        ("get", "flipped", "create only"),
+        ("get", "short", "create only"),
+        ("put_stream", "truncated", "write in parts"),
+        ("delete", "partial", "delete"),
+    ],
+)
+def test_trouble_is_found_at_its_step(verb, fault, step):
+    """Whatever goes wrong, the steps end there and nothing is left behind."""
+    store = SimulatedStore(SimulatedClock())
+    store.fail(verb, fault)
+    settings = settings_of({"objects.store": "memory", "objects.root": "m"})
+    steps = list(examine_store(settings, clock=SystemClock(), opened=lambda _: store))
+    assert [each.name for each in steps] == STEPS[: STEPS.index(step) + 1]
+    assert steps[-1].error is not None
+    assert store.objects == {}
