@@ -57,7 +57,13 @@ def _endpoint(section: str) -> Rule:
 
 
 def _etcd(value: object) -> Mapping[str, object]:
-    return {"metadata.backend": "etcd", "metadata.etcd.endpoints": value}
+    """Take the server, and a prefix: under its own keys Danube may still have metadata there."""
+    bare = isinstance(value, str) and "://" not in value and not value.startswith("${")
+    return {
+        "metadata.backend": "etcd",
+        "metadata.etcd.endpoints": f"http://{value}" if bare else value,
+        "metadata.etcd.prefix": "/frazil",
+    }
 
 
 def _in_memory(value: object) -> Mapping[str, object]:
@@ -157,8 +163,8 @@ DROPPED: Final[Mapping[str, str]] = {
         "counts messages of each topic; memory.budget_bytes bounds the bytes of all topics"
     ),
     f"{WAL_CLOUD}.uploader.root_prefix": (
-        "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under a "
-        "prefix of Frazil's own"
+        "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
+        "metadata.etcd.prefix"
     ),
     f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
     f"{ICEBERG}.reader.max_concurrent_reads": (

@@ -158,6 +158,21 @@ def test_two_sections_do_not_fight_for_a_setting():
 DIR = "wal_cloud.wal.dir"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("etcd:2379", "http://etcd:2379"),
+        ("https://etcd:2379", "https://etcd:2379"),
+        ("${ETCD}", "${ETCD}"),
+    ],
+)
+def test_etcd_gets_a_url_and_a_prefix_of_its_own(endpoint, url):
+    """A bare address becomes a URL, and nothing of Danube's in the same servers is touched."""
+    found = imported(f"wal_cloud: {{metadata: {{etcd_endpoint: '{endpoint}'}}}}\n")
+    metadata = yaml.safe_load(found.text)["metadata"]
+    assert metadata == {"backend": "etcd", "etcd": {"endpoints": url, "prefix": "/frazil"}}
+
+
 def test_a_backend_that_frazil_has_not_is_not_yet(tmp_path):
     """An unknown kind of store is a comment, and the rest is accepted."""
     found = import_danube(cloud(backend="swift", root="x"), source="danube.yml")
