@@ -181,7 +181,8 @@ class Tally:
         if len(self.entries) == INDEX_ENTRIES_MAX:
             # A very large object: every other entry is enough.
             del self.entries[1::2]
-            self._interval *= 2
+            apart = (self.entries[-1].position - self.entries[0].position) // len(self.entries)
+            self._interval = max(2 * self._interval, apart)
         self.entries.append(entry)
         self._next = entry.position + self._interval
 
