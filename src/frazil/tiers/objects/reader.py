@@ -23,7 +23,7 @@ from frazil.tiers.objects.layout import BLOCK_BYTES, Layout
 from frazil.tiers.objects.walk import Damage, Walked, Wanted, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
     from typing import Protocol
 
     from frazil.log.reader import Decoder
@@ -83,7 +83,7 @@ class ObjectsSource:
         self._codecs = codecs
         self.fetcher = Fetcher(store, ahead_bytes=ahead_bytes, threads=threads)
         self._block_bytes = max(1, min(BLOCK_BYTES, ahead_bytes // 2))
-        self._layouts: OrderedDict[tuple[str, int], Layout] = OrderedDict()
+        self._layouts: OrderedDict[Hashable, Layout] = OrderedDict()
         self._places: OrderedDict[tuple[int, int], _Place] = OrderedDict()
         self._pins: set[HistoryPin] = set()
         # Re-entrant, because the garbage collector may close a forgotten reader at any point.
@@ -314,7 +314,8 @@ class ObjectsSource:
         )
 
     def _layout(self, descriptor: Descriptor) -> Layout:
-        key = (descriptor.key, descriptor.first)
+        # Topics that share an object may begin with the same offset, and one of them with a gap.
+        key = (descriptor.key, descriptor.position, descriptor.first, descriptor.ranges)
         with self._lock:
             found = self._layouts.get(key)
             if found is not None:
