@@ -86,6 +86,7 @@ class EngineSnapshot:
     def _settle(self) -> None:
         """Decode what is to be seen, step by step, while the query may go on."""
         memory, before = self._tiers.memory, -1
+        memory.note_read()
         while before < memory.settled < self.end:
             check_watch()
             before = memory.settled

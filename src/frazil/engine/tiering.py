@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.engine.breathing import Breath
 from frazil.engine.disk_upkeep import DiskUpkeep
 from frazil.engine.keyed_limits import marks_bytes, marks_counted
 from frazil.engine.marks import keep_marks
@@ -40,13 +41,11 @@ if TYPE_CHECKING:
 
 FOLD_PAUSE_S: Final = 0.01
 MOVE_PAUSE_S: Final = 0.1
-FOLD_PAUSE_TOPIC_S: Final = 10e-6
-MOVE_PAUSE_TOPIC_S: Final = 200e-6
+FOLD_PAUSE_TOPIC_S: Final = 50e-6
+MOVE_PAUSE_TOPIC_S: Final = 500e-6
 """The pauses are at least so long for each topic: thousands that rest must not cost a core."""
 TOLD_SHARE: Final = 20
 """What is told to other processes takes at most one part in so many of the time."""
-FOLD_AGE_US: Final = 1_000_000
-"""What is written waits so long for more: who looks at it before folds it."""
 SETTLE_ROWS: Final = 4096
 """The background folds so many rows of a topic before it looks at the next one."""
 BACKLOG_ENTRIES: Final = 64
@@ -103,6 +102,8 @@ class Tiers:
         self.errors: dict[str, str] = {}
         self._due: dict[str, float] = {}
         self._stopping = False
+        self._fold_breath = Breath(engine.clock, pauses=threads)
+        self._move_breath = Breath(engine.clock, pauses=threads)
         self._wake_fold = threading.Event()
         self._wake_move = threading.Event()
         self._fold_thread = threading.Thread(target=self._run_fold, name="frazil-fold", daemon=True)
@@ -165,6 +166,11 @@ class Tiers:
     def topics(self) -> list[TopicTiers]:
         """Return all topics."""
         return list(self._topics.values())
+
+    @property
+    def topics_in_turn(self) -> list[TopicTiers]:
+        """Return all topics for the thread that moves: others run between two of them."""
+        return self._move_breath.between(self._topics.values())
 
     def start(self) -> None:
         """Start the threads."""
@@ -261,8 +267,8 @@ class Tiers:
         """Take what was written into chunks and indexes, a slice at a time."""
         if self.pressure.red_untold or self._is_due("pressure", self.settings.memory.rss_check_s):
             self.pressure.refresh()
-        for topic in self.topics:
-            if topic.loaded and (topic.keyed is not None or topic.memory.is_foldable(FOLD_AGE_US)):
+        for topic in self._fold_breath.between(self.topics):
+            if topic.loaded and (topic.keyed is not None or topic.memory.is_foldable()):
                 self._guard("fold", partial(topic.settle, SETTLE_ROWS), topic)
                 if len(topic.memory.tail) > BACKLOG_ENTRIES:
                     self._wake_fold.set()
@@ -277,17 +283,19 @@ class Tiers:
     def tell(self) -> None:
         """Write down what there is to tell, for `frazil top` in another process."""
         if self._threads:
-            write_told(self._engine)
+            write_told(self._engine, self._fold_breath)
 
     # -- moving ----------------------------------------------------------------------------------
 
     def move_once(self) -> None:
         """Flush what a signal asks for, let go what is held elsewhere, merge small files."""
-        for topic in self.topics:
+        for topic in self.topics_in_turn:
             if self._stopping:
                 return
-            self._guard("rebuild", topic.repair, topic)
-            self._guard("load", topic.ensure_loaded, topic)
+            if self.errors or self.disk.damage.damaged():
+                self._guard("rebuild", topic.repair, topic)
+            if self.errors or not topic.loaded:
+                self._guard("load", topic.ensure_loaded, topic)
             self._guard("flush", partial(self.judge, topic), topic)
         self._guard("evict", self.evict)
         self._guard("relieve", self.relieve)
@@ -299,7 +307,7 @@ class Tiers:
             self._guard("writable", self.files.check_writable)
             self._guard("retention", self.files.retain)
             self._guard("deleted", self.files.drop_deleted)
-            for topic in self.topics:
+            for topic in self.topics_in_turn:
                 if self._stopping:
                     return
                 self._guard("merge", partial(self.files.merge, topic), topic)
@@ -344,7 +352,7 @@ class Tiers:
         def evict(topic: TopicTiers) -> None:
             freed.append(topic.evict(before_us=None if eager else before_us))
 
-        for topic in self.topics:
+        for topic in self.topics_in_turn:
             self._guard("evict", partial(evict, topic), topic)
         if any(freed):
             self.pressure.refresh()

@@ -31,7 +31,10 @@ RECORD_BYTES: Final = 300
 """What a validated record takes beside its values, which take about twice their packed form."""
 FOLD_ROWS: Final = 4096
 FOLD_BYTES: Final = 4 << 20
-"""A tail with so many records or bytes does not wait for more."""
+FOLD_AGE_US: Final = 10_000_000
+"""A tail with so many records or bytes, or so old, does not wait for more."""
+READ_US: Final = 60_000_000
+"""So long after somebody looked at a topic the next one may come."""
 JOIN_AT_ONCE_ROWS: Final = 8192
 """Chunks are joined while they are made up to this size; larger ones in the background."""
 JOIN_BYTES_MAX: Final = 4 << 20
@@ -86,6 +89,7 @@ class TopicMemory:
         self._held = _Held((), [])
         self._told = -1
         """How far `on_settled` knows what has become chunks."""
+        self._read_us = -READ_US
         self._chunk_bytes: int | None = 0
         # Each counter has one writer, so that no addition is lost: the journal's thread for what
         # came in, the holder of the lock for what went on.
@@ -134,15 +138,21 @@ class TopicMemory:
             known = self._chunk_bytes = sum(chunk.nbytes for chunk in self._held.chunks)
         return known + self.tail_bytes
 
-    def is_foldable(self, age_us: int) -> bool:
-        """Tell whether the tail is worth to become a chunk: it is long, large, or so old."""
+    def note_read(self) -> None:
+        """Take note that somebody looks at all of it: from now on it is folded as it comes."""
+        self._read_us = self.clock.now_us()
+
+    def is_foldable(self) -> bool:
+        """Tell whether the background should fold the tail, or wait for more of it."""
         tail = self.tail
         if not tail:
             return False
+        now_us = self.clock.now_us()
         return (
-            self.state.visible - tail[0].offset >= FOLD_ROWS
+            now_us - self._read_us < READ_US
+            or self.state.visible - tail[0].offset >= FOLD_ROWS
             or self._payload_in - self._payload_out >= FOLD_BYTES
-            or self.clock.now_us() - tail[0].time_us >= age_us
+            or now_us - tail[0].time_us >= FOLD_AGE_US
         )
 
     def recount(self) -> None:

@@ -85,12 +85,23 @@ def test_a_tail_is_folded_when_it_is_long_large_or_old(monkeypatch):
     """The background leaves a short, young tail alone, so that it folds many frames at once."""
     topic = topic_of(-40)
     memory = topic.memory
-    assert not topic_of().memory.is_foldable(0)
-    assert memory.is_foldable(1_000_000)
-    memory.tail[0] = memory.tail[0]._replace(time_us=memory.clock.now_us())
-    assert not memory.is_foldable(3600 * 1_000_000)
+    assert not topic_of().memory.is_foldable()
+    assert memory.is_foldable()
+    memory.tail[0] = memory.tail[0]._replace(time_us=memory.clock.now_us() + 3600 * 1_000_000)
+    assert not memory.is_foldable()
     monkeypatch.setattr(memory_module, "FOLD_ROWS", 40)
-    assert memory.is_foldable(3600 * 1_000_000)
+    assert memory.is_foldable()
     monkeypatch.setattr(memory_module, "FOLD_ROWS", 41)
+    assert not memory.is_foldable()
     monkeypatch.setattr(memory_module, "FOLD_BYTES", memory.tail[0].size)
-    assert memory.is_foldable(3600 * 1_000_000)
+    assert memory.is_foldable()
+
+
+def test_a_tail_is_folded_as_it_comes_where_somebody_reads():
+    """Queries that come often find nearly all of it decoded."""
+    topic = topic_of(-40)
+    memory = topic.memory
+    memory.tail[0] = memory.tail[0]._replace(time_us=memory.clock.now_us() + 3600 * 1_000_000)
+    assert not memory.is_foldable()
+    memory.note_read()
+    assert memory.is_foldable()
