@@ -44,8 +44,8 @@ class DiskUpkeep:
 
         The rows of a keyed topic are its state: they stay, however old. Its quota stops it.
         """
-        for topic in self._tiers.topics:
-            if not topic.keyed_topic:
+        for topic in self._tiers.topics_in_turn:
+            if not topic.keyed_topic and self._disk.picture(topic.id).spans:
                 # Under these locks no hold is set and no reader begins that needs the records.
                 with self._engine.control_lock, topic.runtime.lane.pinning:
                     below = self.retained_from(topic)
