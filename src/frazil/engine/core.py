@@ -138,6 +138,7 @@ class Engine(SubscriptionCalls):
                     raise Conflict("topic exists already", topic=request.name)
                 self._check_same(request)
                 return self.topic(request.name)
+            self._check_metadata()
             self._check_place(request)
             check_objects_option(request.name, request.options, self.settings)
             request = self._with_lake(request)

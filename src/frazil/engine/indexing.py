@@ -214,8 +214,9 @@ def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
 class Indexer:
     """Writes what the journals hold into the metadata store. Callers hold the engine's lock.
 
-    A store that fails is left alone until the next start: the log is the truth, and publishing
-    does not depend on the index.
+    A store that fails is left alone, one of this machine until the next start, one over the network
+    until it `answers`: then the index is rebuilt. The log is the truth, and publishing does not
+    depend on the index.
     """
 
     def __init__(
@@ -231,7 +232,32 @@ class Indexer:
         """Whose cursor each of these keys has now: that of a topic by its id."""
         self.failed: FrazilError | None = None
 
-    def rebuild(self, journals: Iterable[Journal], topics: Iterable[TopicState]) -> list[str]:
+    def answers(self) -> bool:
+        """Tell whether a store that failed works again, so that a rebuild makes sense.
+
+        Needs no lock: the caller need not keep others waiting for a store that is down.
+        """
+        if self.failed is None or isinstance(self.failed, Closed):
+            return False
+        try:
+            self._store.revision()
+        except (Unavailable, Closed) as error:
+            self.failed = error
+            return False
+        return True
+
+    def mend(self, journals: Iterable[Journal], topics: Iterable[TopicState]) -> None:
+        """Bring the index in line again after the store failed, while the journals are at work.
+
+        Cursors are left out: they may be ahead of what is durable. Copies that failed were not
+        noted as made, and are made again.
+        """
+        self.failed = None
+        self.rebuild(journals, topics, cursors=False)
+
+    def rebuild(
+        self, journals: Iterable[Journal], topics: Iterable[TopicState], *, cursors: bool = True
+    ) -> list[str]:
         """Bring the whole index in line with the journals; return warnings.
 
         What the index has and the log does not is removed; what it lacks is added.
@@ -241,19 +267,19 @@ class Indexer:
         journals = list(journals)
         warnings: list[str] = []
         wanted: dict[str, bytes] = {}
-        cursors: dict[str, bytes] = {}
+        copies: dict[str, bytes] = {}
         for topic in topics:
             wanted.update(_topic_rows(topic))
-            for name, cursor in topic.cursors.items():
-                cursors[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
+            for name, cursor in topic.cursors.items() if cursors else ():
+                copies[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
         for journal in journals:
             wanted.update(_segment_rows(journal))
         try:
             warnings += [warning for journal in journals if (warning := self._ahead(journal))]
             self._bring_in_line(wanted)
-            if all(journal.failed is None for journal in journals):
+            if cursors and all(journal.failed is None for journal in journals):
                 # What a failed journal says of its cursors may not be durable.
-                self._replace((SUBSCRIPTIONS, CURSORS_FORMER), cursors)
+                self._replace((SUBSCRIPTIONS, CURSORS_FORMER), copies)
             applied = {journal.journal_id.hex(): journal.synced_lsn for journal in journals}
             generation = max(journal.active.generation for journal in journals)
             self._change(applied=self._growing(applied))

@@ -46,12 +46,13 @@ from frazil.model import TopicSpec, full_topic_name, part_name
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
     from frazil.log.history import HistorySource
+    from frazil.log.state import TopicState
     from frazil.model import Ack
 
 
@@ -79,6 +80,8 @@ class Registry:
             compression=None if compression == "none" else compression
         )
         self._control = threading.RLock()
+        self.on_fenced: Callable[[Closed], None] | None = None
+        """Is told when another has taken over the data: the process should end."""
         self.subscribing = Subscribing(self)
         self._lanes: dict[int, LaneRuntime] = {}
         self._topics: dict[str, TopicRuntime] = {}
@@ -199,6 +202,8 @@ class Registry:
         """Write nothing any more: another owns the data (F19)."""
         for lane in self._all_lanes():
             lane.journal.fail(error)
+        if self.on_fenced is not None:
+            self.on_fenced(error)
 
     def _open_lane(
         self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]
@@ -310,13 +315,30 @@ class Registry:
         if lane.journal.failed is not None:
             raise lane.journal.closed_error()
 
+    def mend_metadata(self) -> None:
+        """Bring the metadata in line with the log again once a store that failed answers (F16)."""
+        if not self._indexer.answers():
+            return
+        with self._control:
+            if not self.closed:
+                self._indexer.mend(
+                    [lane.journal for lane in self._all_lanes()], self._indexed_states()
+                )
+        if self._indexer.failed is None:
+            event("metadata_mended")
+
     def _rebuild_index(self) -> list[str]:
         """Bring the metadata in line with the log: all topics, parents of parts included."""
+        return self._indexer.rebuild(
+            [lane.journal for lane in self._all_lanes()], self._indexed_states()
+        )
+
+    def _indexed_states(self) -> list[TopicState]:
         known = self.main.journal.state.topics
         states = [runtime.state for runtime in self._topics.values()]
         states += [known[parent.id] for parent in self._parents.values()]
         states += [state for state in known.values() if state.spec.name in self.unusable]
-        return self._indexer.rebuild([lane.journal for lane in self._all_lanes()], states)
+        return states
 
     def _bind(self, spec: TopicSpec) -> None:
         self._topics_version += 1
@@ -411,6 +433,16 @@ class Registry:
     def _check_open(self) -> None:
         if self.closed:
             raise Closed("the engine is closed")
+
+    def _check_metadata(self) -> None:
+        """Refuse what other machines must know of while nobody could tell them (F16)."""
+        failed = self._indexer.failed
+        if self.ownership.expires and failed is not None:
+            raise Unavailable(
+                "the metadata store does not answer, topics cannot be made now; retry",
+                cause=failed,
+                retry_after_ms=1000,
+            )
 
     @property
     def threaded(self) -> bool:

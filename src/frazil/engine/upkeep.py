@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
 
 PAUSE_S: Final = 0.05
+METADATA_S: Final = 1.0
 FOREVER: Final = 1 << 62
 NOT_DAMAGE: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of a read that say nothing about the file."""
@@ -118,6 +119,8 @@ class Upkeep:
             self._guard("retention", self.free)
             self._guard("lanes", self.drop_lanes)
             self._guard("forget", self.forget_gone)
+        if self._engine.metadata_failed and self._is_due("metadata", METADATA_S):
+            self._guard("metadata", self._engine.mend_metadata)
         if self._is_due("scrub", min(self._settings.scrub_interval_s / 10, 60.0)):
             self._guard("scrub", self.scrub)
 

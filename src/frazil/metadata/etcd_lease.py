@@ -178,7 +178,7 @@ class EtcdLeases:
             wire.LeaseTimeToLiveResponse,
         )
         record = stored.record
-        if answer.ttl <= 0:
+        if answer.ttl < 0:
             return None
         return Lease(name, record.holder, epoch, answer.granted_ttl, now + answer.ttl, record.since)
 

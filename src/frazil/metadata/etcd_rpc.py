@@ -260,6 +260,10 @@ def _is_not_done(error: grpc.RpcError) -> bool:
     return any(words in text for words in _NOT_DONE)
 
 
+def _is_about_users(text: str) -> bool:
+    return any(words in text for words in ("auth", "user name", "permission denied"))
+
+
 def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exception:
     """Turn an error of a call into one of ours."""
     code, text = error.code(), str(error.details())
@@ -273,7 +277,7 @@ def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exc
         return Overloaded("etcd is full: compact and defragment it", **facts)
     if code is status.RESOURCE_EXHAUSTED and "larger than max" in text:
         return TooLarge(text)
-    if code in (status.UNAUTHENTICATED, status.PERMISSION_DENIED) or "auth" in text.lower():
+    if code in (status.UNAUTHENTICATED, status.PERMISSION_DENIED) or _is_about_users(text):
         return InvalidRequest(
             "etcd refuses the user, look at metadata.etcd.user and metadata.etcd.password", **facts
         )

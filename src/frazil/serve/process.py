@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.errors import CODES, InvalidRequest, Unavailable
+from frazil.errors import CODES, FrazilError, InvalidRequest, Unavailable
 from frazil.serve.broker import Broker
 from frazil.serve.grpc.server import fastest_loop
 from frazil.telemetry import warn
@@ -40,6 +40,7 @@ def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
         Conflict: if another process has the directory, with its pid.
         InvalidRequest: if a file that settings name cannot be used.
         Unavailable: if an address cannot be listened on, or the last sync failed.
+        Closed: if another broker took over the data.
     """
     if sys.flags.optimize:
         raise InvalidRequest("the broker does not run without its assertions, leave out python -O")
@@ -56,6 +57,7 @@ class _Process:
         self._stop: asyncio.Event
         self._broker: Broker | None = None
         self._reloads: set[asyncio.Task[None]] = set()
+        self._failure: FrazilError | None = None
 
     async def run(self, on_ready: Callable[[Broker], None]) -> None:
         self._stop = asyncio.Event()
@@ -74,11 +76,28 @@ class _Process:
         gc.freeze()
         # Every record under way is an object or two: look for circles among them less often.
         gc.set_threshold(*GC_THRESHOLDS)
+
+        def fenced(error: FrazilError) -> None:
+            loop.call_soon_threadsafe(self._fenced, error)
+
+        broker.engine.on_fenced = fenced
+        if broker.engine.ownership.fenced is not None:
+            self._fenced(broker.engine.ownership.fenced)
         if not self._stop.is_set():
             on_ready(broker)
         await self._stop.wait()
         self._broker = None
         await broker.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def _fenced(self, error: FrazilError) -> None:
+        """End: another broker has the data, and clients must look for it there."""
+        self._failure = error
+        if not self._stop.is_set():
+            self._stop.set()
+            serve = self._settings.serve
+            _watch(serve.drain_s + serve.close_s)
 
     def _end(self, number: int) -> None:
         # The next one of its kind does what the system does with it: the process is gone.
