@@ -1,0 +1,98 @@
+"""An engine with an object store on files, and an independent look at what lies in the store."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from frazil.clock import SystemClock
+from frazil.config_objects import ObjectsSettings
+from frazil.engine.core import Engine
+from frazil.fs import RealFileSystem
+from frazil.log import format as frame_format
+from frazil.tiers.objects import format as object_format
+from tests.integration.engine.opening import small_settings
+
+WAIT_S = 60
+
+
+def wait_until(condition, what="it did not come to pass"):
+    """Wait for a condition; machines of CI are slow."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def open_with_objects(path, *, objects=None, **settings):
+    """Open an engine in `path/data` whose objects go to `path/store`."""
+    own = {
+        "store": "fs",
+        "root": str(path / "store"),
+        "interval_s": 0.05,
+        "linger_s": 0.01,
+        "retry_timeout_s": 0.5,
+        "ack_timeout_s": WAIT_S,
+        **(objects or {}),
+    }
+    whole = small_settings(path / "data", **settings)
+    return Engine(
+        whole.model_copy(update={"objects": ObjectsSettings(**own)}),
+        file_system=RealFileSystem(),
+        clock=SystemClock(),
+    )
+
+
+def stored(path):
+    """Return the objects of a store on files, by their keys."""
+    root = Path(path) / "store"
+    return {
+        str(each.relative_to(root)): each.read_bytes()
+        for each in sorted(root.rglob("*.frz"))
+        if each.is_file()
+    }
+
+
+def registered(db, topic_id):
+    """Return the descriptors of a topic, after checking that they follow one on the other."""
+    picture = db.objects.catalog.topic(topic_id)
+    at = picture.start
+    for each in picture.descriptors:
+        assert each.first == at
+        at = each.end
+    assert at == picture.uploaded
+    return picture.descriptors
+
+
+def frames_in(data, topic_id):
+    """Return head and runs of a topic's frames in one object, each checked."""
+    trailer = object_format.decode_trailer(data[-object_format.TRAILER_BYTES :], size=len(data))
+    place = slice(trailer.position, trailer.position + trailer.length)
+    own = object_format.read_footer(data[place], trailer).of(topic_id)
+    view = memoryview(data)
+    at, end = own.position, own.position + own.length
+    found = []
+    while at < end:
+        head = frame_format.read_head(view, at)
+        assert frame_format.frame_fault(view, at, head) == ""
+        runs = frame_format.decode_runs(view[at + 16 :], head.runs)
+        found.append((head, runs))
+        at += 16 + head.length
+    return found
+
+
+def uploaded_rows(db, topic):
+    """Return a topic's records as its objects alone give them."""
+    topic_id = topic.runtime.state.id
+    source = db.objects.source
+    held = source.range(topic_id)
+    offset, rows = held.first, []
+    while offset < held.end:
+        piece = source.read(topic_id, offset=offset, bytes_max=1 << 20)
+        for batch in piece.batches:
+            assert batch.offset == offset + sum(gap.end - gap.first for gap in batch.gaps)
+            rows += batch.records()
+            offset = batch.offset_next
+        assert piece.offset_next >= offset
+        offset = piece.offset_next
+    return rows

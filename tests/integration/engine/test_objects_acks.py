@@ -1,0 +1,182 @@
+"""`ack="uploaded"`: a publish returns when its records are in the store, and says so when not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+
+import pyarrow as pa
+import pytest
+
+import frazil
+from frazil.errors import InvalidRequest, Unavailable
+from tests.integration.engine.objects_world import (
+    open_with_objects,
+    registered,
+    stored,
+    uploaded_rows,
+    wait_until,
+)
+
+COLUMNS = {"id": "long not null", "text": "string"}
+
+
+def is_uploaded(topic, ack):
+    """Tell whether an ack's records are registered."""
+    return topic.runtime.objects.reached[topic.runtime.part] > ack.offset_last
+
+
+def test_every_way_to_publish_can_wait(tmp_path):
+    """One record, many, Arrow, without waiting at once, with a producer: all are there on return."""
+    with open_with_objects(tmp_path, objects={"interval_s": 3600}) as db:
+        topic = db.create_topic("plain", COLUMNS)
+        batch = pa.RecordBatch.from_pydict({"id": [4, 5], "text": ["d", "e"]})
+        calls = [
+            lambda: topic.append(id=1, text="a", ack="uploaded"),
+            lambda: topic.append_many([{"id": 2}, {"id": 3}], ack="uploaded"),
+            lambda: topic.append_arrow(batch, ack="uploaded"),
+            lambda: topic.send(id=6, ack="uploaded").result(),
+            lambda: topic.append(id=7, ack="uploaded", producer="p", sequence=0),
+            lambda: topic.append(id=7, ack="uploaded", producer="p", sequence=0),
+        ]
+        for call in calls:
+            assert is_uploaded(topic, call())
+        assert [row["id"] for row in uploaded_rows(db, topic)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_changes_of_keyed_topics_can_wait(tmp_path):
+    """Rows that are inserted, changed and deleted, alone and in bulk."""
+    with open_with_objects(tmp_path, objects={"interval_s": 3600}) as db:
+        topic = db.create_topic("keyed", COLUMNS, primary_key="id")
+        bulk = pa.RecordBatch.from_pydict({"id": [7, 8], "text": ["x", "y"], "_op": ["c", "c"]})
+        calls = [
+            lambda: topic.insert({"id": 1, "text": "a"}, ack="uploaded"),
+            lambda: topic.upsert({"id": 2, "text": "b"}, ack="uploaded"),
+            lambda: topic.update(1, text="c", ack="uploaded"),
+            lambda: topic.delete(2, ack="uploaded"),
+            lambda: topic.append_changes(bulk, ack="uploaded"),
+        ]
+        for call in calls:
+            assert is_uploaded(topic, call())
+        assert [row["_op"] for row in uploaded_rows(db, topic)] == [1, 3, 2, 4, 1, 1]
+
+
+def test_parts_can_wait(tmp_path):
+    """A call to a partitioned topic returns when all parts that it wrote to are uploaded."""
+    with open_with_objects(tmp_path, objects={"interval_s": 3600}) as db:
+        topic = db.create_topic("parts", COLUMNS, primary_key="id", partitions=3)
+        acks = topic.append_many([{"id": n, "text": str(n)} for n in range(30)], ack="uploaded")
+        assert len(acks) == 3
+        for ack in acks:
+            assert is_uploaded(topic.parts[ack.part], ack)
+
+
+def test_a_loop_can_wait(tmp_path):
+    """Under asyncio many publishes wait at once, and share objects."""
+
+    async def publish():
+        with open_with_objects(tmp_path, objects={"interval_s": 3600, "linger_s": 0.3}) as engine:
+            db = frazil.AsyncEngine(engine)
+            await db.create_topic("a")
+            await db.create_topic("b", COLUMNS, primary_key="id")
+            calls = [db.topic("a").append(b"%d" % n, ack="uploaded") for n in range(20)]
+            calls += [db.topic("b").upsert({"id": n}, ack="uploaded") for n in range(20)]
+            calls.append(db.topic("a").append_many([b"x", b"y"], ack="uploaded"))
+            acks = await asyncio.gather(*calls)
+            for name, own in (("a", [*acks[:20], acks[40]]), ("b", acks[20:40])):
+                topic = engine.topic(name)
+                assert all(is_uploaded(topic, ack) for ack in own)
+                assert len(registered(engine, topic.runtime.state.id)) < 10
+            return len(stored(tmp_path))
+
+    assert asyncio.run(publish()) < 20
+
+
+def test_topics_that_wait_share_an_object(tmp_path):
+    """Publishers of many topics at once cost few requests; each topic's slice is rewritten later."""
+    options = {"interval_s": 3600, "linger_s": 1.0, "rewrite_s": 3600}
+    with open_with_objects(tmp_path, objects=options) as db:
+        topics = [db.create_topic(f"t{number}") for number in range(10)]
+        for topic in topics:
+            topic.append(b"first", ack=None)
+        db.objects.flush()
+        before = len(stored(tmp_path))
+        threads = [
+            threading.Thread(target=topic.append, args=(b"x",), kwargs={"ack": "uploaded"})
+            for topic in topics
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        keys = set(stored(tmp_path))
+        assert len(keys) - before < len(topics)
+        for topic in topics:
+            assert [row["payload"] for row in uploaded_rows(db, topic)] == [b"first", b"x"]
+    with open_with_objects(tmp_path, objects={"rewrite_s": 0}) as db:
+        for number in range(10):
+            topic = db.topic(f"t{number}")
+
+            def is_own(topic=topic):
+                return not any(each.shared for each in registered(db, topic.runtime.state.id))
+
+            wait_until(is_own)
+            assert [row["payload"] for row in uploaded_rows(db, topic)] == [b"first", b"x"]
+
+
+def test_a_store_that_is_away_is_told(tmp_path):
+    """The record is fsynced and visible, the error says so, and it is uploaded when it can be."""
+    options = {"ack_timeout_s": 1.0, "retry_timeout_s": 0.1}
+    with open_with_objects(tmp_path, objects=options) as db:
+        topic = db.create_topic("away")
+        topic.append(b"there", ack="uploaded")
+        shutil.move(tmp_path / "store", tmp_path / "elsewhere")
+        (tmp_path / "store").write_bytes(b"no directory")
+        with pytest.raises(Unavailable, match="do not send it again") as caught:
+            topic.append(b"late", ack="uploaded")
+        assert caught.value.details["outcome"] == "fsynced"
+        assert caught.value.details["offset"] == 1
+        assert [record["payload"] for record in next(iter(topic.read(1))).records()] == [b"late"]
+        topic.append(b"as ever")
+        (tmp_path / "store").unlink()
+        shutil.move(tmp_path / "elsewhere", tmp_path / "store")
+        wait_until(lambda: topic.stats()["uploaded"] == 3)
+        assert [row["payload"] for row in uploaded_rows(db, topic)] == [
+            b"there",
+            b"late",
+            b"as ever",
+        ]
+
+
+def test_levels_that_a_topic_lacks_are_refused(tmp_path):
+    """The error names the levels that it has."""
+    with open_with_objects(tmp_path) as db:
+        topic = db.create_topic("plain")
+        with pytest.raises(InvalidRequest) as caught:
+            topic.append(b"x", ack="committed")
+        assert caught.value.details["allowed"] == "received|fsynced|uploaded"
+
+
+def test_a_closing_engine_leaves_nobody_waiting(tmp_path):
+    """Who waits for a store that does not answer is told when the engine closes."""
+    db = open_with_objects(tmp_path, objects={"retry_timeout_s": 0.1})
+    topic = db.create_topic("closing")
+    (tmp_path / "store").mkdir(exist_ok=True)
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").write_bytes(b"no directory")
+    pending = topic.send(b"x", ack="uploaded")
+    told = []
+
+    def wait():
+        try:
+            told.append(pending.result())
+        except Unavailable as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    db.close()
+    waiting.join(60)
+    assert isinstance(told[0], Unavailable)
+    assert told[0].details["outcome"] == "fsynced"

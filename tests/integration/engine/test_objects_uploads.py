@@ -1,0 +1,160 @@
+"""Topics go to the object store by themselves, each once, whatever dies in between."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frazil.errors import InvalidRequest, Unavailable
+from tests.integration.engine.objects_world import (
+    WAIT_S,
+    open_with_objects,
+    registered,
+    stored,
+    uploaded_rows,
+    wait_until,
+)
+from tests.integration.engine.opening import payloads_of, rows_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_what_is_published_is_uploaded_once(tmp_path):
+    """Objects hold exactly the records of their topics; a new life uploads nothing again."""
+    with open_with_objects(tmp_path) as db:
+        topics = [db.create_topic(f"t{number}") for number in range(3)]
+        for number in range(30):
+            topics[number % 3].append(b"%d" % number)
+        ends = db.objects.flush()
+        assert ends == {f"/default/t{number}": 10 for number in range(3)}
+        for number, topic in enumerate(topics):
+            rows = uploaded_rows(db, topic)
+            assert [row["payload"] for row in rows] == [b"%d" % n for n in range(number, 30, 3)]
+            assert rows == rows_of(topic)
+        before = stored(tmp_path)
+    with open_with_objects(tmp_path) as db:
+        for number in range(3):
+            topic = db.topic(f"t{number}")
+            assert registered(db, topic.runtime.state.id)
+            assert topic.stats()["uploaded"] == 10
+        assert db.objects.status()["totals"]["bytes_uploaded"] == 0
+        assert stored(tmp_path) == before
+        db.topic("t0").append(b"more")
+        db.objects.flush("t0")
+        assert payloads_of(db.topic("t0"))[-1:] == [b"more"]
+        assert set(before) < set(stored(tmp_path))
+
+
+def test_names_of_topics_are_not_in_keys(tmp_path):
+    """Whoever sees the keys of a store learns no topic's name."""
+    with open_with_objects(tmp_path) as db:
+        db.create_topic("/secret/customers").append(b"x", ack="uploaded")
+        db.objects.flush()
+        keys = " ".join(stored(tmp_path))
+    assert keys
+    assert "secret" not in keys
+    assert "customers" not in keys
+
+
+def test_topics_say_whether_they_are_uploaded(tmp_path):
+    """The option beats the setting, can be changed, and parts have that of their whole."""
+    with open_with_objects(tmp_path, objects={"default": False}) as db:
+        off = db.create_topic("off")
+        on = db.create_topic("on", objects=True)
+        parts = db.create_topic("parts", partitions=2, objects=True)
+        off.append(b"x")
+        on.append(b"x")
+        parts.append(b"x")
+        db.objects.flush()
+        assert [off.describe()["objects"], on.describe()["objects"]] == [False, True]
+        assert set(db.objects.status()["topics"]) == {
+            "/default/on",
+            "/default/parts-part-0",
+            "/default/parts-part-1",
+        }
+        assert "objects" not in off.describe()["holds"]
+        with pytest.raises(InvalidRequest, match="ack level"):
+            off.append(b"x", ack="uploaded")
+        db.alter_topic("off", objects=True)
+        off.append(b"y", ack="uploaded")
+        assert [row["payload"] for row in uploaded_rows(db, off)] == [b"x", b"y"]
+        db.alter_topic("on", objects=False)
+        assert "objects" not in on.describe()["holds"]
+        with pytest.raises(InvalidRequest, match="has no objects"):
+            db.objects.flush("on")
+    with open_with_objects(tmp_path, objects={"store": "none"}) as db:
+        with pytest.raises(InvalidRequest, match=r"objects\.store"):
+            db.create_topic("wants", objects=True)
+        assert db.objects.status()["state"] == "off"
+        assert payloads_of(db.topic("off")) == [b"x", b"y"]
+
+
+STEPS = {"hashed": 1, "begun": 1, "verified": 0, "registered": 0}
+"""Where a process dies, and how many objects its next life writes for the same records."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_any_step_neither_loses_nor_doubles(tmp_path, step):
+    """The next life registers what was written, and writes only what was not."""
+    child = [sys.executable, "-m", "tests.integration.engine.objects_killed", str(tmp_path), step]
+    subprocess.run(child, cwd=ROOT, check=False, timeout=WAIT_S)
+    before = stored(tmp_path)
+    assert len(before) == (0 if STEPS[step] else 1)
+    with open_with_objects(tmp_path) as db:
+        topic = db.topic("killed")
+        wait_until(lambda: topic.stats()["uploaded"] == 10)
+        totals = db.objects.status()["totals"]
+        assert totals["objects_uploaded"] == STEPS[step]
+        assert len(stored(tmp_path)) == 1
+        assert [row["payload"] for row in uploaded_rows(db, topic)] == [
+            b"%d" % n for n in range(10)
+        ]
+        assert len(registered(db, topic.runtime.state.id)) == 1
+
+
+def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
+    """Its error is told and it is tried again; when the trouble is over it catches up."""
+    with open_with_objects(tmp_path) as db:
+        bad, good = db.create_topic("bad"), db.create_topic("good")
+        spec = bad.runtime.state.spec
+        broker = db.main.journal.journal_id.hex()
+        folder = tmp_path / "store" / broker / "topics" / f"{spec.id:08x}-{spec.uid}"
+        folder.parent.mkdir(parents=True)
+        folder.write_bytes(b"a file where a directory should be")
+        for number in range(20):
+            bad.append(b"%d" % number)
+            good.append(b"%d" % number)
+        wait_until(lambda: good.stats()["uploaded"] == 20)
+        wait_until(lambda: db.objects.status()["topics"]["/default/bad"]["state"] == "failing")
+        found = db.objects.status()["topics"]["/default/bad"]
+        assert found["why"]
+        assert found["failures"] > 0
+        assert found["lag_records"] == 20
+        assert found["lag_bytes"] > 0
+        folder.unlink()
+        wait_until(lambda: bad.stats()["uploaded"] == 20)
+        assert len(uploaded_rows(db, bad)) == 20
+        assert db.objects.status()["topics"]["/default/bad"]["state"] == "running"
+
+
+def test_descriptors_that_are_lost_stop_a_topic(tmp_path):
+    """Without its descriptors a topic uploads nothing and gives nothing up: somebody must look."""
+    with open_with_objects(tmp_path) as db:
+        topic = db.create_topic("lost")
+        topic.append(b"x", ack="uploaded")
+        db.objects.move_holds()
+    for path in (tmp_path / "data").glob("meta.db*"):
+        path.unlink()
+    before = stored(tmp_path)
+    with open_with_objects(tmp_path) as db:
+        topic = db.topic("lost")
+        topic.append(b"y")
+        assert db.objects.status()["topics"]["/default/lost"]["state"] == "stopped"
+        assert db.stats()["health"] == "degraded"
+        with pytest.raises(Unavailable, match="fsynced"):
+            topic.append(b"z", ack="uploaded")
+        assert stored(tmp_path) == before
+        assert topic.describe()["holds"] == {"objects": 1}
