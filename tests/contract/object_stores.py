@@ -12,12 +12,14 @@ from frazil.testing.simulated_store import SimulatedStore
 from frazil.tiers.objects.obstores import open_store
 from scripts.azurite import Missing
 from tests.servers.azurite import AzuriteServer
+from tests.servers.gcs import GcsServer
 from tests.servers.moto import MotoServer
 from tests.servers.seaweed import SeaweedServer
 
 SERVERS = {
     "seaweed": SeaweedServer,
     "moto": MotoServer,
+    "gcs": GcsServer,
     "azurite": AzuriteServer,
 }
 KINDS = ("fs", "memory", "simulated", *SERVERS)

@@ -46,6 +46,13 @@ def moto(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def gcs(tmp_path_factory):
+    """The emulator of Google's store."""
+    with server_of("gcs", tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def azurite(tmp_path_factory):
     """The emulator of Azure's blob storage, where node is installed."""
     with server_of("azurite", tmp_path_factory.mktemp("azurite")) as server:
@@ -241,6 +248,40 @@ def test_a_wrong_setting_of_azure_is_named(azurite, what):
 def test_azure_passes_every_step(azurite):
     """All steps are ok with the emulator."""
     code, said = judged(azurite.settings())
+    assert (code, said["ok"]) == (0, True)
+
+
+GCS = {
+    "bucket": ({"objects.root": "gcs://no-such-bucket/x"}, "objects.root", 2),
+    "server": (
+        {"objects.gcs.endpoint": f"http://127.0.0.1:{closed_port()}"},
+        "objects.gcs.endpoint",
+        5,
+    ),
+    "key": (
+        {"objects.gcs.anonymous": False, "objects.gcs.credentials_json": "{}"},
+        "objects.gcs.credentials_json",
+        2,
+    ),
+    "key file": (
+        {"objects.gcs.anonymous": False, "objects.gcs.credentials_path": "no-such-file"},
+        "objects.gcs.credentials_path",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GCS)
+def test_a_wrong_setting_of_google_is_named(gcs, what):
+    """A wrong key, bucket or endpoint of Google's store is found, with the setting's name."""
+    changes, setting, exit_code = GCS[what]
+    code, said = judged(gcs.settings(**changes))
+    assert (code, said["steps"][-1]["setting"]) == (exit_code, setting)
+
+
+def test_google_passes_every_step(gcs):
+    """All steps are ok with the emulator."""
+    code, said = judged(gcs.settings())
     assert (code, said["ok"]) == (0, True)
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from tests.servers.running import Server, free_ports, listens, program
+import sys
+from pathlib import Path
+
+from tests.servers.running import Server, free_ports, listens
+
+ROOT = Path(__file__).resolve().parents[2]
 
 BUCKET = "frazil-test"
 
 
 class GcsServer(Server):
-    """One bucket, in the server's directory; nobody is asked who he is."""
+    """One bucket, in the server's directory; nobody is asked who he is.
+
+    The XML interface that clients use is in front of the emulator's storage: see `gcs_xml`.
+    """
 
     name = "gcs"
 
@@ -22,11 +30,11 @@ class GcsServer(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def command(self):
-        return [
-            *(program("gcp-storage-emulator"), "--data-dir", str(self.directory / "data")),
-            *("start", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--default-bucket", BUCKET),
-        ]
+        data = str((self.directory / "data").resolve())
+        return [sys.executable, "-m", "tests.servers.gcs_xml", data, str(self.port), BUCKET]
+
+    def environment(self):
+        return {**super().environment(), "PYTHONPATH": str(ROOT)}
 
     def is_ready(self):
         return listens(self.port)

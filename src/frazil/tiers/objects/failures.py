@@ -48,19 +48,15 @@ _BLAMED: Final = {
 }
 """What the codes of stores say, and the setting that each of them blames."""
 
-_CREDENTIALS: Final = {
-    "s3": "objects.s3.access_key",
-    "gcs": "objects.gcs.credentials_path",
-    "azblob": "objects.azblob.account_key",
-}
-
 
 def is_throttled(error: FrazilError) -> bool:
     """Tell whether the store asked for patience."""
     return isinstance(error, Unavailable) and "retry_after_ms" in error.details
 
 
-def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> FrazilError:
+def failure_of(
+    error: BaseException, *, kind: str, verb: str, key: str = "", credentials: str = ""
+) -> FrazilError:
     """Return what to raise for an error of the store's client.
 
     Args:
@@ -68,10 +64,12 @@ def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> 
         kind: the kind of the store, as `objects.store` names it.
         verb: the method of `ObjectStore` that was called; a `put` may have happened in spite of it.
         key: the object that it was about.
+        credentials: the setting that credentials come from, to blame if they are refused.
     """
     text = str(error)
+    credentials = credentials or "objects.root"
     if verb == "open":
-        return _unopened(text, kind)
+        return _unopened(text, kind, credentials)
     status = _first(_STATUS, text)
     code = _first(_CODE, text)
     facts: dict[str, object] = {"store": kind}
@@ -83,7 +81,7 @@ def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> 
         facts["code"] = code
     if _ASKED_FOR_KEYS.search(text) or _PROVIDER.search(text):
         facts["reason"] = _reason(text)
-        return _no_credentials(text, status, kind=kind, facts=facts)
+        return _no_credentials(text, status, credentials=credentials, facts=facts)
     if code in _NO_BUCKET or any(words in text for words in _NO_BUCKET_WORDS):
         return InvalidRequest("bucket or container does not exist", setting="objects.root", **facts)
     if isinstance(error, FileNotFoundError) or status in {"404", "416"} or _RANGE.search(text):
@@ -94,23 +92,29 @@ def failure_of(error: BaseException, *, kind: str, verb: str, key: str = "") -> 
     if code in _BLAMED:
         message, setting = _BLAMED[code]
         return InvalidRequest(message, setting=setting, **facts)
+    if "incorrectly configured region" in text:
+        return InvalidRequest("bucket is in another region", setting="objects.s3.region", **facts)
+    if status in {"401", "403"} or "Permission denied" in text or "PermissionDenied" in text:
+        return InvalidRequest("store does not allow this", setting=credentials, **facts)
     return _by_status(text, status, kind=kind, verb=verb, facts=facts)
 
 
-def _unopened(text: str, kind: str) -> FrazilError:
+def _unopened(text: str, kind: str, credentials: str) -> FrazilError:
     """Return the error of a client that could not be made: a setting has no sense to it."""
     setting = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
     if "redential" in text or "Access Key" in text or "service account" in text:
-        setting = _CREDENTIALS[kind]
+        setting = credentials
     return InvalidRequest("store cannot be opened", setting=setting, reason=_reason(text))
 
 
-def _no_credentials(text: str, status: str, *, kind: str, facts: dict[str, object]) -> FrazilError:
+def _no_credentials(
+    text: str, status: str, *, credentials: str, facts: dict[str, object]
+) -> FrazilError:
     """Return the error of a client that asked for credentials and got none.
 
     Our own providers say which setting is to blame, but the client keeps only their text.
     """
-    setting = _first(_SETTING, text) or _CREDENTIALS[kind]
+    setting = _first(_SETTING, text) or credentials
     if status.startswith("4") or _PROVIDER.search(text):
         return InvalidRequest("credentials are refused", setting=setting, **facts)
     return Unavailable("no credentials are set or found", setting=setting, **facts)
@@ -122,9 +126,6 @@ def _by_status(
     """Return the error of a store that gave no code that is known here."""
     writes = {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
     endpoint = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
-    credentials = _CREDENTIALS.get(kind, "objects.root")
-    if status in {"401", "403"} or "Permission denied" in text or "PermissionDenied" in text:
-        return InvalidRequest("store does not allow this", setting=credentials, **facts)
     if status == "503":
         return Unavailable("store asks for patience", **facts, retry_after_ms=PATIENCE_MS, **writes)
     if status.startswith("5") or status in {"408", "409"}:

@@ -22,7 +22,7 @@ from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFoun
 from frazil.fs import FileSystem, RealFileSystem
 from frazil.tiers.objects.failures import failure_of
 from frazil.tiers.objects.pieces import CountedPieces
-from frazil.tiers.objects.places import Place, endpoint_of, place_of
+from frazil.tiers.objects.places import Place, credentials_setting, endpoint_of, place_of
 from frazil.tiers.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
 
 if TYPE_CHECKING:
@@ -65,13 +65,18 @@ def open_store(settings: ObjectsSettings, *, clock: Clock | None = None) -> Obje
             setting="objects.store",
         ) from error
     place = place_of(settings)
+    credentials = credentials_setting(settings)
     try:
         client = _CLIENTS[settings.store](settings, place)
     except _client_errors() as error:
-        raise failure_of(error, kind=settings.store, verb="open") from error
+        raise failure_of(
+            error, kind=settings.store, verb="open", credentials=credentials
+        ) from error
     if settings.store == "fs":
         return DirectoryStore(client, place.prefix, clock=clock or SystemClock())
-    return ClientStore(client, settings.store, clock=clock or SystemClock())
+    return ClientStore(
+        client, settings.store, clock=clock or SystemClock(), credentials=credentials
+    )
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -84,8 +89,10 @@ def _client_errors() -> tuple[type[Exception], ...]:
 class ClientStore:
     """An `ObjectStore` over a client of obstore."""
 
-    def __init__(self, client: Client, kind: str, *, clock: Clock) -> None:
+    def __init__(self, client: Client, kind: str, *, clock: Clock, credentials: str = "") -> None:
+        """Wrap a client; `credentials` is the setting to blame if they are refused."""
         self._client: Client | None = client
+        self._credentials = credentials
         self._kind = kind
         self._clock = clock
 
@@ -198,7 +205,7 @@ class ClientStore:
         return self._client
 
     def _failure(self, error: Exception, verb: str, key: str = "") -> FrazilError:
-        return failure_of(error, kind=self._kind, verb=verb, key=key)
+        return failure_of(error, kind=self._kind, verb=verb, key=key, credentials=self._credentials)
 
     def _put_failure(self, error: Exception, key: str) -> FrazilError:
         """Tell an object that is there from another write that is under way (409, F25)."""

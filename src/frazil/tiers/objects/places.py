@@ -12,7 +12,7 @@ from frazil.errors import InvalidRequest
 if TYPE_CHECKING:
     from frazil.config_objects import ObjectsSettings
 
-__all__ = ["Place", "endpoint_of", "place_of"]
+__all__ = ["Place", "credentials_setting", "endpoint_of", "place_of"]
 
 _SCHEMES: Final = {
     "s3": ("s3", "s3a"),
@@ -58,6 +58,17 @@ def place_of(settings: ObjectsSettings) -> Place:
     if not bucket or {".", ".."} & set(steps):
         raise InvalidRequest("root must be bucket/prefix", setting=_ROOT, root=root)
     return Place(bucket, "/".join(steps))
+
+
+def credentials_setting(settings: ObjectsSettings) -> str:
+    """Return the setting that the store's credentials come from, or would: the one to blame."""
+    if settings.store == "s3":
+        used = "role_arn" if settings.s3.role_arn else "profile" if settings.s3.profile else ""
+        return f"objects.s3.{used or 'access_key'}"
+    if settings.store == "gcs":
+        used = "credentials_json" if settings.gcs.credentials_json else "credentials_path"
+        return f"objects.gcs.{used}"
+    return "objects.azblob.account_key" if settings.store == "azblob" else _ROOT
 
 
 def endpoint_of(given: str, *, setting: str, allow_http: bool) -> str:

@@ -1,0 +1,238 @@
+"""What a server answers, and what our side makes of it: one request each, and the truth about it.
+
+The server is a small one of this test, because no real one gives such answers when it is asked to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.tiers.objects.failures import is_throttled
+from frazil.tiers.objects.obstores import open_store
+from frazil.tiers.objects.store import PIECE_BYTES_MAX
+from tests.contract.object_stores import settings_of
+
+pytestmark = pytest.mark.integration
+
+OK = (200, {"ETag": '"mark"'}, b"")
+ABSENT = (404, {}, b"")
+PRESENT = (200, {"ETag": '"m"', "Last-Modified": "Mon, 16 Nov 2026 10:00:00 GMT"}, b"12345")
+DROP = None
+UPLOAD = (
+    200,
+    {},
+    b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+)
+
+
+def error(status, code):
+    body = f"<Error><Code>{code}</Code><Message>as {code}</Message></Error>"
+    return (status, {}, body.encode())
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers by method; `POST` and others may have several answers in turn."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words):
+        """Say nothing."""
+
+    def _serve(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.asked.append(self.command)
+        answers = self.server.answers[self.command]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer is DROP:
+            self.close_connection = True
+            return
+        status, headers, body = answer
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - names of the library
+
+
+@contextlib.contextmanager
+def answering(**answers):
+    """Yield a store whose server gives these answers, and the list of what it was asked."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server.answers = {method: list(given) for method, given in answers.items()}
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    settings = settings_of(
+        {
+            "objects.store": "s3",
+            "objects.root": "bucket/root",
+            "objects.s3.endpoint": f"http://127.0.0.1:{server.server_port}",
+            "objects.s3.access_key": "any",
+            "objects.s3.secret_key": "any",
+            "objects.s3.allow_http": True,
+        }
+    )
+    try:
+        with contextlib.closing(open_store(settings)) as store:
+            yield store, server.asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+
+
+def put(answer, **others):
+    """Put once; return the error and what the server was asked."""
+    with answering(PUT=[answer], **others) as (store, asked):
+        with pytest.raises((Conflict, InvalidRequest, NotFound, Unavailable)) as caught:
+            store.put("k", b"12345")
+        return caught.value, asked
+
+
+def test_a_409_with_nothing_there_is_to_be_tried_again():
+    """Another write was under way: nothing happened, and nothing is unknown (F25)."""
+    found, asked = put(error(409, "ConditionalRequestConflict"), HEAD=[ABSENT])
+    assert type(found) is Unavailable
+    assert "outcome" not in found.details
+    assert asked == ["PUT", "HEAD"]
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_an_object_that_is_there_is_a_conflict(status):
+    """A 412, and a 409 with an object, say that the key is taken; whose, the caller looks."""
+    found, asked = put(error(status, "PreconditionFailed"), HEAD=[PRESENT])
+    assert type(found) is Conflict
+    assert asked == ["PUT", "HEAD"]
+
+
+def test_who_cannot_look_says_so():
+    """A 412 whose look fails is the look's trouble, not a verdict about the key."""
+    found, asked = put(error(412, "PreconditionFailed"), HEAD=[error(500, "InternalError")])
+    assert type(found) is Unavailable
+    assert asked == ["PUT", "HEAD"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "unknown", "throttled"),
+    [
+        (error(503, "SlowDown"), False, True),
+        (error(429, "TooManyRequests"), False, True),
+        (error(503, "ServiceUnavailable"), True, True),
+        (error(500, "InternalError"), True, False),
+        (error(502, "BadGateway"), True, False),
+        (error(504, "GatewayTimeout"), True, False),
+        (DROP, True, False),
+    ],
+    ids=["slow down", "429", "503", "500", "502", "504", "dropped"],
+)
+def test_trouble_is_asked_once_and_told_truly(answer, unknown, throttled):
+    """The client repeats nothing; what may have been written is unknown; patience is asked for."""
+    found, asked = put(answer)
+    assert type(found) is Unavailable
+    assert asked == ["PUT"]
+    assert (found.details.get("outcome") == "unknown") == unknown
+    assert is_throttled(found) == throttled
+
+
+@pytest.mark.parametrize(
+    ("answer", "setting"),
+    [
+        (error(403, "InvalidAccessKeyId"), "objects.s3.access_key"),
+        (error(403, "SignatureDoesNotMatch"), "objects.s3.secret_key"),
+        (error(403, "AccessDenied"), "objects.s3.access_key"),
+        (error(403, "RequestTimeTooSkewed"), "objects.s3.access_key"),
+        (error(400, "ExpiredToken"), "objects.s3.session_token"),
+        (error(400, "AuthorizationHeaderMalformed"), "objects.s3.region"),
+        (error(301, "PermanentRedirect"), "objects.s3.region"),
+        (error(404, "NoSuchBucket"), "objects.root"),
+        (error(400, "InvalidRequest"), "objects.s3.endpoint"),
+        (error(405, "MethodNotAllowed"), "objects.s3.endpoint"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[2].split(b"<")[2][5:].decode(),
+)
+def test_refusals_name_the_setting(answer, setting):
+    """What a store refuses for good is traced to the setting, and asked once."""
+    found, asked = put(answer)
+    assert type(found) is InvalidRequest
+    assert found.details["setting"] == setting
+    assert asked == ["PUT"]
+
+
+PIECES = [bytes(PIECE_BYTES_MAX), b"end"]
+SIZE = PIECE_BYTES_MAX + 3
+
+
+def stream(**answers):
+    """Write in two parts; return the error and what the server was asked."""
+    with answering(**answers, DELETE=[(204, {}, b"")]) as (store, asked):
+        with pytest.raises(Unavailable) as caught:
+            store.put_stream("k", PIECES, size=SIZE)
+        return caught.value, asked
+
+
+@pytest.mark.parametrize("code", ["InternalError", "SlowDown"])
+def test_an_error_inside_a_200_is_an_error(code):
+    """The last step of an upload answers 200 with an error in its body: it is not done (F21)."""
+    found, asked = stream(PUT=[OK], POST=[UPLOAD, error(200, code)])
+    assert asked.count("PUT") == 2
+    assert is_throttled(found) == (code == "SlowDown")
+    if code == "InternalError":
+        assert found.details["outcome"] == "unknown"
+
+
+def test_a_part_that_fails_ends_the_upload():
+    """No part is repeated, the upload is not completed, and its parts are given up."""
+    found, asked = stream(PUT=[OK, error(500, "InternalError")], POST=[UPLOAD])
+    assert type(found) is Unavailable
+    assert asked.count("POST") == 1
+    assert asked.count("PUT") == 2
+    assert asked[-1] == "DELETE"
+
+
+@pytest.mark.parametrize("answer", [error(500, "InternalError"), error(503, "SlowDown"), DROP])
+def test_reads_are_asked_once_and_nothing_is_unknown(answer):
+    """A read that fails may be asked again; it is never told as a missing object."""
+    with answering(GET=[answer], HEAD=[answer]) as (store, asked):
+        for read in (
+            lambda: store.get("k", start=0, length=5),
+            lambda: store.head("k"),
+            lambda: store.list(""),
+        ):
+            with pytest.raises(Unavailable) as caught:
+                read()
+            assert "outcome" not in caught.value.details
+        assert asked == ["GET", "HEAD", "GET"]
+
+
+def test_a_missing_bucket_is_no_missing_object():
+    """A read from a bucket that is gone is a wrong setting: no record is declared lost."""
+    with answering(GET=[error(404, "NoSuchBucket")]) as (store, _):
+        for read in (lambda: store.get("k", start=0, length=5), lambda: store.list("")):
+            with pytest.raises(InvalidRequest) as caught:
+                read()
+            assert caught.value.details["setting"] == "objects.root"
+
+
+def test_an_answer_that_is_cut_off_is_not_believed():
+    """Fewer bytes than the server announced are trouble, not an object that ends."""
+    headers = {
+        "ETag": '"m"',
+        "Content-Range": "bytes 0-4/5",
+        "Last-Modified": PRESENT[1]["Last-Modified"],
+    }
+    with answering(GET=[(206, headers, b"12345")]) as (store, _):
+        assert store.get("k", start=0, length=5) == b"12345"
+    with (
+        answering(GET=[(206, headers, b"123")]) as (store, _),
+        pytest.raises((Unavailable, NotFound)),
+    ):
+        store.get("k", start=0, length=5)
