@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 JARS_TIMEOUT_S = 120
-TARGETS = {"run": ".[query,lake,serve]", "dev": ".[dev,lake,serve]"}
+TARGETS = {
+    "run": ".[query,lake,serve,objects,etcd]",
+    "dev": ".[dev,lake,serve,objects,etcd]",
+}
 
 
 def main() -> int:

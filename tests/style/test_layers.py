@@ -65,3 +65,14 @@ def test_a_module_without_a_layer_is_found(tmp_path):
     done = lint(root)
     assert done.returncode == 1
     assert "stray" in done.stdout
+
+
+def test_a_second_module_with_obstore_is_found(tmp_path):
+    """The client of object stores is imported in one module alone, also where it is lazy."""
+    root = copied(tmp_path)
+    path = root / "src" / "frazil" / "tiers" / "objects" / "store.py"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text + "\n\ndef f():\n    import obstore\n", encoding="utf-8")
+    done = lint(root)
+    assert done.returncode == 1
+    assert "frazil.tiers.objects.store -> obstore" in done.stdout
