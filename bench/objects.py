@@ -1,6 +1,6 @@
 """Measure the objects tier: `python bench/objects.py [--only NAME ...] [--quick]`.
 
-The store is a real S3 server (SeaweedFS), a child process of the measure.
+The store is a real S3 server (SeaweedFS), a child process of the measure, but for `objects_hot`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-MEASURES = ("objects_upload", "objects_read", "objects_seek")
+MEASURES = ("objects_upload", "objects_read", "objects_seek", "objects_hot")
 
 
 if __name__ == "__main__":
