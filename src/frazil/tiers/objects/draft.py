@@ -1,13 +1,12 @@
-"""An object that is about to be written: frames are hashed in one pass and sent in another.
+"""An object that is about to be written: heads are hashed first, then the frames are sent.
 
-Whatever changes between the two passes is noticed before the last piece is given: an object whose
-content is not what its key says never becomes whole.
+Every frame is verified as it is sent, and whatever is not as its head said is noticed before the
+last piece is given: an object whose content is not what its key says never becomes whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zlib
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,7 +15,7 @@ from frazil.errors import CorruptionError
 from frazil.model import topic_uid
 from frazil.tiers.objects import format as fmt
 from frazil.tiers.objects.descriptor import Descriptor, Intent, descriptor_of
-from frazil.tiers.objects.frames import FrameRun, Tally
+from frazil.tiers.objects.frame_run import FrameRun, Tally, count
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -41,13 +40,16 @@ class Draft:
     """Footer and trailer."""
     footer: fmt.Footer
     runs: tuple[FrameRun, ...]
-    body_crc: int
+
+    def __iter__(self) -> Iterator[bytearray]:
+        """Yield the object in pieces; as often as it must be sent."""
+        return self.pieces()
 
     def pieces(self) -> Iterator[bytearray]:
         """Yield the object in pieces of `PIECE_BYTES_MAX`, the last one shorter.
 
         Raises:
-            CorruptionError: the frames are not those that were hashed.
+            CorruptionError: a frame is damaged, or is not the one that was hashed.
         """
         piece = bytearray()
         for data in self._all():
@@ -62,13 +64,11 @@ class Draft:
         yield piece
 
     def _all(self) -> Iterator[Buffer]:
-        crc = zlib.crc32(self.header)
+        digest = hashlib.sha256(self.header)
         yield self.header
         for run in self.runs:
-            for data in run.pieces():
-                crc = zlib.crc32(data, crc)
-                yield data
-        if crc != self.body_crc:
+            yield from run.pieces(Tally(first=run.first, position=0, index_bytes=1, digest=digest))
+        if digest.digest() != self.footer.heads_sha256:
             raise CorruptionError(
                 "frames have changed while they were uploaded", key=self.key, size=self.size
             )
@@ -108,30 +108,27 @@ def drafted(
     index_bytes: int,
     shared: bool = False,
 ) -> Draft:
-    """Verify and hash frames and return the object that they make.
+    """Count and hash the heads of frames and return the object that they make.
 
     Raises:
-        CorruptionError: a frame is damaged.
+        CorruptionError: a head is damaged.
     """
     assert shared or len(runs) == 1
     kind = fmt.KIND_SHARED if shared else fmt.KIND_TOPIC
     header = fmt.encode_header(fmt.Header(kind, broker, epoch, created_us))
     digest = hashlib.sha256(header)
-    crc = zlib.crc32(header)
     position = len(header)
     slices: list[fmt.TopicSlice] = []
     tallies: list[Tally] = []
     for run in runs:
-        tally = Tally(first=run.first, position=position, index_bytes=index_bytes)
-        for data in run.pieces(tally):
-            digest.update(data)
-            crc = zlib.crc32(data, crc)
+        tally = Tally(first=run.first, position=position, index_bytes=index_bytes, digest=digest)
+        count(run, tally)
         assert tally.position - position == run.size
         slices.append(_slice(run, tally, position))
         tallies.append(tally)
         position = tally.position
     footer = fmt.Footer(
-        body_sha256=digest.digest(),
+        heads_sha256=digest.digest(),
         topics=tuple(slices),
         lsn_first=min((t.lsn_first for t in tallies if t.lsn_first), default=0),
         lsn_last=max((t.lsn_last for t in tallies), default=0),
@@ -149,7 +146,6 @@ def drafted(
         tail=tail,
         footer=footer,
         runs=tuple(runs),
-        body_crc=crc,
     )
 
 

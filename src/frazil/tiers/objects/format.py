@@ -3,8 +3,9 @@
 `docs/internals/objects.md` has the byte diagram and the crash table; `tests/data/` pins the bytes.
 An object describes itself: its footer has all that a topic needs to live again without metadata.
 
-The content's hash is that of the footer, which has the hash of all bytes before it: whoever reads
-the end of an object knows what the whole of it must be.
+The content's hash is that of the footer, and the footer has the hash of the header and of the heads
+of all frames, each of which has the CRC of its frame: whoever reads the end of an object knows what
+the whole of it must be, and the hash is known before the frames are read.
 """
 
 from __future__ import annotations
@@ -150,8 +151,8 @@ class TopicSlice(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Footer(msgspec.Struct, frozen=True):
     """What an object says of itself."""
 
-    body_sha256: bytes
-    """Of all bytes before the footer."""
+    heads_sha256: bytes
+    """Of the header and the fixed fields of all frames, in their order."""
     topics: tuple[TopicSlice, ...]
     lsn_first: int = 0
     lsn_last: int = 0
@@ -207,7 +208,7 @@ def decode_header(data: bytes) -> Header:
 
 def encode_footer(footer: Footer) -> bytes:
     """Encode a footer as tagged sections."""
-    body = [footer.body_sha256, footer.lsn_first, footer.lsn_last]
+    body = [footer.heads_sha256, footer.lsn_first, footer.lsn_last]
     sections = [
         (TAG_BODY, msgspec.msgpack.encode(body)),
         (TAG_TOPICS, msgspec.msgpack.encode(footer.topics)),
@@ -229,17 +230,17 @@ def decode_footer(data: bytes, *, position: int) -> Footer:
         else:
             unknown.append((tag, section))
     try:
-        body_sha256, lsn_first, lsn_last = msgspec.msgpack.decode(
+        heads_sha256, lsn_first, lsn_last = msgspec.msgpack.decode(
             known[TAG_BODY], type=tuple[bytes, int, int]
         )
         topics = msgspec.msgpack.decode(known[TAG_TOPICS], type=tuple[TopicSlice, ...])
     except msgspec.MsgspecError as error:
         raise CorruptionError("footer of an object cannot be decoded", reason=error) from error
-    if len(body_sha256) != hashlib.sha256().digest_size:
-        raise CorruptionError("footer of an object has no hash", bytes=len(body_sha256))
+    if len(heads_sha256) != hashlib.sha256().digest_size:
+        raise CorruptionError("footer of an object has no hash", bytes=len(heads_sha256))
     for topic in topics:
         _check_slice(topic, body_end=position)
-    return Footer(body_sha256, topics, lsn_first, lsn_last, tuple(unknown))
+    return Footer(heads_sha256, topics, lsn_first, lsn_last, tuple(unknown))
 
 
 def _check_slice(found: TopicSlice, *, body_end: int) -> None:

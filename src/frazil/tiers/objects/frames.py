@@ -1,26 +1,33 @@
-"""Frames on their way into an object: where they come from, and what is gathered of them.
+"""Frames of a journal on their way into objects, verbatim.
 
 `JournalFrames` gives a topic's frames as the journal has them, found by their places: whole ones
-only, below `durable` only. They go by twice, once to be verified, hashed and counted, once to be
-sent, so that no object needs more memory than a piece of it.
+only, below `durable` only. First their heads are counted and hashed, then the frames themselves go
+by once, verified as they are sent: no object needs more memory than a piece of it.
 """
 
 from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import attrs
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.fs import read_fully
 from frazil.log import format as fmt
-from frazil.model import TopicSpec
 from frazil.tiers.objects.descriptor import Hint
-from frazil.tiers.objects.format import INDEX_ENTRIES_MAX, IndexEntry, Range, pack_index
+from frazil.tiers.objects.format import Range
+from frazil.tiers.objects.frame_run import (
+    CountedRun,
+    FrameRun,
+    FrameSource,
+    PrecededRun,
+    Tally,
+    Topic,
+    verify_frame,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,8 +39,10 @@ if TYPE_CHECKING:
     from frazil.log.journal import Journal
     from frazil.log.segment import Segment
     from frazil.log.state import SpecialRange, TopicState
+    from frazil.model import TopicSpec
 
 __all__ = [
+    "CountedRun",
     "FrameRun",
     "FrameSource",
     "JournalFrames",
@@ -47,192 +56,11 @@ WINDOW_BYTES: Final = 1 << 20
 """So much is read at once; a larger frame is read in pieces of this."""
 HOLE_BYTES_MAX: Final = 4 << 10
 """Neighbouring frames of a topic are read at once over holes of at most this many bytes."""
+HEAD_BYTES: Final = fmt.FRAME_HEAD_BYTES + 4 * fmt.RUN.size
+LONE_BYTES_MIN: Final = 8 << 10
+"""The heads of frames that are larger than this are read one by one, without what is between."""
 RANGES_MAX: Final = 1_000
 """A run ends when it has so many gaps, so that its descriptor stays small."""
-
-
-@attrs.frozen
-class Topic:
-    """What an object says of a topic besides its frames."""
-
-    spec: TopicSpec
-    schemas: Mapping[int, bytes]
-    producers: Mapping[int, str]
-    """Names of producers by id."""
-
-
-class FrameRun(Protocol):
-    """The frames of one topic's offsets `[first, end)`, in order; those of `ranges` have none.
-
-    The first frame may begin below `first`, never does the last one end behind `end`.
-    """
-
-    @property
-    def topic(self) -> Topic:
-        """The topic they belong to."""
-
-    @property
-    def first(self) -> int:
-        """The first offset."""
-
-    @property
-    def end(self) -> int:
-        """The offset behind the last one."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all frames."""
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        """Gaps and lost ranges inside."""
-
-    @property
-    def hint(self) -> Hint:
-        """Where the journal goes on."""
-
-    def pieces(self, tally: Tally | None = None) -> Iterator[Buffer]:
-        """Yield all frames one behind another, in pieces of at most `PIECE_BYTES_MAX` bytes.
-
-        The bytes are the same each time. With a tally each frame is verified and counted in it; a
-        frame that is larger than a piece is known to be whole when its last piece is given.
-
-        Raises:
-            CorruptionError: a frame is damaged; `offset_first` and `offset_next` name what is lost.
-            NotFound: frames are gone meanwhile; ask for the run again.
-        """
-
-
-class FrameSource(Protocol):
-    """Gives frames of topics to upload. Any thread may call."""
-
-    def available(self, topic_id: int) -> tuple[int, int]:
-        """Return the first offset that can be had and the end of what is durable."""
-
-    def frames(
-        self, topic_id: int, first: int, *, bytes_max: int, end: int | None = None
-    ) -> FrameRun:
-        """Return frames from `first` on: of about `bytes_max` at most, but at least one.
-
-        A run ends at or below `end` if that is given; it is empty (`end` equals `first`) when no
-        whole frame or gap lies there.
-
-        Raises:
-            NotFound: `first` is no longer there (`offset_first` says what is), or no such topic.
-        """
-
-
-class Tally:
-    """What a footer says of a topic's frames, gathered as they go by."""
-
-    __slots__ = (
-        "_first",
-        "_interval",
-        "_next",
-        "entries",
-        "frames",
-        "lsn_first",
-        "lsn_last",
-        "position",
-        "producers",
-        "records",
-        "schemas",
-        "time_first_us",
-        "time_last_us",
-    )
-
-    def __init__(self, *, first: int, position: int, index_bytes: int) -> None:
-        """Begin at `position` of the object; the records of the topic are those from `first`."""
-        self._first = first
-        self._interval = index_bytes
-        self._next = position
-        self.position = position
-        self.frames = 0
-        self.records = 0
-        self.time_first_us = 0
-        self.time_last_us = 0
-        self.lsn_first = 0
-        self.lsn_last = 0
-        self.schemas: set[int] = set()
-        self.producers: set[int] = set()
-        self.entries: list[IndexEntry] = []
-
-    def add(self, head: tuple[Any, ...], runs: Buffer, length: int) -> None:
-        """Count a verified frame: its fixed fields, its encoded runs, its bytes in all."""
-        offset, records, lsn, time_us = head[0], head[8], head[10], head[14]
-        if offset < self._first:
-            records -= self._first - offset
-        if not self.frames:
-            self.time_first_us = time_us
-        if self.position >= self._next:
-            self._index(IndexEntry(offset, self.position, time_us))
-        self.frames += 1
-        self.records += records
-        self.time_last_us = max(self.time_last_us, time_us)
-        if lsn:
-            self.lsn_first = min(self.lsn_first or lsn, lsn)
-            self.lsn_last = max(self.lsn_last, lsn)
-        self.schemas.add(head[9])
-        if head[6]:
-            self.producers.update([run[0] for run in fmt.RUN.iter_unpack(runs)])
-        self.position += length
-
-    def _index(self, entry: IndexEntry) -> None:
-        if len(self.entries) == INDEX_ENTRIES_MAX:
-            # A very large object: every other entry is enough.
-            del self.entries[1::2]
-            apart = (self.entries[-1].position - self.entries[0].position) // len(self.entries)
-            self._interval = max(2 * self._interval, apart)
-        self.entries.append(entry)
-        self._next = entry.position + self._interval
-
-    @property
-    def index(self) -> bytes:
-        """Return the packed index."""
-        return pack_index(self.entries)
-
-
-@attrs.frozen
-class PrecededRun:
-    """A run behind offsets that nobody has any more: they are told as a gap."""
-
-    run: FrameRun
-    first: int
-    reason: str
-
-    @property
-    def topic(self) -> Topic:
-        return self.run.topic
-
-    @property
-    def end(self) -> int:
-        return self.run.end
-
-    @property
-    def size(self) -> int:
-        return self.run.size
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        return (Range(self.first, self.run.first, "gap", self.reason), *self.run.ranges)
-
-    @property
-    def hint(self) -> Hint:
-        return self.run.hint
-
-    def pieces(self, tally: Tally | None = None) -> Iterator[Buffer]:
-        return self.run.pieces(tally)
-
-
-def verify_frame(data: memoryview, at: int, *, topic: int) -> tuple[fmt.FrameHead | None, str]:
-    """Return the head of the data frame of a topic at a position, or what is wrong with it."""
-    if at + fmt.FRAME_HEAD_BYTES > len(data):
-        return None, "frame ends behind the bytes"
-    head = fmt.read_head(data, at)
-    fault = fmt.frame_fault(data, at, head)
-    if not fault and (head.kind > fmt.KIND_ROWS or head.topic != topic):
-        fault = "frame is of another kind or topic"
-    return (None, fault) if fault else (head, "")
 
 
 class _Stretch(NamedTuple):
@@ -265,6 +93,12 @@ class JournalRun:
                     yield from reading.large(first, tally)
                 else:
                     yield from reading.window(first, stop, tally)
+
+    def count(self, tally: Tally) -> None:
+        for stretch in self.stretches:
+            reading = _Reading(stretch, self.topic.spec)
+            for first, stop in reading.windows():
+                reading.count_heads(first, stop, tally)
 
 
 class _Reading(NamedTuple):
@@ -334,6 +168,39 @@ class _Reading(NamedTuple):
             ):
                 raise self._damaged(number, "frame is not the one that was written here")
             add(fields, view[at + 80 : payload], end - at)
+
+    def count_heads(self, first: int, stop: int, tally: Tally) -> None:
+        """Count frames by their heads: read one by one if they are large, else at once."""
+        places = self.stretch.places
+        positions, lengths = places.positions, places.lengths
+        start = positions[first] << 3
+        size = (positions[stop - 1] << 3) + lengths[stop - 1] - start
+        alone = size > LONE_BYTES_MIN * (stop - first)
+        view = memoryview(b"" if alone else self._read(start, size))
+        for number in range(first, stop):
+            at = positions[number] << 3
+            data = view[at - start :] if not alone else memoryview(self._read(at, HEAD_BYTES))
+            if len(data) < fmt.FRAME_HEAD_BYTES:
+                raise self._damaged(number, "segment is cut short")
+            head = fmt.FRAME_HEAD.unpack_from(data, 0)
+            runs_end = fmt.FRAME_HEAD_BYTES + head[6] * fmt.RUN.size
+            self._check_head(number, head, runs_end)
+            if runs_end > len(data):
+                data = memoryview(self._read(at, runs_end))
+            tally.add(head, data[fmt.FRAME_HEAD_BYTES : runs_end], lengths[number])
+
+    def _check_head(self, number: int, head: tuple[Any, ...], runs_end: int) -> None:
+        segment, _file, places, _first, _stop = self.stretch
+        if (
+            head[0] != places.offsets[number]
+            or head[7] != self.spec.id
+            or head[4] != segment.salt
+            or head[12] != segment.generation
+            or not 0 < head[3] <= fmt.KIND_ROWS
+            or head[1] + fmt.FRAME_PREFIX_BYTES != places.lengths[number]
+            or runs_end > places.lengths[number]
+        ):
+            raise self._damaged(number, "frame is not the one that was written here")
 
     def large(self, number: int, tally: Tally | None) -> Iterator[Buffer]:
         """Yield a frame that is larger than a window; with a tally its last piece is verified."""

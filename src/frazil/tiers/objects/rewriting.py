@@ -15,7 +15,7 @@ from frazil.errors import CorruptionError, FrazilError, NotFound
 from frazil.log import format as frame_format
 from frazil.tiers.objects.descriptor import Descriptor, Hint
 from frazil.tiers.objects.draft import Draft, drafted
-from frazil.tiers.objects.frames import FrameRun, Tally, Topic, verify_frame
+from frazil.tiers.objects.frame_run import FrameRun, Tally, Topic, verify_frame
 from frazil.tiers.objects.looking import read_tail
 from frazil.tiers.objects.store import PIECE_BYTES_MAX, ObjectStore
 from frazil.tiers.objects.uploader import Flight, write
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.tiers.objects.catalog import ObjectCatalog
     from frazil.tiers.objects.format import Range, TopicSlice
-    from frazil.tiers.objects.frames import FrameSource
+    from frazil.tiers.objects.frame_run import FrameSource
     from frazil.tiers.objects.uploader import Uploader
 
 __all__ = ["ObjectRun", "RewriteSettings", "Rewriter"]

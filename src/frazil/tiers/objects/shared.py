@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.tiers.objects.catalog import ObjectCatalog
-    from frazil.tiers.objects.frames import FrameRun, FrameSource
+    from frazil.tiers.objects.frame_run import FrameRun, FrameSource
     from frazil.tiers.objects.store import ObjectStore
     from frazil.tiers.objects.uploader import Uploader, UploadSettings
 

@@ -2,7 +2,7 @@
 
 The steps of an object, each a moment at which a crash is harmless (`docs/internals/objects.md`):
 
-    hashed      its frames are verified, its key is known
+    hashed      the heads of its frames are hashed, its key is known
     begun       the metadata has the intent to write it
     written     the store has answered, or what it did was looked up
     verified    size, trailer and footer were read back
@@ -19,7 +19,7 @@ import attrs
 from frazil.errors import Conflict, CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.tiers.objects.descriptor import descriptor_of
 from frazil.tiers.objects.draft import Draft, drafted
-from frazil.tiers.objects.frames import FrameRun, PrecededRun
+from frazil.tiers.objects.frame_run import FrameRun, PrecededRun
 from frazil.tiers.objects.looking import look
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.tiers.objects.catalog import ObjectCatalog
-    from frazil.tiers.objects.frames import FrameSource
+    from frazil.tiers.objects.frame_run import FrameSource
     from frazil.tiers.objects.store import ObjectStore
 
 __all__ = [
@@ -110,7 +110,7 @@ def write(store: ObjectStore, draft: Draft, flight: Flight) -> str:
             (piece,) = draft.pieces()
             store.put(draft.key, piece)
         else:
-            store.put_stream(draft.key, draft.pieces(), size=draft.size)
+            store.put_stream(draft.key, draft, size=draft.size)
     except Conflict:
         # Perhaps it was an earlier try of this very write that arrived: looking tells.
         pass
@@ -282,7 +282,20 @@ class Uploader:
         return True
 
     def _upload_next(self, topic_id: int) -> bool:
-        draft = self._next_draft(topic_id)
+        try:
+            return self._upload(topic_id, end=None)
+        except CorruptionError as error:
+            damaged = error.details.get("offset_first")
+            if not isinstance(damaged, int):
+                raise
+            # What lies before the damage can be had; if nothing does, the damage is met again.
+            if not self._upload(topic_id, end=damaged):
+                raise
+            return True
+
+    def _upload(self, topic_id: int, *, end: int | None) -> bool:
+        """Upload the frames behind `uploaded`, up to `end` if that is given."""
+        draft = self._next_draft(topic_id, end=end)
         if draft is None:
             return False
         self._on_step("hashed")
@@ -304,34 +317,23 @@ class Uploader:
         self.bytes_uploaded += draft.size
         return True
 
-    def _next_draft(self, topic_id: int) -> Draft | None:
-        """Return the next object: the frames behind `uploaded`, up to damage if there is any."""
-        end: int | None = None
-        for _ in range(2):
-            run = next_run(
-                self._source,
-                self._catalog,
-                topic_id,
-                bytes_max=self._settings.object_bytes_max,
-                end=end,
-            )
-            if run is None:
-                return None
-            try:
-                return drafted(
-                    [run],
-                    broker=self._broker,
-                    epoch=self._catalog.epoch,
-                    created_us=self._clock.now_us(),
-                    index_bytes=self._settings.index_bytes,
-                )
-            except CorruptionError as error:
-                damaged = error.details.get("offset_first")
-                if not isinstance(damaged, int) or damaged <= run.first or end is not None:
-                    raise
-                # What lies before the damage can be had; the next cycle meets the damage first.
-                end = damaged
-        return None
+    def _next_draft(self, topic_id: int, *, end: int | None) -> Draft | None:
+        run = next_run(
+            self._source,
+            self._catalog,
+            topic_id,
+            bytes_max=self._settings.object_bytes_max,
+            end=end,
+        )
+        if run is None:
+            return None
+        return drafted(
+            [run],
+            broker=self._broker,
+            epoch=self._catalog.epoch,
+            created_us=self._clock.now_us(),
+            index_bytes=self._settings.index_bytes,
+        )
 
 
 def next_run(

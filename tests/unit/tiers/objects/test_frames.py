@@ -49,6 +49,12 @@ def joined(run, tally=None):
     return b"".join(bytes(piece) for piece in run.pieces(tally))
 
 
+def facts(tally):
+    """Return all that a tally has gathered."""
+    names = [name for name in Tally.__slots__ if name != "_digest"]
+    return {name: getattr(tally, name) for name in names}, tally._digest.digest()
+
+
 def fill(world):
     """Write three topics among one another into three segments, with frames of many sizes."""
     for number in range(60):
@@ -67,6 +73,7 @@ def fill(world):
 def test_runs_have_all_frames_verbatim_in_both_passes(world, bytes_max, window_bytes, monkeypatch):
     """However small runs and reads are, they give the journal's frames, each of them once."""
     monkeypatch.setattr(module, "WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(module, "LONE_BYTES_MIN", window_bytes // 4)
     fill(world)
     for topic in (1, 2):
         expected = b"".join(written(world, topic))
@@ -76,6 +83,9 @@ def test_runs_have_all_frames_verbatim_in_both_passes(world, bytes_max, window_b
             tally = Tally(first=run.first, position=64, index_bytes=1 << 20)
             data = joined(run, tally)
             assert len(data) == run.size == tally.position - 64
+            heads = Tally(first=run.first, position=64, index_bytes=1 << 20)
+            run.count(heads)
+            assert facts(heads) == facts(tally)
             assert tally.records == run.end - run.first
             hashed += data
         assert hashed == expected
@@ -209,6 +219,7 @@ def test_damage_is_named(world, window_bytes, monkeypatch):
 
     world.disk.corrupt(frame.path, flip)
     run = world.frames.frames(1, 0, bytes_max=1 << 20)
+    run.count(Tally(first=0, position=64, index_bytes=100))
     with pytest.raises(CorruptionError) as caught:
         joined(run, Tally(first=0, position=64, index_bytes=100))
     assert (caught.value.details["offset_first"], caught.value.details["offset_next"]) == (3, 4)

@@ -31,6 +31,15 @@ def fill(world, count=30, topic=1):
     return dict(enumerate(payloads))
 
 
+def data_frames(world):
+    files = {path: world.disk.read_bytes(path) for path in world.disk.paths()}
+    return [f for f in walk_frames(files)[0] if f.topic == 1 and f.kind <= fmt.KIND_ROWS]
+
+
+def flip(data, position):
+    data[position] ^= 1
+
+
 def upload_all(world, topic=1):
     while world.uploader.cycle(topic):
         pass
@@ -155,13 +164,8 @@ def test_trouble_waits_longer_each_time_and_passes(world):
 def test_what_lies_before_damage_is_uploaded(world):
     """Uploads go up to a damaged frame, then the topic says what is lost and waits."""
     published = fill(world, 10)
-    files = {path: world.disk.read_bytes(path) for path in world.disk.paths()}
-    found = [f for f in walk_frames(files)[0] if f.topic == 1 and f.kind <= fmt.KIND_ROWS]
-
-    def flip(data):
-        data[found[6].end - 8] ^= 1
-
-    world.disk.corrupt(found[6].path, flip)
+    found = data_frames(world)
+    world.disk.corrupt(found[6].path, lambda data: flip(data, found[6].end - 9))
     upload_all(world)
     assert world.records(1) == {offset: published[offset] for offset in range(6)}
     trouble = world.uploader.troubles[1]
@@ -169,18 +173,57 @@ def test_what_lies_before_damage_is_uploaded(world):
     assert trouble.error.details["offset_first"] == 6
 
 
-def test_what_changes_between_the_passes_is_noticed(world):
-    """Bytes that are not those that were hashed never become a whole object."""
-    fill(world, 10)
-    path = world.disk.paths()[-1]
+def test_damage_that_is_met_on_the_way_ends_the_object_before_it(world):
+    """A frame that is damaged after its head was counted is not sent; what lies before it is."""
+    published = fill(world, 10)
+    found = data_frames(world)
 
     def damage(name):
         if name == "begun":
-            world.disk.corrupt(path, lambda data: data.__setitem__(slice(1100, 1101), b"\xff"))
+            world.disk.corrupt(found[4].path, lambda data: flip(data, found[4].end - 9))
+            world.uploader._on_step = lambda _name: None
 
     world.uploader._on_step = damage
+    assert world.uploader.cycle(1)
+    assert world.records(1) == {offset: published[offset] for offset in range(4)}
+    assert len(world.store.written) == 1
     assert not world.uploader.cycle(1)
-    assert isinstance(world.uploader.troubles[1].error, CorruptionError)
+    assert world.uploader.troubles[1].error.details["offset_first"] == 4
+
+
+def test_a_whole_frame_that_is_another_is_noticed(world):
+    """Frames that are not those that were hashed never become an object, though they are whole."""
+    fill(world, 10)
+    frame = data_frames(world)[4]
+
+    def swap(data):
+        head = fmt.read_head(data, frame.position)
+        payload = fmt.plain_payload([b"z" * (head.size - 8)])
+        runs_at = frame.position + fmt.FRAME_HEAD_BYTES
+        parts = fmt.frame_buffers(
+            head.kind,
+            payload,
+            len(payload),
+            offset=head.offset,
+            salt=head.salt,
+            generation=head.generation,
+            lsn=head.lsn,
+            synced=head.synced,
+            time_us=head.time,
+            topic=head.topic,
+            count=head.records,
+            flags=head.flags,
+            runs=bytes(data[runs_at : runs_at + head.runs * fmt.RUN.size]),
+        )
+        data[frame.position : frame.end] = b"".join(map(bytes, parts[:3]))
+
+    def change(name):
+        if name == "begun":
+            world.disk.corrupt(frame.path, swap)
+
+    world.uploader._on_step = change
+    assert not world.uploader.cycle(1)
+    assert "have changed" in str(world.uploader.troubles[1].error)
     assert world.store.objects == {}
 
 
