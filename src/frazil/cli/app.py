@@ -9,6 +9,7 @@ import typer
 
 from frazil import __version__
 from frazil.cli import (
+    backup,
     bench,
     catalog,
     config,
@@ -21,6 +22,7 @@ from frazil.cli import (
     publish,
     read,
     rejects,
+    restore,
     serve,
     sql,
     subscription,
@@ -51,6 +53,8 @@ app.command("top")(top.top)
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(tier.app, name="tier")
 app.add_typer(objects.app, name="objects")
+app.command("backup")(backup.backup)
+app.command("restore")(restore.restore)
 app.add_typer(lake.lake_app, name="lake")
 app.command("verify")(verify.verify)
 app.add_typer(rejects.app, name="rejects")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Backups"]
 
 TRY_AGAIN_S: Final = 30.0
+SOON_S: Final = 5.0
+"""Changes of topics wait at least so long for the next backup."""
 
 
 class Backups:
@@ -48,7 +50,7 @@ class Backups:
         """The number of the last backup in the store; 0 while it is not known."""
         self._content = b""
         self._shape: tuple[int, ...] = ()
-        self._next_at = 0.0
+        self._next_at = self._made_at = 0.0
         self.last: dict[str, Any] = {}
         """What `now` returned last."""
 
@@ -56,8 +58,10 @@ class Backups:
         """Make a backup if one is due: at the interval, or soon after topics were changed."""
         now = self._engine.clock.monotonic()
         shape = self._shape_now()
-        if now < self._next_at and (shape == self._shape or not self._content):
+        soon = shape != self._shape and self._content and now >= self._made_at + SOON_S
+        if now < self._next_at and not soon:
             return
+        self._made_at = now
         self._next_at = now + min(TRY_AGAIN_S, self._engine.settings.objects.backup_interval_s)
         self.make(only_changed=True)
         self._shape = shape

@@ -12,6 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from frazil.engine.backups import Backups
 from frazil.engine.objects_facts import status
 from frazil.engine.objects_frames import EngineFrames
 from frazil.engine.objects_options import has_objects
@@ -45,6 +46,8 @@ TICK_S: Final = 0.05
 REWRITES_S: Final = 1.0
 HOLDS_S: Final = 1.0
 """Holds are moved so often, those of all topics together."""
+BACKUP_LOOK_S: Final = 1.0
+"""So often it is asked whether a backup of the metadata is due."""
 CLOSE_S: Final = 5.0
 """So long a closing engine waits for uploads under way; they go on in its next life."""
 READ_WAIT_S: Final = 10.0
@@ -141,6 +144,7 @@ class Objects:
         self.rewriter = Rewriter(store, self.catalog, frames, **same)
         self.shared = SharedUploader(store, self.catalog, frames, **same)
         self.upkeep = ObjectsUpkeep(self._engine, self, store)
+        self.backups = Backups(self._engine, self.catalog, store)
         self.sharing = Sharing(
             self.topics,
             self.uploader,
@@ -239,6 +243,8 @@ class Objects:
             self._guard("holds", self.move_holds)
         if self._is_due("retention", self.settings.retention_check_s):
             self._guard("retention", self.upkeep.retain)
+        if self._is_due("backup", BACKUP_LOOK_S):
+            self._guard("backup", self.backups.tick)
 
     def _is_upload_due(self, topic: ObjectsTopic) -> bool:
         if topic.stopped or not self.uploader.due(topic.id):
@@ -408,6 +414,19 @@ class Objects:
                 durable=end,
                 why=topic.waits.refusal or topic.waits.delay or "it takes longer",
             )
+
+    def backup(self) -> dict[str, Any]:
+        """Back the metadata up to the store now; return what the backup has, ready for JSON.
+
+        Raises:
+            InvalidRequest: if no store is set.
+            Unavailable: if the store does not answer.
+        """
+        if self._engine.closed:
+            raise Closed("the engine is closed")
+        if self.store is None:
+            raise InvalidRequest("there is no object store, set objects.store and objects.root")
+        return self.backups.now()
 
     def retry(self, topic: str) -> None:
         """Upload a topic again that has stopped, after somebody has looked.

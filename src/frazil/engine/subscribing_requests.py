@@ -1,4 +1,7 @@
-"""Calls about subscriptions as values: what a command asks of an engine, here or in a broker."""
+"""Calls as values: what a command asks of an engine, here or in a broker.
+
+They are about subscriptions, but for the one that backs the metadata up.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,17 @@ if TYPE_CHECKING:
     from frazil.engine.core import Engine
     from frazil.engine.reading import Start
 
-__all__ = ["Call", "Create", "Drop", "List", "Policy", "Reset", "decode_call", "encode_call"]
+__all__ = [
+    "Call",
+    "Create",
+    "Drop",
+    "List",
+    "MakeBackup",
+    "Policy",
+    "Reset",
+    "decode_call",
+    "encode_call",
+]
 
 
 class List(msgspec.Struct, tag_field="call", tag="list", forbid_unknown_fields=True):
@@ -85,7 +98,22 @@ class Policy(msgspec.Struct, tag_field="call", tag="policy", forbid_unknown_fiel
         return {**policy_facts(policy), "max_unacked": window}
 
 
-Call = List | Create | Reset | Drop | Policy
+class MakeBackup(msgspec.Struct, tag_field="call", tag="backup", forbid_unknown_fields=True):
+    """Upload what is durable, then back the metadata up to the object store."""
+
+    flush: bool = True
+    timeout_s: float = 45.0
+    """How long to wait for the uploads."""
+    topic: str | None = None
+    """None: it is about all topics."""
+
+    def perform(self, engine: Engine) -> Any:
+        """Do so and return what the backup has, ready for JSON."""
+        uploaded = engine.objects.flush(timeout_s=self.timeout_s) if self.flush else {}
+        return {**engine.objects.backup(), "uploaded": uploaded}
+
+
+Call = List | Create | Reset | Drop | Policy | MakeBackup
 
 _CALLS: Final = msgspec.json.Decoder(Call)
 
@@ -104,7 +132,9 @@ def decode_call(data: bytes) -> Call:
     try:
         found: Call = _CALLS.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest("this is no call about subscriptions", cause=error) from error
+        raise InvalidRequest(
+            "this is no call about subscriptions or backups", cause=error
+        ) from error
     return found
 
 

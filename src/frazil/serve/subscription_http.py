@@ -19,6 +19,7 @@ from frazil.engine.subscribing_requests import (
     Create,
     Drop,
     List,
+    MakeBackup,
     Policy,
     Reset,
     decode_call,
@@ -104,7 +105,7 @@ def _like(call: Call) -> tuple[str, bytes]:
     Raises:
         InvalidRequest: if a name is no topic's.
     """
-    if isinstance(call, List) and call.topic is None:
+    if isinstance(call, MakeBackup) or (isinstance(call, List) and call.topic is None):
         return f"{_TOPIC_ADMIN}ListBrokerTopics", b""
     topic = full_topic_name(call.topic or "")
     message: Any

@@ -1,0 +1,152 @@
+"""`frazil restore`: make a broker's data directory from its object store, on an empty machine."""
+
+from __future__ import annotations
+
+import os.path
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import attrs
+import typer
+
+from frazil.cli.output import note, print_json, print_table, size_text, stamp
+from frazil.cli.session import session_of
+from frazil.clock import SystemClock
+from frazil.config import load_settings
+from frazil.config_sources import parse_assignments
+from frazil.engine.restoring import restore as restore_broker
+from frazil.errors import InvalidRequest
+from frazil.fs import RealFileSystem
+from frazil.telemetry import configure
+
+if TYPE_CHECKING:
+    from frazil.engine.restoring import RestoreReport
+
+__all__ = ["restore", "store_of"]
+
+_KINDS: Final = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gcs", "gs"), "gcs"),
+    **dict.fromkeys(("azblob", "az", "azure"), "azblob"),
+    **dict.fromkeys(("file", "fs"), "fs"),
+}
+
+
+def restore(
+    context: typer.Context,
+    target: Annotated[str, typer.Option("--to", help="The new data directory; it must be empty.")],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", help="s3://…, gcs://…, azblob://… or a directory; else settings."),
+    ] = None,
+    local: Annotated[
+        Literal["needed", "all"],
+        typer.Option(help="Which records are fetched: those that must lie here, or all."),
+    ] = "needed",
+    broker: Annotated[
+        str | None, typer.Option(help="The broker's id, if the store has several.")
+    ] = None,
+) -> None:
+    """Rebuild a broker's topics, columns and subscriptions from its object store.
+
+    Keys and endpoint of the store come from the settings (`--config`, `--set`, environment).
+    """
+    from frazil.tiers.objects.obstores import open_store
+    from frazil.tiers.objects.patience import Patient
+
+    session = session_of(context)
+    overrides = parse_assignments(session.assignments)
+    overrides["data_dir"] = os.path.abspath(target)
+    if source is not None:
+        kind, root = store_of(source)
+        overrides |= {"objects.store": kind, "objects.root": root}
+    settings = load_settings(file=session.config, overrides=overrides)
+    if settings.objects.store == "none":
+        raise InvalidRequest("name the store with --from, or set objects.store and objects.root")
+    if settings.metadata.backend == "memory":
+        raise InvalidRequest(
+            "a restored broker needs metadata that lasts", setting="metadata.backend"
+        )
+    telemetry = settings.telemetry
+    configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
+    clock = SystemClock()
+    store = Patient(open_store(settings.objects, clock=clock), settings.objects, clock=clock)
+    try:
+        report = restore_broker(
+            store,
+            settings.data_dir,
+            settings=settings,
+            file_system=RealFileSystem(),
+            clock=clock,
+            local_all=local == "all",
+            broker=_broker(broker),
+        )
+    finally:
+        store.close()
+    if session.as_json:
+        print_json(attrs.asdict(report))
+        return
+    _print(report, settings.data_dir)
+
+
+def store_of(source: str) -> tuple[str, str]:
+    """Return the kind of store and its root that a URL or a directory names.
+
+    Raises:
+        InvalidRequest: if its scheme is unknown.
+    """
+    scheme, separator, rest = source.partition("://")
+    if not separator:
+        return "fs", os.path.abspath(source)
+    kind = _KINDS.get(scheme.lower())
+    if kind is None:
+        raise InvalidRequest(
+            "unknown kind of store", url=source, known=", ".join(sorted(set(_KINDS.values())))
+        )
+    return (kind, rest) if kind == "fs" else (kind, f"{kind}://{rest}")
+
+
+def _broker(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != 16:
+        raise InvalidRequest("a broker's id is 32 hex digits", got=text)
+    return found
+
+
+def _print(report: RestoreReport, target: str) -> None:
+    names = ("topic", "first", "end", "objects", "subscriptions", "records", "lost", "not uploaded")
+    print_table(names, [_row(topic) for topic in report.topics])
+    when = stamp(report.backup_us) if report.backup else ""
+    source = f"the backup of {when}" if report.backup else "the objects alone: there is no backup"
+    typer.echo(
+        f"restored {len(report.topics):,} topics into {target} from {source}; "
+        f"{size_text(report.bytes_local)} were fetched"
+    )
+    for key, reason in report.unreadable_backups.items():
+        note(f"warning: backup {key} cannot be read: {reason}")
+    for key, reason in report.damaged_objects.items():
+        note(f"warning: object {key} is left out: {reason}")
+    for key in report.missing_objects:
+        note(f"warning: object {key} is missing")
+    for warning in report.warnings:
+        note(f"warning: {warning}")
+
+
+def _row(topic: Any) -> tuple[object, ...]:
+    lost = ", ".join(f"{first}-{end - 1}" for first, end in topic.lost)
+    place = "here" if topic.local else "in the store"
+    return (
+        topic.name,
+        f"{topic.first:,}",
+        f"{topic.end:,}",
+        topic.objects,
+        topic.subscriptions,
+        place,
+        lost,
+        f"{topic.unsaved:,}" if topic.unsaved else "",
+    )
