@@ -52,6 +52,7 @@ def figures(sample: Sample, before: Sample) -> dict[str, Any]:
         "signals_fired": dict(tiers.get("signals_fired") or {}),
         "errors": dict(tiers.get("errors") or {}),
         "lake": dict(stats.get("lake") or {}),
+        "objects": dict(stats.get("objects") or {}),
         "latencies": dict(stats.get("latencies") or {}),
         "rates": {
             "records": _rate(_heads(stats), _heads(past), seconds),
@@ -74,6 +75,7 @@ def _topic(
         "topic": name,
         "start": found["start"],
         "committed": found.get("committed"),
+        "uploaded": found.get("uploaded"),
         "flushed": tiers.get("flushed", 0),
         "memory_start": tiers.get("memory_start", 0),
         "durable": found["durable"],

@@ -27,6 +27,8 @@ def render(figures: Mapping[str, Any], *, kind: str) -> RenderableType:
         parts.append(_latencies(figures["latencies"]))
     if figures["lake"].get("topics"):
         parts.append(_lake(figures["lake"]))
+    if figures["objects"].get("topics"):
+        parts.append(_objects(figures["objects"]))
     parts.append(_topics(figures["topics"]))
     parts += [
         Text(f"error in {task}: {text}", style="red") for task, text in figures["errors"].items()
@@ -121,18 +123,41 @@ def _lake(lake: Mapping[str, Any]) -> Table:
     return table
 
 
+def _objects(objects: Mapping[str, Any]) -> Table:
+    """Return the object store as one row: all topics together."""
+    names = ("uploaded", "shared", "rewritten", "stored", "behind", "for", "failures", "stopped")
+    table = Table("objects", *names)
+    totals = objects.get("totals") or {}
+    waits = totals.get("lag_seconds")
+    stopped = (totals.get("states") or {}).get("stopped", 0)
+    table.add_row(
+        Text(f"{objects['store']} {objects['root']}"),
+        f"{_number(totals.get('objects_uploaded'))} in {_size(totals.get('bytes_uploaded'))}",
+        _number(totals.get("objects_shared")),
+        _number(totals.get("objects_rewritten")),
+        f"{_number(totals.get('objects'))} with {_size(totals.get('bytes'))}",
+        f"{_number(totals.get('lag_records'))} in {_size(totals.get('lag_bytes'))}",
+        UNKNOWN if waits is None else f"{waits:,.1f} s",
+        _number(totals.get("failures")),
+        Text(str(stopped), style="red" if stopped else ""),
+    )
+    return table
+
+
 def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f} s"
 
 
 def _topics(topics: list[dict[str, Any]]) -> Table:
-    names = ("start", "committed", "flushed", "in memory from", "durable", "head", "records/s")
+    marks = ("start", "committed", "uploaded", "flushed", "in memory from", "durable", "head")
+    names = (*marks, "records/s")
     table = Table("topic", *names, "memory", "flushes", "last signal", "keys")
     for each in topics[:TOPICS_MAX]:
         table.add_row(
             Text(each["topic"]),
             _number(each["start"]),
             _number(each.get("committed")),
+            _number(each.get("uploaded")),
             _number(each["flushed"]),
             _number(each["memory_start"]),
             _number(each["durable"]),

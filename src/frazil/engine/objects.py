@@ -70,6 +70,8 @@ class Objects:
         """All topics at work: objects of a topic can be read though it is uploaded no more."""
         self.errors: dict[str, str] = {}
         """Bugs that a thread met, by what it did; it goes on."""
+        self.failures = 0
+        """How often an upload was given up, to be tried again later."""
         self.store: ObjectStore | None = None
         self.source: ObjectsSource | None = None
         self._stopping = False
@@ -306,6 +308,7 @@ class Objects:
             return
         text = str(trouble.error)
         topic.failures += 1
+        self.failures += 1
         topic.waits.delay = text
         if text != topic.error_told:
             warn("upload_failed", topic=topic.name, error=text, stopped=trouble.stopped)

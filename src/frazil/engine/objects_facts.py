@@ -53,14 +53,18 @@ def _topic(topic: ObjectsTopic, trouble: Trouble | None, now_us: int) -> dict[st
 def _totals(objects: Objects, topics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return all topics together; counters begin with the engine."""
     waits = [each["lag_seconds"] for each in topics.values() if each["lag_seconds"] is not None]
-    summed = ("lag_records", "lag_bytes", "objects", "bytes", "failures")
+    summed = ("lag_records", "lag_bytes", "objects", "bytes")
     states = [each["state"] for each in topics.values()]
-    uploader = objects.uploader
+    uploader, shared, rewriter = objects.uploader, objects.shared, objects.rewriter
     return {
         **{name: sum(each[name] for each in topics.values()) for name in summed},
         "lag_seconds": max(waits, default=None),
         "states": {state: states.count(state) for state in sorted(set(states))},
+        "failures": objects.failures,
         "objects_uploaded": uploader.objects_uploaded,
         "objects_adopted": uploader.objects_adopted,
-        "bytes_uploaded": uploader.bytes_uploaded,
+        "objects_shared": shared.objects_uploaded,
+        "objects_rewritten": rewriter.objects_rewritten,
+        "bytes_uploaded": uploader.bytes_uploaded + shared.bytes_uploaded,
+        "bytes_rewritten": rewriter.bytes_rewritten,
     }

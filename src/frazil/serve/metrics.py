@@ -90,6 +90,7 @@ _ZONE: Final = one_of("zone", "engine.tiers.pressure.zone", "green", "yellow", "
 _LAKE: Final = one_of("state", "engine.lake.state", "off", "idle", "starting", "running")
 _PRESSURE: Final = "engine.tiers.pressure"
 _TOTALS: Final = "engine.lake.totals"
+_OBJECTS: Final = "engine.objects.totals"
 
 METRICS: Final[tuple[Metric, ...]] = (
     # -- the engine
@@ -168,6 +169,18 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Duration of commits, of the last hundred of each topic.",
         _quantiles(f"{_TOTALS}.commit_seconds"),
     ),
+    # -- the object store
+    _gauge("objects_topics", "Topics uploaded, by state.", by_key("state", f"{_OBJECTS}.states")),
+    _gauge("objects_lag_records", "Records not uploaded yet.", at(f"{_OBJECTS}.lag_records")),
+    _gauge("objects_lag_bytes", "Bytes not uploaded yet.", at(f"{_OBJECTS}.lag_bytes")),
+    _gauge("objects_lag_seconds", "Age of the oldest of them.", at(f"{_OBJECTS}.lag_seconds")),
+    _gauge("objects_registered", "Objects of topics.", at(f"{_OBJECTS}.objects")),
+    _gauge("objects_stored_bytes", "Records in objects.", at(f"{_OBJECTS}.bytes")),
+    _counter("objects_uploaded_total", "Of one topic.", at(f"{_OBJECTS}.objects_uploaded")),
+    _counter("objects_shared_total", "Of who waited.", at(f"{_OBJECTS}.objects_shared")),
+    _counter("objects_rewritten_total", "Written anew.", at(f"{_OBJECTS}.objects_rewritten")),
+    _counter("objects_uploaded_bytes_total", "Uploaded.", at(f"{_OBJECTS}.bytes_uploaded")),
+    _counter("objects_failures_total", "Uploads to be tried again.", at(f"{_OBJECTS}.failures")),
     # -- queries
     _gauge(
         "query_seconds",

@@ -44,9 +44,12 @@ def parsed(text):
 def test_every_metric_has_a_value_and_none_has_what_users_wrote(tmp_path):
     """All declared metrics appear; topics, keys, attributes, payloads and paths do not."""
     root = tmp_path / f"dir-{MARK}"
-    with frazil.open(root) as db:
+    store = {"store": "memory", "root": MARK, "interval_s": 3600}
+    with frazil.open(root, **{f"objects.{name}": each for name, each in store.items()}) as db:
         topic = db.create_topic(f"topic-{MARK}")
-        for number in range(50):
+        topic.append(b"uploaded")
+        db.objects.flush()
+        for number in range(49):
             topic.append(
                 f"payload-{MARK}".encode(), key=f"key-{MARK}", attributes={MARK: f"{number}"}
             )
@@ -72,6 +75,8 @@ def test_every_metric_has_a_value_and_none_has_what_users_wrote(tmp_path):
     assert found["frazil_records"] == [({}, 50.0)]
     assert found["frazil_topics"] == [({}, 1.0)]
     assert found["frazil_memory_flushes"] == [({}, 1.0)]
+    assert found["frazil_objects_lag_records"] == [({}, 49.0)]
+    assert found["frazil_objects_topics"] == [({"state": "running"}, 1.0)]
     assert found["frazil_health"][0] == ({"state": "ok"}, 1.0)
     assert 0 < found["frazil_log_ack_seconds"][0][1] < 60
     assert 0 < found["frazil_query_seconds"][1][1] < 60

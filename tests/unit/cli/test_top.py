@@ -223,3 +223,32 @@ def test_the_lake_is_shown_where_a_topic_has_one():
         assert word in text
     assert "restarts" in text
     assert "restarts" not in shown({"lake": {"state": "off", "topics": {}}})
+
+
+def test_the_object_store_is_shown_where_topics_are_uploaded():
+    """Objects, what is behind, failures and stopped topics are in one row; marks with the topics."""
+    objects = {
+        "state": "running",
+        "store": "s3",
+        "root": "s3://bucket/root",
+        "totals": {
+            "objects": 4321,
+            "bytes": 10_000_000,
+            "objects_uploaded": 1234,
+            "bytes_uploaded": 20_000_000,
+            "objects_shared": 555,
+            "objects_rewritten": 66,
+            "lag_records": 888,
+            "lag_bytes": 4_000_000,
+            "lag_seconds": 12.34,
+            "failures": 99,
+            "states": {"running": 1, "stopped": 7},
+        },
+        "topics": {"/default/t": {}},
+    }
+    sample = Sample(2_000_000, 1, stats(100) | {"objects": objects})
+    console = Console(width=250, record=True, file=io.StringIO())
+    console.print(render(figures(sample, sample), kind="running"))
+    text = console.export_text()
+    for word in ("s3://bucket/root", "4,321", "1,234", "555", "66", "888", "12.3 s", "99", "7"):
+        assert word in text
