@@ -15,7 +15,7 @@ from frazil.errors import CorruptionError
 from frazil.model import topic_uid
 from frazil.tiers.objects import format as fmt
 from frazil.tiers.objects.descriptor import Descriptor, Intent, descriptor_of
-from frazil.tiers.objects.frame_run import FrameRun, Tally, count
+from frazil.tiers.objects.frame_run import FrameRun, HeadsHash, Tally, count
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Draft:
         digest = hashlib.sha256(self.header)
         yield self.header
         for run in self.runs:
-            yield from run.pieces(Tally(first=run.first, position=0, index_bytes=1, digest=digest))
+            yield from run.pieces(HeadsHash(digest))
         if digest.digest() != self.footer.heads_sha256:
             raise CorruptionError(
                 "frames have changed while they were uploaded", key=self.key, size=self.size

@@ -23,6 +23,7 @@ __all__ = [
     "CountedRun",
     "FrameRun",
     "FrameSource",
+    "HeadsHash",
     "PrecededRun",
     "Tally",
     "Topic",
@@ -193,6 +194,19 @@ class Tally:
     def index(self) -> bytes:
         """Return the packed index."""
         return pack_index(self.entries)
+
+
+class HeadsHash(Tally):
+    """Gathers the hash of the heads and nothing else, for frames that were counted before."""
+
+    __slots__ = ()
+
+    def __init__(self, digest: hashlib._Hash) -> None:
+        super().__init__(first=0, position=0, index_bytes=1, digest=digest)
+
+    def add(self, head: tuple[Any, ...], runs: Buffer, length: int) -> None:
+        del runs, length
+        self._digest.update(_PACK(*head))
 
 
 @attrs.frozen
