@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.engine.backups import Backups
 from frazil.engine.objects_facts import status
 from frazil.engine.objects_frames import EngineFrames
+from frazil.engine.objects_healing import heal
 from frazil.engine.objects_options import has_objects
 from frazil.engine.objects_sharing import Sharing
 from frazil.engine.objects_topics import OBJECTS_HOLD, ObjectsTopic, hold_control
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["Objects"]
 
 TICK_S: Final = 0.05
+TICK_TOPIC_S: Final = 100e-6
+"""The pause is at least so long for each topic: thousands that rest must not cost a core."""
+HEAL_S: Final = 5.0
 REWRITES_S: Final = 1.0
 HOLDS_S: Final = 1.0
 """Holds are moved so often, those of all topics together."""
@@ -76,6 +80,8 @@ class Objects:
         self.source: ObjectsSource | None = None
         self._stopping = False
         self._woken = threading.Event()
+        self._ready = threading.Event()
+        """Set when all objects are known."""
         self._work: SimpleQueue[ObjectsTopic | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._due: dict[str, float] = {}
@@ -205,12 +211,29 @@ class Objects:
         self._woken.set()
 
     def _run(self) -> None:
+        while not self._stopping and any(topic.is_lost for topic in self.all_topics):
+            self._guard("heal", self.heal)
+            if "heal" not in self.errors:
+                break
+            self._woken.wait(HEAL_S)
+        self._ready.set()
         while not self._stopping:
-            self._woken.wait(TICK_S)
+            self._woken.wait(max(TICK_S, TICK_TOPIC_S * len(self.topics)))
             self._woken.clear()
             self._guard("round", self._round)
 
+    def heal(self) -> None:
+        """Find objects that the metadata has lost; called while nothing is uploaded."""
+        assert self.store is not None
+        lost = [topic for topic in self.all_topics if topic.is_lost]
+        if lost and heal(self._engine, self.store, lost):
+            self.catalog.load()
+        for topic in lost:
+            topic.go_on()
+            topic.note()
+
     def _share(self) -> None:
+        self._ready.wait()
         while not self._stopping:
             self._guard("shared", self.sharing.run)
 
@@ -273,7 +296,6 @@ class Objects:
             if not self._stopping:
                 self._guard(f"upload {topic.name}", partial(self._work_on, topic))
             topic.busy = False
-            self.wake()
 
     def _work_on(self, topic: ObjectsTopic) -> None:
         if self._is_upload_due(topic):
@@ -336,6 +358,7 @@ class Objects:
 
     def run_once(self) -> None:
         """Do a whole round in this thread; for simulations, which have no threads."""
+        self.heal()
         for topic in self.all_topics:
             if not topic.stopped:
                 self.upload(topic)
@@ -346,6 +369,7 @@ class Objects:
     def stop(self) -> None:
         """End the threads; an upload under way gets a moment, and goes on in the next life."""
         self._stopping = True
+        self._ready.set()
         self.wake()
         if self.store is not None and self._threads:
             self.sharing.stop()

@@ -22,8 +22,8 @@ __all__ = ["OBJECTS_HOLD", "ObjectsTopic", "hold_control"]
 
 OBJECTS_HOLD: Final = "objects"
 LOST: Final = (
-    "the metadata lacks objects that were registered: what the store has of them is not known; "
-    "nothing is uploaded, and nothing of the topic is given up, until `frazil restore`"
+    "the metadata lacks objects that were registered, and they are looked for in the store; until "
+    "they are found nothing is uploaded, and nothing of the topic is given up"
 )
 
 
@@ -103,6 +103,16 @@ class ObjectsTopic:
             return 0 if held is None else None
         uploaded = min(self.uploaded, self.runtime.state.durable)
         return uploaded if held is None or held < uploaded else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether its objects have to be found before anything else."""
+        return self.stopped == LOST
+
+    def fits(self, end: int) -> bool:
+        """Tell whether objects that end there can be what was registered."""
+        state = self.runtime.state
+        return state.holds.get(OBJECTS_HOLD, 0) <= end <= state.durable
 
     def _lacks_objects(self) -> bool:
         """Tell whether more was registered than is known now: the metadata was lost."""

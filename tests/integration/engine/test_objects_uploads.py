@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from frazil.errors import InvalidRequest, Unavailable
+from frazil.errors import Conflict, InvalidRequest, Unavailable
 from tests.integration.engine.objects_world import (
     WAIT_S,
     open_with_objects,
@@ -140,15 +141,44 @@ def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
         assert db.objects.status()["topics"]["/default/bad"]["state"] == "running"
 
 
-def test_descriptors_that_are_lost_stop_a_topic(tmp_path):
-    """Without its descriptors a topic uploads nothing and gives nothing up: somebody must look."""
+def without_metadata(tmp_path):
+    """Lose the file that knows of objects."""
+    found = list((tmp_path / "data").glob("meta.db*"))
+    assert found
+    for path in found:
+        path.unlink()
+
+
+def test_objects_that_the_metadata_lost_are_found_again(tmp_path):
+    """The store knows them: a topic goes on where it was, and uploads nothing a second time."""
+    with open_with_objects(tmp_path) as db:
+        topic = db.create_topic("lost")
+        for number in range(30):
+            topic.append(b"%d" % number, ack="uploaded" if number % 7 == 0 else None)
+        db.objects.flush()
+        wait_until(lambda: topic.describe()["holds"] == {"objects": 30})
+    without_metadata(tmp_path)
+    before = stored(tmp_path)
+    with open_with_objects(tmp_path) as db:
+        topic = db.topic("lost")
+        wait_until(lambda: db.objects.status()["topics"]["/default/lost"]["state"] == "running")
+        assert [row["payload"] for row in uploaded_rows(db, topic)] == [
+            b"%d" % n for n in range(30)
+        ]
+        topic.append(b"30", ack="uploaded")
+        assert len(uploaded_rows(db, topic)) == 31
+        assert registered(db, topic.runtime.state.id)
+    assert set(before) - set(stored(tmp_path)) == set()
+
+
+def test_objects_that_are_nowhere_stop_a_topic(tmp_path):
+    """A topic whose objects are lost uploads nothing and gives nothing up: somebody must look."""
     with open_with_objects(tmp_path) as db:
         topic = db.create_topic("lost")
         topic.append(b"x", ack="uploaded")
         db.objects.move_holds()
-    for path in (tmp_path / "data").glob("meta.db*"):
-        path.unlink()
-    before = stored(tmp_path)
+    without_metadata(tmp_path)
+    shutil.rmtree(tmp_path / "store")
     with open_with_objects(tmp_path) as db:
         topic = db.topic("lost")
         topic.append(b"y")
@@ -156,5 +186,7 @@ def test_descriptors_that_are_lost_stop_a_topic(tmp_path):
         assert db.stats()["health"] == "degraded"
         with pytest.raises(Unavailable, match="fsynced"):
             topic.append(b"z", ack="uploaded")
-        assert stored(tmp_path) == before
+        assert not any("/topics/" in key or "/shared/" in key for key in stored(tmp_path))
         assert topic.describe()["holds"] == {"objects": 1}
+        with pytest.raises(Conflict, match="looked for"):
+            db.objects.retry("lost")
