@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).resolve().parent / "corpus"
-ENGINE_NAMES = ("frames", "state", "payloads", "texts", "directory")
+ENGINE_NAMES = ("frames", "state", "payloads", "texts", "directory", "objects")
 TRANSPORT_NAMES = ("h2", "headers", "grpc")
 REQUEST_NAMES = ("danube", "clients", "schemas")
 SERVE_NAMES = (*TRANSPORT_NAMES, *REQUEST_NAMES)

@@ -7,6 +7,8 @@ them.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pyarrow as pa
 
@@ -21,6 +23,7 @@ from tests.fuzz.serve_seeds import serve_seeds
 from tests.fuzz.targets import ENCODER, SCHEMA, _frame, _state
 
 pack = msgspec.msgpack.encode
+OBJECTS = Path(__file__).resolve().parents[1] / "data" / "objects-1"
 
 
 def _control(kind, payload, topic=1):
@@ -87,6 +90,7 @@ def seeds():
             b"\x80" + b"".join(frames)[1:],
             b"\x05\x00\x00\x00\x00\x00\x00\x00\x01\x08\x01\x01\x01\x00\x00\x00\0\0\0\0\1\0\0\0" * 2,
         ],
+        "objects": [path.read_bytes() for path in sorted(OBJECTS.iterdir())],
     }
 
 

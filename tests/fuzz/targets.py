@@ -13,7 +13,7 @@ from contextlib import suppress
 import pyarrow as pa
 
 from frazil.config_sources import environment_entries, file_entries, parse_assignments
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, NotFound
 from frazil.ingest.columns import LIMITS_DEFAULT, declare_schema
 from frazil.ingest.frames import MessageTopicCodec, TableCodec
 from frazil.ingest.json_rows import JsonRowReader, parse_csv_row, parse_json_row
@@ -22,13 +22,26 @@ from frazil.ingest.rows import RowEncoder
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_checkpoint, decode_sections
 from frazil.log.index import decode_footer, decode_places
-from frazil.log.reader import Frame, _batches
+from frazil.log.reader import Frame, batches_of
 from frazil.log.recovery import replay
 from frazil.log.scan import Scanner
 from frazil.log.segment import read_footer
 from frazil.log.state import JournalState
 from frazil.model import TopicSpec, full_topic_name
 from frazil.testing import SimulatedFileSystem
+from frazil.tiers.objects import format as object_format
+from frazil.tiers.objects.descriptor import (
+    Descriptor,
+    Garbage,
+    Hint,
+    Intent,
+    ObjectsState,
+    decode_row,
+)
+from frazil.tiers.objects.frame_run import Tally, Topic
+from frazil.tiers.objects.looking import read_tail
+from frazil.tiers.objects.rewriting import ObjectRun
+from frazil.tiers.objects.store import ObjectMeta
 from frazil.units import parse_bytes, parse_duration_s
 
 SALT = b"saltsalt"
@@ -177,16 +190,14 @@ def payloads(data):
         ENCODER.unpack_rows(data)
     count = data[0] % 8 if data else 0
     body = data[1:]
-    topic = _state().topics[1]
     for codec, schema in ((MESSAGES, 0), (TABLE, 1)):
         for kind in (fmt.KIND_ROWS, fmt.KIND_ARROW):
             for flags in (0, fmt.FLAG_PLAIN):
                 encoded = _frame(kind, body, topic=1, count=count, schema=schema, flags=flags)
                 frame = Frame(fmt.read_head(encoded, 0), encoded, fmt.FRAME_HEAD_BYTES)
-                topic.codec = codec
                 for found in ([frame], [frame, frame]):
                     with suppress(FrazilError):
-                        _batches(found, topic, 0)
+                        batches_of(found, codec, offset=0, topic=1)
 
 
 def texts(data):
@@ -246,4 +257,72 @@ def directory(data):
         DrivenLog(disk).close()
 
 
-TARGETS = {target.__name__: target for target in (frames, state, payloads, texts, directory)}
+class BytesStore:
+    """An object store that has one object."""
+
+    def __init__(self, data):
+        self._data = data
+
+    def get(self, key, *, start, length):
+        if start + length > len(self._data):
+            raise NotFound("object ends before", key=key)
+        return self._data[start : start + length]
+
+
+def objects(data):
+    """Objects: header, trailer, footer, index, keys, frames in a slice, rows of the metadata."""
+    header = data[:60].ljust(60, b"\0")
+    for candidate in (data, header + zlib.crc32(header).to_bytes(4, "little")):
+        with suppress(FrazilError):
+            object_format.decode_header(candidate)
+    body = bytes(object_format.HEADER_BYTES)
+    whole = body + data + object_format.encode_trailer(data, position=len(body))
+    for candidate in (data, whole):
+        with suppress(FrazilError):
+            read_tail(BytesStore(candidate), ObjectMeta("key", len(candidate), "", 0))
+    with suppress(FrazilError):
+        object_format.decode_footer(data, position=1 << 30)
+    with suppress(FrazilError):
+        object_format.unpack_index(data)
+    object_format.parse_key(data.decode("utf-8", "replace"))
+    _object_frames(data)
+    for kind in (Descriptor, ObjectsState, Intent, Garbage):
+        with suppress(FrazilError):
+            row = decode_row(kind, "/objects/1/2", data)
+            if kind is Descriptor:
+                row.entries()
+
+
+def _object_frames(data):
+    """The frames of a registered object, as rewriting reads them."""
+    spec = _state().topics[1].spec
+    for body in (data, _frames_of(data)):
+        found = Descriptor(
+            key="key",
+            first=0,
+            end=1,
+            size=len(body),
+            position=0,
+            length=len(body),
+            records=1,
+            frames=1,
+            time_first_us=0,
+            time_last_us=0,
+            epoch=1,
+            sha="",
+            etag="",
+            created_us=0,
+        )
+        run = ObjectRun(
+            store=BytesStore(body), topic=Topic(spec, {}, {}), descriptors=(found,), hint=Hint()
+        )
+        with suppress(FrazilError):
+            taken = sum(
+                len(piece) for piece in run.pieces(Tally(first=0, position=64, index_bytes=9))
+            )
+            assert taken == len(body)
+
+
+TARGETS = {
+    target.__name__: target for target in (frames, state, payloads, texts, directory, objects)
+}

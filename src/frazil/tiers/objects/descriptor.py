@@ -270,7 +270,7 @@ def decode_row(kind: type[RowT], key: str, value: bytes) -> RowT:
     """
     try:
         return msgspec.msgpack.decode(value, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError(
             "metadata of the objects tier is damaged", key=key, reason=error
         ) from error

@@ -234,7 +234,7 @@ def decode_footer(data: bytes, *, position: int) -> Footer:
             known[TAG_BODY], type=tuple[bytes, int, int]
         )
         topics = msgspec.msgpack.decode(known[TAG_TOPICS], type=tuple[TopicSlice, ...])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError("footer of an object cannot be decoded", reason=error) from error
     if len(heads_sha256) != hashlib.sha256().digest_size:
         raise CorruptionError("footer of an object has no hash", bytes=len(heads_sha256))
