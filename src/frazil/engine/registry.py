@@ -137,6 +137,9 @@ class Registry:
                     suspect=bool(stores.warnings) or not stores.local.revision()
                 ).items():
                     ends[topic_id] = max(end, ends.get(topic_id, 0))
+            self.objects = Objects(self)
+            for topic_id, picture in self.objects.catalog.topics().items():
+                ends[topic_id] = max(picture.uploaded, ends.get(topic_id, 0))
             # All definitions are in the main journal, but only the records of the shared topics.
             shared = {
                 topic_id: end
@@ -147,7 +150,6 @@ class Registry:
                     else not self._has_files(topic_id)
                 )
             }
-            self.objects = Objects(self)
             self.main = self._open_lane(self.paths.journal, "journal", known, shared)
             self._take_lease()
             # Before the lanes are opened: they take over what their topics' definitions say.

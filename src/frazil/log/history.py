@@ -174,7 +174,7 @@ class ChainedHistory:
     reader is in it; the reader then goes on in the next one that has the offset.
 
     `behind` is a source far away, which is slow and may be out of reach. It is asked only for what
-    no other source has, or has but cannot read because it is damaged.
+    no other source has, or has but cannot read because it is damaged, or has as a gap.
     """
 
     def __init__(
@@ -251,6 +251,11 @@ class ChainedHistory:
                 raise
             warn("history_served_from_behind", topic=topic, offset=offset, error=error)
             return spared
+        if self._behind is not None and _begins_with_gap(piece, offset):
+            # A log that is older than what lies behind has a gap where that has records.
+            spared = self._spared(source, topic, offset, bytes_max)
+            if spared is not None and not _begins_with_gap(spared, offset):
+                return spared
         return piece if piece.offset_next > offset else None
 
     def _spared(
@@ -289,6 +294,11 @@ class ChainedHistory:
         """Pin in every source: which one will serve an offset is not known before."""
         sources = self._sources if self._behind is None else (*self._sources, self._behind)
         return _PinAll([source.pin(topic, offset=offset) for source in sources], offset)
+
+
+def _begins_with_gap(piece: Piece, offset: int) -> bool:
+    """Tell whether the first that a piece has to say of an offset is that there is no record."""
+    return piece.batches[0].offset > offset if piece.batches else bool(piece.gaps)
 
 
 class _PinAll:

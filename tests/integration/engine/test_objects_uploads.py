@@ -190,3 +190,23 @@ def test_objects_that_are_nowhere_stop_a_topic(tmp_path):
         assert topic.describe()["holds"] == {"objects": 1}
         with pytest.raises(Conflict, match="looked for"):
             db.objects.retry("lost")
+
+
+def test_offsets_that_were_uploaded_are_never_given_again(tmp_path):
+    """A log that is older than what the store has goes on behind it, and readers miss nothing."""
+    with open_with_objects(tmp_path) as db:
+        db.create_topic("older").append(b"0", ack="uploaded")
+    shutil.copytree(tmp_path / "data" / "journal", tmp_path / "copy")
+    with open_with_objects(tmp_path) as db:
+        topic = db.topic("older")
+        for number in range(1, 10):
+            topic.append(b"%d" % number, ack="uploaded")
+    shutil.rmtree(tmp_path / "data" / "journal")
+    shutil.move(tmp_path / "copy", tmp_path / "data" / "journal")
+    with open_with_objects(tmp_path) as db:
+        topic = db.topic("older")
+        assert topic.append(b"new", ack="uploaded").offset == 10
+        rows = uploaded_rows(db, topic)
+        assert [row["payload"] for row in rows] == [*(b"%d" % n for n in range(10)), b"new"]
+        assert rows_of(topic) == rows
+        assert rows_of(topic, 4) == rows[4:]
