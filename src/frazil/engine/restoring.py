@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.engine.directory import DataDirectory
-from frazil.engine.indexing import open_stores
 from frazil.engine.restored_journal import RestoredJournal
+from frazil.engine.restored_metadata import (
+    kept_by_servers,
+    newer_cursors,
+    register_objects,
+    with_kept,
+)
 from frazil.engine.restored_state import plan_restore, take_runs
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.log import format as fmt
 from frazil.log.state import RANGE_LOST, SpecialRange
-from frazil.metadata import Transaction
 from frazil.telemetry import event
-from frazil.tiers.objects import descriptor as rows
 from frazil.tiers.objects.backup import brokers_in, newest_backup
-from frazil.tiers.objects.descriptor import ObjectsState
 from frazil.tiers.objects.finding import find_objects, frames_of
 
 if TYPE_CHECKING:
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.engine.restored_state import JournalPlan, RestorePlan, TopicPlan
     from frazil.fs import FileSystem
-    from frazil.metadata import MetadataStore
-    from frazil.tiers.objects.backup import Newest
+    from frazil.tiers.objects.backup import Backup, Newest
     from frazil.tiers.objects.descriptor import Descriptor
     from frazil.tiers.objects.finding import FoundObjects
     from frazil.tiers.objects.store import ObjectStore
@@ -90,7 +91,8 @@ def restore(
     """Make `target` the data directory of the broker whose objects a store has; durable on return.
 
     Raises:
-        Conflict: the target is not empty, or an earlier restore was cut short beside it.
+        Conflict: the target is not empty, an earlier restore was cut short beside it, or a broker
+            still owns the data.
         NotFound: the store has nothing of a broker.
         InvalidRequest: it has several brokers and none was named.
         Unavailable: the store or the disk does not answer.
@@ -99,8 +101,10 @@ def restore(
     _check_target(file_system, target)
     broker = _broker_of(store, broker)
     newest = newest_backup(store, broker)
-    backup = newest.backup if newest is not None else None
-    found = find_objects(store, broker, backup)
+    own = newest.backup if newest is not None else None
+    kept = kept_by_servers(settings, clock)
+    backup = with_kept(broker, own, kept)
+    found = find_objects(store, broker, backup, known=_keys(own))
     if newest is None and not found.candidates:
         raise NotFound("the store has no objects of this broker", broker=broker.hex())
     plan = plan_restore(
@@ -112,6 +116,8 @@ def restore(
         producer_window=settings.producers.window_batches,
         new_id=clock.random_bytes(16),
     )
+    if kept is not None:
+        newer_cursors(plan, kept)
     for topic in plan.topics:
         if topic.local_from is None:
             _remember_runs(store, plan, topic, found)
@@ -122,7 +128,7 @@ def restore(
             _write_journal(store, file_system, clock, settings, work, plan, each)
             for each in plan.journals
         )
-        _write_metadata(settings, work, plan, file_system=file_system, clock=clock)
+        register_objects(settings, work, plan.topics, file_system=file_system, clock=clock)
         _put_in_place(file_system, work.root, target)
     except OSError as error:
         raise Unavailable(
@@ -130,6 +136,12 @@ def restore(
         ) from error
     event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
     return _report(broker, newest, found, plan, bytes_local)
+
+
+def _keys(backup: Backup | None) -> set[str]:
+    """Return the objects that a backup names."""
+    topics = backup.topics if backup is not None else ()
+    return {each.key for copy in topics for each in copy.descriptors}
 
 
 def _check_target(file_system: FileSystem, target: str) -> None:
@@ -264,41 +276,6 @@ def _write_topic(
 def _ranges(descriptor: Descriptor) -> Iterator[tuple[int, int, str, str]]:
     for each in descriptor.ranges:
         yield each.first, each.end, each.kind, each.reason
-
-
-def _write_metadata(
-    settings: Settings,
-    work: DataDirectory,
-    plan: RestorePlan,
-    *,
-    file_system: FileSystem,
-    clock: Clock,
-) -> None:
-    """Register the objects; the rest of the metadata is made from the journals at the opening."""
-    stores = open_stores(settings, work, file_system=file_system, clock=clock)
-    try:
-        for topic in plan.topics:
-            if topic.chain.descriptors:
-                _register(stores.shared, topic, clock.now_us())
-    finally:
-        stores.close()
-
-
-def _register(store: MetadataStore, topic: TopicPlan, now_us: int) -> None:
-    topic_id, chain = topic.spec.id, topic.chain
-    state = ObjectsState(start=chain.start, uploaded=chain.end, changed_us=now_us)
-    puts = {rows.descriptor_key(topic_id, each.first): each for each in chain.descriptors}
-    encoded = {key: rows.encode_row(row) for key, row in puts.items()}
-    encoded[rows.state_key(topic_id)] = rows.encode_row(state)
-    some: dict[str, bytes] = {}
-    size = 0
-    for key, value in encoded.items():
-        if len(some) + 8 > store.operations_max or size + len(value) > store.bytes_max // 2:
-            store.commit(Transaction(puts=some))
-            some, size = {}, 0
-        some[key] = value
-        size += len(key) + len(value)
-    store.commit(Transaction(puts=some))
 
 
 def _put_in_place(file_system: FileSystem, work: str, target: str) -> None:

@@ -29,7 +29,7 @@ SMALL = {
 class Scene:
     """One broker: `engine` is its present life, `store` what outlives its machine."""
 
-    def __init__(self, path, **settings):
+    def __init__(self, path, *, opened=True, **settings):
         self.path = path
         self.machine = 0
         path.mkdir(exist_ok=True)
@@ -37,7 +37,8 @@ class Scene:
         root = {"objects.store": "fs", "objects.root": str(path / "store")}
         self.overrides = {**SMALL, **root, **settings}
         self.engine = None
-        self.open()
+        if opened:
+            self.open()
 
     @property
     def directory(self):

@@ -7,6 +7,7 @@ and no owner before the backup's wrote it: that one's objects are all named.
 from __future__ import annotations
 
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -21,7 +22,7 @@ from frazil.tiers.objects.frames import verify_frame
 from frazil.tiers.objects.looking import read_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from frazil.tiers.objects.backup import Backup
     from frazil.tiers.objects.format import KeyParts
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["FoundObjects", "find_objects", "frames_of"]
 
 READ_BYTES: Final = 8 << 20
+LOOKS_AT_ONCE: Final = 16
+"""So many footers are read at once."""
 
 
 @attrs.define
@@ -52,8 +55,17 @@ class FoundObjects:
     lsn_last: int = 0
 
 
-def find_objects(store: ObjectStore, broker: bytes, backup: Backup | None) -> FoundObjects:
+def find_objects(
+    store: ObjectStore, broker: bytes, backup: Backup | None, *, known: Container[str] | None = None
+) -> FoundObjects:
     """Return what may be the objects of a broker's topics.
+
+    Args:
+        store: where they are.
+        broker: whose they are.
+        backup: what was registered.
+        known: the objects that the backup's checkpoints know of; all that it names without it.
+            The footers of others are read, though they are named.
 
     Raises:
         Unavailable: the store does not answer.
@@ -64,25 +76,34 @@ def find_objects(store: ObjectStore, broker: bytes, backup: Backup | None) -> Fo
     for copy in backup.topics if backup is not None else ():
         for descriptor in copy.descriptors:
             named[descriptor.key].append((copy.topic, descriptor))
+    unknown: list[tuple[ObjectMeta, KeyParts]] = []
+    registered: set[str] = set()
     for meta, parts in _objects(store, broker):
         found.epoch_last = max(found.epoch_last, parts.epoch)
-        known = named.pop(meta.key, None)
-        if known is not None and known[0][1].size == meta.size:
-            for topic, descriptor in known:
+        slices = named.pop(meta.key, None)
+        if slices is not None and slices[0][1].size == meta.size:
+            for topic, descriptor in slices:
                 found.candidates[topic].append(descriptor)
-        elif known is not None:
+            if known is not None and meta.key not in known:
+                registered.add(meta.key)
+                unknown.append((meta, parts))
+        elif slices is not None:
             found.damaged[meta.key] = "it has another size than it was registered with"
         elif backup is not None and parts.epoch < backup.epoch:
             found.stale.append(meta.key)
         else:
-            _take(store, meta, parts, found)
-    for key, known in named.items():
+            unknown.append((meta, parts))
+    with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="frazil-restore") as pool:
+        looks = pool.map(lambda item: _look(store, *item), unknown)
+        for (meta, parts), seen in zip(unknown, looks, strict=True):
+            _take(meta, parts, seen, found, is_candidate=meta.key not in registered)
+    for key, slices in named.items():
         # A listing may lag behind; what it lacks is asked for by name.
         meta_now = store.head(key)
-        if meta_now is None or meta_now.size != known[0][1].size:
+        if meta_now is None or meta_now.size != slices[0][1].size:
             found.missing.append(key)
             continue
-        for topic, descriptor in known:
+        for topic, descriptor in slices:
             found.candidates[topic].append(descriptor)
     return found
 
@@ -95,17 +116,32 @@ def _objects(store: ObjectStore, broker: bytes) -> Iterator[tuple[ObjectMeta, Ke
                 yield meta, parts
 
 
-def _take(store: ObjectStore, meta: ObjectMeta, parts: KeyParts, found: FoundObjects) -> None:
-    """Take what an object says of itself, if it is whole and what its name says."""
+def _look(
+    store: ObjectStore, meta: ObjectMeta, parts: KeyParts
+) -> tuple[fmt.Header, fmt.Footer, str] | str:
+    """Return what an object says of itself, or why it is not what its name says."""
     try:
         header = fmt.decode_header(store.get(meta.key, start=0, length=fmt.HEADER_BYTES))
         footer, sha = read_tail(store, meta)
     except (CorruptionError, NotFound) as error:
-        found.damaged[meta.key] = str(error)
-        return
+        return str(error)
     if header.broker != parts.broker or header.epoch != parts.epoch or sha[:16] != parts.sha:
-        found.damaged[meta.key] = "its content is not what its name says"
+        return "its content is not what its name says"
+    return header, footer, sha
+
+
+def _take(
+    meta: ObjectMeta,
+    parts: KeyParts,
+    seen: tuple[fmt.Header, fmt.Footer, str] | str,
+    found: FoundObjects,
+    *,
+    is_candidate: bool,
+) -> None:
+    if isinstance(seen, str):
+        found.damaged[meta.key] = seen
         return
+    header, footer, sha = seen
     found.unnamed.add(meta.key)
     found.lsn_last = max(found.lsn_last, footer.lsn_last)
     for each in footer.topics:
@@ -119,7 +155,8 @@ def _take(store: ObjectStore, meta: ObjectMeta, parts: KeyParts, found: FoundObj
             created_us=header.created_us,
             shared=parts.kind == "shared",
         )
-        found.candidates[each.topic].append(descriptor)
+        if is_candidate:
+            found.candidates[each.topic].append(descriptor)
         found.slices[each.topic].append((parts.epoch, each))
 
 
