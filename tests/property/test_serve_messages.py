@@ -9,6 +9,7 @@ from danube.proto import DanubeApi_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from frazil.engine.delivery import Record
 from frazil.ingest.messages import Message
 from frazil.serve.danube import messages
 from frazil.serve.danube.proto import danube_pb2
@@ -96,6 +97,27 @@ def test_deliveries_are_what_protobuf_reads_and_writes(records, topic, address, 
         )
         assert DanubeApi_pb2.StreamMessage.FromString(data) == wanted
         assert len(data) == wanted.ByteSize()
+
+
+@given(
+    records=st.lists(st.tuples(U64, MESSAGES), max_size=4),
+    subscriptions=st.lists(TEXT, min_size=1, max_size=4),
+)
+@example(
+    records=[(1, Message(b"x")), (1 << 20, Message(b""))], subscriptions=["a", "b", "cc", "", "a"]
+)
+def test_a_run_of_records_is_every_subscriptions_own(records, subscriptions):
+    """Whichever subscription had the records before, each gets whole messages with its name."""
+    encoder = messages.DeliveryEncoder(topic_name="/n/t", broker_addr="http://h:1")
+    shared = [Record(offset, message, 0) for offset, message in records]
+    for name in subscriptions:
+        stream = encoder.run(shared, messages.subscription_field(name))
+        for (offset, message), data in zip(records, unframed(stream), strict=True):
+            wanted = as_protobuf(
+                message, offset=offset, topic="/n/t", address="http://h:1", subscription=name
+            )
+            assert DanubeApi_pb2.StreamMessage.FromString(data) == wanted
+            assert len(data) == wanted.ByteSize()
 
 
 @given(offset=U64, message=MESSAGES, topic=TEXT, address=TEXT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from frazil.ingest.messages import Message
 
 if TYPE_CHECKING:
@@ -20,21 +22,19 @@ RECORD_OVERHEAD_BYTES: Final = 256
 """What a record takes in memory besides its payload, about."""
 
 
-class Record:
+class Record(msgspec.Struct, gc=False, eq=False):
     """One record of a topic.
 
     `value` is a `Message`, or a row as a dict. `body` is where a transport keeps the bytes that it
-    made of it, for the next subscription.
+    made of it, for the next subscription, and `body_kind` what it needs to know to use them again.
     """
 
-    __slots__ = ("body", "offset", "size", "time_us", "value")
-
-    def __init__(self, offset: int, value: Any, time_us: int, size: int = 0) -> None:
-        self.offset = offset
-        self.value = value
-        self.time_us = time_us
-        self.size = size
-        self.body: bytes | None = None
+    offset: int
+    value: Any
+    time_us: int
+    size: int = 0
+    body: bytes = b""
+    body_kind: int = -1
 
     def __repr__(self) -> str:
         return f"Record({self.offset}, {self.value!r})"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from frazil.errors import NotFound
-from frazil.serve.danube.messages import framed_all, subscription_field
+from frazil.serve.danube.messages import subscription_field
 from frazil.serve.danube.statuses import status_of
 from frazil.serve.grpc.codec import Code
 
@@ -87,7 +87,7 @@ class ConsumerStream:
         self.consumer_id = consumer_id
         self.name = name
         self.opened_s = opened_s
-        self._body = encoder.body
+        self._run = encoder.run
         self._field = subscription_field(subscription.name)
         self._on_end = on_end
         self._is_over = False
@@ -106,14 +106,7 @@ class ConsumerStream:
 
     def deliver(self, records: list[Record], _attempts: list[int] | None) -> None:
         """Write records to the client."""
-        encode = self._body
-        bodies = []
-        for record in records:
-            body = record.body
-            if body is None:
-                body = record.body = encode(record.offset, record.value)
-            bodies.append(body)
-        if self.call.write(framed_all(bodies, self._field)):
+        if self.call.write(self._run(records, self._field)):
             self._grant()
         else:
             self.subscription.ready(self, messages=0, size_bytes=0)

@@ -4,20 +4,23 @@ Requests are parsed by protobuf's C core: with the fields of one record read fro
 fast as anything written in Python. What consumers receive is put together by hand, in half the time
 that the C core needs, because nearly all of it is known before: `DeliveryEncoder` keeps the bytes
 of the topic, of the address and of each producer. The part without the subscription is built once
-a record, however many subscriptions it goes to; `framed` adds what differs.
+a record, however many subscriptions it goes to; `DeliveryEncoder.run` and `framed` add what differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from struct import Struct
-from typing import Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from frazil.ingest.messages import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
 from frazil.serve.danube.statuses import Refused, malformed_request, message_id_missing
+
+if TYPE_CHECKING:
+    from frazil.engine.delivery import Record
 
 __all__ = [
     "DeliveryEncoder",
@@ -155,7 +158,7 @@ class DeliveryEncoder:
 
     def __init__(self, *, topic_name: str, broker_addr: str) -> None:
         self._place = _text(_ID_TOPIC, topic_name) + _text(_ID_BROKER, broker_addr)
-        self._producers: dict[tuple[int | None, str | None], tuple[bytes, bytes]] = {}
+        self._producers: dict[tuple[int | None, str | None, int], tuple[bytes, bytes]] = {}
         self._highs: dict[int, bytes] = {}
 
     def body(self, offset: int, message: Message) -> bytes:
@@ -164,16 +167,15 @@ class DeliveryEncoder:
         A topic without storage has the offset 0 for every record.
         """
         assert offset >= 0
-        producer = (message.producer_id, message.producer_name)
-        identity, producer_name = self._producers.get(producer) or self._learn(producer)
         highs = self._highs
+        number = _SHORT[offset] if 0 < offset < _LOW_COUNT else b""
         if offset >= _LOW_COUNT:
             # Neighbours in the log, and in time, have all but their low bits in common.
             high = highs.get(offset >> _LOW_BITS) or self._learn_high(offset >> _LOW_BITS)
-            identity += _ID_OFFSET + _LOW[offset & _LOW_MASK] + high
-        elif offset:
-            identity += _ID_OFFSET + _SHORT[offset]
-        parts = [_MSG_ID, _number(len(identity)), identity]
+            number = _LOW[offset & _LOW_MASK] + high
+        producer = (message.producer_id, message.producer_name, len(number))
+        opening, producer_name = self._producers.get(producer) or self._learn(producer)
+        parts = [opening, number]
         payload = message.payload
         if payload:
             size = len(payload)
@@ -196,13 +198,33 @@ class DeliveryEncoder:
             parts += (_ROUTING_KEY, _number(len(key)), key)
         return b"".join(parts)
 
-    def _learn(self, producer: tuple[int | None, str | None]) -> tuple[bytes, bytes]:
+    def run(self, records: Iterable[Record], subscription: bytes) -> bytes:
+        """Return records as messages of a stream, each ending with the subscription's field.
+
+        Of a record all but that field is kept with it, for the next subscription. The length in
+        front counts the field: one of another size is why it is made anew.
+        """
+        size = len(subscription)
+        pieces: list[bytes] = []
+        for record in records:
+            if record.body_kind != size:
+                body = self.body(record.offset, record.value)
+                record.body = _frame_head(0, size + len(body)) + body
+                record.body_kind = size
+            pieces.append(record.body)
+        # The field goes between all of them, and behind the last.
+        pieces.append(b"")
+        return subscription.join(pieces)
+
+    def _learn(self, producer: tuple[int | None, str | None, int]) -> tuple[bytes, bytes]:
+        """Return all before the bytes of an offset, which are so many, and the producer's name."""
         if len(self._producers) >= KNOWN_MAX:
             self._producers.clear()
-        producer_id, producer_name = producer
+        producer_id, producer_name, number_bytes = producer
         identity = _ID_PRODUCER + _number(producer_id) if producer_id else b""
-        name = _text(_PRODUCER_NAME, producer_name or "")
-        learnt = self._producers[producer] = (identity + self._place, name)
+        identity += self._place + (_ID_OFFSET if number_bytes else b"")
+        opening = _MSG_ID + _number(len(identity) + number_bytes) + identity
+        learnt = self._producers[producer] = (opening, _text(_PRODUCER_NAME, producer_name or ""))
         return learnt
 
     def _learn_high(self, value: int) -> bytes:
