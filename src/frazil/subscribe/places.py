@@ -87,9 +87,9 @@ class Flights:
         self._open[flight] = None
         return flight
 
-    def land(self, flight: Flight) -> None:
-        """Take one record out of a flight."""
-        flight.open_count -= 1
+    def land(self, flight: Flight, count: int = 1) -> None:
+        """Take records out of a flight."""
+        flight.open_count -= count
         if not flight.open_count:
             del self._open[flight]
 

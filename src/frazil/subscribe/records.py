@@ -7,7 +7,9 @@ An attempt beyond the policy's last means that the record failed too often, also
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from frazil.log.cursor import Cursor, ranges_of
@@ -192,7 +194,35 @@ class Records:
 
     def settle(self, offsets: Sequence[int], cause: Cause) -> Change | None:
         """Begin to settle delivered records; return the change, None if there is nothing to do."""
-        places, flights, change = self.places, self._flights, Change(cause)
+        change = Change(cause)
+        if not self._settle_plain(offsets, change):
+            self._settle_each(offsets, change)
+        taken = change.offsets
+        if not taken:
+            return change if change.after else None
+        change.ranges = ranges_of(sorted(taken))
+        if self._gaps:
+            change.gaps, self._gaps = self._gaps, []
+            change.ranges += change.gaps
+        return change
+
+    def _settle_plain(self, offsets: Sequence[int], change: Change) -> bool:
+        """Settle different records that are all with consumers, which most are; else do nothing."""
+        priors = list(map(self.places.get, offsets))
+        met = set(priors)
+        flights = [place for place in met if isinstance(place, Flight)]
+        settled: Places = dict.fromkeys(offsets, change)
+        if len(flights) < len(met) or len(settled) < len(priors):
+            return False
+        for flight in flights:
+            self._flights.land(flight, priors.count(flight))
+        self.places.update(settled)
+        change.offsets, change.priors = list(offsets), priors
+        return True
+
+    def _settle_each(self, offsets: Sequence[int], change: Change) -> None:
+        """Settle records wherever each is."""
+        places, flights = self.places, self._flights
         taken, priors = change.offsets, change.priors
         for offset in offsets:
             place = places.get(offset)
@@ -209,13 +239,6 @@ class Records:
             places[offset] = change
             taken.append(offset)
             priors.append(place)
-        if not taken:
-            return change if change.after else None
-        change.ranges = ranges_of(sorted(taken))
-        if self._gaps:
-            change.gaps, self._gaps = self._gaps, []
-            change.ranges += change.gaps
-        return change
 
     def _had_before(self, offset: int) -> bool:
         """Tell whether an earlier life may have delivered an unsettled record."""
@@ -273,11 +296,8 @@ class Records:
         places, sizes, offsets = self.places, self.sizes, change.offsets
         for first, end in change.ranges:
             self.cursor.ack_range(first, end)
-        size_bytes = 0
-        for offset in offsets:
-            del places[offset]
-            size_bytes += sizes.pop(offset, 0)
-        self.unacked_bytes -= size_bytes
+        deque(map(places.__delitem__, offsets), 0)
+        self.unacked_bytes -= sum(map(sizes.pop, offsets, repeat(0)))
         if change.cause is Cause.DROP:
             for offset in offsets:
                 attempt = self._attempts.get(offset, 1)

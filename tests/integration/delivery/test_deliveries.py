@@ -51,6 +51,38 @@ def test_history_and_live_records_are_one_stream(tmp_path):
     run(tmp_path, work)
 
 
+def test_acks_of_one_turn_are_answered_together(tmp_path):
+    """Each answer gets its own calls, all that came in a turn at once, when they are durable."""
+
+    async def work(db, deliveries, _settings):
+        db.create_topic("t").append_many(payloads(10))
+        subscription = await opened(deliveries)
+        consumer = Collector(subscription, acks=False)
+        await until(lambda: len(consumer.got) == 10)
+        even, odd = [], []
+
+        def note(found):
+            def answer(calls, error):
+                below = db.cursors.load(TOPIC)["s"].acked_below
+                found.append((calls, error, below))
+
+            return answer
+
+        answers = (note(even), note(odd))
+        for offset in range(10):
+            subscription.ack_with(offset, f"call {offset}", answers[offset % 2])
+        await until(lambda: even and odd)
+        assert even == [([f"call {each}" for each in range(0, 10, 2)], None, 10)]
+        assert odd == [([f"call {each}" for each in range(1, 10, 2)], None, 10)]
+        closed = Closed("over")
+        subscription.ack_with(7, "repeat", answers[0])
+        subscription.end(closed)
+        subscription.ack_with(8, "late", answers[0])
+        assert even[1:] == [(["repeat"], closed, 10), (["late"], closed, 10)]
+
+    run(tmp_path, work)
+
+
 def test_the_answer_to_a_publish_comes_before_its_delivery(tmp_path):
     """No consumer on the publisher's own loop sees a record whose ack is still to come."""
 

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from frazil.errors import FrazilError
 
 if TYPE_CHECKING:
     from frazil.subscribe import Change
 
-__all__ = ["Answer", "Answers"]
+__all__ = ["Answer", "AnswerAll", "Answers", "Waiting", "answer_each"]
 
 Answer = Callable[[FrazilError | None], None]
 """Called once: with None when the call is durable, else with what kept it from that."""
+AnswerAll = Callable[[list[Any], FrazilError | None], None]
+"""Called once for calls that were made together: those calls, then as `Answer`."""
+Waiting = list[tuple[AnswerAll, list[Any]]]
+
+
+def answer_each(dones: list[Answer], error: FrazilError | None) -> None:
+    """Answer calls that have nothing in common."""
+    for done in dones:
+        done(error)
 
 
 class Answers:
     """The calls of one subscription that were not answered yet."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Change, list[Answer]]] = []
+        self._waiting: list[tuple[Change, Waiting]] = []
         self._failures: dict[Change, FrazilError] = {}
 
-    def add(self, change: Change | None, dones: list[Answer]) -> None:
+    def add(self, change: Change | None, calls: Waiting) -> None:
         """Answer when a change, and those it repeats, are settled; at once if there is none."""
         if change is None:
-            for done in dones:
-                done(None)
+            _answer(calls, None)
             return
-        self._waiting.append((change, dones))
+        self._waiting.append((change, calls))
         if change.is_empty:
             self._look()
 
@@ -42,22 +50,25 @@ class Answers:
     def end(self, error: FrazilError) -> None:
         """Answer all of them with an error."""
         waiting, self._waiting = self._waiting, []
-        for _change, dones in waiting:
-            for done in dones:
-                done(error)
+        for _change, calls in waiting:
+            _answer(calls, error)
 
     def _look(self) -> None:
-        waiting: list[tuple[Change, list[Answer]]] = []
-        for change, dones in self._waiting:
+        waiting: list[tuple[Change, Waiting]] = []
+        for change, calls in self._waiting:
             own_is_open = change.is_open and not change.is_empty
             if own_is_open or any(each.is_open for each in change.after):
-                waiting.append((change, dones))
+                waiting.append((change, calls))
                 continue
             error = self._failures.get(change) if self._failures else None
             for each in change.after:
                 error = error or self._failures.get(each)
-            for done in dones:
-                done(error)
+            _answer(calls, error)
         self._waiting = waiting
         if not waiting and self._failures:
             self._failures.clear()
+
+
+def _answer(calls: Waiting, error: FrazilError | None) -> None:
+    for answer, own in calls:
+        answer(own, error)

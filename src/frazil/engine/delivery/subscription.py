@@ -12,11 +12,11 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from frazil.engine.delivery.answers import Answer, Answers
+from frazil.engine.delivery.answers import Answer, AnswerAll, Answers, Waiting, answer_each
 from frazil.engine.delivery.consumer import Consumer, Counts
 from frazil.engine.delivery.outbox import Outbox
 from frazil.errors import Closed, FrazilError, NotFound
@@ -87,7 +87,9 @@ class Subscription:
         self._attached: dict[int, _Attached] = {}
         self._held: dict[int, Record] = {}
         self._held_bytes = 0
-        self._acks: list[tuple[int, Answer]] = []
+        self._acks: list[int] = []
+        self._acking: dict[AnswerAll, list[Any]] = {}
+        """Who waits for the acks of this turn."""
         self._answers = Answers()
         self._under_way = 0
         self._quiet: asyncio.Future[None] | None = None
@@ -195,12 +197,20 @@ class Subscription:
 
     def ack(self, offset: int, done: Answer) -> None:
         """Settle a record; `done` is called when that is durable, or refused."""
+        self.ack_with(offset, done, answer_each)
+
+    def ack_with(self, offset: int, call: object, answer: AnswerAll) -> None:
+        """Settle a record; `answer` gets all calls of this turn that gave it, once."""
         if self.end_error is not None:
-            done(self.end_error)
+            answer([call], self.end_error)
             return
-        self._acks.append((offset, done))
-        if not self._is_scheduled:
+        self._acks.append(offset)
+        calls = self._acking.get(answer)
+        if calls is None:
+            self._acking[answer] = [call]
             self._schedule()
+        else:
+            calls.append(call)
 
     def nack(self, offset: int, done: Answer, *, delay_ms: int = 0, reason: str = "") -> None:
         """Give a record back; `done` is called when that is durable, or refused."""
@@ -215,17 +225,17 @@ class Subscription:
         change = self._dispatch.nack(
             offset, now_ms=self._now_ms(), delay_ms=delay_ms, reason=reason
         )
-        self._answer_after(change, [done])
+        self._answer_after(change, [(answer_each, [done])])
         self._schedule()
 
     def _settle(self) -> None:
-        acks, self._acks = self._acks, []
-        self.counts.acked += len(acks)
-        change = self._dispatch.ack([offset for offset, _done in acks])
-        self._answer_after(change, [done for _offset, done in acks])
+        offsets, self._acks = self._acks, []
+        acking, self._acking = self._acking, {}
+        self.counts.acked += len(offsets)
+        self._answer_after(self._dispatch.ack(offsets), list(acking.items()))
 
-    def _answer_after(self, change: Change | None, dones: list[Answer]) -> None:
-        self._answers.add(change, dones)
+    def _answer_after(self, change: Change | None, calls: Waiting) -> None:
+        self._answers.add(change, calls)
         if change is not None and not change.is_empty:
             self._journal(change)
 
@@ -239,7 +249,7 @@ class Subscription:
             if error is None:
                 dispatch.confirmed(change, now_ms=now_ms)
                 if self._held and change.is_settling:
-                    for offset in change.offsets:
+                    for offset in self._held.keys() & change.offsets:
                         self._drop_held(offset)
             else:
                 dispatch.failed(change, now_ms=now_ms)
@@ -570,12 +580,12 @@ class Subscription:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        acks, self._acks = self._acks, []
+        acking, self._acking = self._acking, {}
         late, self._late = self._late, []
         for call in late:
             call()
-        for done in [done for _offset, done in acks]:
-            done(error)
+        for answer, calls in acking.items():
+            answer(calls, error)
         self._answers.end(error)
         attached, self._attached = self._attached, {}
         for each in attached.values():

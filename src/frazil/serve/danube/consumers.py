@@ -162,12 +162,12 @@ class Consumers:
     def ack(self, call: Call, message: bytes) -> None:
         """Answer Ack when it is durable."""
         request_id, topic, name, offset = parse_ack(message)
-        done = partial(_settle, call, request_id, ACKING)
         subscription = self._deliveries.find(topic, name)
         if subscription is not None:
-            subscription.ack(offset, done)
-        else:
-            self._settle_slowly(call, topic, name, done, partial(_take_ack, offset, done))
+            subscription.ack_with(offset, (call, request_id), _answer_acks)
+            return
+        done = partial(_settle, call, request_id, ACKING)
+        self._settle_slowly(call, topic, name, done, partial(_take_ack, offset, done))
 
     def nack(self, call: Call, message: bytes) -> None:
         """Answer Nack when the failed attempt is durable."""
@@ -514,6 +514,16 @@ def _give_back(
     subscription: Attachable,
 ) -> None:
     subscription.nack(offset, done, delay_ms=delay_ms, reason=reason)
+
+
+def _answer_acks(calls: list[tuple[Call, int]], error: FrazilError | None) -> None:
+    """Answer the acks of one turn."""
+    if error is None:
+        for call, request_id in calls:
+            call.ok(request_id_reply(request_id))
+    else:
+        for call, request_id in calls:
+            _settle(call, request_id, ACKING, error)
 
 
 def _settle(call: Call, request_id: int, wording: Wording, error: FrazilError | None) -> None:
