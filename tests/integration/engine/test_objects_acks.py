@@ -160,7 +160,7 @@ def test_levels_that_a_topic_lacks_are_refused(tmp_path):
 
 def test_a_closing_engine_leaves_nobody_waiting(tmp_path):
     """Who waits for a store that does not answer is told when the engine closes."""
-    db = open_with_objects(tmp_path, objects={"retry_timeout_s": 0.1})
+    db = open_with_objects(tmp_path, objects={"retry_timeout_s": 0.1, "ack_timeout_s": 600})
     topic = db.create_topic("closing")
     (tmp_path / "store").mkdir(exist_ok=True)
     shutil.rmtree(tmp_path / "store")
