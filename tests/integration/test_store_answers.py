@@ -16,6 +16,7 @@ from frazil.tiers.objects.failures import is_throttled
 from frazil.tiers.objects.obstores import open_store
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 from tests.contract.object_stores import settings_of
+from tests.servers.running import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -63,26 +64,29 @@ class Answering(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - names of the library
 
 
+def opened(port):
+    """Open a store whose server is at a port."""
+    overrides = {
+        "objects.store": "s3",
+        "objects.root": "bucket/root",
+        "objects.s3.endpoint": f"http://127.0.0.1:{port}",
+        "objects.s3.access_key": "any",
+        "objects.s3.secret_key": "any",
+        "objects.s3.allow_http": True,
+    }
+    return open_store(settings_of(overrides))
+
+
 @contextlib.contextmanager
 def answering(**answers):
     """Yield a store whose server gives these answers, and the list of what it was asked."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     server.answers = {method: list(given) for method, given in answers.items()}
     server.asked = []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    settings = settings_of(
-        {
-            "objects.store": "s3",
-            "objects.root": "bucket/root",
-            "objects.s3.endpoint": f"http://127.0.0.1:{server.server_port}",
-            "objects.s3.access_key": "any",
-            "objects.s3.secret_key": "any",
-            "objects.s3.allow_http": True,
-        }
-    )
     try:
-        with contextlib.closing(open_store(settings)) as store:
+        with contextlib.closing(opened(server.server_port)) as store:
             yield store, server.asked
     finally:
         server.shutdown()
@@ -165,6 +169,15 @@ def test_refusals_name_the_setting(answer, setting):
     assert type(found) is InvalidRequest
     assert found.details["setting"] == setting
     assert asked == ["PUT"]
+
+
+def test_a_write_that_was_never_sent_is_not_unknown():
+    """Where nobody listens nothing can have happened, and the endpoint is named."""
+    [port] = free_ports(1)
+    with contextlib.closing(opened(port)) as store, pytest.raises(Unavailable) as caught:
+        store.put("k", b"12345")
+    assert "outcome" not in caught.value.details
+    assert caught.value.details["setting"] == "objects.s3.endpoint"
 
 
 PIECES = [bytes(PIECE_BYTES_MAX), b"end"]

@@ -40,7 +40,7 @@ def test_a_storm_is_outlasted():
 
 def test_pauses_are_random_up_to_a_length_that_doubles():
     """Each pause is below its limit, the limits double up to the longest, and chance differs."""
-    longest = {}
+    longest, shortest = {}, {}
     for seed in range(60):
         patient, store, _, pauses = make(
             seed, retry_delay_s=1, retry_delay_max_s=8, retry_timeout_s=600
@@ -52,7 +52,9 @@ def test_pauses_are_random_up_to_a_length_that_doubles():
         for n, pause in enumerate(pauses):
             assert 0 <= pause <= min(8, 2**n)
             longest[n] = max(longest.get(n, 0), pause)
+            shortest[n] = min(shortest.get(n, 8), pause)
     assert all(longest[n] > 0.7 * min(8, 2**n) for n in range(8))
+    assert all(shortest[n] < 0.3 * min(8, 2**n) for n in range(8))
 
 
 def test_a_wish_for_patience_is_the_least_pause():
