@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from frazil.clock import SystemClock
-from frazil.engine.indexing import known_topics
+from frazil.engine.indexing import SHARED_ID, known_topics
 from frazil.engine.inspection import JournalFacts, LostRange
 from frazil.engine.memory_copy import MemoryCopy
 from frazil.errors import CorruptionError, FrazilError, InvalidRequest
@@ -63,6 +63,8 @@ def inspect_metadata(
 
 
 def _compare(store: MetadataStore, journals: list[JournalFacts]) -> MetadataFacts:
+    if store.get(SHARED_ID) is not None:
+        return MetadataFacts("current", "what other machines may read is in etcd, not looked at")
     known, ends = known_topics(store)
     count = len(known)
     lost = _lost(known, ends, journals)

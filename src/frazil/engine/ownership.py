@@ -64,7 +64,12 @@ class Ownership:
 
     @property
     def epoch(self) -> int:
-        """The epoch under which this process acts; it only grows."""
+        """The epoch under which this process acts; it only grows.
+
+        A lease without a deadline lasts on by being asked for its epoch.
+        """
+        if not self._expires:
+            self._last_on()
         lease = self._lease
         return 0 if lease is None else lease.epoch
 
@@ -75,11 +80,8 @@ class Ownership:
 
     def requires(self) -> LeaseEpoch | None:
         """Return what a transaction must require; None if the lease was never taken."""
-        if self._lease is None:
-            return None
-        if not self._expires:
-            self._last_on()
-        return LeaseEpoch(LEASE, self._lease.epoch)
+        epoch = self.epoch
+        return LeaseEpoch(LEASE, epoch) if epoch else None
 
     def may_write(self) -> bool:
         """Tell whether this process is the owner for sure: the journals' fence. Takes no lock."""
@@ -134,14 +136,20 @@ class Ownership:
 
     def _last_on(self) -> None:
         """Let a lease of this machine last on: the lock of the directory says whose it is."""
+        if not self._is_half_over():
+            return
         with self._lock:
             lease = self._lease
-            if lease is None or self._clock.monotonic() < lease.expires_at - lease.ttl_s / 2:
+            if lease is None or not self._is_half_over():
                 return
             try:
                 self._lease = self._store.renew(lease)
             except Conflict:
                 self._lease = self._acquire(lease.epoch)
+
+    def _is_half_over(self) -> bool:
+        lease = self._lease
+        return lease is not None and self._clock.monotonic() >= lease.expires_at - lease.ttl_s / 2
 
     # -- the thread ------------------------------------------------------------------------------
 

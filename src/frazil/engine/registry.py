@@ -438,8 +438,8 @@ class Registry:
 
     def _check_metadata(self) -> None:
         """Refuse what other machines must know of while nobody could tell them (F16)."""
-        failed = self._indexer.failed
-        if self.ownership.expires and failed is not None:
+        failed = self.metadata_failed
+        if self.ownership.expires and failed:
             raise Unavailable(
                 "the metadata store does not answer, topics cannot be made now; retry",
                 cause=failed,
@@ -458,8 +458,10 @@ class Registry:
 
     @property
     def metadata_failed(self) -> str:
-        """Return why the metadata store stopped, empty if it works."""
-        return "" if self._indexer.failed is None else str(self._indexer.failed)
+        """Return why the metadata store stopped or does not answer, empty if it works."""
+        owner = self.ownership
+        failed = self._indexer.failed or owner.fenced or owner.trouble
+        return "" if failed is None else str(failed)
 
     @property
     def runtimes(self) -> list[TopicRuntime]:
