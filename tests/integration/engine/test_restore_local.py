@@ -65,6 +65,21 @@ def test_gaps_stay_gaps(scene):
         assert [(row["_offset"], row["payload"]) for row in rows] == [(0, b"a"), (ack.offset, b"b")]
 
 
+def test_an_object_of_a_gap_alone_is_read_over(scene):
+    """The gap behind a restore may be uploaded by itself: reading goes on behind it."""
+    topic = scene.engine.create_topic("events")
+    topic.append(payload=b"a", ack="uploaded")
+    scene.lose_and_restore()
+    scene.engine.objects.flush("events")
+    topic = scene.engine.topic("events")
+    picture = scene.engine.objects.catalog.topic(topic.runtime.state.id)
+    assert [each.frames for each in picture.descriptors] == [1, 0]
+    topic.append(payload=b"b", ack="uploaded")
+    assert payloads_of(topic) == [b"a", b"b"]
+    scene.lose_and_restore()
+    assert payloads_of(scene.engine.topic("events")) == [b"a", b"b"]
+
+
 def test_a_damaged_frame_is_lost_and_told_and_the_rest_is_there(scene):
     """What cannot be read is a lost range in the journal, never a silent skip."""
     topic = scene.engine.create_topic("events")

@@ -79,6 +79,9 @@ class Layout:
         number = bisect_left(self.positions, position)
         while number < self.intervals:
             span = self.rest_of_block(number)
+            if not span.length:
+                # An object of gaps alone has no frames.
+                return
             yield span
             number = bisect_left(self.positions, span.start + span.length)
 
