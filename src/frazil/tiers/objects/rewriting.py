@@ -158,7 +158,7 @@ class Rewriter:
         self._store = store
         self._catalog = catalog
         self._source = source
-        self._uploader = uploader
+        self._troubles = uploader.rewriting
         self._broker = broker
         self._clock = clock
         self._settings = settings
@@ -168,7 +168,9 @@ class Rewriter:
         self.bytes_rewritten = 0
 
     def due(self, topic_id: int) -> bool:
-        """Tell whether a topic has many shared objects, or old ones."""
+        """Tell whether a topic has many shared objects, or old ones, and may be tried now."""
+        if not self._troubles.due(topic_id):
+            return False
         shared = [found for found in self._catalog.topic(topic_id).descriptors if found.shared]
         if len(shared) >= self._settings.rewrite_objects:
             return True
@@ -179,10 +181,10 @@ class Rewriter:
         """Write the first neighbouring shared slices of a topic as one object, and replace them.
 
         Returns:
-            Whether it was done. What goes wrong is noted with the uploader's troubles.
+            Whether it was done. What goes wrong is shown with the uploader's troubles.
         """
         with self._catalog.claim(topic_id) as mine:
-            if not mine or not self._uploader.due(topic_id):
+            if not mine or not self._troubles.due(topic_id):
                 return False
             try:
                 old = self._group(topic_id)
@@ -190,8 +192,9 @@ class Rewriter:
                     return False
                 self._rewrite(topic_id, old)
             except FrazilError as error:
-                self._uploader.note(topic_id, error)
+                self._troubles.note(topic_id, error)
                 return False
+            self._troubles.clear(topic_id)
             return True
 
     def _group(self, topic_id: int) -> tuple[Descriptor, ...]:

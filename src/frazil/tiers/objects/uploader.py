@@ -14,14 +14,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
 
-import attrs
-
 from frazil.errors import Conflict, CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.tiers.objects.descriptor import descriptor_of
 from frazil.tiers.objects.draft import Draft, drafted
 from frazil.tiers.objects.frame_run import FrameRun, PrecededRun
 from frazil.tiers.objects.looking import look
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
+from frazil.tiers.objects.troubles import Trouble, Troubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +44,6 @@ FLIGHT_BYTES_MAX: Final = 64 << 20
 """The most bytes of all uploads that are in memory."""
 STREAM_BYTES: Final = 2 * PIECE_BYTES_MAX
 """What an upload of many pieces has in memory: one is being sent, one is being made."""
-DELAY_S: Final = 0.5
-DELAY_MAX_S: Final = 60.0
 
 
 class UploadSettings(Protocol):
@@ -59,19 +56,6 @@ class UploadSettings(Protocol):
     @property
     def index_bytes(self) -> int:
         """How far apart the entries of an object's index are."""
-
-
-@attrs.frozen
-class Trouble:
-    """Why a topic's upload does not go on."""
-
-    error: FrazilError
-    since_us: int
-    count: int
-    retry_at: float
-    """By the monotonic clock."""
-    stopped: bool = False
-    """It is not tried again until somebody says so."""
 
 
 class Flight:
@@ -165,7 +149,9 @@ class Uploader:
         self._settings = settings
         self._flight = flight if flight is not None else Flight()
         self._on_step = on_step
-        self._troubles: dict[int, Trouble] = {}
+        self._troubles = Troubles(clock)
+        self.rewriting = Troubles(clock)
+        """Troubles with rewriting: they must not keep new data from being uploaded."""
         self.bytes_uploaded = 0
         self.objects_uploaded = 0
         self.objects_adopted = 0
@@ -175,39 +161,21 @@ class Uploader:
 
     @property
     def troubles(self) -> dict[int, Trouble]:
-        """Return why topics do not go on, by topic."""
-        return self._troubles.copy()
+        """Return why topics do not go on, by topic; rewriting only where uploads do."""
+        return {**self.rewriting.all(), **self._troubles.all()}
 
     def retry(self, topic_id: int) -> None:
         """Let a topic be tried again at once, also if it has stopped."""
-        self._troubles.pop(topic_id, None)
+        self._troubles.clear(topic_id)
+        self.rewriting.clear(topic_id)
 
     def due(self, topic_id: int) -> bool:
         """Tell whether a topic may be tried now."""
-        trouble = self._troubles.get(topic_id)
-        if trouble is None:
-            return True
-        return not trouble.stopped and self._clock.monotonic() >= trouble.retry_at
+        return self._troubles.due(topic_id)
 
     def note(self, topic_id: int, error: FrazilError) -> Trouble:
         """Remember a failure; the topic waits longer each time."""
-        before = self._troubles.get(topic_id)
-        count = before.count + 1 if before is not None else 1
-        delay_s = min(DELAY_MAX_S, DELAY_S * 2 ** min(count, 10))
-        chance = int.from_bytes(self._clock.random_bytes(2), "little") / 0x10000
-        wait_s = delay_s * (1 + chance) / 2
-        asked_ms = error.details.get("retry_after_ms")
-        if isinstance(asked_ms, int | float):
-            wait_s = max(wait_s, asked_ms / 1000)
-        trouble = Trouble(
-            error,
-            before.since_us if before is not None else self._clock.now_us(),
-            count,
-            self._clock.monotonic() + wait_s,
-            stopped=bool(error.details.get("foreign")),
-        )
-        self._troubles[topic_id] = trouble
-        return trouble
+        return self._troubles.note(topic_id, error)
 
     # -- the cycle ---------------------------------------------------------------------------------
 
@@ -224,7 +192,7 @@ class Uploader:
             except FrazilError as error:
                 self.note(topic_id, error)
                 return False
-            self._troubles.pop(topic_id, None)
+            self._troubles.clear(topic_id)
             return done
 
     def settle(self, topic_id: int) -> bool:

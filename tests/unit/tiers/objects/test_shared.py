@@ -179,10 +179,15 @@ def test_rewriting_reads_frames_larger_than_a_piece(world, monkeypatch):
     world.store.plant(key, bytes(bad))
     assert not world.rewriter.rewrite(1)
     assert "damaged" in str(world.uploader.troubles[1].error)
+    assert not world.rewriter.due(1)
+    assert world.uploader.due(1), "uploads go on though rewriting fails"
+    assert world.uploader.cycle(1)
+    assert 1 in world.uploader.troubles, "an upload does not hide the trouble"
     world.store.plant(key, good)
     world.uploader.retry(1)
     assert world.rewriter.rewrite(1)
-    assert world.records(1) == before
+    assert world.records(1) == {**before, 4: b"new"}
+    assert world.uploader.troubles == {}
 
 
 def test_neighbours_of_a_topics_own_objects_are_rewritten_group_by_group(world):

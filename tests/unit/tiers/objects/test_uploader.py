@@ -10,7 +10,8 @@ from frazil.testing.simulated_fs import SimulatedCrash
 from frazil.tiers.objects import format as objects
 from frazil.tiers.objects.descriptor import Hint
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
-from frazil.tiers.objects.uploader import DELAY_MAX_S, STREAM_BYTES, Flight
+from frazil.tiers.objects.troubles import DELAY_MAX_S
+from frazil.tiers.objects.uploader import STREAM_BYTES, Flight
 from tests.crash.reference_log import walk_frames
 from tests.unit.tiers.objects.objects_world import BROKER, ObjectsWorld, footer_of
 
