@@ -6,6 +6,8 @@ The server is a small one of this test, because no real one gives such answers w
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -47,6 +49,7 @@ class Answering(BaseHTTPRequestHandler):
     def _serve(self):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.asked.append(self.command)
+        self.server.paths.append(self.path)
         answers = self.server.answers[self.command]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if answer is DROP:
@@ -83,6 +86,7 @@ def answering(**answers):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     server.answers = {method: list(given) for method, given in answers.items()}
     server.asked = []
+    server.paths = []
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
@@ -249,3 +253,100 @@ def test_an_answer_that_is_cut_off_is_not_believed():
         pytest.raises((Unavailable, NotFound)),
     ):
         store.get("k", start=0, length=5)
+
+
+class Machine(Answering):
+    """The metadata service of a machine of Amazon's, and a store beside it."""
+
+    def _serve(self):
+        role = "/latest/meta-data/iam/security-credentials/"
+        answers = {
+            "/latest/api/token": b"session",
+            role: b"uploads",
+            f"{role}uploads": json.dumps(
+                {
+                    "AccessKeyId": "OF-THE-MACHINE",
+                    "SecretAccessKey": "secret",
+                    "Token": "its-token",
+                    "Expiration": "2099-01-01T00:00:00Z",
+                }
+            ).encode(),
+        }
+        if self.path not in answers:
+            self.server.signed.append(
+                (self.headers["Authorization"], self.headers["x-amz-security-token"])
+            )
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = answers.get(self.path, b"")
+        self.send_response(200)
+        self.send_header("ETag", '"mark"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = _serve  # noqa: N815 - names of the library
+
+
+def test_credentials_of_the_machine_are_used(monkeypatch):
+    """Without keys in settings and environment the machine's role gives them, with its token."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Machine)
+    server.signed = []
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    place = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", place)
+    settings = settings_of(
+        {
+            "objects.store": "s3",
+            "objects.root": "bucket",
+            "objects.s3.endpoint": place,
+            "objects.s3.allow_http": True,
+        }
+    )
+    try:
+        with contextlib.closing(open_store(settings)) as store:
+            store.put("k", b"12345")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+    [(signature, token)] = server.signed
+    assert "Credential=OF-THE-MACHINE/" in signature
+    assert token == "its-token"
+
+
+@pytest.mark.parametrize("path_style", [True, False])
+def test_the_bucket_is_in_the_path_or_in_the_name(path_style, monkeypatch):
+    """Path style asks host/bucket/key, the other style bucket.host/key."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server.answers, server.asked, server.paths = {"PUT": [OK]}, [], []
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    # A proxy is asked for any name, so that none has to be known on this machine.
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    settings = settings_of(
+        {
+            "objects.store": "s3",
+            "objects.root": "bucket/root",
+            "objects.s3.endpoint": "http://store.invalid",
+            "objects.s3.access_key": "any",
+            "objects.s3.secret_key": "any",
+            "objects.s3.allow_http": True,
+            "objects.s3.path_style": path_style,
+        }
+    )
+    try:
+        with contextlib.closing(open_store(settings)) as store:
+            store.put("k", b"12345")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+    place = "store.invalid/bucket" if path_style else "bucket.store.invalid"
+    assert server.paths == [f"http://{place}/root/k"]
