@@ -130,12 +130,12 @@ def _bytes_from(runtime: TopicRuntime, offset: int) -> int:
 def _age_s(runtime: TopicRuntime, offset: int) -> float | None:
     """Return how old the oldest unacked record is, None if it cannot be read."""
     try:
-        piece = runtime.history.read(runtime.state.id, offset=offset, bytes_max=1)
+        time_us = runtime.history.time_at(runtime.state.id, offset=offset)
     except FrazilError:
         return None
-    if not piece.batches:
+    if time_us is None:
         return None
-    age_us = runtime.clock.now_us() - piece.batches[0].time_us
+    age_us = runtime.clock.now_us() - time_us
     return round(max(0, age_us) / 1e6, 3)
 
 

@@ -167,6 +167,13 @@ class HistorySource(Protocol):
         """Keep the records from `offset` on until the pin is closed or advanced."""
 
 
+class FarSource(HistorySource, Protocol):
+    """A source whose reads go over a network."""
+
+    def time_at(self, topic: int, *, offset: int) -> int | None:
+        """Return about when a record was appended, from what is known here; None if unknown."""
+
+
 class ChainedHistory:
     """Several sources as one: each offset is read from the first source that has it.
 
@@ -178,7 +185,7 @@ class ChainedHistory:
     """
 
     def __init__(
-        self, sources: Sequence[HistorySource], *, behind: HistorySource | None = None
+        self, sources: Sequence[HistorySource], *, behind: FarSource | None = None
     ) -> None:
         assert sources
         self._sources = tuple(sources)
@@ -289,6 +296,18 @@ class ChainedHistory:
             return near
         found = self._behind.offset_at(topic, time_us=time_us)
         return found if near is None or (found is not None and found < near) else near
+
+    def time_at(self, topic: int, *, offset: int) -> int | None:
+        """Return when a record was appended, about when if it is not at hand; None if unknown.
+
+        The source behind is not read: this is for figures, which must not wait for a network.
+        """
+        near = ChainedHistory(self._sources)
+        try:
+            piece = near.read(topic, offset=offset, bytes_max=1)
+        except NotFound:
+            return None if self._behind is None else self._behind.time_at(topic, offset=offset)
+        return piece.batches[0].time_us if piece.batches else None
 
     def pin(self, topic: int, *, offset: int) -> Pin:
         """Pin in every source: which one will serve an offset is not known before."""

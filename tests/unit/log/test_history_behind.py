@@ -54,6 +54,9 @@ class Held:
         offset = max(-(-time_us // 10), self.held.first)
         return offset if offset < self.held.end else None
 
+    def time_at(self, topic, *, offset):
+        return offset * 10
+
     def pin(self, topic, *, offset):
         self.pins.append(Pinned(offset))
         return self.pins[-1]
@@ -133,3 +136,16 @@ def test_a_pin_reaches_the_source_behind():
     assert [source.pins[0].offset for source in sources] == [9, 9]
     pin.close()
     assert not any(source.pins[0].is_open for source in sources)
+
+
+def test_the_time_of_a_record_far_away_does_not_ask_for_it():
+    """Times of records at hand are exact; those behind come from what is known of them."""
+    behind = Held("objects", 0, 30)
+    chain = ChainedHistory([Held("log", 20, 40, damaged={22})], behind=behind)
+    assert chain.time_at(1, offset=25) == 250
+    assert chain.time_at(1, offset=7) == 70
+    assert chain.time_at(1, offset=40) is None
+    with pytest.raises(CorruptionError):
+        chain.time_at(1, offset=22)
+    assert behind.asked == []
+    assert ChainedHistory([Held("log", 20, 40)]).time_at(1, offset=7) is None

@@ -374,6 +374,14 @@ class ObjectsSource:
             offset = found.frames[-1].head.offset + found.frames[-1].head.records
         return end
 
+    def time_at(self, topic: int, *, offset: int) -> int | None:
+        """Return when the interval of the index began that has an offset; the store is not asked."""
+        descriptor = self._catalog.topic(topic).find(offset)
+        if descriptor is None:
+            return None
+        layout = self._layout(descriptor)
+        return layout.times[layout.interval(offset)] or None
+
     def pin(self, topic: int, *, offset: int) -> HistoryPin:
         """Keep the objects that hold records from `offset` on."""
         pin = HistoryPin(self._unpin, topic, offset)

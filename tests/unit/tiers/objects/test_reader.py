@@ -133,6 +133,16 @@ def test_a_time_leads_to_the_first_record_at_or_after_it(scene):
     assert scene.source.offset_at(TOPIC, time_us=time_of(400)) is None
 
 
+def test_the_time_of_an_offset_is_known_without_the_store(scene):
+    """About when a record was appended is told by the index; nothing is fetched for it."""
+    descriptor = scene.add([4] * 40)
+    for entry in descriptor.entries():
+        assert scene.source.time_at(TOPIC, offset=entry.offset) == time_of(entry.offset)
+        assert scene.source.time_at(TOPIC, offset=entry.offset + 1) == time_of(entry.offset)
+    assert scene.source.time_at(TOPIC, offset=160) is None
+    assert scene.store.calls["get"] == 0
+
+
 def test_a_byte_that_was_wrong_on_the_way_is_fetched_again(scene):
     """One wrong bit in an answer is noticed and fetched again; readers see nothing of it."""
     scene.add([4] * 40)
