@@ -1,7 +1,8 @@
-"""Find Azurite, the emulator of Azure's blob storage, or install it where npm is there.
+"""Find Azurite, the emulator of Azure's blob storage; install it where npm is there.
 
 `python scripts/azurite.py` prints the command, or why there is none and exits with 1. The package
-is installed once and kept in the user's cache; `AZURITE` names another program.
+is installed once and kept in the user's cache; `AZURITE` names another program. `make test` runs
+this when it builds the environment; the tests themselves only look.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def install(target: Path) -> None:
     if npm is None:
         raise Missing("azurite is not installed, and there is no npm to install it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes of one test run may come here at once: each has a folder, the first one wins.
+    # Two processes may come here at once: each has a folder, the first one wins.
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
     options = ["--prefix", str(folder), "--no-audit", "--no-fund", "--omit=dev", "--loglevel=error"]
+    options += ["--fetch-retries=1", "--fetch-timeout=30000"]
     try:
         done = subprocess.run(
             [npm, "install", *options, f"{PACKAGE}@{VERSION}"],
@@ -64,8 +66,8 @@ def install(target: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def find() -> list[str]:
-    """Return the command that starts the blob service.
+def find(*, installs: bool = False) -> list[str]:
+    """Return the command that starts the blob service; with `installs` after installing it.
 
     Raises:
         Missing: there is none.
@@ -77,6 +79,8 @@ def find() -> list[str]:
     if node is None:
         raise Missing("azurite needs node, which is not installed")
     target = cached()
+    if not target.exists() and not installs:
+        raise Missing("azurite is not installed: python scripts/azurite.py installs it")
     if not target.exists():
         install(target)
     return [node, str(target / "node_modules" / PACKAGE / "dist" / "src" / "blob" / "main.js")]
@@ -85,7 +89,7 @@ def find() -> list[str]:
 def main() -> int:
     """Print the command; return the exit code."""
     try:
-        print(*find())
+        print(*find(installs=True))
     except Missing as error:
         print(error, file=sys.stderr)
         return 1

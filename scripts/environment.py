@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 JARS_TIMEOUT_S = 120
+AZURITE_TIMEOUT_S = 180
 TARGETS = {
     "run": ".[query,lake,serve,objects,etcd]",
     "dev": ".[dev,lake,serve,objects,etcd]",
@@ -84,6 +85,8 @@ def build(flavour: str) -> None:
     options = ["--quiet", "--disable-pip-version-check", "--no-input"]
     run([str(PYTHON), "-m", "pip", "install", *options, "--editable", TARGETS[flavour]])
     fetch_jars()
+    if flavour == "dev":
+        fetch_azurite()
     # Written last: an interrupted build leaves no key and is done again.
     key_path(flavour).write_text(key_of(flavour), encoding="utf-8")
 
@@ -99,6 +102,26 @@ def fetch_jars() -> None:
         done = None
     if done is None or done.returncode != 0:
         print("the lake has no jars yet and will try again when it starts", flush=True)
+
+
+def fetch_azurite() -> None:
+    """Install the emulator of Azure's store with npm; without it, its tests are skipped."""
+    command = [str(PYTHON), str(ROOT / "scripts" / "azurite.py")]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=AZURITE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        print("azurite did not install in time; its tests are skipped", flush=True)
+        return
+    if done.returncode != 0:
+        print(f"{done.stderr.strip()}; its tests are skipped", flush=True)
 
 
 def works() -> bool:
