@@ -129,8 +129,9 @@ def test_subscriptions_are_as_the_last_backup_had_them(scene):
         assert batch is not None
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("local_all", [False, True])
-def test_repeats_of_producers_are_recognised(scene, local_all):
+def test_repeats_of_producers_are_recognised(scene, local_all, is_known):
     """A batch that is in an object is not written twice; one that is not is written."""
     topic = scene.engine.create_topic("events")
     for number in range(3):
@@ -139,6 +140,8 @@ def test_repeats_of_producers_are_recognised(scene, local_all):
     for number in range(3, 6):
         topic.append(payload=b"%d" % number, producer="p", sequence=number, ack="uploaded")
     topic.append(payload=b"6", producer="p", sequence=6, ack="fsynced")
+    if is_known:
+        scene.engine.objects.backup()
     scene.lose_and_restore(local_all=local_all)
     topic = scene.engine.topic("events")
     repeat = topic.append(payload=b"5", producer="p", sequence=5, ack="uploaded")
