@@ -215,11 +215,16 @@ class Tiers:
     # -- threads ---------------------------------------------------------------------------------
 
     def _run_fold(self) -> None:
+        due_s = 0.0
         while not self._stopping:
-            self._wake_fold.wait(max(FOLD_PAUSE_S, FOLD_PAUSE_TOPIC_S * len(self._topics)))
+            is_woken = self._wake_fold.wait(FOLD_PAUSE_S)
             self._wake_fold.clear()
-            if not self._stopping:
+            is_due = is_woken or self.clock.monotonic() >= due_s
+            if is_due and not self._stopping:
                 self._guard("fold", self.fold_once)
+                due_s = self.clock.monotonic() + FOLD_PAUSE_TOPIC_S * len(self._topics)
+            elif self.pressure.red_untold:
+                self._guard("pressure", self.pressure.refresh)
 
     def _run_move(self) -> None:
         while not self._stopping:
@@ -268,6 +273,8 @@ class Tiers:
         if self.pressure.red_untold or self._is_due("pressure", self.settings.memory.rss_check_s):
             self.pressure.refresh()
         for topic in self._fold_breath.between(self.topics):
+            if self.pressure.red_untold:
+                self.pressure.refresh()
             if topic.loaded and (topic.keyed is not None or topic.memory.is_foldable()):
                 self._guard("fold", partial(topic.settle, SETTLE_ROWS), topic)
                 if len(topic.memory.tail) > BACKLOG_ENTRIES:
