@@ -7,12 +7,14 @@ and registered for each of them. It costs one request however many topics there 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from frazil.errors import FrazilError
+from frazil.errors import CorruptionError, FrazilError, Unavailable
 from frazil.tiers.objects.draft import drafted
+from frazil.tiers.objects.frame_run import HeadsHash
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 from frazil.tiers.objects.uploader import Flight, next_run, write
 
@@ -94,8 +96,11 @@ class SharedUploader:
                 if run is not None:
                     runs[topic_id] = run
                     room -= run.size
-            if runs:
-                self._upload(runs, outcome)
+            if runs and not self._upload(runs, outcome):
+                # One topic's damage must not keep the others from being served.
+                sound = self._sound(runs, outcome)
+                if sound:
+                    self._upload(sound, outcome)
         return outcome
 
     def _run(
@@ -132,7 +137,24 @@ class SharedUploader:
             return run
         return None
 
-    def _upload(self, runs: dict[int, FrameRun], outcome: SharedOutcome) -> None:
+    def _sound(self, runs: dict[int, FrameRun], outcome: SharedOutcome) -> dict[int, FrameRun]:
+        """Return the runs whose frames are whole; the topics of the others have failed."""
+        damaged: dict[int, FrazilError] = {}
+        for topic_id, run in runs.items():
+            try:
+                for _ in run.pieces(HeadsHash(hashlib.sha256())):
+                    pass
+            except FrazilError as error:
+                damaged[topic_id] = error
+        if not damaged:
+            return {}
+        for topic_id in runs:
+            outcome.failures.pop(topic_id, None)
+        outcome.failures.update(damaged)
+        return {topic_id: run for topic_id, run in runs.items() if topic_id not in damaged}
+
+    def _upload(self, runs: dict[int, FrameRun], outcome: SharedOutcome) -> bool:
+        """Write and register one object; False if frames are damaged."""
         try:
             draft = drafted(
                 list(runs.values()),
@@ -146,8 +168,8 @@ class SharedUploader:
             etag = write(self._store, draft, self._flight)
             self._on_step("shared verified")
         except FrazilError as error:
-            outcome.failures.update(dict.fromkeys(runs, error))
-            return
+            outcome.failures.update(dict.fromkeys(runs, _passing(error)))
+            return not isinstance(error, CorruptionError)
         hints = {topic_id: run.hint for topic_id, run in runs.items()}
         failures = self._catalog.register_shared(draft.descriptors(etag=etag), hints)
         self._on_step("shared registered")
@@ -157,3 +179,11 @@ class SharedUploader:
         )
         self.objects_uploaded += 1
         self.bytes_uploaded += draft.size
+        return True
+
+
+def _passing(error: FrazilError) -> FrazilError:
+    """Return an error that stops no topic: the next shared object has another key."""
+    if not error.details.get("foreign"):
+        return error
+    return Unavailable("another object has the key of a shared one", key=error.details.get("key"))

@@ -8,6 +8,7 @@ from frazil.errors import Unavailable
 from frazil.testing.simulated_fs import SimulatedCrash
 from frazil.tiers.objects import format as objects
 from frazil.tiers.objects import shared as module
+from tests.crash.reference_log import walk_frames
 from tests.unit.tiers.objects.objects_world import BROKER, ObjectsWorld, footer_of
 
 
@@ -115,6 +116,50 @@ def test_a_store_that_is_down_fails_all_that_wait(world):
     assert not outcome.uploaded
     assert {type(error) for error in outcome.failures.values()} == {Unavailable}
     world.store.heal()
+    assert world.shared.upload(heads(world)).uploaded == heads(world)
+
+
+def test_damage_of_one_topic_does_not_keep_the_others_waiting(world):
+    """The topic with a damaged frame fails alone, with its offsets; the others are uploaded."""
+    publish(world, b"a")
+    files = {path: world.disk.read_bytes(path) for path in world.disk.paths()}
+    frame = next(f for f in walk_frames(files)[0] if (f.kind, f.topic, f.offset) == (2, 2, 1))
+
+    def flip(data):
+        data[frame.end - 9] ^= 1
+
+    world.disk.corrupt(frame.path, flip)
+    outcome = world.shared.upload(heads(world))
+    assert set(outcome.uploaded) == {1, 3}
+    assert list(outcome.failures) == [2]
+    assert outcome.failures[2].details["offset_first"] == 1
+    assert world.records(1) == expected(1, b"a")
+    assert world.records(3) == expected(3, b"a")
+
+
+def test_a_foreign_object_under_a_shared_key_stops_no_topic(world):
+    """Whatever lies under the key of a shared object, the topics are served by the next one."""
+    publish(world, b"a")
+
+    def plant(name):
+        if name == "shared hashed":
+            world.shared._on_step = lambda _name: None
+            world.store.on_step = once
+
+    def once(name):
+        if name == "put answered":
+            world.store.on_step = None
+            key, _size = world.store.written[-1]
+            world.store.plant(key, other)
+
+    world.log.create(4, "/default/t4")
+    world.log.plain(4, b"x")
+    world.uploader.cycle(4)
+    other = world.store.objects[world.catalog.topic(4).descriptors[0].key].data
+    world.shared._on_step = plant
+    outcome = world.shared.upload(heads(world))
+    assert {type(error) for error in outcome.failures.values()} == {Unavailable}
+    assert not any(error.details.get("foreign") for error in outcome.failures.values())
     assert world.shared.upload(heads(world)).uploaded == heads(world)
 
 
