@@ -20,7 +20,15 @@ from frazil.engine.objects_options import has_objects
 from frazil.engine.objects_sharing import Sharing
 from frazil.engine.objects_topics import OBJECTS_HOLD, ObjectsTopic, hold_control
 from frazil.engine.objects_upkeep import ObjectsUpkeep
-from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
+from frazil.errors import (
+    Closed,
+    Conflict,
+    CorruptionError,
+    FrazilError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from frazil.log import format as fmt
 from frazil.log.committer import Pending
 from frazil.model import full_topic_name
@@ -146,7 +154,7 @@ class Objects:
             "settings": self.settings,
             "flight": Flight(),
         }
-        frames = EngineFrames(self.runtimes)
+        self.frames = frames = EngineFrames(self.runtimes)
         self.uploader = Uploader(store, self.catalog, frames, **same)
         same["uploader"] = self.uploader
         self.rewriter = Rewriter(store, self.catalog, frames, **same)
@@ -328,7 +336,10 @@ class Objects:
         if trouble is None:
             topic.waits.delay = topic.error_told = ""
             return
-        text = str(trouble.error)
+        error = trouble.error
+        if isinstance(error, CorruptionError) and self.frames.note_damage(topic.id, error):
+            self.uploader.retry(topic.id)
+        text = str(error)
         topic.failures += 1
         self.failures += 1
         topic.waits.delay = text

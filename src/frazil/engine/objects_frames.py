@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.engine.objects_reframe import MadeFrame, Reframer, Runs
-from frazil.errors import NotFound
+from frazil.errors import CorruptionError, NotFound
 from frazil.log import format as fmt
 from frazil.tiers.objects.descriptor import Hint
 from frazil.tiers.objects.format import Range
@@ -63,6 +63,18 @@ class EngineFrames:
 
     def __init__(self, topics: Mapping[int, TopicRuntime]) -> None:
         self._topics = topics
+        self._damaged: dict[int, tuple[int, int]] = {}
+        """Where the log was found damaged, by topic: files may have it."""
+
+    def note_damage(self, topic_id: int, error: CorruptionError) -> bool:
+        """Take note that the log cannot give some frames; tell whether files will be asked."""
+        first, end = error.details.get("offset_first"), error.details.get("offset_next")
+        runtime = self._topics.get(topic_id)
+        if runtime is None or not isinstance(first, int) or not isinstance(end, int):
+            return False
+        known = self._damaged.get(topic_id) == (first, end)
+        self._damaged[topic_id] = (first, end)
+        return not known and self._in_files(runtime, first)
 
     def available(self, topic_id: int) -> tuple[int, int]:
         runtime = self._runtime(topic_id)
@@ -73,6 +85,11 @@ class EngineFrames:
         self, topic_id: int, first: int, *, bytes_max: int, end: int | None = None
     ) -> FrameRun:
         runtime = self._runtime(topic_id)
+        low, high = self._damaged.get(topic_id, (0, 0))
+        if low <= first < high and self._in_files(runtime, first):
+            return self._reframed(
+                runtime, first, bytes_max, high if end is None else min(high, end)
+            )
         if first >= runtime.state.start:
             try:
                 found = JournalFrames(runtime.lane.journal)

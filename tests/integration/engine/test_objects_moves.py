@@ -292,3 +292,27 @@ def test_a_time_in_the_past_is_found_in_objects(tmp_path):
         db.tiers.files.check_cap()
         assert db.tiers.disk.start(topic.runtime.state.id) == 100
         assert [row["_offset"] for row in rows_of(topic, middle)] == list(range(31, 100))
+
+
+def test_damage_in_the_log_is_passed_over_where_files_have_the_records(tmp_path):
+    """Frames that rotted before they were uploaded are made again from files."""
+    with open_with_objects(tmp_path, objects=AWAY, segment_bytes_max=64 << 10) as db:
+        take_away(tmp_path)
+        topic = db.create_topic("rotten")
+        for number in range(30):
+            topic.append(b"payload %d" % number)
+        topic.runtime.tiers.flush()
+        rows = rows_of(topic)
+        segment = topic.runtime.lane.journal.segments[0]
+        places = segment.places(topic.runtime.state.id)
+        for number in (0, 11, 12, 29):
+            at = (places.positions[number] << 3) + 90
+            with open(segment.path, "r+b") as file:
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 1]))
+        give_back(tmp_path)
+        db.objects.flush()
+        assert uploaded_rows(db, topic) == rows
+        assert len(registered(db, topic.runtime.state.id)) > 1
