@@ -113,7 +113,8 @@ class TwiceCatalog(ObjectCatalog):
         transaction = attrs.evolve(self._transaction(changes, []), compares=())
         revision = self._store.commit(transaction)
         for change in changes:
-            self._swap(change.topic, self._changed(change, transaction, revision))
+            self._known[change.topic] = self._changed(change, transaction, revision)
+            self._count(remove=change.remove, add=change.add)
 
 
 class RegistersTwice(World):

@@ -453,7 +453,8 @@ class ObjectCatalog:
                 raise
         else:
             for change in changes:
-                self._swap(change.topic, self._changed(change, transaction, revision))
+                self._known[change.topic] = self._changed(change, transaction, revision)
+                self._count(remove=change.remove, add=change.add)
         self._garbage.update((found.key, found) for found in garbage)
 
     def _landed(self, transaction: Transaction) -> bool:

@@ -59,6 +59,8 @@ HOLE_BYTES_MAX: Final = 4 << 10
 HEAD_BYTES: Final = fmt.FRAME_HEAD_BYTES + 4 * fmt.RUN.size
 LONE_BYTES_MIN: Final = 8 << 10
 """The heads of frames that are larger than this are read one by one, without what is between."""
+FITTING_FRAMES: Final = 1 << 14
+"""So many lengths are added up at once: a large object can have millions of frames."""
 RANGES_MAX: Final = 1_000
 """A run ends when it has so many gaps, so that its descriptor stays small."""
 
@@ -373,21 +375,17 @@ class _Plan:
             stop -= 1
         if stop <= first:
             return False
-        room = self._bytes_max - self.size
-        lengths = places.lengths[first:stop]
-        taken = list(accumulate(lengths))
-        count = bisect_right(taken, room)
-        if not self.size:
-            count = max(count, 1)
-        if not count:
+        fitting, size = _fitting(places, first, stop, self._bytes_max - self.size)
+        if fitting == first and not self.size:
+            fitting, size = first + 1, places.lengths[first]
+        if fitting == first:
             return False
-        stop = first + count
-        self.stretches.append(_Stretch(segment, file, places, first, stop))
-        self.size += taken[count - 1]
-        self.offset = self._end(places, stop - 1)
-        last = stop - 1
+        self.stretches.append(_Stretch(segment, file, places, first, fitting))
+        self.size += size
+        last = fitting - 1
+        self.offset = self._end(places, last)
         self.hint = Hint(segment.id, (places.positions[last] << 3) + places.lengths[last])
-        return stop == first + len(lengths)
+        return fitting == stop
 
     def _end(self, places: Places, number: int) -> int:
         """Return the offset behind a frame: where the next one or a gap begins."""
@@ -410,6 +408,19 @@ class _Plan:
             offset_first=self.offset,
             offset_next=self._limit,
         )
+
+
+def _fitting(places: Places, first: int, stop: int, room: int) -> tuple[int, int]:
+    """Return how far frames from `first` on fit into `room` bytes, and how many bytes they have."""
+    size = 0
+    for start in range(first, stop, FITTING_FRAMES):
+        lengths = places.lengths[start : min(stop, start + FITTING_FRAMES)]
+        if size + sum(lengths) > room:
+            sizes = list(accumulate(lengths, initial=size))
+            count = bisect_right(sizes, room) - 1
+            return start + count, sizes[count]
+        size += sum(lengths)
+    return stop, size
 
 
 def _first(special: SpecialRange) -> int:

@@ -74,6 +74,7 @@ def test_runs_have_all_frames_verbatim_in_both_passes(world, bytes_max, window_b
     """However small runs and reads are, they give the journal's frames, each of them once."""
     monkeypatch.setattr(module, "WINDOW_BYTES", window_bytes)
     monkeypatch.setattr(module, "LONE_BYTES_MIN", window_bytes // 4)
+    monkeypatch.setattr(module, "FITTING_FRAMES", 7)
     fill(world)
     for topic in (1, 2):
         expected = b"".join(written(world, topic))
