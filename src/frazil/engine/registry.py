@@ -15,7 +15,7 @@ import pyarrow as pa
 from frazil.engine.completion import missing_schemas, shared_schemas, topic_control, unfinished
 from frazil.engine.cursors import Cursors
 from frazil.engine.directory import DataDirectory, prepare, take_lock
-from frazil.engine.indexing import Indexer, known_cursors, known_topics, open_stores
+from frazil.engine.indexing import Indexer, Stores, known_cursors, known_topics, open_stores
 from frazil.engine.lake import Lake
 from frazil.engine.lanes import LaneRuntime
 from frazil.engine.objects import Objects
@@ -115,17 +115,7 @@ class Registry:
 
     def _open(self) -> None:
         self._make_room()
-        self.stores = stores = open_stores(
-            self.settings, self.paths, file_system=self.file_system, clock=self.clock
-        )
-        self.warnings += stores.warnings
-        self.ownership = Ownership(
-            stores.shared,
-            self.clock,
-            holder=holder_of(self.file_system, self.paths.lock, self.clock),
-            ttl_s=stores.lease_ttl_s,
-        )
-        self._indexer = Indexer(stores.shared, requires=self.ownership.requires)
+        stores = self._open_stores()
         self.cursors = Cursors(self, self._indexer)
         try:
             known, ends = known_topics(stores.shared)
@@ -185,6 +175,21 @@ class Registry:
         event("engine_opened", data_dir=self.paths.root, topics=len(self._topics))
         for warning in self.warnings:
             event("engine_warning", warning=warning)
+
+    def _open_stores(self) -> Stores:
+        """Open the metadata and prepare what is written under the owner's lease."""
+        self.stores = stores = open_stores(
+            self.settings, self.paths, file_system=self.file_system, clock=self.clock
+        )
+        self.warnings += stores.warnings
+        self.ownership = Ownership(
+            stores.shared,
+            self.clock,
+            holder=holder_of(self.file_system, self.paths.lock, self.clock),
+            ttl_s=stores.lease_ttl_s,
+        )
+        self._indexer = Indexer(stores.shared, requires=self.ownership.requires)
+        return stores
 
     def _take_lease(self) -> None:
         """Become the owner, where others could be: with a shared store or objects to name."""

@@ -35,7 +35,6 @@ from frazil.log.segment import (
     segment_name,
 )
 from frazil.log.state import STATE_FREED, wake
-from frazil.model import Ack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -242,8 +241,7 @@ class Journal:
         settle_tracked(group.tracked, written=True)
         results = group.results
         if self.fence is not None and not self.fence():
-            late = refusals.late()
-            results = [late if isinstance(result, Ack) else result for result in results]
+            results = refusals.late(results)
         deliver(group.waiters, results)
 
     def _encode(self, entries: list[Entry]) -> Group:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
+from frazil.model import Ack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def disk_full(directory: str) -> Overloaded:
@@ -42,13 +48,14 @@ def not_owner() -> Unavailable:
     )
 
 
-def late() -> Unavailable:
-    """Return the error for records that became durable when the lease may have run out (F19)."""
-    return Unavailable(
+def late(results: Sequence[Ack | BaseException]) -> list[Ack | BaseException]:
+    """Turn acks into errors: the lease may have run out while the records were written (F19)."""
+    unknown = Unavailable(
         "the broker's lease may have run out while the records were written; whether they count "
         "is unknown",
         outcome="unknown",
     )
+    return [unknown if isinstance(result, Ack) else result for result in results]
 
 
 def closed(failed: BaseException | None, directory: str) -> FrazilError:
