@@ -79,6 +79,9 @@ class Reader:
     records that it passed.
     """
 
+    _looks_up_later = False
+    """The offset of a time is found with the first read: it may take a look into files or objects."""
+
     def __init__(
         self,
         runtime: TopicRuntime,
@@ -94,7 +97,9 @@ class Reader:
         self._left = _checked_limit(limit)
         self._bytes_max = _checked_bytes(bytes_max, runtime.settings.log.read_bytes)
         self._timeout_s = _checked_timeout(timeout_s)
-        self.offset = start_offset(runtime, start)
+        late = self._looks_up_later and isinstance(start, dt.datetime)
+        self._time = start if late else None
+        self.offset = start_offset(runtime, "earliest" if late else start)
         self.gaps: list[OffsetRange] = []
         with runtime.lane.pinning:
             # Retention sees the pin before it frees, or the first read sees that it did.
@@ -132,6 +137,10 @@ class Reader:
 
     def _fetch(self) -> bool:
         """Read until batches are ready; False if there is nothing more for now."""
+        if self._time is not None:
+            self.offset = max(self.offset, start_offset(self._runtime, self._time))
+            self._time = None
+            self._pin.advance(self.offset)
         while not self._ready:
             if self._at_end():
                 return False
@@ -274,6 +283,7 @@ class AsyncReader(Reader):
     A cancelled call loses nothing: the worker only fetches, and what it fetched is for the next.
     """
 
+    _looks_up_later = True
     _fetching: asyncio.Future[bool] | None = None
 
     def __aiter__(self) -> AsyncIterator[Batch]:

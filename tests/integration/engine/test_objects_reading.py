@@ -1,0 +1,185 @@
+"""What readers of an engine get from objects: by time, by subscription, and in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+import time
+
+import pytest
+
+import frazil
+from frazil.errors import CorruptionError, NotFound, Unavailable
+from frazil.tiers.objects.fetch import Fetcher
+from tests.servers.seaweed import SeaweedServer
+
+pytestmark = pytest.mark.integration
+
+TOPIC = "/default/t"
+BATCHES = 60
+BATCH = 100
+RECORDS = BATCHES * BATCH
+WAIT_S = 120
+SMALL = {
+    "log.segment_bytes_max": "2MiB",
+    "log.write_bytes_max": "256KiB",
+    "log.ballast_bytes": 0,
+    "log.retention_age_s": 0,
+    "log.retention_check_s": 0.05,
+    "topics.message_bytes_max": "128KiB",
+    "memory.enabled": False,
+    "objects.store": "fs",
+    "objects.object_bytes_max": "1MiB",
+    "objects.index_bytes": "64KiB",
+    "objects.retry_timeout_s": 0,
+}
+
+
+@pytest.fixture
+def place(tmp_path):
+    return {**SMALL, "objects.root": str(tmp_path / "objects")}
+
+
+def fill(db):
+    """Publish records until older ones are in objects alone; returns the topic."""
+    topic = db.create_topic(TOPIC)
+    for first in range(0, RECORDS, BATCH):
+        topic.append_many([b"%d:" % n + b"x" * 1_000 for n in range(first, first + BATCH)])
+        if first % (10 * BATCH) == 9 * BATCH:
+            db.objects.flush(TOPIC)
+    assert len(objects_of(db, topic)) >= BATCHES // 10
+    deadline = time.monotonic() + WAIT_S
+    while not topic.runtime.state.start:
+        assert time.monotonic() < deadline, "nothing was freed"
+        time.sleep(0.02)
+    return topic
+
+
+@pytest.fixture
+def filled(tmp_path, place):
+    """An engine whose older records are in objects alone, and its topic."""
+    with frazil.open(tmp_path / "data", **place) as db:
+        yield db, fill(db)
+
+
+def objects_of(db, topic):
+    return db.objects.catalog.topic(topic.runtime.state.id).descriptors
+
+
+def moment(time_us):
+    return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=time_us)
+
+
+def first_of(reader):
+    with reader:
+        return next(iter(reader)).offset
+
+
+def test_a_time_leads_into_objects(filled):
+    """Reading from a time begins with the first record at or after it, wherever that is."""
+    _db, topic = filled
+    times = [
+        (batch.offset + sum(n for n, _us in batch.times[:at]), us)
+        for batch in topic.read(0)
+        for at, (_n, us) in enumerate(batch.times)
+    ]
+    for offset, time_us in (times[0], times[5], times[len(times) // 2], times[-1]):
+        first = min(at for at, us in times if us >= time_us)
+        assert first_of(topic.read(moment(time_us))) == first
+        assert offset >= first
+    assert list(topic.read(moment(times[-1][1] + 1))) == []
+
+
+def test_asyncio_looks_a_time_up_in_a_worker(filled, tmp_path, place, monkeypatch):
+    """The loop's thread never waits for the store, not even for the start of a reader."""
+    db, topic = filled
+    start = next(iter(topic.read(100))).time_us
+    db.close()
+    asked = []
+    plain = Fetcher.get
+
+    def watched(self, span):
+        asked.append(threading.current_thread())
+        return plain(self, span)
+
+    monkeypatch.setattr(Fetcher, "get", watched)
+
+    async def main():
+        async with frazil.open_async(tmp_path / "data", **place) as again:
+            reader = again.topic(TOPIC).read(moment(start))
+            return [batch.offset async for batch in reader], threading.current_thread()
+
+    offsets, loop_thread = asyncio.run(main())
+    assert offsets[0] == 100
+    assert asked
+    assert loop_thread not in asked
+
+
+def test_a_missing_object_is_reported_and_not_skipped(filled, tmp_path):
+    """The reader is told which records are gone; what lies behind them can be read."""
+    db, topic = filled
+    gone = objects_of(db, topic)[1]
+    (tmp_path / "objects" / gone.key).unlink()
+    seen = 0
+    with pytest.raises(CorruptionError) as caught:
+        for batch in topic.read("earliest"):
+            seen = batch.offset_next
+    assert seen == gone.first
+    assert caught.value.details["offset_next"] == gone.end
+    assert first_of(topic.read(gone.end)) == gone.end
+
+
+def test_a_flipped_byte_costs_its_frame_alone(filled, tmp_path):
+    """Damage in an object is reported as one range; all other records come."""
+    db, topic = filled
+    hit = objects_of(db, topic)[0]
+    path = tmp_path / "objects" / hit.key
+    data = bytearray(path.read_bytes())
+    data[hit.position + 200_000] ^= 1
+    path.write_bytes(bytes(data))
+    seen, lost, offset = [], [], 0
+    while offset < RECORDS:
+        try:
+            for batch in topic.read(offset):
+                seen += range(batch.offset, batch.offset_next)
+                offset = batch.offset_next
+        except CorruptionError as error:
+            lost += range(error.details["offset_first"], error.details["offset_next"])
+            offset = error.details["offset_next"]
+    assert 0 < len(lost) <= 2 * BATCH
+    assert sorted(seen + lost) == list(range(RECORDS))
+
+
+def test_the_copy_at_hand_is_preferred(filled, tmp_path):
+    """Records that the log has are read there: a store that is gone does not matter to them."""
+    db, topic = filled
+    at_hand = topic.runtime.state.start
+    (tmp_path / "objects").rename(tmp_path / "elsewhere")
+    assert sum(batch.count for batch in topic.read(at_hand)) == RECORDS - at_hand
+    assert db.objects.source.frames_read == 0
+
+
+def test_a_store_that_is_down_is_unavailable_and_comes_back(tmp_path):
+    """Old reads say when to try again; when the store is back they go on, without a restart."""
+    with SeaweedServer(tmp_path / "seaweed") as server:
+        settings = {**SMALL, **server.settings(), "objects.request_timeout_s": 5}
+        with frazil.open(tmp_path / "data", **settings) as db:
+            topic = fill(db)
+            server.kill()
+            with pytest.raises(Unavailable) as caught:
+                list(topic.read(0))
+            assert caught.value.details["retry_after_ms"] > 0
+            assert first_of(topic.read(topic.runtime.state.start)) == topic.runtime.state.start
+            server.start()
+            assert sum(batch.count for batch in topic.read(0)) == RECORDS
+
+
+def test_what_remote_retention_took_is_named(filled):
+    """Below the first object that is kept, readers are told the first offset there is."""
+    db, topic = filled
+    kept = objects_of(db, topic)[1]
+    db.objects.catalog.expire(topic.runtime.state.id, kept.first)
+    with pytest.raises(NotFound, match=f"offset_first={kept.first}"):
+        list(topic.read(0))
+    assert first_of(topic.read("earliest")) == kept.first
