@@ -13,6 +13,8 @@ from tests.integration.engine.opening import payloads_of
 from tests.integration.engine.restore_scene import Scene, restored
 from tests.servers.etcd import EtcdServer, need_etcd
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

@@ -18,6 +18,8 @@ from tests.integration.engine.opening import rows_of
 from tests.integration.engine.restore_scene import SMALL, Scene
 from tests.servers.seaweed import SeaweedServer
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 ACKS = 30
 WAIT_S = 120
 
