@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedCache", "TopicFeed"]
 
-READ_BYTES: Final = 256 << 10
-"""How much is read and decoded at once."""
+READ_BYTES: Final = 512 << 10
+"""How much a worker thread reads and decodes at once."""
+LIVE_BYTES: Final = 256 << 10
+"""How much is read and decoded at once on the loop, which has others to serve."""
 LIVE_RECORDS_MAX: Final = 2048
 """New records beyond so many are read in a worker thread, like old ones."""
 
@@ -166,7 +168,7 @@ class TopicFeed:
         if self.end_error() is not None:
             return None
         try:
-            piece = source.read(topic, offset=offset, bytes_max=READ_BYTES)
+            piece = source.read(topic, offset=offset, bytes_max=LIVE_BYTES)
         except FrazilError:
             # It moved to the disk tier, or is damaged: the way round finds out.
             return None
