@@ -14,10 +14,14 @@ from typing import NamedTuple, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 
-SHARES_S = {"static": 40, "log": 200, "tiers": 240, "lake": 360, "broker": 240}
+SHARES_S = {"static": 40, "log": 200, "tiers": 240, "lake": 360, "broker": 240, "objects": 180}
 """Seconds on two cores; the static checks and the log have four minutes together."""
 JVM_STARTS_MAX = {"lake": 12}
 PARTS = {
+    "objects": re.compile(
+        r"object|upload|etcd|restor|backup|handoff|ownership|fenc|patient|simulated_store"
+        r"|store_answers|config_import|config_secret|(^|/)contract/test_metadata"
+    ),
     "broker": re.compile(r"serve|subscri|registry|cursor_frames|state_frames|delivery|broker"),
     "lake": re.compile(r"lake|contract/test_catalog|cli/test_verify_command"),
     "tiers": re.compile(

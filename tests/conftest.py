@@ -29,16 +29,22 @@ settings.load_profile(os.environ.get("FRAZIL_TEST_PROFILE", "ci"))
 SPARK_TESTS = ("tests/integration/lake/", "tests/contract/test_lake_table.py")
 WITH_WORKERS = {"test_kills_spark", "test_programs_spark", "test_worker", "test_wiped_and_wide"}
 """Those of them that wait for processes of their own, and so go to another process."""
+WITH_SERVERS = ("tests/contract/test_object_store.py", "tests/contract/test_metadata_store.py")
+"""Each of their servers is named in the brackets of its tests, and is started once."""
 
 
 class FewSessions(LoadScopeScheduling):
-    """Gives a test to whoever is free, but all that share a Spark session to the same process.
+    """Gives a test to whoever is free, but all that share a session or a server to one process.
 
-    To start Spark takes longer than most tests that use it.
+    To start Spark, or an object store, takes longer than most tests that use it.
     """
 
     def _split_scope(self, nodeid):
         path = nodeid.partition("::")[0]
+        if path == "tests/integration/test_doctor_objects.py":
+            return path
+        if path in WITH_SERVERS:
+            return f"{path} {nodeid.partition('[')[2].partition('-')[0].rstrip(']')}"
         if not path.startswith(SPARK_TESTS):
             return nodeid
         return "spark, processes" if PurePath(path).stem in WITH_WORKERS else "spark, tables"

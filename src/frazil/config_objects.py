@@ -20,7 +20,6 @@ from frazil.config_values import (
     KIB,
     MIB,
     MINUTE,
-    TIB,
     Bytes,
     BytesOrNone,
     Count,
@@ -126,7 +125,7 @@ class ObjectsSettings(Section):
         MINUTE, "New data of each topic is uploaded so often.", low=0.01, high=DAY
     )
     object_bytes_max: Bytes = setting(
-        GIB, "An object has about this many bytes at most.", low=64 * KIB, high=TIB
+        GIB, "An object has about this many bytes at most.", low=64 * KIB, high=64 * GIB
     )
     parallel: Count = setting(4, "So many topics are uploaded at once.", low=1, high=8)
     linger_s: Seconds = setting(
