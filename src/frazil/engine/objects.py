@@ -44,6 +44,7 @@ from frazil.tiers.objects.uploader import Flight, Uploader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from frazil.engine.lanes import LaneRuntime
     from frazil.engine.registry import Registry
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.codec import Control
@@ -55,6 +56,8 @@ TICK_S: Final = 0.05
 TICK_TOPIC_S: Final = 100e-6
 """The pause is at least so long for each topic: thousands that rest must not cost a core."""
 HEAL_S: Final = 5.0
+GRACE_S: Final = 1.0
+"""A program that is done sooner uploads only what it asked for."""
 REWRITES_S: Final = 1.0
 HOLDS_S: Final = 1.0
 """Holds are moved so often, those of all topics together."""
@@ -87,6 +90,7 @@ class Objects:
         self.store: ObjectStore | None = None
         self.source: ObjectsSource | None = None
         self._stopping = False
+        self._opened_at = engine.clock.monotonic()
         self._woken = threading.Event()
         self._ready = threading.Event()
         """Set when all objects are known."""
@@ -130,20 +134,20 @@ class Objects:
         if found is not None:
             found.waits.refuse("the topic was deleted")
 
-    def load(self) -> list[tuple[TopicRuntime, Control]]:
+    def load(self) -> dict[LaneRuntime, list[Control]]:
         """Take up all topics with objects; return the frames that put their holds in order."""
         if self.store is not None:
             self._prepare(self.store)
-        controls: list[tuple[TopicRuntime, Control]] = []
+        controls: dict[LaneRuntime, list[Control]] = {}
         for runtime in list(self.runtimes.values()):
             spec = runtime.state.spec
             if has_objects(spec, self._engine.settings):
                 topic = self._take_up(runtime)
                 wanted = topic.hold_wanted()
                 if wanted is not None:
-                    controls.append((runtime, hold_control(runtime, wanted)))
+                    controls.setdefault(runtime.lane, []).append(hold_control(runtime, wanted))
             elif OBJECTS_HOLD in runtime.state.holds and not spec.objects:
-                controls.append((runtime, hold_control(runtime, None)))
+                controls.setdefault(runtime.lane, []).append(hold_control(runtime, None))
         return controls
 
     def _prepare(self, store: ObjectStore) -> None:
@@ -287,9 +291,12 @@ class Objects:
             return True
         if topic.behind <= 0:
             return False
-        if topic.hurry or topic.begun_at is None:
+        if topic.hurry:
             return True
-        return self.clock.monotonic() - topic.begun_at >= self.settings.interval_s
+        now = self.clock.monotonic()
+        if topic.begun_at is None:
+            return now - self._opened_at >= min(GRACE_S, self.settings.interval_s)
+        return now - topic.begun_at >= self.settings.interval_s
 
     def _is_rewrite_due(self, topic: ObjectsTopic) -> bool:
         """Tell whether a topic has to be rewritten; looked at once a while, it costs a little."""

@@ -79,9 +79,7 @@ class ObjectsTopic:
 
     def note(self) -> None:
         """Tell who waits how far the topic is uploaded."""
-        uploaded, part = self.uploaded, self.runtime.part
-        if uploaded > self.waits.reached.get(part, 0):
-            self.waits.moved({part: uploaded})
+        self.waits.grew(self.runtime.part, self.uploaded)
 
     def stop(self, why: str) -> None:
         """Upload it no more."""

@@ -153,8 +153,8 @@ class Registry:
             self.upkeep = Upkeep(self, threads=self._threads)
             self._bind_all()
             self._settle_holds()
-            for runtime, control in self.objects.load():
-                self._commit_inline(runtime.lane, [control])
+            for lane, controls in self.objects.load().items():
+                self._commit_inline(lane, controls)
             self._known_cursors = {}
             self.states = States(self)
             self.lake = Lake(self, stores.local)

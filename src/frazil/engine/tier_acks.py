@@ -77,11 +77,24 @@ class TierWaits:
     def moved(self, ends: Ends) -> None:
         """Note where the tier stands and wake those who waited for it."""
         with self._lock:
-            self.reached = dict(ends)
-            ready = [each for each in self._waiting if ends.get(each[0], 0) >= each[1]]
-            self._waiting = [each for each in self._waiting if ends.get(each[0], 0) < each[1]]
-        for _part, _end, tell in ready:
+            ready = self._moved(dict(ends))
+        for tell in ready:
             tell()
+
+    def grew(self, part: int, end: int) -> None:
+        """Note that the tier has a part below an offset; whoever comes late with less is too late."""
+        with self._lock:
+            if end <= self.reached.get(part, 0):
+                return
+            ready = self._moved({**self.reached, part: end})
+        for tell in ready:
+            tell()
+
+    def _moved(self, ends: Ends) -> list[Callable[[], None]]:
+        self.reached = ends
+        ready = [each for each in self._waiting if ends.get(each[0], 0) >= each[1]]
+        self._waiting = [each for each in self._waiting if ends.get(each[0], 0) < each[1]]
+        return [tell for _part, _end, tell in ready]
 
     def refuse(self, why: str) -> None:
         """Wake everybody: the tier does not move on. Empty lets waits begin again."""

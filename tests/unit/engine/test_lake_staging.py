@@ -176,3 +176,16 @@ def test_a_plan_is_as_large_as_the_memory_of_its_writers_allows():
         for memory, master in [(256, "local[2]"), (255, "local[2]"), (256, "local[4]"), (512, "")]
     ]
     assert found == [1 << 30, 255 << 20, 256 << 20, 1 << 30]
+
+
+def test_a_tier_that_only_grows_never_goes_back():
+    """Of two who tell how far it is, the later one with less changes nothing."""
+    waits = TierWaits(lambda: None, timeout_s=1.0)
+    told = []
+    assert waits.watch(-1, 10, lambda: told.append(1))
+    waits.grew(-1, 9)
+    assert told == []
+    waits.grew(-1, 12)
+    waits.grew(-1, 11)
+    assert (told, waits.reached) == ([1], {-1: 12})
+    assert not waits.watch(-1, 12, lambda: told.append("never"))
