@@ -11,7 +11,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from frazil.errors import Closed, FrazilError
+from frazil.errors import Closed, FrazilError, Unavailable
 from frazil.tiers.disk_cache import BytesCache
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ class Fetcher:
         self._lock = threading.Lock()
         self._calls = 0
         self._is_closed = False
+        self._trouble: Unavailable | None = None
+        """Why the last request failed, if it did."""
+        self._probing = threading.Lock()
         self.ahead_bytes = 0
         self.requests = 0
         self.bytes_fetched = 0
@@ -185,7 +188,28 @@ class Fetcher:
             return None
 
     def _fetch(self, span: Span) -> bytes:
-        data = self._store.get(span.key, start=span.start, length=span.length)
+        """Ask the store; while it is in trouble one thread tries, the others are told at once.
+
+        A try takes as long as the store's patience: without this a store that is down would hold
+        all threads that read, of other topics as well.
+        """
+        trouble = self._trouble
+        if trouble is None:
+            return self._ask(span)
+        if not self._probing.acquire(blocking=False):
+            raise Unavailable(trouble.message, **trouble.details)
+        try:
+            return self._ask(span)
+        finally:
+            self._probing.release()
+
+    def _ask(self, span: Span) -> bytes:
+        try:
+            data = self._store.get(span.key, start=span.start, length=span.length)
+        except Unavailable as error:
+            self._trouble = error
+            raise
+        self._trouble = None
         with self._lock:
             self.requests += 1
             self.bytes_fetched += len(data)

@@ -129,6 +129,28 @@ def test_a_failed_request_ahead_is_asked_again_by_its_reader(make):
     assert fetcher.get(span(4)) == bytes(range(40, 50))
 
 
+def test_while_the_store_is_down_one_thread_tries_and_the_others_are_told(make):
+    """A try may take long: nobody else waits for it, and all go on when it succeeds."""
+    store = Gated(bytes(range(100)))
+    store.fails = 1
+    fetcher = make(store, ahead_bytes=100, threads=0)
+    with pytest.raises(Unavailable):
+        fetcher.get(span(0))
+    assert store.arrived.acquire(timeout=WAIT_S)
+    store.gate.clear()
+    found = []
+    trying = threading.Thread(target=lambda: found.append(fetcher.get(span(1))))
+    trying.start()
+    assert store.arrived.acquire(timeout=WAIT_S)
+    with pytest.raises(Unavailable, match="down"):
+        fetcher.get(span(2))
+    assert len(store.asked) == 2
+    store.gate.set()
+    trying.join(WAIT_S)
+    assert found == [bytes(range(10, 20))]
+    assert fetcher.get(span(2)) == bytes(range(20, 30))
+
+
 def test_a_damaged_span_is_fetched_anew_and_kept(make):
     """What is fetched again replaces what was kept."""
     store = Gated(bytes(100))
