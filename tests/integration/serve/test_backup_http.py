@@ -1,0 +1,50 @@
+"""A backup over the HTTP port of a real broker: only who administrates the cluster may."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.integration.serve.test_subscription_http import World, run
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_backup_needs_an_administrator(tmp_path):
+    """Readers, writers and administrators of one namespace are refused; an administrator is not."""
+
+    async def work(world: World):
+        for subject in ("reader", "writer", "elsewhere", "nothing"):
+            status, _answer = await world.post({"call": "backup"}, subject=subject)
+            assert status == 403
+        status, _answer = await world.post({"call": "backup"})
+        assert status == 401
+        status, answer = await world.post({"call": "backup"}, subject="admin")
+        # It is let in, and told that this broker has no store.
+        assert (status, answer["error"]["code"]) == (400, "invalid")
+        assert "objects.store" in answer["error"]["message"]
+
+    run(tmp_path, work, auth=True)
+
+
+def test_a_backup_is_made_by_the_broker(tmp_path):
+    """What is durable is uploaded first; the answer has the key of the backup in the store."""
+    (tmp_path / "store").mkdir()
+
+    async def work(world: World):
+        status, answer = await world.post({"call": "backup"})
+        assert status == 200
+        assert answer["result"]["uploaded"] == {"/default/orders": 10}
+        assert (tmp_path / "store" / answer["result"]["key"]).is_file()
+
+    async def main():
+        world = World(tmp_path)
+        objects = world.settings.objects.model_copy(
+            update={"store": "fs", "root": str(tmp_path / "store")}
+        )
+        world.settings = world.settings.model_copy(update={"objects": objects})
+        async with world:
+            await work(world)
+
+    asyncio.run(main())
