@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import attrs
@@ -13,7 +15,7 @@ from frazil.model import TopicSpec
 from frazil.tiers.objects.format import INDEX_ENTRIES_MAX, IndexEntry, Range, pack_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -23,6 +25,7 @@ __all__ = [
     "CountedRun",
     "FrameRun",
     "FrameSource",
+    "Heads",
     "HeadsHash",
     "PrecededRun",
     "Tally",
@@ -118,6 +121,18 @@ class FrameSource(Protocol):
         """
 
 
+class Heads:
+    """The fixed fields of many frames, encoded, and by column: work for each frame is done in C."""
+
+    __slots__ = ("columns", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.columns: list[tuple[Any, ...]] = list(
+            zip(*fmt.FRAME_HEAD.iter_unpack(data), strict=True)
+        )
+
+
 class Tally:
     """What a footer says of a topic's frames, gathered as they go by."""
 
@@ -181,6 +196,29 @@ class Tally:
             self.producers.update([run[0] for run in fmt.RUN.iter_unpack(runs)])
         self.position += length
 
+    def add_all(self, heads: Heads, runs: bytes, lengths: Sequence[int]) -> None:
+        """Count many verified frames at once; the same as `add` of each."""
+        columns = heads.columns
+        self._digest.update(heads.data)
+        if not self.frames:
+            self.time_first_us = columns[14][0]
+        self.frames += len(lengths)
+        self.records += sum(columns[8]) - max(self._first - columns[0][0], 0)
+        self.time_last_us = max(self.time_last_us, *columns[14])
+        known = [lsn for lsn in (self.lsn_first, min(columns[10])) if lsn]
+        if known:
+            self.lsn_first = min(known)
+            self.lsn_last = max(self.lsn_last, *columns[10])
+        self.schemas.update(columns[9])
+        if runs:
+            self.producers.update([run[0] for run in fmt.RUN.iter_unpack(runs)])
+        positions = list(accumulate(lengths, initial=self.position))
+        self.position = positions.pop()
+        number = bisect_left(positions, self._next)
+        while number < len(positions):
+            self._index(IndexEntry(columns[0][number], positions[number], columns[14][number]))
+            number = bisect_left(positions, self._next, number + 1)
+
     def _index(self, entry: IndexEntry) -> None:
         if len(self.entries) == INDEX_ENTRIES_MAX:
             # A very large object: every other entry is enough.
@@ -207,6 +245,10 @@ class HeadsHash(Tally):
     def add(self, head: tuple[Any, ...], runs: Buffer, length: int) -> None:
         del runs, length
         self._digest.update(_PACK(*head))
+
+    def add_all(self, heads: Heads, runs: bytes, lengths: Sequence[int]) -> None:
+        del runs, lengths
+        self._digest.update(heads.data)
 
 
 @attrs.frozen

@@ -23,6 +23,7 @@ from frazil.tiers.objects.frame_run import (
     CountedRun,
     FrameRun,
     FrameSource,
+    Heads,
     PrecededRun,
     Tally,
     Topic,
@@ -128,7 +129,7 @@ class _Reading(NamedTuple):
             number = last
 
     def window(self, first: int, stop: int, tally: Tally | None) -> Iterator[Buffer]:
-        """Yield frames that are read at once, neighbours together, verified with a tally."""
+        """Yield frames that are read at once, without what is between; verified with a tally."""
         places = self.stretch.places
         positions, lengths = places.positions, places.lengths
         start = positions[first] << 3
@@ -136,60 +137,89 @@ class _Reading(NamedTuple):
         view = memoryview(data)
         if tally is not None:
             self._verify(view, start, first, stop, tally)
+        parts: list[memoryview] = []
         begin = 0
         end = lengths[first]
         for number in range(first + 1, stop):
             at = (positions[number] << 3) - start
             if at != end:
-                yield view[begin:end]
+                parts.append(view[begin:end])
                 begin = at
             end = at + lengths[number]
-        yield view[begin:end]
+        parts.append(view[begin:end])
+        yield parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _verify(self, view: memoryview, start: int, first: int, stop: int, tally: Tally) -> None:
+        heads, starts = self._heads(view, start, first, stop)
+        lengths = self.stretch.places.lengths[first:stop]
+        payloads = [at + 80 + runs * 24 for at, runs in zip(starts, heads.columns[6], strict=True)]
+        crc32 = zlib.crc32
+        crcs = [
+            crc32(view[at : at + 12], crc32(view[at + 16 : payload], crc32(view[payload : at + n])))
+            for at, payload, n in zip(starts, payloads, lengths, strict=True)
+        ]
+        if tuple(crcs) != heads.columns[2]:
+            found = zip(crcs, heads.columns[2], strict=True)
+            number = next(i for i, (crc, promised) in enumerate(found) if crc != promised)
+            raise self._damaged(first + number, "checksum does not match")
+        tally.add_all(heads, _runs(view, starts, heads), lengths)
+
+    def _heads(
+        self, view: memoryview, start: int, first: int, stop: int
+    ) -> tuple[Heads, list[int]]:
+        """Return the heads of frames in bytes that were read at `start`, and where they begin.
+
+        Raises:
+            CorruptionError: the bytes end before, or a head is not the one that was written here.
+        """
         segment, _file, places, _first, _stop = self.stretch
-        topic, salt, generation = self.spec.id, segment.salt, segment.generation
-        unpack, crc32, add = fmt.FRAME_HEAD.unpack_from, zlib.crc32, tally.add
-        positions, lengths, offsets = places.positions, places.lengths, places.offsets
-        for number in range(first, stop):
-            at = (positions[number] << 3) - start
-            end = at + lengths[number]
-            if end > len(view):
-                raise self._damaged(number, "segment is cut short")
-            fields = unpack(view, at)
-            payload = at + 80 + fields[6] * 24
-            crc = crc32(view[at + 16 : payload], crc32(view[payload:end]))
-            if (
-                crc32(view[at : at + 12], crc) != fields[2]
-                or fields[0] != offsets[number]
-                or fields[7] != topic
-                or fields[4] != salt
-                or fields[12] != generation
-                or not 0 < fields[3] <= fmt.KIND_ROWS
-                or fields[1] + 16 != end - at
-            ):
-                raise self._damaged(number, "frame is not the one that was written here")
-            add(fields, view[at + 80 : payload], end - at)
+        starts = [(position << 3) - start for position in places.positions[first:stop]]
+        lengths = places.lengths[first:stop]
+        if starts[-1] + lengths[-1] > len(view):
+            cut = next(i for i, at in enumerate(starts) if at + lengths[i] > len(view))
+            raise self._damaged(first + cut, "segment is cut short")
+        heads = Heads(b"".join([view[at : at + 80] for at in starts]))
+        columns = heads.columns
+        if (
+            columns[0] != tuple(places.offsets[first:stop])
+            or columns[1] != tuple([length - fmt.FRAME_PREFIX_BYTES for length in lengths])
+            or not {1, 2}.issuperset(columns[3])
+            or set(columns[4]) != {segment.salt}
+            or set(columns[7]) != {self.spec.id}
+            or set(columns[12]) != {segment.generation}
+            or any(
+                runs * 24 > length - 80 for runs, length in zip(columns[6], lengths, strict=True)
+            )
+        ):
+            for number, head in enumerate(zip(*columns, strict=True), first):
+                self._check_head(number, head, 80 + head[6] * 24)
+        return heads, starts
 
     def count_heads(self, first: int, stop: int, tally: Tally) -> None:
         """Count frames by their heads: read one by one if they are large, else at once."""
         places = self.stretch.places
-        positions, lengths = places.positions, places.lengths
-        start = positions[first] << 3
-        size = (positions[stop - 1] << 3) + lengths[stop - 1] - start
-        alone = size > LONE_BYTES_MIN * (stop - first)
-        view = memoryview(b"" if alone else self._read(start, size))
-        for number in range(first, stop):
-            at = positions[number] << 3
-            data = view[at - start :] if not alone else memoryview(self._read(at, HEAD_BYTES))
-            if len(data) < fmt.FRAME_HEAD_BYTES:
-                raise self._damaged(number, "segment is cut short")
-            head = fmt.FRAME_HEAD.unpack_from(data, 0)
-            runs_end = fmt.FRAME_HEAD_BYTES + head[6] * fmt.RUN.size
-            self._check_head(number, head, runs_end)
-            if runs_end > len(data):
-                data = memoryview(self._read(at, runs_end))
-            tally.add(head, data[fmt.FRAME_HEAD_BYTES : runs_end], lengths[number])
+        start = places.positions[first] << 3
+        size = (places.positions[stop - 1] << 3) + places.lengths[stop - 1] - start
+        if size > LONE_BYTES_MIN * (stop - first):
+            for number in range(first, stop):
+                self._count_lone(number, tally)
+            return
+        view = memoryview(self._read(start, size))
+        heads, starts = self._heads(view, start, first, stop)
+        tally.add_all(heads, _runs(view, starts, heads), places.lengths[first:stop])
+
+    def _count_lone(self, number: int, tally: Tally) -> None:
+        places = self.stretch.places
+        at = places.positions[number] << 3
+        data = memoryview(self._read(at, HEAD_BYTES))
+        if len(data) < fmt.FRAME_HEAD_BYTES:
+            raise self._damaged(number, "segment is cut short")
+        head = fmt.FRAME_HEAD.unpack_from(data, 0)
+        runs_end = fmt.FRAME_HEAD_BYTES + head[6] * fmt.RUN.size
+        self._check_head(number, head, runs_end)
+        if runs_end > len(data):
+            data = memoryview(self._read(at, runs_end))
+        tally.add(head, data[fmt.FRAME_HEAD_BYTES : runs_end], places.lengths[number])
 
     def _check_head(self, number: int, head: tuple[Any, ...], runs_end: int) -> None:
         segment, _file, places, _first, _stop = self.stretch
@@ -257,6 +287,14 @@ class _Reading(NamedTuple):
             segment=self.stretch.segment.id,
             position=places.positions[number] << 3,
         )
+
+
+def _runs(view: memoryview, starts: Sequence[int], heads: Heads) -> bytes:
+    """Return the encoded producer runs of frames, one behind another."""
+    if not any(heads.columns[6]):
+        return b""
+    found = zip(starts, heads.columns[6], strict=True)
+    return b"".join([view[at + 80 : at + 80 + runs * 24] for at, runs in found if runs])
 
 
 class JournalFrames:
