@@ -127,6 +127,12 @@ def _print(report: RestoreReport, target: str) -> None:
         f"restored {len(report.topics):,} topics into {target} from {source}; "
         f"{size_text(report.bytes_local)} were fetched"
     )
+    remote = sum(topic.objects > 0 and not topic.local for topic in report.topics)
+    if remote:
+        note(
+            f"the records of {remote:,} topics stay in the store and are read from there; SQL sees "
+            "those on this machine alone: fetch them with --local all"
+        )
     for key, reason in report.unreadable_backups.items():
         note(f"warning: backup {key} cannot be read: {reason}")
     for key, reason in report.damaged_objects.items():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.testing.simulated_clock import SimulatedClock
@@ -24,6 +28,7 @@ from frazil.tiers.objects.descriptor import Descriptor, ObjectsState
 
 BROKER = bytes(range(16))
 OTHER = bytes(range(16, 32))
+GOLDEN = Path(__file__).parents[3] / "data" / "backup-1" / "backup.frzb"
 
 
 def backup(seq=1, *, epoch=1, broker=BROKER, checkpoint=b"checkpoint"):
@@ -52,6 +57,18 @@ def store():
 def test_a_backup_is_read_as_it_was_written():
     """Journals, registered objects and numbers come back the same."""
     assert decode_backup(encode_backup(backup())) == backup()
+
+
+def test_backups_of_format_1_are_read():
+    """The bytes that the first version wrote are read by every later one."""
+    assert decode_backup(GOLDEN.read_bytes()) == backup()
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_never_a_backup(data):
+    """Any bytes are refused as damage, nothing else happens."""
+    with pytest.raises(CorruptionError):
+        decode_backup(data)
 
 
 def test_every_flipped_byte_is_noticed():
