@@ -91,6 +91,25 @@ def test_a_time_leads_into_objects(filled):
     assert list(topic.read(moment(times[-1][1] + 1))) == []
 
 
+def test_a_subscription_from_the_beginning_reads_objects_first(filled):
+    """A subscription gets every record once, in order, from objects and then from the log."""
+    db, topic = filled
+    seen, waiting = [], []
+    with topic.subscribe("replay", start="earliest", prefetch=1_000) as stream:
+        for delivery in stream:
+            seen.append(delivery.offset)
+            waiting.append(delivery)
+            if len(waiting) == BATCH:
+                stream.ack(waiting)
+                waiting = []
+            if len(seen) == RECORDS:
+                break
+    assert seen == list(range(RECORDS))
+    assert db.objects.source.frames_read > 0
+    [facts] = topic.subscriptions()
+    assert facts["lag_records"] == 0
+
+
 def test_asyncio_looks_a_time_up_in_a_worker(filled, tmp_path, place, monkeypatch):
     """The loop's thread never waits for the store, not even for the start of a reader."""
     db, topic = filled
