@@ -1,4 +1,7 @@
-"""A process that dies at a step of an upload: python -m … DIRECTORY STEP."""
+"""A process that dies at a step of an upload, or publishes until it is killed.
+
+python -m … DIRECTORY STEP, where the step "load" is the second.
+"""
 
 from __future__ import annotations
 
@@ -27,5 +30,21 @@ def main(path, step):
     time.sleep(WAIT_S)
 
 
+def load(path):
+    """Publish to two topics for ever, and tell of each ack what it promises."""
+    db = open_with_objects(path, objects={"rewrite_objects": 4})
+    topics = [db.create_topic(f"load{number}", exist_ok=True) for number in range(2)]
+    number = topics[0].describe()["watermarks"]["head"]
+    while True:
+        for which, topic in enumerate(topics):
+            waits = number % 5 == which
+            ack = topic.append(b"%d" % number, ack="uploaded" if waits else "fsynced")
+            print(which, ack.offset, number, int(waits), flush=True)
+        number += 1
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    if sys.argv[2] == "load":
+        load(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]), sys.argv[2])

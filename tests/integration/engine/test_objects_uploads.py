@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
@@ -210,3 +211,33 @@ def test_offsets_that_were_uploaded_are_never_given_again(tmp_path):
         assert [row["payload"] for row in rows] == [*(b"%d" % n for n in range(10)), b"new"]
         assert rows_of(topic) == rows
         assert rows_of(topic, 4) == rows[4:]
+
+
+def test_kills_under_load_neither_lose_nor_double(tmp_path):
+    """After each kill the store has what was acked as uploaded, and then everything, once."""
+    child = [sys.executable, "-m", "tests.integration.engine.objects_killed", str(tmp_path), "load"]
+    acked = [{}, {}]
+    chance = random.Random(7)
+    for _ in range(3):
+        with subprocess.Popen(child, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            wanted = chance.randrange(20, 200)
+            promised = [-1, -1]
+            for line in process.stdout:
+                which, offset, number, waits = map(int, line.split())
+                acked[which][offset] = b"%d" % number
+                if waits:
+                    promised[which] = offset
+                wanted -= 1
+                if wanted == 0:
+                    process.kill()
+        with open_with_objects(tmp_path) as db:
+            for which, found in enumerate(acked):
+                topic = db.topic(f"load{which}")
+                assert db.objects.catalog.topic(topic.runtime.state.id).uploaded > promised[which]
+                db.objects.flush(topic.name)
+                rows = uploaded_rows(db, topic)
+                assert rows == rows_of(topic)
+                assert [row["_offset"] for row in rows] == list(range(len(rows)))
+                for offset, payload in found.items():
+                    assert rows[offset]["payload"] == payload
+                registered(db, topic.runtime.state.id)
