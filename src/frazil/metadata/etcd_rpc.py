@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config_sections import EtcdSettings
 
-__all__ = ["Compacted", "EtcdServers", "LeaseGone", "TooLarge"]
+__all__ = ["CallError", "Compacted", "EtcdServers", "LeaseGone", "TooLarge"]
+
+CallError: TypeAlias = grpc.RpcError
+"""What ends a stream."""
 
 RECEIVE_BYTES_MAX: Final = 48 << 20
 FILE_BYTES_MAX: Final = 1 << 20

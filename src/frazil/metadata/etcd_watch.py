@@ -12,10 +12,8 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Final
 
-import grpc
-
 from frazil.errors import Closed, FrazilError, Unavailable
-from frazil.metadata.etcd_rpc import Compacted
+from frazil.metadata.etcd_rpc import CallError, Compacted
 from frazil.metadata.proto import etcd_pb2 as wire
 from frazil.metadata.transaction import Revision
 from frazil.metadata.watch import Event, Watch, WatchHub
@@ -122,7 +120,7 @@ class EtcdWatches:
                 pause_s = PAUSE_S_MIN
             except Compacted as error:
                 self._start_over(str(error))
-            except grpc.RpcError as error:
+            except CallError as error:
                 meaning = self._servers.watch_error(error)
                 if not self._stopping.is_set():
                     event("etcd_watch_broken", error=meaning)
