@@ -65,7 +65,12 @@ class FewOperations(MemoryStore):
 class Unsure(MemoryStore):
     """A store that may say that it does not know, before or after the change."""
 
-    before = after = False
+    before = after = blind = False
+
+    def list(self, prefix, **given):
+        if self.blind:
+            raise Unavailable("no answer")
+        return super().list(prefix, **given)
 
     def commit(self, transaction):
         if self.before:
@@ -165,6 +170,28 @@ def test_an_unknown_outcome_is_looked_up(moment):
     world.catalog.register(TOPIC, descriptor(10, 11), Hint())
     assert world.catalog.topic(TOPIC) == world.reloaded().topic(TOPIC)
     assert world.catalog.topic(TOPIC).uploaded == 11
+
+
+def test_nothing_builds_on_a_picture_that_may_be_old():
+    """While an outcome is unknown and cannot be looked up, uploads wait; then they go on rightly."""
+    world = World(Unsure(clock=SimulatedClock(1)))
+    world.catalog.register(TOPIC, descriptor(0, 10), Hint())
+    world.store.after = world.store.blind = True
+    with pytest.raises(Unavailable):
+        world.catalog.register(TOPIC, descriptor(10, 20), Hint())
+    assert world.catalog.suspect
+    assert world.catalog.topic(TOPIC).uploaded == 10, "readers keep the picture that they have"
+    with pytest.raises(Unavailable):
+        world.catalog.fresh(TOPIC)
+    with pytest.raises(Unavailable):
+        world.catalog.begin(TOPIC, intent(10, 20, "again"))
+    world.store.blind = False
+    with pytest.raises(Conflict):
+        world.catalog.begin(TOPIC, intent(10, 20, "again"))
+    assert world.catalog.fresh(TOPIC).uploaded == 20
+    assert not world.catalog.suspect
+    world.catalog.begin(TOPIC, intent(20, 30, "next"))
+    assert world.reloaded().intents() == {TOPIC: intent(20, 30, "next")}
 
 
 def test_a_shared_object_is_registered_in_small_transactions():
