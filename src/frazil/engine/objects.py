@@ -176,8 +176,12 @@ class Objects:
 
     def _take_up(self, runtime: TopicRuntime) -> ObjectsTopic:
         topic_id = runtime.state.id
-        ask = partial(self.sharing.ask, topic_id)
-        topic = ObjectsTopic(runtime, lambda: self.catalog.topic(topic_id), ask)
+        topic = ObjectsTopic(
+            runtime,
+            picture=lambda: self.catalog.topic(topic_id),
+            frames=self.frames,
+            wake=partial(self.sharing.ask, topic_id),
+        )
         runtime.objects = topic.waits
         self.topics[topic_id] = topic
         return topic

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
     from frazil.tiers.objects.descriptor import TopicObjects
+    from frazil.tiers.objects.frames import FrameSource
 
 __all__ = ["OBJECTS_HOLD", "ObjectsTopic", "hold_control"]
 
@@ -34,11 +35,17 @@ class ObjectsTopic:
     """
 
     def __init__(
-        self, runtime: TopicRuntime, picture: Callable[[], TopicObjects], wake: Callable[[], None]
+        self,
+        runtime: TopicRuntime,
+        *,
+        picture: Callable[[], TopicObjects],
+        frames: FrameSource,
+        wake: Callable[[], None],
     ) -> None:
         self.runtime = runtime
         self.id = runtime.state.id
         self._picture = picture
+        self._frames = frames
         self.waits = TierWaits(wake, timeout_s=runtime.settings.objects.ack_timeout_s)
         self.busy = False
         self.hurry = False
@@ -73,9 +80,10 @@ class ObjectsTopic:
     @property
     def behind(self) -> int:
         """Return how many offsets are durable here and not uploaded."""
-        picture, state = self.picture, self.runtime.state
-        first = picture.uploaded if picture.state.changed_us else state.start
-        return max(state.durable - first, 0)
+        picture, durable = self.picture, self.runtime.state.durable
+        if picture.state.changed_us:
+            return max(durable - picture.uploaded, 0)
+        return max(durable - self._frames.available(self.id)[0], 0)
 
     def note(self) -> None:
         """Tell who waits how far the topic is uploaded."""

@@ -316,3 +316,23 @@ def test_damage_in_the_log_is_passed_over_where_files_have_the_records(tmp_path)
         db.objects.flush()
         assert uploaded_rows(db, topic) == rows
         assert len(registered(db, topic.runtime.state.id)) > 1
+
+
+def test_a_topic_that_is_switched_on_late_is_uploaded_whole(tmp_path):
+    """What only files have goes too, and nobody has to publish for that."""
+    disk = {"log_keep_s": 0}
+    with open_with_objects(tmp_path, disk=disk, segment_bytes_max=64 << 10) as db:
+        topic = db.create_topic("late", objects=False)
+        for number in range(40):
+            topic.append(b"%d" % number)
+        forget_log(db, [topic])
+        assert topic.runtime.state.start == 40
+        db.alter_topic("late", objects=True)
+        assert topic.describe()["holds"] == {"objects": 0}
+        wait_until(lambda: topic.stats()["uploaded"] == 40)
+        assert uploaded_rows(db, topic) == rows_of(topic)
+        db.alter_topic("late", objects=False)
+        topic.append(b"not uploaded")
+        db.alter_topic("late", objects=True)
+        wait_until(lambda: topic.stats()["uploaded"] == 41)
+        assert uploaded_rows(db, topic) == rows_of(topic)
