@@ -95,7 +95,7 @@ def test_a_subscription_from_the_beginning_reads_objects_first(filled):
     """A subscription gets every record once, in order, from objects and then from the log."""
     db, topic = filled
     seen, waiting = [], []
-    with topic.subscribe("replay", start="earliest", prefetch=1_000) as stream:
+    with topic.subscribe("replay", start="earliest", max_unacked=2 * BATCH) as stream:
         for delivery in stream:
             seen.append(delivery.offset)
             waiting.append(delivery)
