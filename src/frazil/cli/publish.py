@@ -73,7 +73,9 @@ def publish(
     envelope: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--envelope", help="NDJSON has payload, key, attributes as fields.")
     ] = False,
-    ack: Annotated[str | None, typer.Option("--ack", help="received or fsynced.")] = None,
+    ack: Annotated[
+        str | None, typer.Option("--ack", help="received, fsynced, uploaded or committed.")
+    ] = None,
     producer: Annotated[
         str | None, typer.Option("--producer", help="Publish each row once, also when run again.")
     ] = None,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.engine.lake import Lake
+    from frazil.engine.objects import Objects
     from frazil.engine.topic import Topic
     from frazil.log.codec import Entry
 
@@ -301,6 +302,11 @@ class AsyncEngine(AsyncTierCalls, AsyncSubscriptionCalls):
     def lake(self) -> Lake:
         """Return the lake; its calls wait, so run the long ones in a thread."""
         return self.engine.lake
+
+    @property
+    def objects(self) -> Objects:
+        """Return the objects tier; its calls wait, so run the long ones in a thread."""
+        return self.engine.objects
 
     async def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record by the topic's name; see `Engine.append`."""
