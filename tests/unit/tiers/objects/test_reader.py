@@ -122,8 +122,8 @@ def test_frames_that_reach_beyond_the_object_are_cut(scene):
 
 def test_a_time_leads_to_the_first_record_at_or_after_it(scene):
     """Time-based starts use the times of objects, then the index, then the frames."""
-    scene.add([4] * 40, gaps=[(80, 90, "gap")])
-    scene.add([4] * 40)
+    scene.add([4] * 40, gaps=[(80, 90, "gap")], index_bytes=5 * FRAME_BYTES)
+    assert len(scene.add([4] * 40, index_bytes=5 * FRAME_BYTES).entries()) == 8
     starts = [*range(0, 80, 4), *range(90, 170, 4), *range(170, 330, 4)]
     for offset in starts:
         assert scene.source.offset_at(TOPIC, time_us=time_of(offset)) == offset
