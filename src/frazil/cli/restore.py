@@ -46,6 +46,10 @@ def restore(
     broker: Annotated[
         str | None, typer.Option(help="The broker's id, if the store has several.")
     ] = None,
+    margin: Annotated[
+        int | None,
+        typer.Option(min=0, help="Offsets left free for unknown records; log.reserve_offsets."),
+    ] = None,
 ) -> None:
     """Rebuild a broker's topics, columns and subscriptions from its object store.
 
@@ -80,6 +84,7 @@ def restore(
             clock=clock,
             local_all=local == "all",
             broker=_broker(broker),
+            offset_margin=margin,
         )
     finally:
         store.close()

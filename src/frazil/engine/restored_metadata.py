@@ -30,8 +30,16 @@ if TYPE_CHECKING:
     from frazil.engine.restored_state import RestorePlan, TopicPlan
     from frazil.fs import FileSystem
     from frazil.metadata import MetadataStore
+    from frazil.tiers.objects.chain import Chain
 
-__all__ = ["Kept", "kept_by_servers", "newer_cursors", "register_objects", "with_kept"]
+__all__ = [
+    "Kept",
+    "kept_by_servers",
+    "newer_cursors",
+    "objects_state",
+    "register_objects",
+    "with_kept",
+]
 
 SPARE_OPERATIONS = 8
 
@@ -142,9 +150,14 @@ def register_objects(
         stores.close()
 
 
+def objects_state(chain: Chain, now_us: int) -> ObjectsState:
+    """Return the watermarks of a topic whose objects these are."""
+    return ObjectsState(start=chain.start, uploaded=chain.end, changed_us=now_us)
+
+
 def _rows(topic: TopicPlan, now_us: int) -> dict[str, bytes]:
     topic_id, chain = topic.spec.id, topic.chain
-    state = ObjectsState(start=chain.start, uploaded=chain.end, changed_us=now_us)
+    state = objects_state(chain, now_us)
     found = {
         rows.descriptor_key(topic_id, each.first): rows.encode_row(each)
         for each in chain.descriptors

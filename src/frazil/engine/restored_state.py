@@ -247,7 +247,9 @@ def _settle(
     at = chain.end if chain.descriptors else head_known
     topic.start = topic.next = at if local_from is None else local_from
     topic.durable = topic.visible = topic.next
-    if chain.descriptors or OBJECTS_HOLD in topic.holds:
+    # The hold says what is registered; it must not know of more than there is.
+    topic.holds.pop(OBJECTS_HOLD, None)
+    if chain.descriptors:
         topic.holds[OBJECTS_HOLD] = at
     return TopicPlan(topic.spec, chain, head_known, local_from)
 

@@ -15,15 +15,25 @@ from frazil.engine.restored_journal import RestoredJournal
 from frazil.engine.restored_metadata import (
     kept_by_servers,
     newer_cursors,
+    objects_state,
     register_objects,
     with_kept,
 )
 from frazil.engine.restored_state import plan_restore, take_runs
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.log import format as fmt
+from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.state import RANGE_LOST, SpecialRange
 from frazil.telemetry import event
-from frazil.tiers.objects.backup import brokers_in, newest_backup
+from frazil.tiers.objects.backup import (
+    Backup,
+    LaneCopy,
+    TopicCopy,
+    backup_keys,
+    brokers_in,
+    newest_backup,
+    write_backup,
+)
 from frazil.tiers.objects.finding import find_objects, frames_of
 
 if TYPE_CHECKING:
@@ -33,7 +43,7 @@ if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.engine.restored_state import JournalPlan, RestorePlan, TopicPlan
     from frazil.fs import FileSystem
-    from frazil.tiers.objects.backup import Backup, Newest
+    from frazil.tiers.objects.backup import Newest
     from frazil.tiers.objects.descriptor import Descriptor
     from frazil.tiers.objects.finding import FoundObjects
     from frazil.tiers.objects.store import ObjectStore
@@ -87,8 +97,20 @@ def restore(
     clock: Clock,
     local_all: bool = False,
     broker: bytes | None = None,
+    offset_margin: int | None = None,
 ) -> RestoreReport:
     """Make `target` the data directory of the broker whose objects a store has; durable on return.
+
+    Args:
+        store: has the objects; the restore is noted there as a backup.
+        target: a directory that does not exist or is empty.
+        settings: of the broker to be; `data_dir` is not looked at.
+        file_system: where the target is.
+        clock: for times and new ids.
+        local_all: fetch all records, not only those that must lie on the machine.
+        broker: which one, if the store has several.
+        offset_margin: so many offsets of a topic may have been given out that nothing in the store
+            knows of; `log.reserve_offsets` without it.
 
     Raises:
         Conflict: the target is not empty, an earlier restore was cut short beside it, or a broker
@@ -112,7 +134,7 @@ def restore(
         backup,
         found,
         local_all=local_all,
-        offset_margin=settings.log.reserve_offsets,
+        offset_margin=settings.log.reserve_offsets if offset_margin is None else offset_margin,
         producer_window=settings.producers.window_batches,
         new_id=clock.random_bytes(16),
     )
@@ -128,6 +150,7 @@ def restore(
             _write_journal(store, file_system, clock, settings, work, plan, each)
             for each in plan.journals
         )
+        _note_restore(store, broker, plan, found, clock)
         register_objects(settings, work, plan.topics, file_system=file_system, clock=clock)
         _put_in_place(file_system, work.root, target)
     except OSError as error:
@@ -136,6 +159,43 @@ def restore(
         ) from error
     event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
     return _report(broker, newest, found, plan, bytes_local)
+
+
+def _note_restore(
+    store: ObjectStore, broker: bytes, plan: RestorePlan, found: FoundObjects, clock: Clock
+) -> None:
+    """Put a backup of what was restored into the store, before anybody can use it.
+
+    Should the new machine be lost before it makes a backup itself, the next restore must not give
+    out the offsets that this one may have.
+    """
+    states = [(each, each.state.lsn) for each in plan.journals]
+    lanes = tuple(
+        LaneCopy(each.topic, each.journal, encode_checkpoint(each.state, lsn=lsn), lsn)
+        for each, lsn in states
+    )
+    topics = tuple(
+        TopicCopy(
+            topic.spec.id, objects_state(topic.chain, clock.now_us()), topic.chain.descriptors
+        )
+        for topic in plan.topics
+        if topic.chain.descriptors
+    )
+    backup = Backup(
+        broker=broker,
+        epoch=found.epoch_last,
+        seq=max((key.seq for key in backup_keys(store, broker)), default=0) + 1,
+        created_us=clock.now_us(),
+        lanes=lanes,
+        topics=topics,
+    )
+    try:
+        write_backup(store, backup)
+    except InvalidRequest as error:
+        plan.warnings.append(
+            "the store could not be written to: should this machine be lost before its first "
+            f"backup, offsets may be given twice: {error}"
+        )
 
 
 def _keys(backup: Backup | None) -> set[str]:

@@ -9,7 +9,7 @@ from frazil.config import load_settings
 from frazil.engine.core import Engine
 from frazil.engine.restoring import restore
 from frazil.fs import RealFileSystem
-from frazil.tiers.objects.backup import backup_keys
+from frazil.tiers.objects.backup import backup_keys, brokers_in
 from frazil.tiers.objects.obstores import open_store
 
 SMALL = {
@@ -65,6 +65,11 @@ class Scene:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
+
+    def broker(self):
+        """Return the id under which the store has the broker's objects."""
+        (found,) = brokers_in(self.store())
+        return found
 
     def forget_backups_since(self, made):
         """End the present life as if no backup had been made since that one, or ever."""

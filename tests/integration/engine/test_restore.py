@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound
-from frazil.tiers.objects.backup import listed
+from frazil.tiers.objects.backup import backup_keys, listed
 from frazil.tiers.objects.format import parse_key
 from tests.integration.engine.opening import column_of, payloads_of, rows_of
 from tests.integration.engine.restore_scene import Scene, restored
@@ -72,6 +72,21 @@ def test_offsets_that_nobody_knows_of_are_not_given_again(scene):
     topic = scene.engine.topic("events")
     assert payloads_of(topic) == payloads(range(5))
     assert topic.append(payload=b"new").offset > last.offset
+
+
+def test_offsets_of_a_machine_that_was_lost_at_once_are_not_given_again(scene):
+    """The restore itself is noted in the store: the next one leaves room for what it gave out."""
+    publish(scene.engine.create_topic("events"), range(5))
+    scene.lose_machine()
+    scene.restore()
+    noted = {"key": backup_keys(scene.store(), scene.broker())[-1].key}
+    scene.open()
+    gone = scene.engine.topic("events").append(payload=b"gone", ack="fsynced")
+    scene.forget_backups_since(noted)
+    scene.lose_and_restore()
+    topic = scene.engine.topic("events")
+    assert topic.append(payload=b"new", ack="uploaded").offset > gone.offset
+    assert payloads_of(topic) == [*payloads(range(5)), b"new"]
 
 
 def test_what_the_backup_knew_and_no_object_has_is_told(scene):
