@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Closed, FrazilError, Unavailable
@@ -141,7 +141,8 @@ class Fetcher:
             future.cancel()
         self._kept.clear()
         if pool is not None:
-            pool.shutdown(wait=True)
+            # Not waited for: with a store that is down this would take as long as its patience.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     # -- the lock is held ------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class Fetcher:
         """Return what a request ahead brought; None if it failed and is worth another one."""
         try:
             return future.result()
-        except FrazilError:
+        except (FrazilError, CancelledError):
             # Whatever it was, the reader who needs these bytes finds out by asking itself.
             return None
 

@@ -175,6 +175,24 @@ def test_a_closed_fetcher_gives_nothing(make):
     assert len(store.asked) == 1
 
 
+def test_closing_does_not_wait_for_a_store_that_hangs(make):
+    """Requests under way end by themselves; who waits for one that never began is not left alone."""
+    store = Gated(bytes(range(100)), is_open=False)
+    fetcher = make(store, ahead_bytes=100, threads=1)
+    fetcher.ahead([span(0), span(1)])
+    assert store.arrived.acquire(timeout=WAIT_S)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(fetcher.get(span(1))))
+    reader.start()
+    while fetcher.ahead_bytes == 20:
+        assert reader.is_alive()
+    fetcher.close()
+    assert store.arrived.acquire(timeout=WAIT_S)
+    store.gate.set()
+    reader.join(WAIT_S)
+    assert found == [bytes(range(10, 20))]
+
+
 def test_a_reader_of_objects_reads_ahead_across_them():
     """With threads, all records come in order, and never more is kept than twice the budget."""
     scene = Scene(ahead_bytes=64 << 10, threads=3)
