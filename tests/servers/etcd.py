@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,25 +45,31 @@ class EtcdServer(Server):
 
     name = "etcd"
 
-    def __init__(self, directory, *, tls=None, options=()):
+    def __init__(self, directory, *, tls=None, member="one"):
         super().__init__(directory)
         self.client_port, self.peer_port = free_ports(2)
         self.tls = tls
-        self.options = list(options)
+        self.member = member
+        self.members = [self]
 
     @property
     def endpoint(self):
         """The URL that clients ask."""
         return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.client_port}"
 
+    @property
+    def peer(self):
+        """The URL that other members ask."""
+        return f"http://127.0.0.1:{self.peer_port}"
+
     def command(self):
-        peer = f"http://127.0.0.1:{self.peer_port}"
+        cluster = ",".join(f"{each.member}={each.peer}" for each in self.members)
         metrics = f"http://127.0.0.1:{self.metrics_port}"
         words = [
-            *(binary(), "--name", "one", "--data-dir", str(self.directory / "data")),
+            *(binary(), "--name", self.member, "--data-dir", str(self.directory / "data")),
             *("--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-            *("--initial-cluster", f"one={peer}", "--listen-metrics-urls", metrics),
+            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+            *("--initial-cluster", cluster, "--listen-metrics-urls", metrics),
             # The shortest lease is one and a half times the election's time, in whole seconds.
             *("--heartbeat-interval", "50", "--election-timeout", "500"),
             *("--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"),
@@ -70,7 +78,7 @@ class EtcdServer(Server):
             authority, certificate, key = map(str, self.tls)
             words += ["--cert-file", certificate, "--key-file", key]
             words += ["--client-cert-auth", "--trusted-ca-file", authority]
-        return [*words, *self.options]
+        return words
 
     def start(self):
         (self.metrics_port,) = free_ports(1)
@@ -108,3 +116,17 @@ class EtcdServer(Server):
     def settings(self, **changes):
         """Return the section of the settings that uses this server."""
         return EtcdSettings(**{"endpoints": self.endpoint, **changes})
+
+
+@contextlib.contextmanager
+def cluster_of(directory, count):
+    """Run so many members of one cluster."""
+    members = [EtcdServer(directory / f"m{number}", member=f"m{number}") for number in range(count)]
+    for each in members:
+        each.members = members
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(count) as pool:
+        for each in members:
+            stack.callback(each.kill)
+        # None is ready before most of them are.
+        list(pool.map(EtcdServer.start, members))
+        yield members

@@ -27,6 +27,7 @@ __all__ = ["EtcdSpace", "Outcome"]
 
 FORMAT: Final = 1
 TRIES_MAX: Final = 20
+FIND_TRIES: Final = 3
 
 
 @attrs.frozen
@@ -70,7 +71,7 @@ class EtcdSpace:
             success=[self.keys.put(STORE, record)],
             failure=[self.keys.read(STORE), self.keys.read(TICKET)],
         )
-        answer = self.servers.change("KV/Txn", request, wire.TxnResponse)
+        answer = self._insist(request)
         if answer.succeeded:
             self.keys = Keys(self.keys.prefix, answer.header.revision)
             return
@@ -79,6 +80,16 @@ class EtcdSpace:
         self.id = _record(store).id
         self.keys = Keys(self.keys.prefix, store.create_revision)
         self._ticket = 0 if ticket is None else ticket.mod_revision
+
+    def _insist(self, request: wire.TxnRequest) -> wire.TxnResponse:
+        """Send what may be done twice, also if the first try had no answer: a leader may be new."""
+        for left in range(FIND_TRIES - 1, -1, -1):
+            try:
+                return self.servers.change("KV/Txn", request, wire.TxnResponse)
+            except Unavailable as error:
+                if not left or error.details.get("outcome") != "unknown":
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def read(self, *keys: str) -> tuple[int, list[wire.KeyValue | None]]:
         """Return etcd's revision and what some keys have at this moment."""
