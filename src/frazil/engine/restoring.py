@@ -122,7 +122,7 @@ def restore(
     target = target.rstrip("/") or "/"
     _check_target(file_system, target)
     broker = _broker_of(store, broker)
-    newest = newest_backup(store, broker)
+    newest, damage = _newest(store, broker)
     own = newest.backup if newest is not None else None
     kept = kept_by_servers(settings, clock)
     backup = with_kept(broker, own, kept)
@@ -138,11 +138,38 @@ def restore(
         producer_window=settings.producers.window_batches,
         new_id=clock.random_bytes(16),
     )
+    plan.warnings += damage
     if kept is not None:
         newer_cursors(plan, kept)
     for topic in plan.topics:
         if topic.local_from is None:
             _remember_runs(store, plan, topic, found)
+    bytes_local = _write(
+        store, target, plan, found, settings=settings, file_system=file_system, clock=clock
+    )
+    event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
+    return _report(broker, newest, found, plan, bytes_local)
+
+
+def _newest(store: ObjectStore, broker: bytes) -> tuple[Newest | None, list[str]]:
+    """Return the newest backup; if none can be read the objects must do, and that is told."""
+    try:
+        return newest_backup(store, broker), []
+    except CorruptionError as error:
+        return None, [f"subscriptions and topics without records are not restored: {error}"]
+
+
+def _write(
+    store: ObjectStore,
+    target: str,
+    plan: RestorePlan,
+    found: FoundObjects,
+    *,
+    settings: Settings,
+    file_system: FileSystem,
+    clock: Clock,
+) -> int:
+    """Write the planned directory, note it in the store and put it in place; return its bytes."""
     work = DataDirectory(target + SUFFIX)
     try:
         file_system.make_directory(work.root)
@@ -150,25 +177,23 @@ def restore(
             _write_journal(store, file_system, clock, settings, work, plan, each)
             for each in plan.journals
         )
-        _note_restore(store, broker, plan, found, clock)
+        _note_restore(store, plan, found, clock)
         register_objects(settings, work, plan.topics, file_system=file_system, clock=clock)
         _put_in_place(file_system, work.root, target)
     except OSError as error:
         raise Unavailable(
             "the directory cannot be written", path=work.root, reason=error
         ) from error
-    event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
-    return _report(broker, newest, found, plan, bytes_local)
+    return bytes_local
 
 
-def _note_restore(
-    store: ObjectStore, broker: bytes, plan: RestorePlan, found: FoundObjects, clock: Clock
-) -> None:
+def _note_restore(store: ObjectStore, plan: RestorePlan, found: FoundObjects, clock: Clock) -> None:
     """Put a backup of what was restored into the store, before anybody can use it.
 
     Should the new machine be lost before it makes a backup itself, the next restore must not give
     out the offsets that this one may have.
     """
+    broker = plan.journals[0].journal
     states = [(each, each.state.lsn) for each in plan.journals]
     lanes = tuple(
         LaneCopy(each.topic, each.journal, encode_checkpoint(each.state, lsn=lsn), lsn)

@@ -254,6 +254,19 @@ def test_the_backup_before_a_damaged_one_is_used(scene):
     assert payloads_of(scene.engine.topic("events")) == payloads(range(9))
 
 
+def test_when_no_backup_can_be_read_the_objects_must_do(scene):
+    """Records come back without any of the backups, and the report says what does not."""
+    publish(scene.engine.create_topic("events"), range(5))
+    scene.engine.objects.backup()
+    scene.lose_machine()
+    for found in backup_keys(scene.store(), scene.broker()):
+        (scene.path / "store" / found.key).write_bytes(b"junk")
+    report = scene.restore()
+    assert any("no backup can be read" in warning for warning in report.warnings)
+    scene.open()
+    assert payloads_of(scene.engine.topic("events")) == payloads(range(5))
+
+
 def test_objects_of_an_owner_of_the_past_are_not_taken(scene):
     """A late write of an earlier epoch, not in the backup, does not become part of the topic."""
     topic = scene.engine.create_topic("events")
