@@ -247,6 +247,7 @@ class Objects:
         for topic in lost:
             topic.go_on()
             topic.note()
+            self.sharing.ask(topic.id)
 
     def _share(self) -> None:
         self._ready.wait()

@@ -58,9 +58,9 @@ class ObjectsTopic:
         self.error_told = ""
         self.stopped = LOST if self._lacks_objects() else ""
         """Why it is not uploaded any more, until somebody acts."""
+        # They may be found in a moment: who waits is not refused before it is known.
+        self.waits.delay = self.stopped
         self.note()
-        if self.stopped:
-            self.waits.refuse(self.stopped)
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class ObjectsTopic:
 
     def go_on(self) -> None:
         """Upload it again."""
-        self.stopped = LOST if self._lacks_objects() else ""
+        self.stopped = self.waits.delay = LOST if self._lacks_objects() else ""
         self.waits.refuse(self.stopped)
 
     def hold_wanted(self) -> int | None:
