@@ -136,7 +136,8 @@ class EtcdLeases:
         if own is None:
             raise self._lost(lease.name, lease.epoch)
         begun = self._clock.monotonic()
-        if self._space.servers.keep_alive(own.id) <= 0:
+        # A server that hangs must leave time for another try before the lease is over.
+        if self._space.servers.keep_alive(own.id, timeout_s=own.lease.ttl_s / 3) <= 0:
             raise self._lost(lease.name, lease.epoch)
         # Its key may be another's by now, if the holder acquired it again elsewhere.
         _, (found,) = self._space.read(HELD + lease.name)

@@ -130,7 +130,7 @@ class EtcdServers:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         return self._each(method, request, response, changes=True, timeout_s=limit_s)
 
-    def keep_alive(self, lease_id: int) -> int:
+    def keep_alive(self, lease_id: int, *, timeout_s: float) -> int:
         """Let a lease last on; return for how many seconds, 0 if it is gone."""
         request = wire.LeaseKeepAliveRequest(id=lease_id)
 
@@ -147,7 +147,8 @@ class EtcdServers:
                 stream.cancel()
 
         # To let a lease last on twice does no harm.
-        return self._tries(call, what="LeaseKeepAlive", changes=False, timeout_s=self.timeout_s)
+        limit_s = min(self.timeout_s, timeout_s)
+        return self._tries(call, what="LeaseKeepAlive", changes=False, timeout_s=limit_s)
 
     def watch(self, request: wire.WatchRequest, ended: threading.Event) -> _Stream:
         """Begin a stream of changes at the server that answered last; the caller iterates it."""
