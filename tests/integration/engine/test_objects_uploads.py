@@ -240,3 +240,25 @@ def test_kills_under_load_neither_lose_nor_double(tmp_path):
                 for offset, payload in found.items():
                     assert rows[offset]["payload"] == payload
                 registered(db, topic.runtime.state.id)
+
+
+def test_topics_with_a_journal_of_their_own_are_uploaded(tmp_path):
+    """Dedicated lanes, alone and as parts, share objects with the others."""
+    with open_with_objects(tmp_path, objects={"linger_s": 0.2}) as db:
+        own = db.create_topic("own", lane="dedicated")
+        parts = db.create_topic("parts", lane="dedicated", partitions=2)
+        other = db.create_topic("other")
+        pending = [own.send(b"%d" % n, ack="uploaded") for n in range(20)]
+        pending += [other.send(b"%d" % n, ack="uploaded") for n in range(20)]
+        acks = [parts.append(b"%d" % n, key=str(n), ack="uploaded") for n in range(3)]
+        assert [each.result().offset for each in pending] == [*range(20), *range(20)]
+        assert all(
+            db.objects.status()["topics"][f"{parts.name}-part-{a.part}"]["uploaded"] for a in acks
+        )
+        wait_until(lambda: own.describe()["holds"] == {"objects": 20})
+    with open_with_objects(tmp_path) as db:
+        for name in ("own", "other"):
+            rows = uploaded_rows(db, db.topic(name))
+            assert [row["payload"] for row in rows] == [b"%d" % n for n in range(20)]
+            assert rows == rows_of(db.topic(name))
+        assert db.objects.status()["totals"]["bytes_uploaded"] == 0
