@@ -83,6 +83,24 @@ def test_an_object_of_a_gap_alone_is_read_over(scene):
     assert payloads_of(scene.engine.topic("events")) == [*written, b"new"]
 
 
+def test_topics_that_share_an_object_and_a_gap_are_told_apart(scene):
+    """One has the gap behind a restore alone, the other records behind it, in the same object."""
+    for name in ("a", "b"):
+        scene.engine.create_topic(name)
+    scene.engine.objects.backup()
+    scene.lose_and_restore()
+    scene.engine.topic("b").append(payload=b"x")
+    scene.engine.objects.flush()
+    pictures = [
+        scene.engine.objects.catalog.topic(scene.engine.topic(name).runtime.state.id)
+        for name in ("a", "b")
+    ]
+    scene.lose_and_restore()
+    assert payloads_of(scene.engine.topic("a")) == []
+    assert payloads_of(scene.engine.topic("b")) == [b"x"]
+    assert [len(picture.descriptors) for picture in pictures] == [1, 1]
+
+
 def test_a_damaged_frame_is_lost_and_told_and_the_rest_is_there(scene):
     """What cannot be read is a lost range in the journal, never a silent skip."""
     topic = scene.engine.create_topic("events")

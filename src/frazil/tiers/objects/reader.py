@@ -314,8 +314,10 @@ class ObjectsSource:
         )
 
     def _layout(self, descriptor: Descriptor) -> Layout:
-        # Topics that share an object may begin with the same offset, and one of them with a gap.
-        key = (descriptor.key, descriptor.position, descriptor.first, descriptor.ranges)
+        # Topics that share an object may begin with the same offset, at the same place and with the
+        # same gap: one of them may have nothing else.
+        place = (descriptor.position, descriptor.length)
+        key = (descriptor.key, *place, descriptor.first, descriptor.end, descriptor.ranges)
         with self._lock:
             found = self._layouts.get(key)
             if found is not None:
