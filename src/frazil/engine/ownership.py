@@ -99,6 +99,7 @@ class Ownership:
             Unavailable: the metadata store does not answer.
         """
         until = self._clock.monotonic() + (self._ttl_s * 2 + 1 if self._expires else 0)
+        awaited = False
         while True:
             try:
                 self._hold(self._acquire(epoch_above))
@@ -106,7 +107,9 @@ class Ownership:
             except Conflict as error:
                 if self._clock.monotonic() >= until:
                     raise
-                event("lease_awaited", holder=error.details.get("holder"))
+                if not awaited:
+                    event("lease_awaited", holder=error.details.get("holder"))
+                awaited = True
                 self._stopping.wait(WAIT_S)
         if self._expires:
             self._thread = threading.Thread(target=self._run, name="frazil-lease", daemon=True)
@@ -163,6 +166,9 @@ class Ownership:
                 self.trouble = error
                 if isinstance(error, Closed):
                     return
+            except Exception as error:  # noqa: BLE001 - the thread's top: renewals must go on
+                warn("lease_bug", error=type(error).__name__)
+                self.trouble = Unavailable("the lease met a bug", error=error)
 
     def _pause_s(self) -> float:
         return min(self._ttl_s / 3, 1.0) if self.trouble is not None else self._ttl_s / 3

@@ -16,7 +16,7 @@ import attrs
 import grpc
 
 from frazil.config_secret import resolve
-from frazil.errors import InvalidRequest, Overloaded, Unavailable
+from frazil.errors import Closed, InvalidRequest, Overloaded, Unavailable
 from frazil.fs import RealFileSystem, read_fully
 from frazil.metadata.proto import etcd_pb2 as wire
 
@@ -97,6 +97,7 @@ class EtcdServers:
         self._lock = threading.Lock()
         self._current = 0
         self._token = ""
+        self._closed = False
         self._password = resolve(settings.password, setting="metadata.etcd.password")
         urls = [url for text in settings.endpoints.split(",") if (url := text.strip())]
         if not urls:
@@ -112,6 +113,7 @@ class EtcdServers:
 
     def close(self) -> None:
         """End all calls and connections."""
+        self._closed = True
         for server in self._servers:
             server.channel.close()
 
@@ -160,12 +162,18 @@ class EtcdServers:
             # The stream lasts as long as its requests do.
             ended.wait()
 
-        stream: _Stream = server.channel.stream_stream(
-            "/etcdserverpb.Watch/Watch",
-            request_serializer=wire.WatchRequest.SerializeToString,
-            response_deserializer=wire.WatchResponse.FromString,
-        )(requests(), metadata=self._metadata())
+        try:
+            stream: _Stream = server.channel.stream_stream(
+                "/etcdserverpb.Watch/Watch",
+                request_serializer=wire.WatchRequest.SerializeToString,
+                response_deserializer=wire.WatchResponse.FromString,
+            )(requests(), metadata=self._metadata())
+        except ValueError as error:
+            raise self._ended(error) from error
         return stream
+
+    def _ended(self, error: ValueError) -> Exception:
+        return Closed("metadata store is closed") if self._closed else error
 
     def watch_error(self, error: grpc.RpcError) -> Exception:
         """Say what ended a stream, and ask another server next."""
@@ -204,6 +212,9 @@ class EtcdServers:
             try:
                 self._log_in(server, limit_s)
                 return call(server, limit_s)
+            except ValueError as error:
+                # What grpc says of a connection that another thread has closed.
+                raise self._ended(error) from error
             except grpc.RpcError as error:
                 if not left or not self._may_go_on(error, index, changes=changes):
                     raise _meaning(error, what=what, url=server.url, changes=changes) from error

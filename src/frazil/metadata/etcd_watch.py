@@ -125,7 +125,8 @@ class EtcdWatches:
                 if not self._stopping.is_set():
                     event("etcd_watch_broken", error=meaning)
             except FrazilError as error:
-                warn("etcd_watch_trouble", error=error)
+                if not self._stopping.is_set():
+                    warn("etcd_watch_trouble", error=error)
             with self._changed:
                 pause_s = PAUSE_S_MIN if self._connected else min(pause_s * 2, PAUSE_S_MAX)
                 self._connected = False

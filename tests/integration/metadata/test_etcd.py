@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 import pytest
@@ -384,3 +385,27 @@ def test_certificates(tmp_path):
             with pytest.raises(InvalidRequest) as caught:
                 EtcdStore.open(server.settings(**{**good, **bad}), clock=SystemClock())
             assert "metadata.etcd." in str(caught.value)
+
+
+def test_calls_that_cross_a_close_are_closed(opened):
+    """Threads that read while the store is closed are told Closed or Unavailable, never a bug."""
+    store = opened()
+    ended = []
+
+    def read():
+        try:
+            while True:
+                store.get("/a")
+        except (Closed, Unavailable) as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    store.close()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(ended) == 4
+    with pytest.raises(Closed):
+        store.get("/a")
