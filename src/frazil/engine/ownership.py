@@ -166,9 +166,6 @@ class Ownership:
                 self.trouble = error
                 if isinstance(error, Closed):
                     return
-            except Exception as error:  # noqa: BLE001 - the thread's top: renewals must go on
-                warn("lease_bug", error=type(error).__name__)
-                self.trouble = Unavailable("the lease met a bug", error=error)
 
     def _pause_s(self) -> float:
         return min(self._ttl_s / 3, 1.0) if self.trouble is not None else self._ttl_s / 3
