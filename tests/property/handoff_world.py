@@ -70,9 +70,12 @@ class Follower:
         self.offset = start
         self.seen = 0
         self.pinned = pinned
+        self.expired = 0
         self.reader = self.open() if pinned else None
 
     def open(self):
+        # What objects gave up before is in the log by chance, if it is, and may go at any time.
+        self.expired = self.world.expired(self.topic)
         return self.world.engine.topic(self.topic).tail(self.offset)
 
     def reopened(self):
@@ -110,6 +113,10 @@ class Follower:
         return piece.batches
 
     def _take(self, batch):
+        if self.offset < batch.offset <= self.expired:
+            told = [(gap.first, gap.end) for gap in batch.gaps]
+            require(told == [(self.offset, batch.offset)], "a gap is not told", told=told)
+            self.offset = batch.offset
         require(batch.offset == self.offset, "gap or repeat", want=self.offset, got=batch.offset)
         payloads = batch.data.column("payload").to_pylist()
         wanted = self.world.records[self.topic][batch.offset : batch.offset_next]

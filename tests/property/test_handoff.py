@@ -14,7 +14,7 @@ from frazil.tiers.objects.reader import ObjectsSource
 from tests.crash.checker import Violation
 from tests.property.handoff_world import failure
 
-SEEDS = int(os.environ.get("FRAZIL_TEST_HANDOFF_SEEDS", "40"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_HANDOFF_SEEDS", "100"))
 PARTS = 2
 PLANTED_SEEDS_MAX = 20
 
