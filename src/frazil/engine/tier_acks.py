@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.part_acks import written_text
-from frazil.errors import InvalidRequest, Unavailable
+from frazil.errors import Unavailable
 from frazil.log.committer import Pending
 from frazil.model import Ack
 
@@ -113,9 +113,12 @@ class TierWaits:
 
 
 def _waits_of(runtime: TopicRuntime, level: str) -> TierWaits:
+    """Return the tier of a topic whose records are fsynced already: whatever fails has to say so."""
     found = runtime.lake if level == "committed" else runtime.objects
     if found is None:
-        raise InvalidRequest(f"this ack level needs {_TOPIC[level]}", ack=level, topic=runtime.name)
+        # It was switched off between the check of the level and the ack of the log.
+        found = TierWaits(lambda: None, timeout_s=0)
+        found.refuse(f"the topic is not {_TOPIC[level]} any more")
     return found
 
 
@@ -153,6 +156,11 @@ def _is_there(level: str, runtime: TopicRuntime, ack: Ack) -> bool:
     return _waits_of(runtime, level).reached.get(runtime.part, 0) > ack.offset_last
 
 
+def _now(waits: Sequence[tuple[TopicRuntime, Ack]]) -> float:
+    """Return the monotonic time: all parts of a call share one time-out."""
+    return waits[0][0].clock.monotonic() if waits else 0.0
+
+
 def wait_reached(level: str | None, waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
     """Wait until records that were acked have reached a tier; at once for other levels.
 
@@ -164,11 +172,12 @@ def wait_reached(level: str | None, waits: Sequence[tuple[TopicRuntime, Ack]]) -
         return
     for runtime, ack in waits:
         _waits_of(runtime, level).ask(runtime.part, ack.offset_last + 1)
+    began_at = _now(waits)
     for runtime, ack in waits:
         told = threading.Event()
         tier, end = _waits_of(runtime, level), ack.offset_last + 1
         if tier.watch(runtime.part, end, told.set):
-            told.wait(tier.timeout_s)
+            told.wait(max(tier.timeout_s - (_now(waits) - began_at), 0.0))
             tier.forget(told.set)
         if not _is_there(level, runtime, ack):
             raise _late(level, runtime, ack, waits)
@@ -181,6 +190,7 @@ async def wait_reached_async(level: str | None, waits: Sequence[tuple[TopicRunti
     loop = asyncio.get_running_loop()
     for runtime, ack in waits:
         _waits_of(runtime, level).ask(runtime.part, ack.offset_last + 1)
+    began_at = _now(waits)
     for runtime, ack in waits:
         told = asyncio.Event()
         tier, end = _waits_of(runtime, level), ack.offset_last + 1
@@ -192,7 +202,8 @@ async def wait_reached_async(level: str | None, waits: Sequence[tuple[TopicRunti
 
         if tier.watch(runtime.part, end, tell):
             try:
-                await asyncio.wait_for(told.wait(), tier.timeout_s)
+                left_s = max(tier.timeout_s - (_now(waits) - began_at), 0.0)
+                await asyncio.wait_for(told.wait(), left_s)
             except TimeoutError:
                 pass
             finally:

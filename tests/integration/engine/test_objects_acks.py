@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.errors import InvalidRequest, Unavailable
+from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from tests.integration.engine.objects_world import (
     open_with_objects,
     registered,
@@ -180,3 +180,29 @@ def test_a_closing_engine_leaves_nobody_waiting(tmp_path):
     waiting.join(60)
     assert isinstance(told[0], Unavailable)
     assert told[0].details["outcome"] == "fsynced"
+
+
+def test_who_waits_is_told_that_the_record_is_written_though_uploads_end(tmp_path):
+    """A topic that is uploaded no more: the record is fsynced, and the error says so."""
+    with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.1}) as db:
+        topic = db.create_topic("ended")
+        topic.append(b"there", ack="uploaded")
+        shutil.move(tmp_path / "store", tmp_path / "elsewhere")
+        (tmp_path / "store").write_bytes(b"no directory")
+        told = []
+
+        def publish():
+            try:
+                told.append(topic.append(b"late", ack="uploaded"))
+            except FrazilError as error:
+                told.append(error)
+
+        waiting = threading.Thread(target=publish)
+        waiting.start()
+        wait_until(topic.runtime.objects.is_asked)
+        db.alter_topic("ended", objects=False)
+        waiting.join(60)
+        assert isinstance(told[0], Unavailable)
+        assert told[0].details["outcome"] == "fsynced"
+        assert told[0].details["offset"] == 1
+        assert [record["payload"] for record in next(iter(topic.read(1))).records()] == [b"late"]
