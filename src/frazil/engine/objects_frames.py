@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.engine.objects_reframe import MadeFrame, Reframer, Runs
-from frazil.errors import CorruptionError, NotFound
+from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.log import format as fmt
+from frazil.tiers.disk_rows import FileGone
 from frazil.tiers.objects.descriptor import Hint
 from frazil.tiers.objects.format import Range
 from frazil.tiers.objects.frames import JournalFrames, Tally, Topic
@@ -30,6 +31,7 @@ __all__ = ["EngineFrames"]
 REFRAMED_BYTES_MAX: Final = 8 << 20
 """Frames that are made again are kept while they are uploaded: they go by twice, the same."""
 READ_BYTES: Final = 2 << 20
+ATTEMPTS_MAX: Final = 10
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +133,22 @@ class EngineFrames:
     def _reframed(
         self, runtime: TopicRuntime, first: int, bytes_max: int, end: int | None
     ) -> ReframedRun:
-        """Make the frames from `first` on: up to a gap, or at least one frame."""
+        """Make the frames from `first` on: up to a gap, or at least one frame.
+
+        Raises:
+            Unavailable: files were joined again and again while they were looked at.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return self._reframed_once(runtime, first, bytes_max, end)
+            except FileGone:
+                # It was joined with others meanwhile: the new picture has the joined one.
+                continue
+        raise Unavailable("files are being moved, try again", topic=runtime.name, offset=first)
+
+    def _reframed_once(
+        self, runtime: TopicRuntime, first: int, bytes_max: int, end: int | None
+    ) -> ReframedRun:
         assert runtime.tiers is not None
         topic, disk = runtime.state.id, runtime.tiers.disk
         picture = disk.picture(topic)

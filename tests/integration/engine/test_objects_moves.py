@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -336,3 +337,24 @@ def test_a_topic_that_is_switched_on_late_is_uploaded_whole(tmp_path):
         db.alter_topic("late", objects=True)
         wait_until(lambda: topic.stats()["uploaded"] == 41)
         assert uploaded_rows(db, topic) == rows_of(topic)
+
+
+def test_files_that_are_joined_meanwhile_are_looked_up_again(tmp_path, monkeypatch):
+    """A file that is replaced between the look at its name and its opening stops no upload."""
+    with open_with_objects(tmp_path, disk={"log_keep_s": 0}) as db:
+        topic = db.create_topic("joined", objects=False)
+        disk, topic_id = db.tiers.disk, topic.runtime.state.id
+        topic.append(b"first")
+        topic.runtime.tiers.flush()
+        before = disk.picture(topic_id)
+        (name,) = before.by_name
+        while name in disk.picture(topic_id).by_name:
+            topic.append_many([b"more"] * 3)
+            topic.runtime.tiers.flush()
+        forget_log(db, [topic])
+        wait_until(lambda: not Path(disk.path(before.by_name[name])).exists())
+        pictures, own = iter([before]), disk.picture
+        monkeypatch.setattr(disk, "picture", lambda topic: next(pictures, None) or own(topic))
+        run = db.objects.frames._reframed(topic.runtime, 0, 1 << 20, None)
+        assert next(pictures, None) is None
+        assert (run.first, run.end) == (0, topic.runtime.state.durable)
