@@ -239,6 +239,10 @@ class Dispatch:
         """
         return self._records.give_back(offset, now_ms=now_ms, delay_ms=delay_ms, reason=reason)
 
+    def put_off(self, offset: int, *, now_ms: int) -> None:
+        """Take a record back that could not be sent for now; nobody failed, so nothing counts."""
+        self._records.put_off(offset, now_ms=now_ms)
+
     def dead_lettered(self, offset: int) -> Change | None:
         """Settle a record that is durable in the dead-letter topic: return the change to journal."""
         return self._records.settle((offset,), Cause.DEAD_LETTER)

@@ -259,6 +259,13 @@ class Records:
             return repeat
         return None
 
+    def put_off(self, offset: int, *, now_ms: int) -> None:
+        """Let a record wait that was to be delivered and never reached its consumer."""
+        place = self.places.get(offset)
+        if type(place) is Flight:
+            self._flights.land(place)
+            self._put_off(offset, State.WAITING, now_ms)
+
     def skip(self, offsets: list[int], sizes: list[int]) -> None:
         """Settle records that nobody accepts."""
         fresh = [at for at, offset in enumerate(offsets) if offset not in self.sizes]

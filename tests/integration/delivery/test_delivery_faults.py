@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from frazil.engine.delivery import record, subscription
-from frazil.errors import InvalidRequest
+from frazil.errors import InvalidRequest, Unavailable
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
 from tests.integration.delivery.delivering import (
     TOPIC,
@@ -41,6 +41,26 @@ class SlowHistory:
         """Wait, then read."""
         self.begun.set()
         assert self.may_go_on.wait(60)
+        return self._history.read(topic, offset=offset, bytes_max=bytes_max)
+
+
+class AwayHistory:
+    """A topic's history that lies in a store out of reach, until it is back."""
+
+    def __init__(self, runtime):
+        self._history = runtime.history
+        self.is_away = True
+        self.asked = 0
+        runtime.history = self
+
+    def __getattr__(self, name):
+        return getattr(self._history, name)
+
+    def read(self, topic, *, offset, bytes_max):
+        """Read, unless the store is away."""
+        self.asked += 1
+        if self.is_away:
+            raise Unavailable("the store does not answer", retry_after_ms=10)
         return self._history.read(topic, offset=offset, bytes_max=bytes_max)
 
 
@@ -86,6 +106,46 @@ def test_what_was_acked_while_it_was_read_again_does_not_go_out(tmp_path):
         await until(lambda: len(set(consumer.acked)) > 100)
         assert sorted(consumer.got[:10]) == list(range(10))
         assert min(consumer.got[10:]) == 10
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("poison", [Poison.DROP, Poison.BLOCK])
+def test_a_store_that_is_away_uses_no_attempt_up(tmp_path, poison):
+    """What is to be delivered again waits for the store, however long, and then comes as it would.
+
+    A record that no consumer got has not failed: it is neither dropped nor blocked.
+    """
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        policy = FailurePolicy(
+            max_redelivery_count=1,
+            ack_timeout_ms=2_000,
+            base_redelivery_delay_ms=0,
+            backoff=Backoff.FIXED,
+            poison=poison,
+        )
+        settings.change(uid(db), "s", policy=policy, max_unacked_messages=10)
+        topic.append_many([b"%d" % number for number in range(5000)])
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == 10)
+        forget_decoded(found)
+        away = AwayHistory(found.feed.runtime)
+        for offset in range(10):
+            await consumer.nack(offset)
+        # Each of them was asked for more often than it may be delivered, and longer than it may
+        # be with a consumer.
+        await until(lambda: away.asked >= 30)
+        assert found.counts.dropped == 0
+        assert found.status().blocked == 0
+        assert len(consumer.got) == 10
+        away.is_away = False
+        consumer.acks = True
+        await until(lambda: len(consumer.acked) >= 5000)
+        assert sorted(consumer.got[10:]) == list(range(5000))
+        assert all(consumer.attempts[10 + at] == 2 for at in range(10))
 
     run(tmp_path, work)
 

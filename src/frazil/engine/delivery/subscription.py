@@ -19,7 +19,7 @@ import attrs
 from frazil.engine.delivery.answers import Answer, AnswerAll, Answers, Waiting, answer_each
 from frazil.engine.delivery.consumer import Consumer, Counts
 from frazil.engine.delivery.outbox import Outbox
-from frazil.errors import Closed, FrazilError, NotFound
+from frazil.errors import Closed, FrazilError, NotFound, Unavailable
 from frazil.subscribe import (
     Action,
     Change,
@@ -458,6 +458,8 @@ class Subscription:
         if isinstance(error, NotFound):
             self._note_missed(1)
             self.ack(offset, _ignore)
+        elif isinstance(error, Unavailable):
+            self._dispatch.put_off(offset, now_ms=self._now_ms())
         else:
             self._warn("record_cannot_be_read_again", offset=offset, error=error)
             self.nack(offset, _ignore, reason=f"the record could not be read: {error}")
