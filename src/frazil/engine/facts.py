@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.keyed_limits import on_full_of, quota_of
 from frazil.engine.moments import first_held
+from frazil.engine.objects_facts import unreadable
 from frazil.ingest.columns import column_id
 from frazil.ingest.partitioning import partition_spec_text
 from frazil.ingest.type_text import type_name
@@ -286,7 +287,8 @@ def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
         return "degraded"
     if any(each.state == "stopped" for each in list(engine.lake.topics.values())):
         return "degraded"
-    if engine.objects.errors or any(each.stopped for each in engine.objects.all_topics):
+    objects = engine.objects
+    if objects.errors or unreadable(objects) or any(each.stopped for each in objects.all_topics):
         return "degraded"
     if engine.tiers is not None and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
         return "degraded"

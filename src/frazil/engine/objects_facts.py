@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from frazil.engine.objects_topics import ObjectsTopic
     from frazil.tiers.objects.uploader import Trouble
 
-__all__ = ["status"]
+__all__ = ["status", "unreadable"]
+
+UNREADABLE_MAX: Final = 100
+"""So many places are named; the totals count all of them."""
 
 
 def status(objects: Objects) -> dict[str, Any]:
@@ -27,9 +30,15 @@ def status(objects: Objects) -> dict[str, Any]:
         "root": objects.settings.root,
         "epoch": objects.catalog.epoch,
         "errors": dict(objects.errors),
+        "unreadable": unreadable(objects)[:UNREADABLE_MAX],
         "totals": _totals(objects, topics),
         "topics": topics,
     }
+
+
+def unreadable(objects: Objects) -> list[dict[str, Any]]:
+    """Return what readers found missing or damaged in the store, until it is back."""
+    return [] if objects.source is None else objects.source.unreadable()
 
 
 def _topic(topic: ObjectsTopic, trouble: Trouble | None, now_us: int) -> dict[str, Any]:
@@ -61,6 +70,7 @@ def _totals(objects: Objects, topics: Mapping[str, Mapping[str, Any]]) -> dict[s
         "lag_seconds": max(waits, default=None),
         "states": {state: states.count(state) for state in sorted(set(states))},
         "failures": objects.failures,
+        "unreadable": len(unreadable(objects)),
         "objects_uploaded": uploader.objects_uploaded,
         "objects_adopted": uploader.objects_adopted,
         "objects_shared": shared.objects_uploaded,

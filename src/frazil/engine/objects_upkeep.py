@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.engine.objects_topics import OBJECTS_HOLD
+from frazil.errors import Closed, FrazilError, Unavailable
 from frazil.telemetry import event
 from frazil.tiers.objects.collect import Collector
 from frazil.tiers.objects.retention import ObjectsPolicy, ObjectsView, expired_below
 
 if TYPE_CHECKING:
     from frazil.engine.objects import Objects
-    from frazil.engine.objects_topics import ObjectsTopic
     from frazil.engine.registry import Registry
+    from frazil.engine.runtime import TopicRuntime
     from frazil.tiers.objects.store import ObjectStore
 
 __all__ = ["ObjectsUpkeep"]
@@ -45,17 +46,50 @@ class ObjectsUpkeep:
 
     def retain(self) -> None:
         """Let objects go that are older, or more, than their topics keep; then what they named."""
-        for topic in self._objects.all_topics:
-            below = self._expired(topic)
-            if below > topic.picture.start:
-                gone = self._objects.catalog.expire(topic.id, below)
-                size = sum(each.length for each in gone)
-                event("objects_expired", topic=topic.name, objects=len(gone), bytes=size)
+        failure: FrazilError | None = None
+        # Those that are uploaded no more, too: what they have in objects grows old as well.
+        for runtime in list(self._objects.runtimes.values()):
+            try:
+                self._retain(runtime)
+            except (Unavailable, Closed):
+                raise
+            except FrazilError as error:
+                # One topic must not keep the others from letting go.
+                failure = failure or error
         self.drop_deleted()
         self.collector.cycle(unregistered=False)
+        if failure is not None:
+            raise failure
 
-    def _expired(self, topic: ObjectsTopic) -> int:
-        runtime = topic.runtime
+    def _retain(self, runtime: TopicRuntime) -> None:
+        topic_id, source = runtime.state.id, self._objects.source
+        known = self._objects.topics.get(topic_id)
+        policy = self._policy(runtime)
+        if policy is None or source is None or (known is not None and known.is_lost):
+            return
+        # Nobody may gain a claim on records between the decision and its effect: subscriptions
+        # begin under the first lock, readers under the second, and then behind what goes.
+        with self._engine.control_lock, runtime.lane.pinning:
+            view = ObjectsView(
+                now_us=self._engine.clock.now_us(),
+                time_trusted=self._engine.upkeep.time_trusted(),
+                pinned=source.pinned(topic_id),
+                needed=_needed(runtime),
+            )
+            picture = self._objects.catalog.topic(topic_id)
+            below = expired_below(picture, policy, view)
+            if below <= picture.start:
+                return
+            source.retire(topic_id, below=below)
+        try:
+            gone = self._objects.catalog.expire(topic_id, below)
+        finally:
+            source.retire(topic_id, below=0)
+        size = sum(each.length for each in gone)
+        event("objects_expired", topic=runtime.name, objects=len(gone), bytes=size)
+
+    def _policy(self, runtime: TopicRuntime) -> ObjectsPolicy | None:
+        """Return how much of a topic is kept in objects, None if everything is."""
         spec, settings = runtime.state.spec, self._settings
         age_us = spec.objects_retention_us
         if age_us is None and settings.retention_age_s is not None:
@@ -65,18 +99,8 @@ class ObjectsUpkeep:
             bytes_max = settings.retention_bytes
         if spec.primary_key or (age_us is None and bytes_max is None):
             # The rows of keys are their topic's state: a new machine needs all of them.
-            return 0
-        source = self._objects.source
-        assert source is not None
-        # Under the lock no subscription begins that needs what goes.
-        with self._engine.control_lock, runtime.lane.pinning:
-            view = ObjectsView(
-                now_us=self._engine.clock.now_us(),
-                time_trusted=self._engine.upkeep.time_trusted(),
-                pinned=source.pinned(topic.id),
-                needed=_needed(topic),
-            )
-        return expired_below(topic.picture, ObjectsPolicy(age_us, bytes_max), view)
+            return None
+        return ObjectsPolicy(age_us, bytes_max)
 
     def drop_deleted(self) -> None:
         """Let the objects of topics go that were deleted longer ago than the grace."""
@@ -97,7 +121,7 @@ class ObjectsUpkeep:
             event("topic_objects_dropped", topic_id=topic_id)
 
 
-def _needed(topic: ObjectsTopic) -> int | None:
+def _needed(runtime: TopicRuntime) -> int | None:
     """Return the first offset that somebody needs; on a new machine only objects may have it."""
-    holds = list(topic.runtime.state.holds.items())
+    holds = list(runtime.state.holds.items())
     return min((offset for name, offset in holds if name != OBJECTS_HOLD), default=None)

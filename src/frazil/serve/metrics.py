@@ -176,6 +176,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge("objects_lag_seconds", "Age of the oldest of them.", at(f"{_OBJECTS}.lag_seconds")),
     _gauge("objects_registered", "Objects of topics.", at(f"{_OBJECTS}.objects")),
     _gauge("objects_stored_bytes", "Records in objects.", at(f"{_OBJECTS}.bytes")),
+    _gauge("objects_unreadable", "Missing or damaged.", at(f"{_OBJECTS}.unreadable")),
     _counter("objects_uploaded_total", "Of one topic.", at(f"{_OBJECTS}.objects_uploaded")),
     _counter("objects_shared_total", "Of who waited.", at(f"{_OBJECTS}.objects_shared")),
     _counter("objects_rewritten_total", "Written anew.", at(f"{_OBJECTS}.objects_rewritten")),

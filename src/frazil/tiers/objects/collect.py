@@ -7,6 +7,7 @@ was registered meanwhile is seen. A list alone never deletes anything.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Unavailable
@@ -46,7 +47,7 @@ class Collected(NamedTuple):
 
 
 class Collector:
-    """Collects the garbage of one broker. One thread at a time.
+    """Collects the garbage of one broker. Cycles run one after another, whoever calls.
 
     Args:
         store: where the objects are.
@@ -79,6 +80,7 @@ class Collector:
         self._epoch = epoch
         self._grace_us = grace_us
         self._is_suspect = is_suspect
+        self._turn = threading.Lock()
         self._cycle_us = clock.now_us()
         """What was condemned before this is old enough to be deleted."""
 
@@ -93,6 +95,10 @@ class Collector:
             Unavailable: if the store or the metadata cannot be reached; nothing is half done that
                 the next cycle would not go on with.
         """
+        with self._turn:
+            return self._cycle(unregistered=unregistered, dry_run=dry_run)
+
+    def _cycle(self, *, unregistered: bool, dry_run: bool) -> Collected:
         reason = self._suspended()
         if reason:
             return Collected([], [], 0, reason)

@@ -88,9 +88,10 @@ class ObjectsSource:
         self._pins: set[HistoryPin] = set()
         # Re-entrant, because the garbage collector may close a forgotten reader at any point.
         self._lock = threading.RLock()
-        self._alarmed: set[str] = set()
+        self._alarmed: dict[str, dict[str, object]] = {}
+        """What readers found missing or damaged, by object and position, with the facts."""
+        self._retiring: dict[int, int] = {}
         self.refetches = 0
-        self.objects_missing = 0
         self.frames_read = 0
 
     def close(self) -> None:
@@ -100,7 +101,11 @@ class ObjectsSource:
     def range(self, topic: int) -> OffsetRange:
         """Return the offsets that registered objects hold."""
         picture = self._catalog.topic(topic)
-        return OffsetRange(picture.start, max(picture.start, picture.uploaded))
+        first = self._first(picture)
+        return OffsetRange(first, max(first, picture.uploaded))
+
+    def _first(self, picture: TopicObjects) -> int:
+        return max(picture.start, self._retiring.get(picture.topic, 0))
 
     def read(self, topic: int, *, offset: int, bytes_max: int) -> Piece:
         """Return records from `offset` on; see `HistorySource.read`.
@@ -118,11 +123,12 @@ class ObjectsSource:
         raise NotFound("offset is being moved, try again", topic_id=topic, offset=offset)
 
     def _read(self, picture: TopicObjects, offset: int, bytes_max: int) -> Piece:
-        if offset < picture.start:
+        first = self._first(picture)
+        if offset < first:
             raise NotFound(
                 "offset is no longer in objects, start at the first available one",
                 offset=offset,
-                offset_first=picture.start,
+                offset_first=first,
             )
         if offset >= picture.uploaded:
             return Piece([], offset)
@@ -200,6 +206,8 @@ class ObjectsSource:
             found = walk(data, at, wanted)
         if not found.frames:
             raise self._damaged(layout, span, found, wanted)
+        if self._alarmed:
+            self._calm(layout.descriptor.key, position, span.start + found.position)
         return found
 
     def _bytes(self, layout: Layout, span: Span, wanted: Wanted, *, again: bool = False) -> bytes:
@@ -232,8 +240,8 @@ class ObjectsSource:
         }
         self._alarm("object_missing", descriptor.key, facts)
         raise CorruptionError(
-            "a registered object is missing or cut short in the store, run `frazil doctor`; "
-            "reading may go on at offset_next",
+            "a registered object is missing or cut short in the store: bring it back under its "
+            "key, from a copy or an older version; reading may go on at offset_next",
             **facts,
         )
 
@@ -255,8 +263,8 @@ class ObjectsSource:
         }
         self._alarm("object_damaged", f"{layout.descriptor.key}@{position}", facts)
         return CorruptionError(
-            "records in an object are damaged, run `frazil doctor`; "
-            "reading may go on at offset_next",
+            "records in an object are damaged in the store: bring the object back under its key, "
+            "from a copy or an older version; reading may go on at offset_next",
             **facts,
         )
 
@@ -266,10 +274,34 @@ class ObjectsSource:
             if what in self._alarmed:
                 return
             if len(self._alarmed) < ALARMS_MAX:
-                self._alarmed.add(what)
-            if name == "object_missing":
-                self.objects_missing += 1
+                self._alarmed[what] = {"event": name, **facts}
         warn(name, **facts)
+
+    def _calm(self, key: str, first: int, end: int) -> None:
+        """Forget the trouble with a stretch of an object that could be read."""
+        with self._lock:
+            for what, facts in list(self._alarmed.items()):
+                position = facts.get("position", first)
+                assert isinstance(position, int)
+                if facts["key"] == key and first <= position < end:
+                    del self._alarmed[what]
+
+    def unreadable(self) -> list[dict[str, object]]:
+        """Return what readers found missing or damaged, as long as it is registered and so."""
+        with self._lock:
+            known = list(self._alarmed.items())
+        found = []
+        for what, facts in known:
+            topic, offset = facts["topic"], facts["offset_first"]
+            assert isinstance(topic, int)
+            assert isinstance(offset, int)
+            descriptor = self._catalog.topic(topic).find(offset)
+            if descriptor is not None and descriptor.key == facts["key"]:
+                found.append(facts)
+                continue
+            with self._lock:
+                self._alarmed.pop(what, None)
+        return found
 
     # -- what comes next -------------------------------------------------------------------------
 
@@ -345,7 +377,7 @@ class ObjectsSource:
             if descriptor is None:
                 return None
             try:
-                return max(self._first_at(descriptor, topic, time_us), picture.start)
+                return max(self._first_at(descriptor, topic, time_us), self._first(picture))
             except _Changed:
                 continue
         raise NotFound("objects are being moved, try again", topic_id=topic)
@@ -390,6 +422,15 @@ class ObjectsSource:
         with self._lock:
             self._pins.add(pin)
         return pin
+
+    def retire(self, topic: int, *, below: int) -> None:
+        """Give nothing below an offset any more: its objects are about to go; 0 takes that back.
+
+        Whoever begins to read meanwhile begins behind them.
+        """
+        self._retiring[topic] = below
+        if not below:
+            del self._retiring[topic]
 
     def _unpin(self, pin: HistoryPin) -> None:
         with self._lock:
