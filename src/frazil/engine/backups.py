@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from frazil.errors import FrazilError
+from frazil.engine.ownership import LEASE
+from frazil.engine.states import StateTag
+from frazil.errors import Conflict, FrazilError
 from frazil.log.checkpoint import encode_checkpoint
-from frazil.telemetry import event
+from frazil.telemetry import event, warn
 from frazil.tiers.objects.backup import (
     KEPT,
     Backup,
@@ -72,6 +74,7 @@ class Backups:
 
         Raises:
             Unavailable: if the store or a journal does not answer.
+            Conflict: if another broker with the same objects is in use.
         """
         self.make(only_changed=False)
         return self.last
@@ -93,8 +96,7 @@ class Backups:
     def _write(self, lanes: tuple[LaneCopy, ...], topics: tuple[TopicCopy, ...]) -> None:
         engine = self._engine
         broker = engine.main.journal.journal_id
-        if not self._seq:
-            self._seq = max((key.seq for key in backup_keys(self._store, broker)), default=0)
+        self._check_alone(broker)
         backup = Backup(
             broker=broker,
             epoch=engine.ownership.epoch,
@@ -117,6 +119,32 @@ class Backups:
         # Older ones may go; that this fails is no reason to make the backup again.
         with contextlib.suppress(FrazilError):
             self._forget(broker, backup.epoch)
+
+    def _check_alone(self, broker: bytes) -> None:
+        """Look at who else backs up under this broker's name, and go on behind the last number.
+
+        Raises:
+            Conflict: one that was restored from this store is at work, and counts for more.
+        """
+        found = backup_keys(self._store, broker)
+        epoch = self._engine.ownership.epoch
+        if found and found[-1].epoch > epoch:
+            if not self._engine.ownership.expires:
+                # The next life of this one then counts for more than the other.
+                value = b"%d" % found[-1].epoch
+                self._engine.states.put(StateTag.EPOCH, LEASE, value)
+            raise Conflict(
+                "another broker with these objects is in use, restored from this store or from a "
+                "copy: what this one uploads would not be restored; end the other one, then start "
+                "this one again",
+                epoch=epoch,
+                epoch_found=found[-1].epoch,
+                key=found[-1].key,
+            )
+        seq = max((key.seq for key in found), default=0)
+        if self._seq and seq > self._seq:
+            warn("restored_elsewhere", key=found[-1].key, seq=seq, seq_own=self._seq)
+        self._seq = max(seq, self._seq)
 
     def _forget(self, broker: bytes, epoch: int) -> None:
         """Remove old backups, none of an owner that came after this one."""

@@ -365,3 +365,28 @@ def test_a_topic_that_was_never_uploaded_is_there_without_records(scene):
     assert payloads_of(topic) == []
     assert topic.append(payload=b"new").offset >= 4
     assert payloads_of(topic) == [b"new"]
+
+
+def test_a_broker_notices_another_that_was_restored_from_its_store(scene, tmp_path):
+    """It says so and is degraded, for what it uploads would not count; its next life counts."""
+    publish(scene.engine.create_topic("events"), range(3))
+    scene.engine.objects.backup()
+    root = {"objects.root": str(tmp_path / "store")}
+    with contextlib.closing(Scene(tmp_path / "trial", opened=False, **root)) as trial:
+        trial.restore()
+        # A restore alone is no reason to stop.
+        scene.engine.objects.backup()
+        publish(trial.open().topic("events"), [100])
+        trial.engine.objects.backup()
+        publish(scene.engine.topic("events"), range(3, 6))
+        with pytest.raises(Conflict, match="another broker with these objects"):
+            scene.engine.objects.backup()
+        scene.engine.objects._guard("backup", scene.engine.objects.backups.now)
+        assert scene.engine.stats()["health"] == "degraded"
+    scene.close()
+    publish(scene.open().topic("events"), range(6, 9))
+    scene.engine.objects.backup()
+    assert scene.engine.stats()["health"] == "ok"
+    scene.lose_and_restore()
+    found = payloads_of(scene.engine.topic("events"))
+    assert [each for each in found if each != b"100"] == payloads(range(9))
