@@ -102,7 +102,8 @@ def failure_of(
 def _unopened(text: str, kind: str, credentials: str) -> FrazilError:
     """Return the error of a client that could not be made: a setting has no sense to it."""
     setting = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
-    if "redential" in text or "Access Key" in text or "service account" in text:
+    words = ("redential", "Access Key", "service account", "pem file")
+    if any(each in text for each in words):
         setting = credentials
     return InvalidRequest("store cannot be opened", setting=setting, reason=_reason(text))
 

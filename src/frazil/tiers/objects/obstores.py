@@ -86,6 +86,19 @@ def _client_errors() -> tuple[type[Exception], ...]:
     return (BaseError, OSError, ValueError)
 
 
+@contextlib.contextmanager
+def _panics_told() -> Iterator[None]:
+    """Tell a bug of the client as trouble: its panics are no `Exception`, and would end threads."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise Unavailable(
+                "client of the store failed, which is a bug", reason=error, outcome="unknown"
+            ) from error
+        raise
+
+
 class ClientStore:
     """An `ObjectStore` over a client of obstore."""
 
@@ -96,6 +109,7 @@ class ClientStore:
         self._kind = kind
         self._clock = clock
 
+    @_panics_told()
     def put(self, key: str, data: Buffer) -> ObjectMeta:
         import obstore
 
@@ -109,6 +123,7 @@ class ClientStore:
             raise self._put_failure(error, key) from error
         return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
 
+    @_panics_told()
     def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
         import obstore
 
@@ -128,6 +143,7 @@ class ClientStore:
             raise self._failure(error, "put_stream", key) from error
         return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
 
+    @_panics_told()
     def get(self, key: str, *, start: int, length: int) -> bytes:
         import obstore
 
@@ -145,6 +161,7 @@ class ClientStore:
             raise NotFound("object ends before", key=key, start=start, length=length)
         return found
 
+    @_panics_told()
     def head(self, key: str) -> ObjectMeta | None:
         import obstore
 
@@ -157,6 +174,7 @@ class ClientStore:
                 return None
             raise failure from error
 
+    @_panics_told()
     def list(self, prefix: str, *, after: str = "", limit: int = LIST_KEYS_MAX) -> list[ObjectMeta]:
         client = self._open()
         try:
@@ -182,6 +200,7 @@ class ClientStore:
             elif meta.key > prefix and not meta.key.startswith(prefix):
                 return
 
+    @_panics_told()
     def delete(self, keys: Sequence[str]) -> None:
         import obstore
 
@@ -285,6 +304,36 @@ def _text(value: str | SecretText, setting: str) -> str:
     return resolve(value, setting=f"objects.{setting}")
 
 
+def _word(value: str | SecretText, setting: str) -> str:
+    """Return a setting that goes into the head of requests.
+
+    Raises:
+        InvalidRequest: if it cannot: a line's end that came with a secret, or a letter beyond ASCII.
+    """
+    text = _text(value, setting)
+    if not _is_word(text):
+        raise InvalidRequest(
+            "setting has a space, a line's end or a letter that no request can have",
+            setting=f"objects.{setting}",
+        )
+    return text
+
+
+def _is_word(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _check_environment() -> None:
+    """Refuse credentials of the environment that no request can have; the client would panic."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        if not _is_word(os.environ.get(name, "")):
+            raise InvalidRequest(
+                "variable has a space, a line's end or a letter that no request can have",
+                setting="objects.s3.region" if "REGION" in name else "objects.s3.access_key",
+                variable=name,
+            )
+
+
 def _s3(settings: ObjectsSettings, place: Place) -> Client:
     from obstore.store import S3Store
 
@@ -294,7 +343,7 @@ def _s3(settings: ObjectsSettings, place: Place) -> Client:
     if endpoint:
         scheme, _, host = endpoint.partition("://")
         config["endpoint"] = endpoint if given.path_style else f"{scheme}://{place.bucket}.{host}"
-    region = _text(given.region, "s3.region")
+    region = _word(given.region, "s3.region")
     if region:
         config["region"] = region
     elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
@@ -318,9 +367,9 @@ def _s3_credentials(settings: ObjectsSettings) -> Any:
     mixed with a token of the environment that belongs to other keys.
     """
     given = settings.s3
-    access_key = _text(given.access_key, "s3.access_key")
-    secret_key = _text(given.secret_key, "s3.secret_key")
-    token = _text(given.session_token, "s3.session_token")
+    access_key = _word(given.access_key, "s3.access_key")
+    secret_key = _word(given.secret_key, "s3.secret_key")
+    token = _word(given.session_token, "s3.session_token")
     profile = _text(given.profile, "s3.profile")
     role = _text(given.role_arn, "s3.role_arn")
     if given.anonymous:
@@ -332,6 +381,7 @@ def _s3_credentials(settings: ObjectsSettings) -> Any:
             access_key=access_key, secret_key=secret_key, token=token, profile=profile, role=role
         )
     if not access_key:
+        _check_environment()
         return None
 
     def static() -> dict[str, Any]:
@@ -377,7 +427,7 @@ def _azblob(settings: ObjectsSettings, place: Place) -> Client:
     given = settings.azblob
     config: dict[str, Any] = {}
     for name in ("account_name", "account_key"):
-        value = _text(getattr(given, name), f"azblob.{name}")
+        value = _word(getattr(given, name), f"azblob.{name}")
         if value:
             config[name] = value
     endpoint = endpoint_of(given.endpoint, setting="azblob", allow_http=given.allow_http)

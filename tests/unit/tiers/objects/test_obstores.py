@@ -12,6 +12,7 @@ from frazil.config import load_settings
 from frazil.errors import Closed, Conflict, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.testing import Fault, FaultyFileSystem
+from frazil.tiers.objects import obstores
 from frazil.tiers.objects.obstores import DirectoryStore, open_store
 from frazil.tiers.objects.places import credentials_setting, endpoint_of, place_of
 
@@ -206,3 +207,62 @@ def test_a_failed_sync_is_unknown(opened, verb):
         store.put("a/k", b"1234")
     assert caught.value.details["outcome"] == "unknown"
     assert files.fired == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("s3.access_key", "s3.secret_key", "s3.session_token", "s3.region"),
+        *("azblob.account_name", "azblob.account_key"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", " ", "\0", "é"])
+def test_a_word_that_no_request_can_have_is_refused(name, end, monkeypatch):
+    """A secret with the end of its line is told at once, with its setting and without its value."""
+    monkeypatch.setenv("OF_A_FILE", f"hidden-{end}" if end != "\0" else "hidden-\x7f")
+    given = {"s3.access_key": "key", "s3.secret_key": "key", name: "${OF_A_FILE}"}
+    with pytest.raises(InvalidRequest) as caught:
+        open_store(settings(store=name.partition(".")[0], root="bucket", **given))
+    assert caught.value.details["setting"] == f"objects.{name}"
+    assert "hidden" not in f"{caught.value} {caught.value.details}"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("AWS_ACCESS_KEY_ID", "objects.s3.access_key"), ("AWS_REGION", "objects.s3.region")],
+)
+def test_a_variable_that_no_request_can_have_is_refused(name, setting, monkeypatch):
+    """Credentials of the environment are looked at as well, if they are used."""
+    monkeypatch.setenv(name, "hidden\n")
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        open_store(settings(store="s3", root="bucket"))
+    assert caught.value.details["setting"] == setting
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_panic_of_the_client_is_trouble_like_any_other(monkeypatch):
+    """A bug of the client must not end a thread: a panic is no `Exception`."""
+    monkeypatch.setattr(obstores, "_is_word", lambda _text: True)
+    own = {"s3.endpoint": "http://127.0.0.1:1", "s3.allow_http": True}
+    keys = {"s3.access_key": "a\n", "s3.secret_key": "b"}
+    store = open_store(settings(store="s3", root="bucket", **own, **keys))
+    large = [b"x" * (8 << 20), b"y"]
+    for call in (
+        lambda: store.put("k", b"x"),
+        lambda: store.put_stream("k", large, size=(8 << 20) + 1),
+        lambda: store.get("k", start=0, length=1),
+        lambda: store.head("k"),
+        lambda: store.list(""),
+        lambda: store.delete(["k"]),
+    ):
+        with pytest.raises(Unavailable, match="bug"):
+            call()
+
+
+def test_a_key_of_an_account_that_is_none_is_blamed():
+    """What is wrong inside the JSON of a service account is the fault of its setting."""
+    wrong = '{"private_key": "hidden", "client_email": "x", "private_key_id": "y"}'
+    with pytest.raises(InvalidRequest) as caught:
+        open_store(settings(store="gcs", root="bucket", **{"gcs.credentials_json": wrong}))
+    assert caught.value.details["setting"] == "objects.gcs.credentials_json"
+    assert "hidden" not in str(caught.value)
