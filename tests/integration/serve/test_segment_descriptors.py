@@ -135,3 +135,20 @@ def test_topics_without_objects_have_no_segments(tmp_path):
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
     run(tmp_path, scene)
+
+
+def test_parts_have_their_segments_and_the_whole_has_none(tmp_path):
+    """Offsets are those of a part: a partitioned topic is asked for by its parts."""
+
+    async def scene(db, ask):
+        topic = db.create_topic("/default/wide", partitions=2)
+        for part in topic.parts:
+            for number in range(3):
+                part.append(b"record %d" % number)
+        db.objects.flush("/default/wide")
+        for part in topic.parts:
+            found = await ask(part.name)
+            assert [(each.start_offset, each.end_offset) for each in found] == [(0, 2)]
+        assert await ask("/default/wide") == []
+
+    run(tmp_path, scene)
