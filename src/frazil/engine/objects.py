@@ -253,6 +253,8 @@ class Objects:
         self._ready.wait()
         while not self._stopping:
             self._guard("shared", self.sharing.run)
+            if "shared" in self.errors:
+                self.sharing.pause()
 
     def _guard(self, task: str, function: Callable[[], object]) -> None:
         try:

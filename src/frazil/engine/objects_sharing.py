@@ -18,6 +18,7 @@ __all__ = ["Sharing"]
 
 LATER_S: Final = 0.02
 """Who could not take part is looked at again after this, and who waits for a failed store."""
+PAUSE_S: Final = 1.0
 
 
 class Sharing:
@@ -39,7 +40,8 @@ class Sharing:
         self._linger_s = linger_s
         self._noted = noted
         self._hurry = hurry
-        self._asked: set[int] = set()
+        self._asked: dict[int, None] = {}
+        """In the order in which they are served: who got something is behind who did not."""
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._stopped = threading.Event()
@@ -47,7 +49,7 @@ class Sharing:
     def ask(self, topic_id: int) -> None:
         """Take note that somebody waits for a topic."""
         with self._lock:
-            self._asked.add(topic_id)
+            self._asked.setdefault(topic_id)
         self._woken.set()
 
     def stop(self) -> None:
@@ -55,15 +57,24 @@ class Sharing:
         self._stopped.set()
         self._woken.set()
 
+    def pause(self) -> None:
+        """Wait a moment after a bug, or until `stop`."""
+        self._stopped.wait(PAUSE_S)
+
     def run(self) -> None:
         """Serve who waits, until `stop`."""
         while not self._stopped.is_set():
             self._woken.wait()
             self._woken.clear()
-            # More may come that the same object can take.
-            while self._asked and not self._stopped.wait(self._linger_s):
-                if not self.serve() and self._stopped.wait(LATER_S):
-                    return
+            try:
+                # More may come that the same object can take.
+                while self._asked and not self._stopped.wait(self._linger_s):
+                    if not self.serve() and self._stopped.wait(LATER_S):
+                        return
+            finally:
+                # Whatever went wrong, who still waits is not forgotten until somebody else asks.
+                if self._asked:
+                    self._woken.set()
 
     def serve(self) -> bool:
         """Upload one object for all who wait; tell whether it helped anybody."""
@@ -71,6 +82,11 @@ class Sharing:
         if not wanted:
             return False
         outcome = self._shared.upload(wanted)
+        with self._lock:
+            for topic_id in outcome.uploaded:
+                if topic_id in self._asked:
+                    del self._asked[topic_id]
+                    self._asked[topic_id] = None
         for topic_id in outcome.uploaded:
             self._uploader.retry(topic_id)
             self._settled(topic_id)
@@ -96,7 +112,7 @@ class Sharing:
             topic = self._topics.get(topic_id)
             if topic is None or topic.stopped or not topic.waits.is_asked():
                 with self._lock:
-                    self._asked.discard(topic_id)
+                    self._asked.pop(topic_id, None)
                 if topic is not None and not topic.stopped and topic.waits.is_asked():
                     # Somebody asked just now.
                     self.ask(topic_id)

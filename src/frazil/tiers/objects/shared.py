@@ -31,6 +31,8 @@ __all__ = ["SHARED_BYTES_MAX", "TOPIC_BYTES_MAX", "SharedOutcome", "SharedUpload
 
 TOPIC_BYTES_MAX: Final = PIECE_BYTES_MAX
 SHARED_BYTES_MAX: Final = 64 << 20
+SHARED_FOOTER_BYTES: Final = 8 << 20
+"""About how much a shared object says of its topics; it is read whole, and may have 8 times that."""
 
 
 @attrs.frozen
@@ -49,6 +51,29 @@ class SharedOutcome:
     later: set[int] = attrs.field(factory=set)
     behind: set[int] = attrs.field(factory=set)
     failures: dict[int, FrazilError] = attrs.field(factory=dict)
+
+
+@attrs.define
+class _Room:
+    """What is left of an object that topics are put into."""
+
+    frames: int = attrs.field(factory=lambda: SHARED_BYTES_MAX)
+    footer: int = attrs.field(factory=lambda: SHARED_FOOTER_BYTES)
+
+    def take(self, run: FrameRun) -> bool:
+        """Take room for a topic, if there is enough; the first one finds some for its footer."""
+        schema_bytes = max(map(len, run.topic.schemas.values()), default=0)
+        about = 1_024 + 2 * schema_bytes + sum(64 + len(each.reason) for each in run.ranges)
+        if run.size > self.frames or (about > self.footer < SHARED_FOOTER_BYTES):
+            return False
+        self.frames -= run.size
+        self.footer -= about
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether no topic at all can be put in."""
+        return self.frames <= 0 or self.footer <= 0
 
 
 class SharedUploader:
@@ -82,11 +107,12 @@ class SharedUploader:
     def upload(self, wanted: Mapping[int, int]) -> SharedOutcome:
         """Put the frames of topics up to the given offsets into one object and register it.
 
-        More of a topic may be taken than is wanted. What fails is told, never raised.
+        More of a topic may be taken than is wanted; those that are named first are taken first.
+        What fails is told, never raised.
         """
         outcome = SharedOutcome()
         runs: dict[int, FrameRun] = {}
-        room = SHARED_BYTES_MAX
+        room = _Room()
         with contextlib.ExitStack() as claims:
             for topic_id, end in wanted.items():
                 if self._catalog.topic(topic_id).uploaded >= end:
@@ -95,7 +121,6 @@ class SharedUploader:
                 run = self._run(topic_id, end, room, claims, outcome)
                 if run is not None:
                     runs[topic_id] = run
-                    room -= run.size
             if runs and not self._upload(runs, outcome):
                 # One topic's damage must not keep the others from being served.
                 sound = self._sound(runs, outcome)
@@ -107,11 +132,14 @@ class SharedUploader:
         self,
         topic_id: int,
         end: int,
-        room: int,
+        room: _Room,
         claims: contextlib.ExitStack,
         outcome: SharedOutcome,
     ) -> FrameRun | None:
         """Claim a topic and return its frames; None if it cannot take part, which is noted."""
+        if room.is_full:
+            outcome.later.add(topic_id)
+            return None
         if self._catalog.intent(topic_id) is not None:
             # An upload of its own was begun: it must have ended before its range is taken again.
             self._uploader.settle(topic_id)
@@ -129,9 +157,9 @@ class SharedUploader:
             return None
         if run is None:
             outcome.later.add(topic_id)
-        elif run.end < end:
+        elif run.end < end or run.size > TOPIC_BYTES_MAX:
             outcome.behind.add(topic_id)
-        elif run.size > room:
+        elif not room.take(run):
             outcome.later.add(topic_id)
         else:
             return run

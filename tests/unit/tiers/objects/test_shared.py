@@ -69,6 +69,18 @@ def test_a_topic_far_behind_gets_an_object_of_its_own_first(world, monkeypatch):
     assert world.shared.upload({1: 11}).uploaded == {1: 11}
 
 
+def test_a_frame_that_is_larger_than_a_share_gets_an_object_of_its_own(world, monkeypatch):
+    """One large record is not put into a shared object: it would wait for room in vain."""
+    monkeypatch.setattr(module, "TOPIC_BYTES_MAX", 300)
+    monkeypatch.setattr(module, "SHARED_BYTES_MAX", 400)
+    world.log.plain(1, b"x" * 500)
+    world.log.plain(2, b"x")
+    outcome = world.shared.upload({1: 1, 2: 1})
+    assert (outcome.behind, outcome.uploaded) == ({1}, {2: 1})
+    assert world.uploader.cycle(1)
+    assert world.shared.upload({1: 1}).uploaded == {1: 1}
+
+
 def test_what_has_no_room_comes_next(world, monkeypatch):
     """An object has a limit over all topics; who does not fit is told to ask again."""
     monkeypatch.setattr(module, "SHARED_BYTES_MAX", 800)
@@ -78,6 +90,19 @@ def test_what_has_no_room_comes_next(world, monkeypatch):
     assert outcome.later
     rest = world.shared.upload({topic: heads(world)[topic] for topic in outcome.later})
     assert {**outcome.uploaded, **rest.uploaded} == heads(world)
+
+
+def test_what_is_said_of_topics_has_its_limit(world, monkeypatch):
+    """Who finds no room in a footer comes next; a topic that alone says more has its own object."""
+    monkeypatch.setattr(module, "SHARED_FOOTER_BYTES", 2_500)
+    publish(world, b"a")
+    first = world.shared.upload(heads(world))
+    assert (set(first.uploaded), first.later) == ({1, 2}, {3})
+    monkeypatch.setattr(module, "SHARED_FOOTER_BYTES", 1)
+    publish(world, b"b")
+    second = world.shared.upload(dict(reversed(heads(world).items())))
+    assert (set(second.uploaded), second.later) == ({3}, {1, 2}), "the one that is named first"
+    assert world.records(3) == expected(3, b"a", b"b")
 
 
 def test_a_topic_with_an_upload_under_way_is_left_to_it(world):
