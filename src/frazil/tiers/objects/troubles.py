@@ -41,6 +41,11 @@ class Troubles:
         """Return the troubles by topic."""
         return self._known.copy()
 
+    def count(self, topic_id: int) -> int:
+        """Return how often a topic has failed in a row."""
+        trouble = self._known.get(topic_id)
+        return 0 if trouble is None else trouble.count
+
     def clear(self, topic_id: int) -> None:
         """Let a topic be tried at once, also if it has stopped."""
         self._known.pop(topic_id, None)

@@ -285,12 +285,21 @@ class Uploader:
         self.bytes_uploaded += draft.size
         return True
 
+    def _bytes_max(self, topic_id: int) -> int:
+        """Return how large an object may be: half of it after each failure, down to one request.
+
+        A store that answers most requests would else never take an object of many parts.
+        """
+        most = self._settings.object_bytes_max
+        halved = most >> min(self._troubles.count(topic_id), 63)
+        return min(most, max(halved, PIECE_BYTES_MAX // 2))
+
     def _next_draft(self, topic_id: int, *, end: int | None) -> Draft | None:
         run = next_run(
             self._source,
             self._catalog,
             topic_id,
-            bytes_max=self._settings.object_bytes_max,
+            bytes_max=self._bytes_max(topic_id),
             end=end,
         )
         if run is None:

@@ -8,6 +8,7 @@ from frazil.errors import Conflict, CorruptionError, Unavailable
 from frazil.log import format as fmt
 from frazil.testing.simulated_fs import SimulatedCrash
 from frazil.tiers.objects import format as objects
+from frazil.tiers.objects import uploader as module
 from frazil.tiers.objects.descriptor import Hint
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 from frazil.tiers.objects.troubles import DELAY_MAX_S
@@ -259,6 +260,27 @@ def test_large_objects_are_streamed_in_pieces():
     assert world.store.calls["put_stream"] == 1
     assert world.store.piece_bytes_max == PIECE_BYTES_MAX
     assert world.records(1) == dict(enumerate(payloads))
+
+
+def test_a_store_that_takes_no_large_object_gets_smaller_ones(world, monkeypatch):
+    """Where uploads of many parts fail again and again, objects shrink to one request each."""
+    monkeypatch.setattr(module, "PIECE_BYTES_MAX", 2_000)
+    world.settings.object_bytes_max = 20_000
+
+    def broken(key, pieces, *, size):
+        del pieces, size
+        raise Unavailable("a part did not arrive", key=key, outcome="unknown")
+
+    monkeypatch.setattr(world.store, "put_stream", broken)
+    for number in range(30):
+        world.log.plain(1, b"%d" % number)
+    for _ in range(100):
+        if world.catalog.topic(1).uploaded == 30:
+            break
+        world.uploader.cycle(1)
+        world.clock.advance(120)
+    assert len(world.records(1)) == 30
+    assert 1 not in world.uploader.troubles
 
 
 def test_uploads_in_flight_are_bounded():
