@@ -239,7 +239,11 @@ class ClientStore:
 
 
 class DirectoryStore(ClientStore):
-    """A directory as a store: what the client wrote is synced before a put returns."""
+    """A directory as a store: what the client wrote is synced before a put returns.
+
+    It may lie on a disk or share that is taken away. The client would make the directory anew
+    where that was; so it has to stay the one that it was at the opening.
+    """
 
     def __init__(
         self, client: Client, directory: str, *, clock: Clock, files: FileSystem | None = None
@@ -247,6 +251,36 @@ class DirectoryStore(ClientStore):
         super().__init__(client, "fs", clock=clock)
         self._directory = directory
         self._files = files or RealFileSystem()
+        self._number = self._number_now()
+
+    def _open(self) -> Client:
+        client = super()._open()
+        self._check_place()
+        return client
+
+    def _check_place(self, **facts: str) -> None:
+        number = self._number_now()
+        if not number or number != self._number:
+            raise Unavailable(
+                "directory of the store is not the one that it was: mount or move it back, or "
+                "start again if another one is meant",
+                setting="objects.root",
+                path=self._directory,
+                **facts,
+            )
+
+    def _number_now(self) -> str:
+        """Return what tells the directory from another in its place; a mount may change the disk's.
+
+        Empty if it is not there.
+        """
+        try:
+            found = self._files.stat(self._directory)
+        except OSError:
+            return ""
+        if found is None or not found.is_directory:
+            return ""
+        return found.identity.rpartition(":")[2]
 
     def put(self, key: str, data: Buffer) -> ObjectMeta:
         try:
@@ -273,6 +307,7 @@ class DirectoryStore(ClientStore):
                 path = os.path.dirname(path)
                 self._files.sync_directory(path)
             self._files.sync_directory(os.path.dirname(self._directory))
+            self._check_place(key=key, outcome="unknown")
         except OSError as error:
             raise Unavailable(
                 "object could not be synced", key=key, reason=error, outcome="unknown"

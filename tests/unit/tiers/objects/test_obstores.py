@@ -199,6 +199,31 @@ def test_an_object_and_its_directories_are_synced(opened, tmp_path, way):
     assert calls.index(("sync", "/objects/a/b/k")) < calls.index(("sync_directory", "/objects/a/b"))
 
 
+@pytest.mark.parametrize("instead", [False, True])
+def test_a_directory_that_was_taken_away_is_not_made_anew(opened, tmp_path, instead):
+    """A share that is not mounted makes the store unavailable; nothing is written beside it."""
+    store, _files = opened()
+    store.put("a/k", b"1234")
+    (tmp_path / "objects").rename(tmp_path / "elsewhere")
+    if instead:
+        (tmp_path / "objects").mkdir()
+    for call in (
+        lambda: store.put("a/l", b"5678"),
+        lambda: store.put_stream("a/l", [b"56", b"78"], size=4),
+        lambda: store.get("a/k", start=0, length=4),
+        lambda: store.head("a/k"),
+        lambda: store.list(""),
+        lambda: store.delete(["a/k"]),
+    ):
+        with pytest.raises(Unavailable, match="not the one that it was"):
+            call()
+    assert not list(tmp_path.glob("objects/*"))
+    if instead:
+        (tmp_path / "objects").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "objects")
+    assert store.get("a/k", start=0, length=4) == b"1234"
+
+
 @pytest.mark.parametrize("verb", ["sync", "sync_directory"])
 def test_a_failed_sync_is_unknown(opened, verb):
     """An object that may not be durable is never said to be there."""
