@@ -156,7 +156,7 @@ class ObjectsSettings(Section):
         MINUTE, "How often retention looks for objects to expire.", low=0.01, high=DAY
     )
     collect_grace_s: Seconds = setting(
-        7 * DAY, "Objects that nothing knows are kept for this long.", low=0, high=3650 * DAY
+        7 * DAY, "Objects that nothing knows are kept for this long.", low=HOUR, high=3650 * DAY
     )
     backup_interval_s: Seconds = setting(
         5 * MINUTE, "Metadata that changed is backed up to the store so often.", low=0.1, high=DAY

@@ -111,3 +111,11 @@ def test_retention_can_be_switched_off_again():
         load_settings(environment={"FRAZIL_OBJECTS__RETENTION_AGE_S": "3d"}).objects.retention_age_s
         == 3 * 86_400
     )
+
+
+def test_objects_that_are_just_being_registered_are_in_no_danger():
+    """The grace of what nothing knows cannot be shorter than an upload may take to be known."""
+    with pytest.raises(InvalidRequest, match="collect_grace_s"):
+        load_settings(environment={}, overrides={"objects.collect_grace_s": 0})
+    settings = load_settings(environment={}, overrides={"objects.collect_grace_s": "1h"})
+    assert settings.objects.collect_grace_s == 3600
