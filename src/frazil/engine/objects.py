@@ -169,6 +169,7 @@ class Objects:
             self.topics,
             self.uploader,
             self.shared,
+            clock=self.clock,
             linger_s=self.settings.linger_s,
             noted=self._note_trouble,
             hurry=self.wake,

@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
+from frazil.errors import Unavailable
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from frazil.clock import Clock
     from frazil.engine.objects_topics import ObjectsTopic
     from frazil.tiers.objects.shared import SharedUploader
-    from frazil.tiers.objects.uploader import Uploader
+    from frazil.tiers.objects.uploader import Trouble, Uploader
 
 __all__ = ["Sharing"]
 
 LATER_S: Final = 0.02
 """Who could not take part is looked at again after this, and who waits for a failed store."""
 PAUSE_S: Final = 1.0
+PROBE_S: Final = 2.0
+"""So often a store that is away is asked for those who wait, all of them with one object."""
 
 
 class Sharing:
@@ -30,6 +34,7 @@ class Sharing:
         uploader: Uploader,
         shared: SharedUploader,
         *,
+        clock: Clock,
         linger_s: float,
         noted: Callable[[ObjectsTopic], None],
         hurry: Callable[[], None],
@@ -37,6 +42,8 @@ class Sharing:
         self._topics = topics
         self._uploader = uploader
         self._shared = shared
+        self._clock = clock
+        self._probe_at = clock.monotonic()
         self._linger_s = linger_s
         self._noted = noted
         self._hurry = hurry
@@ -94,6 +101,8 @@ class Sharing:
             found = self._topics.get(topic_id)
             if found is not None:
                 found.hurry = True
+        if outcome.failures:
+            self._probe_at = self._clock.monotonic() + PROBE_S
         for topic_id, error in outcome.failures.items():
             self._uploader.note(topic_id, error)
             self._settled(topic_id)
@@ -104,9 +113,15 @@ class Sharing:
         return bool(outcome.uploaded)
 
     def _wanted(self) -> dict[int, int]:
-        """Return who waits and may be tried now, and for which offsets; forget who does not."""
+        """Return who waits and may be tried now, and for which offsets; forget who does not.
+
+        Topics that failed wait ever longer, which is meant for uploads that nobody waits for: here
+        one request serves all, and the first that works must find all of them.
+        """
         with self._lock:
             asked = list(self._asked)
+        probing = bool(asked) and self._clock.monotonic() >= self._probe_at
+        troubles = self._uploader.troubles if probing else {}
         wanted: dict[int, int] = {}
         for topic_id in asked:
             topic = self._topics.get(topic_id)
@@ -116,7 +131,7 @@ class Sharing:
                 if topic is not None and not topic.stopped and topic.waits.is_asked():
                     # Somebody asked just now.
                     self.ask(topic_id)
-            elif self._uploader.due(topic_id):
+            elif self._uploader.due(topic_id) or _is_away(troubles.get(topic_id)):
                 wanted[topic_id] = max(topic.waits.asked.values())
         return wanted
 
@@ -125,3 +140,8 @@ class Sharing:
         if topic is not None:
             topic.note()
             self._noted(topic)
+
+
+def _is_away(trouble: Trouble | None) -> bool:
+    """Tell whether a topic waits for a store, or its metadata, that did not answer."""
+    return trouble is not None and not trouble.stopped and isinstance(trouble.error, Unavailable)

@@ -7,9 +7,12 @@ import types
 
 import pytest
 
-from frazil.engine.objects_sharing import Sharing
+from frazil.engine.objects_sharing import PROBE_S, Sharing
 from frazil.engine.tier_acks import TierWaits
+from frazil.errors import CorruptionError, Unavailable
+from frazil.testing import SimulatedClock
 from frazil.tiers.objects.shared import SharedOutcome
+from frazil.tiers.objects.troubles import Troubles
 
 WAIT_S = 60
 
@@ -19,21 +22,39 @@ class OnePlace:
 
     def __init__(self):
         self.served = []
+        self.reached = {}
         self.bugs = 0
+        self.error = None
 
     def upload(self, wanted):
         if self.bugs:
             self.bugs -= 1
             raise KeyError("a bug")
+        if self.error is not None:
+            return SharedOutcome(failures=dict.fromkeys(wanted, self.error))
         topic, end = next(iter(wanted.items()))
         self.served.append(topic)
+        self.reached[topic] = end
         return SharedOutcome(uploaded={topic: end}, later=set(wanted) - {topic})
+
+
+class Known(Troubles):
+    """The troubles of topics, as an uploader knows them."""
+
+    @property
+    def troubles(self):
+        return self.all()
+
+    def retry(self, topic):
+        self.clear(topic)
 
 
 class Waiting:
     """A topic that somebody waits for, again and again."""
 
-    def __init__(self, topic, sharing):
+    def __init__(self, topic, sharing, store):
+        self._topic = topic
+        self._store = store
         self.waits = TierWaits(lambda: sharing.ask(topic), timeout_s=WAIT_S)
         self.stopped = ""
         self.end = 0
@@ -43,18 +64,19 @@ class Waiting:
         self.waits.ask(-1, self.end)
 
     def note(self):
-        self.waits.grew(-1, self.end)
+        self.waits.grew(-1, self._store.reached.get(self._topic, 0))
 
 
 @pytest.fixture
 def scene():
-    uploader = types.SimpleNamespace(due=lambda _topic: True, retry=lambda _topic: None)
-    topics, store = {}, OnePlace()
-    sharing = Sharing(
-        topics, uploader, store, linger_s=0.0, noted=lambda _topic: None, hurry=lambda: None
+    clock = SimulatedClock(1)
+    topics, store, uploader = {}, OnePlace(), Known(clock)
+    own = {"clock": clock, "linger_s": 0.0, "noted": lambda _topic: None, "hurry": lambda: None}
+    sharing = Sharing(topics, uploader, store, **own)
+    topics.update({number: Waiting(number, sharing, store) for number in (1, 2, 3)})
+    return types.SimpleNamespace(
+        sharing=sharing, topics=topics, store=store, clock=clock, uploader=uploader
     )
-    topics.update({number: Waiting(number, sharing) for number in (1, 2, 3)})
-    return types.SimpleNamespace(sharing=sharing, topics=topics, store=store)
 
 
 def test_who_got_something_lets_the_others_go_first(scene):
@@ -81,3 +103,21 @@ def test_a_bug_does_not_let_waiters_be_forgotten(scene):
     scene.sharing.stop()
     running.join(WAIT_S)
     assert not running.is_alive()
+
+
+@pytest.mark.parametrize("kind", [Unavailable, CorruptionError])
+def test_who_waits_for_a_store_that_is_away_is_tried_often(scene, kind):
+    """Many failures do not let a publisher wait long for a store that is back; damage is no such."""
+    scene.store.error = kind("no")
+    for topic in scene.topics.values():
+        topic.publish()
+    for _ in range(20):
+        scene.sharing.serve()
+        scene.clock.advance(60)
+    scene.sharing.serve()
+    assert not any(scene.uploader.due(topic) for topic in scene.topics)
+    scene.store.error = None
+    assert not scene.sharing.serve(), "not at once: it has just failed"
+    scene.clock.advance(PROBE_S)
+    served = [scene.sharing.serve() for _ in scene.topics]
+    assert served == [kind is Unavailable] * 3

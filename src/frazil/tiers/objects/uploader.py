@@ -196,13 +196,15 @@ class Uploader:
             return done
 
     def settle(self, topic_id: int) -> bool:
-        """Bring an upload to its end that was begun in an earlier life, without beginning another.
+        """Bring an upload to its end that was begun before, without beginning another.
+
+        It is tried now, whatever the topic's last trouble was: somebody waits.
 
         Returns:
             Whether nothing is pending any more.
         """
         with self._catalog.claim(topic_id) as mine:
-            if not mine or not self.due(topic_id):
+            if not mine:
                 return False
             try:
                 if not self._settle(topic_id) and self._catalog.intent(topic_id) is not None:
