@@ -25,6 +25,7 @@ from frazil.tiers.objects.descriptor import (
     ObjectsState,
     TopicObjects,
 )
+from frazil.tiers.objects.format import parse_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -147,11 +148,15 @@ class ObjectCatalog:
     def in_use(self, key: str) -> bool:
         """Tell whether a descriptor or an intent names an object, or one is about to."""
         with self._lock:
-            return (
-                key in self._names
-                or key in self._registering
-                or any(intent.key == key for intent in self.intents().values())
-            )
+            return key in self._names or key in self._registering or self._is_begun(key)
+
+    def _is_begun(self, key: str) -> bool:
+        """Tell whether an intent names an object; a topic's key says whose that would be."""
+        parts = parse_key(key)
+        if parts is None:
+            return any(intent.key == key for intent in self.intents().values())
+        intent = self.intent(parts.topic)
+        return intent is not None and intent.key == key
 
     @property
     def suspect(self) -> bool:
