@@ -149,7 +149,8 @@ class ObjectsSource:
             return Piece([], offset, tuple(gaps))
         try:
             batches = self._batches(picture, layout, asked, offset, bytes_max)
-        except CorruptionError:
+        except (CorruptionError, Unavailable):
+            # That there is a gap is known without the store.
             if not gaps:
                 raise
             return Piece([], offset, tuple(gaps))

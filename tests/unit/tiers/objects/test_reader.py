@@ -239,6 +239,17 @@ def test_a_store_that_is_down_says_when_to_try_again(scene, kind):
     assert scene.offsets(0) == list(range(16))
 
 
+def test_a_gap_is_told_though_the_store_is_down(scene):
+    """Metadata know of it: whoever has the records behind it at hand must not wait for a store."""
+    scene.add([4, 4], gaps=[(4, 10, "gap")])
+    scene.store.fail("get", "throttled")
+    piece = scene.source.read(TOPIC, offset=4, bytes_max=1)
+    assert [(gap.first, gap.end) for gap in piece.gaps] == [(4, 10)]
+    assert (piece.batches, piece.offset_next) == ([], 10)
+    with pytest.raises(Unavailable):
+        scene.source.read(TOPIC, offset=10, bytes_max=1)
+
+
 def test_an_object_replaced_while_it_is_read_is_looked_for_again(scene):
     """Whoever reads an object that was replaced and deleted meanwhile reads its replacement."""
     old = [scene.add([4] * 4), scene.add([4] * 4)]
