@@ -15,8 +15,14 @@ from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
     from frazil.cli.session import Session
+    from frazil.engine.subscribing_requests import Call
 
-__all__ = ["backup"]
+__all__ = ["Token", "backup", "perform"]
+
+Token = Annotated[
+    str | None,
+    typer.Option("--token", envvar="FRAZIL_TOKEN", help="For a broker that wants to know who."),
+]
 
 
 def backup(
@@ -24,14 +30,11 @@ def backup(
     flush: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--flush/--no-flush", help="Upload what is durable first.")
     ] = True,
-    token: Annotated[
-        str | None,
-        typer.Option("--token", envvar="FRAZIL_TOKEN", help="For a broker that wants to know who."),
-    ] = None,
+    token: Token = None,
 ) -> None:
     """Upload what is durable and back the metadata up to the object store, now."""
     session = session_of(context)
-    found = _perform(session, MakeBackup(flush=flush), token)
+    found = perform(session, MakeBackup(flush=flush), token)
     text = (
         f"backup {found['key']} ({size_text(found['bytes'])}) has {found['topics']:,} topics and "
         f"{found['objects']:,} objects"
@@ -39,7 +42,7 @@ def backup(
     session.show(found, text)
 
 
-def _perform(session: Session, call: MakeBackup, token: str | None) -> Any:
+def perform(session: Session, call: Call, token: str | None) -> Any:
     """Do it here, or have the broker do it that has the directory open."""
     from frazil.serve.announcing import announced
 

@@ -1,6 +1,6 @@
 """Calls as values: what a command asks of an engine, here or in a broker.
 
-They are about subscriptions, but for the one that backs the metadata up.
+They are about subscriptions, but for those about backups and objects.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.engine.objects_requests import CollectObjects, ListObjects
 from frazil.engine.subscribing_settings import policy_facts
 from frazil.errors import InvalidRequest
 
@@ -113,7 +114,7 @@ class MakeBackup(msgspec.Struct, tag_field="call", tag="backup", forbid_unknown_
         return {**engine.objects.backup(), "uploaded": uploaded}
 
 
-Call = List | Create | Reset | Drop | Policy | MakeBackup
+Call = List | Create | Reset | Drop | Policy | MakeBackup | ListObjects | CollectObjects
 
 _CALLS: Final = msgspec.json.Decoder(Call)
 
@@ -133,7 +134,7 @@ def decode_call(data: bytes) -> Call:
         found: Call = _CALLS.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(
-            "this is no call about subscriptions or backups", cause=error
+            "this is no call about subscriptions, backups or objects", cause=error
         ) from error
     return found
 

@@ -14,6 +14,7 @@ import attrs
 import msgspec
 
 from frazil.engine.core import Engine
+from frazil.engine.objects_requests import CollectObjects, ListObjects
 from frazil.engine.subscribing_requests import (
     Call,
     Create,
@@ -94,7 +95,7 @@ class SubscriptionPost:
                 _forget(serving, call)
         except FrazilError as error:
             return _json(codes_of(error).http, {"error": _told(error)})
-        if not isinstance(call, List):
+        if not isinstance(call, (List, ListObjects)):
             event("subscription_call", call=type(call).__name__.lower(), topic=call.topic)
         return _json(200, {"result": found})
 
@@ -105,7 +106,8 @@ def _like(call: Call) -> tuple[str, bytes]:
     Raises:
         InvalidRequest: if a name is no topic's.
     """
-    if isinstance(call, MakeBackup) or (isinstance(call, List) and call.topic is None):
+    is_of_all = isinstance(call, (MakeBackup, ListObjects, CollectObjects))
+    if is_of_all or (isinstance(call, List) and call.topic is None):
         return f"{_TOPIC_ADMIN}ListBrokerTopics", b""
     topic = full_topic_name(call.topic or "")
     message: Any

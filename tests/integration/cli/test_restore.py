@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from frazil.cli.app import app
 from frazil.cli.restore import store_of
 from frazil.errors import InvalidRequest
+from frazil.tiers.objects.format import topic_key
 
 pytestmark = pytest.mark.integration
 
@@ -100,6 +101,27 @@ def test_a_running_broker_is_backed_up(world, broker):
     report = json.loads(world.run(*words))
     assert [(topic["name"], topic["end"]) for topic in report["topics"]] == [("/default/events", 2)]
     assert len(world.payloads(world.fresh)) == 2
+
+
+def test_objects_of_a_running_broker_are_listed_and_collected(world, broker):
+    """Nobody has to stop a broker to see its objects and to collect what nothing registered."""
+    made = json.loads(world.run("-d", world.data, "-o", "json", "backup"))
+    keys = [path.relative_to(world.path / "store") for path in world.path.glob("store/**/*.frz")]
+    (found,) = json.loads(world.run("-d", world.data, "-o", "json", "objects", "ls", "events"))
+    assert [found["key"]] == [str(key) for key in keys]
+    stray = topic_key(
+        bytes.fromhex(made["key"][:32]), 1, "abc", first=0, end=9, epoch=1, sha="0" * 16
+    )
+    path = world.path / "store" / stray
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"left behind")
+    old = time.time() - 30 * 86_400
+    os.utime(path, (old, old))
+    for words, left in (((), True), (("--yes",), True), (("--yes",), False)):
+        told = json.loads(world.run("-d", world.data, "-o", "json", "objects", "collect", *words))
+        assert [each["key"] for each in told["condemned"] + told["deleted"]] == [stray]
+        assert path.exists() is left
+    assert broker.poll() is None
 
 
 def test_without_a_store_both_say_what_to_set(tmp_path):
