@@ -17,6 +17,7 @@ from frazil.engine.objects_facts import status
 from frazil.engine.objects_frames import EngineFrames
 from frazil.engine.objects_healing import heal
 from frazil.engine.objects_options import has_objects
+from frazil.engine.objects_place import check_place
 from frazil.engine.objects_sharing import Sharing
 from frazil.engine.objects_topics import OBJECTS_HOLD, ObjectsTopic, hold_control
 from frazil.engine.objects_upkeep import ObjectsUpkeep
@@ -107,9 +108,10 @@ class Objects:
             # Somebody waits for a reader: it tells of trouble sooner than an upload would.
             wait_s = min(self.settings.retry_timeout_s, READ_WAIT_S)
             hasty = self.settings.model_copy(update={"retry_timeout_s": wait_s})
+            self._hasty = Patient(store, hasty, clock=engine.clock)
             self.source = ObjectsSource(
                 self.catalog,
-                Patient(store, hasty, clock=engine.clock),
+                self._hasty,
                 self._codec,
                 ahead_bytes=self.settings.reader_ahead_bytes,
                 **({} if engine.threaded else {"threads": 0}),
@@ -137,6 +139,7 @@ class Objects:
     def load(self) -> dict[LaneRuntime, list[Control]]:
         """Take up all topics with objects; return the frames that put their holds in order."""
         if self.store is not None:
+            check_place(self._engine, self.catalog, self._hasty)
             self._prepare(self.store)
         controls: dict[LaneRuntime, list[Control]] = {}
         for runtime in list(self.runtimes.values()):
