@@ -194,14 +194,18 @@ class Engine(SubscriptionCalls):
             raise InvalidRequest("columns cannot be used", topic=name, cause=error) from error
 
     def _next_id(self, request: TopicRequest) -> int:
-        """Return the first of the ids for a topic and its parts: no lane has files of them.
+        """Return the first of the ids for a topic and its parts: nothing is left of any of them.
 
         Ids are given once, but the journal that counts them may have been lost.
         """
         first = self.main.journal.state.topic_id_last + 1
-        if request.options.get("lane") == "dedicated":
-            while any(self._has_files(first + number) for number in range(request.partitions + 1)):
-                first += 1
+        dedicated = request.options.get("lane") == "dedicated"
+        while any(
+            first + number in self.objects.catalog
+            or (dedicated and self._has_files(first + number))
+            for number in range(request.partitions + 1)
+        ):
+            first += 1
         return first
 
     def _create_all(self, specs: Sequence[TopicSpec], schema: bytes) -> None:

@@ -89,9 +89,11 @@ def open_journal(
         survey.restore_known(watermarks)
         return opening.first()
     state = survey.state
+    is_older = survey.restore_later()
     gaps = declare_gaps(state.topics.values(), watermarks)
     survey.report.gaps.extend(gaps)
-    opened = opening.resume() if opening.may_resume(gaps) else opening.succeed(gaps)
+    may_resume = not is_older and opening.may_resume(gaps)
+    opened = opening.resume() if may_resume else opening.succeed(gaps)
     opening.drop_freed(freed)
     return opened
 

@@ -144,6 +144,22 @@ class Survey:
                 f"metadata, the records of {len(self.report.lost)} of them are lost"
             )
 
+    def restore_later(self) -> bool:
+        """Bring topics back that are younger than the last frame there is; tell if there are any.
+
+        The journal is an older copy, or lost its end: what others hold of these topics must neither
+        be forgotten nor fall to other topics that get their ids.
+        """
+        names = {topic.spec.name for topic in self.state.topics.values()}
+        ids = sorted(each for each in self._known if each > self.state.topic_id_last)
+        later = [each for each in ids if self._known[each][0].name not in names]
+        for topic_id in later:
+            self._define_known(*self._known[topic_id])
+        if later:
+            found = f"{len(later)} topics are known from there"
+            self.report.warnings.append(f"the journal is older than the metadata; {found}")
+        return bool(later)
+
     def _define_known(self, spec: TopicSpec, schemas: Mapping[int, bytes]) -> TopicState:
         """Define a topic as the metadata remembers it, since the log's own definition is lost."""
         topic = self.state.define_topic(spec)

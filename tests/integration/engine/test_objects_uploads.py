@@ -212,6 +212,33 @@ def test_offsets_that_were_uploaded_are_never_given_again(tmp_path):
         assert rows_of(topic, 4) == rows[4:]
 
 
+def test_objects_of_topics_that_the_log_forgot_fall_to_no_other(tmp_path):
+    """A log that is older than its topics gets them back, and their ids are not given again."""
+    with open_with_objects(tmp_path) as db:
+        db.create_topic("older").append(b"0", ack="uploaded")
+    shutil.copytree(tmp_path / "data" / "journal", tmp_path / "copy")
+    with open_with_objects(tmp_path) as db:
+        for name in ("kept", "deleted"):
+            topic = db.create_topic(name)
+            for number in range(5):
+                topic.append(b"%s %d" % (name.encode(), number), ack="uploaded")
+        empty_id = db.create_topic("empty").runtime.state.id
+        db.delete_topic("deleted")
+    shutil.rmtree(tmp_path / "data" / "journal")
+    shutil.move(tmp_path / "copy", tmp_path / "data" / "journal")
+    for life in range(2):
+        with open_with_objects(tmp_path) as db:
+            assert any("older than the metadata" in each for each in db.warnings) is (life == 0)
+            new = db.create_topic(f"new{life}")
+            assert new.append(b"new", ack="uploaded").offset == 0
+            assert [row["payload"] for row in uploaded_rows(db, new)] == [b"new"]
+            assert [row["payload"] for row in rows_of(new)] == [b"new"]
+            kept = [row["payload"] for row in rows_of(db.topic("kept"))]
+            assert kept[:5] == [b"kept %d" % number for number in range(5)]
+            assert db.topic("kept").append(b"more", ack="uploaded").offset == 5 + life
+            assert db.topic("empty").runtime.state.id == empty_id
+
+
 def test_kills_under_load_neither_lose_nor_double(tmp_path):
     """After each kill the store has what was acked as uploaded, and then everything, once."""
     child = [sys.executable, "-m", "tests.integration.engine.objects_killed", str(tmp_path), "load"]

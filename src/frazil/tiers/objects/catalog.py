@@ -122,6 +122,10 @@ class ObjectCatalog:
         known = self._known.get(topic_id)
         return known.picture if known is not None else TopicObjects(topic_id)
 
+    def __contains__(self, topic_id: int) -> bool:
+        """Tell whether there are rows of a topic."""
+        return topic_id in self._known
+
     def topics(self) -> dict[int, TopicObjects]:
         """Return all topics that have objects, or had some."""
         return {topic: known.picture for topic, known in self._known.copy().items()}
