@@ -6,6 +6,7 @@ The server is a small one of this test, because no real one gives such answers w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -350,3 +351,49 @@ def test_the_bucket_is_in_the_path_or_in_the_name(path_style, monkeypatch):
         thread.join(60)
     place = "store.invalid/bucket" if path_style else "bucket.store.invalid"
     assert server.paths == [f"http://{place}/root/k"]
+
+
+class Receiving(Answering):
+    """Takes everything, and notes the hash that was promised beside the one that arrived."""
+
+    def _receive(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.command == "PUT":
+            promised = self.headers["x-amz-content-sha256"]
+            self.server.hashes.append((promised, hashlib.sha256(body).hexdigest()))
+        answer = b"<R><UploadId>u</UploadId><ETag>m</ETag></R>" if self.command == "POST" else b""
+        self.send_response(200)
+        self.send_header("ETag", '"mark"')
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_PUT = do_POST = _receive  # noqa: N815 - names of the library
+
+
+def test_every_body_goes_with_its_hash():
+    """The store can tell bytes that changed on their way, of one request and of each part (F21)."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiving)
+    server.hashes = []
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    settings = settings_of(
+        {
+            "objects.store": "s3",
+            "objects.root": "bucket",
+            "objects.s3.endpoint": f"http://127.0.0.1:{server.server_port}",
+            "objects.s3.access_key": "any",
+            "objects.s3.secret_key": "any",
+            "objects.s3.allow_http": True,
+        }
+    )
+    try:
+        with contextlib.closing(open_store(settings)) as store:
+            store.put("k", b"12345")
+            store.put_stream("l", [b"x" * (8 << 20), b"y"], size=(8 << 20) + 1)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+    assert len(server.hashes) == 3
+    assert all(promised == arrived for promised, arrived in server.hashes)
