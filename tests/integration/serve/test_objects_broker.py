@@ -19,7 +19,7 @@ from tests.servers.seaweed import SeaweedServer
 pytestmark = pytest.mark.integration
 
 TOPIC = "/default/orders"
-RECORDS = 3_000
+RECORDS = 1_000
 SECONDS_MAX = 120
 SETTINGS = {
     "objects.interval_s": 0.2,
@@ -29,7 +29,7 @@ SETTINGS = {
     "objects.retry_timeout_s": 1,
     "objects.reader_ahead_bytes": "128KiB",
 }
-PAYLOADS = [b"%d:" % number + b"x" * 1_000 for number in range(RECORDS)]
+PAYLOADS = [b"%d:" % number + b"x" * 4_000 for number in range(RECORDS)]
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_client_reads_old_records_over_an_outage_of_the_store(broker, server):
         assert broker.is_ready()
         server.start()
 
-    found = asyncio.run(consume(broker, RECORDS + 1, at=1_000, act=outage))
+    found = asyncio.run(consume(broker, RECORDS + 1, at=200, act=outage))
     assert found == [*PAYLOADS, *later]
     assert broker.stop() == 0
 
