@@ -350,7 +350,7 @@ class Objects:
         return done
 
     def _note_trouble(self, topic: ObjectsTopic) -> None:
-        trouble = self.uploader.troubles.get(topic.id)
+        trouble = self.uploader.trouble(topic.id)
         if trouble is None:
             topic.waits.delay = topic.error_told = ""
             return
@@ -361,9 +361,10 @@ class Objects:
         topic.failures += 1
         self.failures += 1
         topic.waits.delay = text
-        if text != topic.error_told:
+        # Each try has another key in its facts: it is the same trouble all the same.
+        if error.message != topic.error_told:
             warn("upload_failed", topic=topic.name, error=text, stopped=trouble.stopped)
-        topic.error_told = text
+        topic.error_told = error.message
         if trouble.stopped:
             topic.stop(text)
 

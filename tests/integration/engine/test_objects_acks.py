@@ -149,6 +149,20 @@ def test_a_store_that_is_away_is_told(tmp_path):
         ]
 
 
+def test_a_trouble_is_told_once_however_often_it_is_met(tmp_path, caplog):
+    """A store that is away is asked again and again for who waits; the log has it once."""
+    with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.0}) as db:
+        topic = db.create_topic("away")
+        topic.append(b"there", ack="uploaded")
+        (place,) = (tmp_path / "store").iterdir()
+        shutil.move(place, tmp_path / "elsewhere")
+        place.write_bytes(b"no directory")
+        topic.send(b"late", ack="uploaded")
+        wait_until(lambda: db.objects.status()["topics"]["/default/away"]["failures"] >= 3)
+    told = [each for each in caplog.records if each.getMessage() == "upload_failed"]
+    assert len(told) == 1
+
+
 def test_levels_that_a_topic_lacks_are_refused(tmp_path):
     """The error names the levels that it has."""
     with open_with_objects(tmp_path) as db:

@@ -41,9 +41,13 @@ class Troubles:
         """Return the troubles by topic."""
         return self._known.copy()
 
+    def of(self, topic_id: int) -> Trouble | None:
+        """Return a topic's trouble."""
+        return self._known.get(topic_id)
+
     def count(self, topic_id: int) -> int:
         """Return how often a topic has failed in a row."""
-        trouble = self._known.get(topic_id)
+        trouble = self.of(topic_id)
         return 0 if trouble is None else trouble.count
 
     def clear(self, topic_id: int) -> None:

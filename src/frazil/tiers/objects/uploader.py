@@ -164,6 +164,10 @@ class Uploader:
         """Return why topics do not go on, by topic; rewriting only where uploads do."""
         return {**self.rewriting.all(), **self._troubles.all()}
 
+    def trouble(self, topic_id: int) -> Trouble | None:
+        """Return why a topic does not go on, as `troubles` has it."""
+        return self._troubles.of(topic_id) or self.rewriting.of(topic_id)
+
     def retry(self, topic_id: int) -> None:
         """Let a topic be tried again at once, also if it has stopped."""
         self._troubles.clear(topic_id)
