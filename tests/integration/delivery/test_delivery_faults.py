@@ -145,7 +145,30 @@ def test_a_store_that_is_away_uses_no_attempt_up(tmp_path, poison):
         consumer.acks = True
         await until(lambda: len(consumer.acked) >= 5000)
         assert sorted(consumer.got[10:]) == list(range(5000))
-        assert all(consumer.attempts[10 + at] == 2 for at in range(10))
+        attempts = dict(zip(consumer.got[10:], consumer.attempts[10:], strict=True))
+        assert [attempts[offset] for offset in range(10)] == [2] * 10
+
+    run(tmp_path, work)
+
+
+def test_a_store_that_is_away_is_told_once(tmp_path, caplog):
+    """However often it is asked: many subscriptions must not fill a log while a store is away."""
+
+    async def work(db, deliveries, _settings):
+        topic = db.create_topic("t")
+        topic.append_many([b"%d" % number for number in range(5000)])
+        away = AwayHistory(db.topic_runtime(TOPIC))
+        found = await opened(deliveries)
+        consumer = Collector(found)
+        for _ in range(2):
+            asked, away.is_away = away.asked, True
+            await until(lambda asked=asked: away.asked >= asked + 3)
+            assert found.status().paused == "cannot read"
+            assert len([each for each in caplog.messages if "cannot_read" in each]) == 1
+        away.is_away = False
+        await until(lambda: len(consumer.acked) == 5000)
+        assert found.damage is None
+        assert consumer.got == list(range(5000))
 
     run(tmp_path, work)
 

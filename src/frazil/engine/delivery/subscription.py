@@ -315,7 +315,7 @@ class Subscription:
     def _fill(self) -> bool:
         """Feed what comes next; False if it is not at hand, or not to be read yet."""
         dispatch, feed = self._dispatch, self.feed
-        if self._is_reading or self._damage is not None:
+        if self._is_reading:
             return False
         is_by_key = dispatch.kind is SubscriptionType.KEY_SHARED
         if dispatch.held and (not is_by_key or self._held_bytes >= HELD_BYTES_MAX):
@@ -403,11 +403,10 @@ class Subscription:
         if self.end_error is not None:
             return
         if error is None:
-            if self.feed.get(self._dispatch.offset_next) is None:
-                # On its way from one tier to the next, or read for a place that was left.
-                self._loop.call_later(RETRY_S / 20, self._schedule)
-                return
-            self._schedule()
+            self._damage = None
+            is_here = self.feed.get(self._dispatch.offset_next) is not None
+            # Else it is on its way from one tier to the next, or read for a place that was left.
+            self._loop.call_later(0 if is_here else RETRY_S / 20, self._schedule)
             return
         first = error.details.get("offset_first")
         if isinstance(error, NotFound) and isinstance(first, int):
@@ -431,12 +430,13 @@ class Subscription:
 
     def _stall(self, error: FrazilError) -> None:
         """Stop reading for a while: damaged records are not passed over in silence."""
-        self._warn("subscription_cannot_read", error=error)
-        self._damage = error
+        if self._damage is None or self._damage.message != error.message:
+            self._warn("subscription_cannot_read", error=error)
+        self._damage, self._is_reading = error, True
         self._loop.call_later(RETRY_S, self._try_again)
 
     def _try_again(self) -> None:
-        self._damage = None
+        self._is_reading = False
         self._schedule()
 
     # -- what must be read again (see `Sender`) --------------------------------------------------
