@@ -353,8 +353,13 @@ class Tiers:
             self.pressure.refresh()
 
     def evict(self) -> None:
-        """Let go of flushed records in memory: old ones, and all of them when it is short."""
-        eager = self.pressure.level > 0
+        """Let go of flushed records in memory: old ones, and all of them when it gets short.
+
+        That is before yellow: a flush takes a while, and publishers should not pay for what may go.
+        """
+        memory = self.settings.memory
+        short = memory.yellow_ratio - 2 * memory.hysteresis_ratio
+        eager = self.pressure.level > 0 or self.pressure.usage_ratio >= short
         before_us = self.clock.now_us() - int(self.settings.memory.retention_s * 1e6)
         freed: list[int] = []
 

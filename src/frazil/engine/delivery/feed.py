@@ -149,6 +149,9 @@ class TopicFeed:
         """Drop a chunk that the cache let go."""
         if self._chunks.pop(chunk.offset, None) is not None:
             self._starts.remove(chunk.offset)
+        # Subscriptions may keep records of it until they are acked, but not these bytes, too.
+        for record in chunk.records:
+            record.body, record.body_kind = b"", -1
 
     def close(self) -> None:
         """Let all go."""
