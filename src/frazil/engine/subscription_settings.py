@@ -134,7 +134,8 @@ class SubscriptionSettings:
         with self._lock(uid, name):
             if (uid, name) in self._stored:
                 self._engine.states.delete(StateTag.SUBSCRIPTION, _key(uid, name))
-                del self._stored[uid, name]
+                # Whoever deletes the topic forgets them all, without waiting for this lock.
+                self._stored.pop((uid, name), None)
 
     def forget_topic(self, uid: str) -> None:
         """Forget the settings of all subscriptions of a topic that was deleted; durable on return."""

@@ -170,6 +170,24 @@ def test_a_deleted_topic_takes_its_settings_along(place):
         assert set(kept) == {f"{third}/s", f"{third}/s2"}
 
 
+def test_settings_may_go_with_their_topic_while_they_are_deleted(place, monkeypatch):
+    """The topic is deleted just when one subscription is: both find what they wanted."""
+    with place.open() as engine:
+        uid = uid_of(engine.create_topic("a"))
+        settings = loaded(engine)
+        settings.put(uid, "s", STORED)
+        honest = engine.states.delete
+
+        def delete(tag, key):
+            honest(tag, key)
+            settings.forget_topic(uid)
+
+        monkeypatch.setattr(engine.states, "delete", delete)
+        settings.delete(uid, "s")
+        assert settings.find(uid, "s") is None
+        assert engine.states.items(StateTag.SUBSCRIPTION) == {}
+
+
 def test_the_parts_of_a_topic_keep_their_settings_at_a_restart(place):
     """The identity that parts share is that of a topic which exists."""
     with place.open() as engine:
