@@ -20,7 +20,7 @@ JVM_STARTS_MAX = {"lake": 12}
 PARTS = {
     "objects": re.compile(
         r"object|upload|etcd|restor|backup|handoff|ownership|fenc|patient|simulated_store"
-        r"|store_answers|config_import|config_secret|(^|/)contract/test_metadata"
+        r"|store_answers|config_import|config_secret"
     ),
     "broker": re.compile(r"serve|subscri|registry|cursor_frames|state_frames|delivery|broker"),
     "lake": re.compile(r"lake|contract/test_catalog|cli/test_verify_command"),

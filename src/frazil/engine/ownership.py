@@ -220,7 +220,10 @@ def holder_of(file_system: FileSystem, lock_path: str, clock: Clock) -> str:
     lock, so the one before is dead and its lease may be taken at once. Where the system does not
     tell, the name is new each time and the lease of the one before has to run out.
     """
-    found = file_system.stat(lock_path)
+    try:
+        found = file_system.stat(lock_path)
+    except OSError:
+        found = None
     identity = found.identity if found is not None else ""
     try:
         file = RealFileSystem().open(_BOOT, "read")

@@ -14,7 +14,7 @@ DESCRIPTION = {
     *("name", "id", "kind", "created", "version", "sync", "lane", "columns", "schema_version"),
     *("primary_key", "partition_by", "sort_by", "part_of", "part_index", "retention_age_s"),
     *("retention_bytes", "on_full", "holds", "watermarks", "gaps", "lost", "producers", "refused"),
-    *("oldest_kept_by", "unknown_key", "signals", "lake", "topic_id"),
+    *("oldest_kept_by", "unknown_key", "signals", "lake", "objects", "topic_id"),
 }
 
 
