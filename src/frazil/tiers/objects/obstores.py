@@ -21,7 +21,7 @@ from frazil.config_secret import SecretText, resolve
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import FileSystem, RealFileSystem
 from frazil.tiers.objects.failures import failure_of
-from frazil.tiers.objects.pieces import CountedPieces, made_ahead
+from frazil.tiers.objects.pieces import CountedPieces
 from frazil.tiers.objects.places import Place, credentials_setting, endpoint_of, place_of
 from frazil.tiers.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
 
@@ -134,9 +134,8 @@ class ClientStore:
                 whole = b"".join(counted)
                 result = obstore.put(client, key, whole, use_multipart=False)
             else:
-                ahead = made_ahead(counted)
                 result = obstore.put(
-                    client, key, ahead, chunk_size=PIECE_BYTES_MAX, max_concurrency=1
+                    client, key, iter(counted), chunk_size=PIECE_BYTES_MAX, max_concurrency=1
                 )
         except _client_errors() as error:
             if counted.failure is not None:

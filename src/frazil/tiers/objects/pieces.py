@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from frazil.errors import InvalidRequest
@@ -12,7 +11,7 @@ from frazil.tiers.objects.store import PIECE_BYTES_MAX
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["CountedPieces", "made_ahead"]
+__all__ = ["CountedPieces"]
 
 
 class CountedPieces:
@@ -52,14 +51,3 @@ class CountedPieces:
             raise InvalidRequest(
                 "pieces have another size", key=self._key, size=self._size, found=sent
             )
-
-
-def made_ahead(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Yield pieces, each made in a thread while the one before it is sent: two are in memory."""
-    source = iter(pieces)
-    with ThreadPoolExecutor(1, "frazil-pieces") as maker:
-        making = maker.submit(next, source, None)
-        while (piece := making.result()) is not None:
-            making = maker.submit(next, source, None)
-            yield piece
-            del piece
