@@ -12,7 +12,8 @@ from frazil.log import format as fmt
 from frazil.tiers.disk_rows import FileGone
 from frazil.tiers.objects.descriptor import Hint
 from frazil.tiers.objects.format import Range
-from frazil.tiers.objects.frames import JournalFrames, Tally, Topic
+from frazil.tiers.objects.frame_run import Tally, Topic
+from frazil.tiers.objects.frames import JournalFrames
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from frazil.tiers.disk_catalog import TopicFiles
     from frazil.tiers.disk_history import DiskHistory, StoredRows
     from frazil.tiers.disk_runs import SentRun
-    from frazil.tiers.objects.frames import FrameRun
+    from frazil.tiers.objects.frame_run import FrameRun
 
 __all__ = ["EngineFrames"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
     from frazil.tiers.objects.descriptor import TopicObjects
-    from frazil.tiers.objects.frames import FrameSource
+    from frazil.tiers.objects.frame_run import FrameSource
 
 __all__ = ["OBJECTS_HOLD", "ObjectsTopic", "hold_control"]
 

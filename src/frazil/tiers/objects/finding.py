@@ -18,7 +18,7 @@ from frazil.tiers.objects import format as fmt
 from frazil.tiers.objects.backup import listed
 from frazil.tiers.objects.descriptor import Descriptor, descriptor_of
 from frazil.tiers.objects.format import TopicSlice
-from frazil.tiers.objects.frames import verify_frame
+from frazil.tiers.objects.frame_run import verify_frame
 from frazil.tiers.objects.looking import read_tail
 
 if TYPE_CHECKING:

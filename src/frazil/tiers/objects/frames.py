@@ -20,14 +20,9 @@ from frazil.log import format as fmt
 from frazil.tiers.objects.descriptor import Hint
 from frazil.tiers.objects.format import Range
 from frazil.tiers.objects.frame_run import (
-    CountedRun,
-    FrameRun,
-    FrameSource,
     Heads,
-    PrecededRun,
     Tally,
     Topic,
-    verify_frame,
 )
 
 if TYPE_CHECKING:
@@ -42,16 +37,7 @@ if TYPE_CHECKING:
     from frazil.log.state import SpecialRange, TopicState
     from frazil.model import TopicSpec
 
-__all__ = [
-    "CountedRun",
-    "FrameRun",
-    "FrameSource",
-    "JournalFrames",
-    "PrecededRun",
-    "Tally",
-    "Topic",
-    "verify_frame",
-]
+__all__ = ["JournalFrames"]
 
 WINDOW_BYTES: Final = 1 << 20
 """So much is read at once; a larger frame is read in pieces of this."""

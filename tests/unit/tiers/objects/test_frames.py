@@ -8,7 +8,7 @@ from frazil.errors import CorruptionError, NotFound
 from frazil.log import format as fmt
 from frazil.tiers.objects import frames as module
 from frazil.tiers.objects.format import INDEX_ENTRIES_MAX, Range
-from frazil.tiers.objects.frames import Tally
+from frazil.tiers.objects.frame_run import Tally
 from tests.crash.reference_log import walk_frames
 from tests.unit.tiers.objects.objects_world import ObjectsWorld
 
