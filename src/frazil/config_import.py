@@ -140,6 +140,14 @@ def _leaves(node: Mapping[object, object], above: str, level: int) -> Iterator[t
             yield key, value
 
 
+class _Ask(NamedTuple):
+    """What one key asks for: its own setting, and others that this one needs beside it."""
+
+    key: str
+    target: str
+    wanted: Mapping[str, object]
+
+
 class _Draft:
     """The settings as they are put together; each belongs to the key that asked for it first."""
 
@@ -149,26 +157,24 @@ class _Draft:
         self.dropped: list[Left] = []
         self.yet: list[Left] = []
         self.comments: list[str] = []
+        self._asks: dict[str, _Ask] = {}
         self._targets: dict[str, str] = {}
 
     def ask(self, key: str, target: str, wanted: Mapping[str, object]) -> None:
-        """Take what a key asks for; `memory` for metadata goes over the etcd named beside it."""
-        taken = self.wishes.get(target)
-        if taken is not None and target in wanted and target != "metadata.backend":
-            self.dropped.append(Left(key, f"{target} is already set by {taken.key}"))
-            return
+        """Take what a key asks for, if there are such settings."""
         absent = [name for name in wanted if name not in _INFOS]
         if absent:
             self._postpone(key, wanted, absent)
-            return
-        self._targets[key] = target
-        for name, value in wanted.items():
-            if name not in self.wishes or name == target:
-                self.wishes[name] = _Wish(key, value)
+        else:
+            self._asks[key] = _Ask(key, target, wanted)
 
     def settle(self) -> None:
-        """Take out what Frazil refuses, until it accepts the rest."""
+        """Take out the keys that Frazil refuses, with all they ask for, until it accepts the rest.
+
+        What a refused key asked for first may be another's then, so the rest is laid out again.
+        """
         while True:
+            doubled = self._lay_out()
             overrides = {
                 name: _plain(wish.value)
                 for name, wish in self.wishes.items()
@@ -183,6 +189,7 @@ class _Draft:
                     raise
                 self._refuse(found, error)
             else:
+                self.dropped += doubled
                 return
 
     def mapped(self) -> tuple[Mapped, ...]:
@@ -194,12 +201,30 @@ class _Draft:
             found.append(Mapped(key, target, shown))
         return (*found, *self.unset)
 
+    def _lay_out(self) -> list[Left]:
+        """Give each setting to its key; returns the keys whose setting is another's.
+
+        `memory` for metadata goes over the etcd named beside it.
+        """
+        self.wishes, self._targets = {}, {}
+        doubled = []
+        for key, target, wanted in self._asks.values():
+            taken = self.wishes.get(target)
+            if taken is not None and target in wanted and target != "metadata.backend":
+                doubled.append(Left(key, f"{target} is already set by {taken.key}"))
+                continue
+            self._targets[key] = target
+            for name, value in wanted.items():
+                if name not in self.wishes or name == target:
+                    self.wishes[name] = _Wish(key, value)
+        return doubled
+
     def _postpone(self, key: str, wanted: Mapping[str, object], absent: Iterable[str]) -> None:
         self.yet.append(Left(key, f"there is no setting {', '.join(absent)} yet"))
         self.comments += [f"not yet: {name}: {_scalar(wanted[name])}" for name in wanted]
 
     def _refuse(self, name: str, error: InvalidRequest) -> None:
-        wish = self.wishes.pop(name)
+        wish = self.wishes[name]
         info = _INFOS[name]
         if info.kind == "choice":
             self.yet.append(Left(wish.key, f"{name} has no choice {_shown(info, wish.value)} yet"))
@@ -208,7 +233,7 @@ class _Draft:
             allowed = error.details.get("allowed") or error.details.get("against") or ""
             reason = f"{error.message} (setting {name}" + (f", {allowed})" if allowed else ")")
             self.dropped.append(Left(wish.key, reason))
-        self._targets.pop(wish.key, None)
+        del self._asks[wish.key]
 
 
 def _plain(value: object) -> object:

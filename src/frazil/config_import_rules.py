@@ -20,6 +20,10 @@ CLOUD: Final = f"{WAL_CLOUD}.cloud"
 Convert = Callable[[object], Mapping[str, object]]
 
 
+_LEAST: Final = 1e-9
+"""A nanosecond: what is less would become a text of hundreds of zeros, or 0, which may differ."""
+
+
 class Rule(NamedTuple):
     """Turns the value of one key into settings by their names."""
 
@@ -36,6 +40,8 @@ def _times(target: str, factor: float, *also: tuple[str, object]) -> Rule:
     def convert(value: object) -> Mapping[str, object]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidRequest("is not a number that could be converted, set it by hand")
+        if 0 < value * factor < _LEAST:
+            raise InvalidRequest("is too small a number, set it by hand")
         return {target: value * factor, **dict(also)}
 
     return Rule(target, convert)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from frazil.cli.config import app
 from frazil.config import load_settings
 from frazil.config_import import import_danube, read_documents
-from frazil.config_import_rules import CLOUD, DROPPED, RULES
+from frazil.config_import_rules import CLOUD, DROPPED, RULES, rule_of
 from frazil.errors import InvalidRequest
 
 DATA = Path(__file__).parents[1] / "data" / "danube-import"
@@ -101,6 +101,25 @@ def test_a_value_that_is_refused_is_dropped_with_its_limits(tmp_path):
     assert "log.segment_bytes_max, log.write_bytes_max" in reasons["max_bytes"]
     assert "not a number" in reasons["max_hours"]
     assert accepted(found.text, tmp_path).data_dir == "here"
+
+
+def test_a_refused_key_takes_what_it_needs_beside_it_along(tmp_path):
+    """Acks are not made less durable by a key that was dropped; another key may still ask for it."""
+    text = "wal_cloud:\n  wal:\n    dir: here\n    file_sync: {max_batch_bytes: false%s}\n"
+    found = imported(text % "")
+    assert [left.key for left in found.dropped] == ["wal_cloud.wal.file_sync.max_batch_bytes"]
+    assert accepted(found.text, tmp_path).log.sync == "commit"
+    assert accepted(imported(text % ", interval_ms: 5").text, tmp_path).log.sync == "periodic"
+
+
+def test_a_key_is_free_again_when_the_one_before_it_is_refused(tmp_path):
+    """Of two keys for one setting the second is taken if the first cannot be."""
+    found = imported(
+        "wal_cloud: {wal: {rotation: {max_bytes: false}}}\n"
+        "storage: {iceberg_config: {wal: {max_file_size: 134217728}}}\n"
+    )
+    assert [left.key for left in found.dropped] == ["wal_cloud.wal.rotation.max_bytes"]
+    assert accepted(found.text, tmp_path).log.segment_bytes_max == 134217728
 
 
 def test_references_stay_references(tmp_path):
@@ -217,6 +236,15 @@ _VALUES = (
 _NAMES = [*RULES, *DROPPED, *(f"{CLOUD}.{name}" for name in DANUBE_KEYS[CLOUD]), "a\nb", "x: y"]
 
 
+def _paths(node, above=""):
+    """Return the dotted names of a settings file's values."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from _paths(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
 @given(st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=8))
 def test_any_values_give_a_file_that_is_accepted(tmp_path_factory, document):
     """Whatever the values are: each key is named, and the result loads with what was mapped."""
@@ -225,13 +253,13 @@ def test_any_values_give_a_file_that_is_accepted(tmp_path_factory, document):
     named = {entry.key for entry in (*found.mapped, *found.dropped, *found.not_yet)}
     assert named == set(document)
     written = yaml.safe_load(found.text) or {}
-    given = {mapped.setting for mapped in found.mapped if mapped.shown != "default"}
+    backend = str(document.get(f"{CLOUD}.backend") or "")
+    wanted = set()
     for mapped in found.mapped:
-        node = written
-        for step in mapped.setting.split("."):
-            node = node.get(step, {}) if isinstance(node, dict) else {}
-        # A key without a value says nothing about what another key sets.
-        assert (node != {}) == (mapped.setting in given)
+        if document[mapped.key] is not None:
+            wanted |= set(rule_of(mapped.key, backend=backend).convert(document[mapped.key]))
+    # A key without a value says nothing about what another sets, one that is refused sets nothing.
+    assert set(_paths(written)) == wanted
     assert settings.memory.enabled
 
 
