@@ -26,6 +26,7 @@ from frazil.metadata import (
     move_aside,
 )
 from frazil.model import TopicSpec
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -183,7 +184,7 @@ def known_topics(
     ends: dict[int, int] = {}
     for entry in entries(store, TOPICS):
         try:
-            row = msgspec.msgpack.decode(entry.value, type=TopicRow)
+            row = msgspec.msgpack.decode(entry.value, type=learnt(TopicRow))
         except msgspec.MsgspecError:
             continue
         topics[row.spec.id] = (row.spec, {})
@@ -203,7 +204,7 @@ def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
     cursors: dict[int, dict[str, CursorState]] = {}
     for entry in entries(store, SUBSCRIPTIONS):
         try:
-            row = msgspec.msgpack.decode(entry.value, type=CursorRow)
+            row = msgspec.msgpack.decode(entry.value, type=learnt(CursorRow))
             cursor = CursorState.decode(row.cursor)
         except (msgspec.MsgspecError, ValueError):
             continue

@@ -13,6 +13,7 @@ from frazil.lake.plan import decode_plan, encode_plan
 from frazil.lake.table import Ends
 from frazil.lake.watermark import Choice
 from frazil.metadata import Transaction
+from frazil.struct_types import learnt
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ class LakePlans:
         """Return what was decided about a topic's table."""
         entry = self._store.get(f"{WISHES}{uid}")
         try:
-            return Wishes() if entry is None else msgspec.msgpack.decode(entry.value, type=Wishes)
+            return (
+                Wishes()
+                if entry is None
+                else msgspec.msgpack.decode(entry.value, type=learnt(Wishes))
+            )
         except msgspec.MsgspecError as error:
             warn("lake_wishes_unreadable", uid=uid, error=error)
             return Wishes(paused=True)
@@ -169,7 +174,11 @@ class LakePlans:
         """Return what is left of an adoption that was begun."""
         entry = self._store.get(f"{ADOPTIONS}{uid}")
         try:
-            return None if entry is None else msgspec.msgpack.decode(entry.value, type=Adoption)
+            return (
+                None
+                if entry is None
+                else msgspec.msgpack.decode(entry.value, type=learnt(Adoption))
+            )
         except msgspec.MsgspecError as error:
             raise CorruptionError(
                 "what is left of an adoption cannot be read", uid=uid, reason=error
@@ -187,7 +196,11 @@ class LakePlans:
         """Return the rejects whose replay was begun and not seen to its end."""
         entry = self._store.get(f"{REPLAYS}{uid}")
         try:
-            return Replay() if entry is None else msgspec.msgpack.decode(entry.value, type=Replay)
+            return (
+                Replay()
+                if entry is None
+                else msgspec.msgpack.decode(entry.value, type=learnt(Replay))
+            )
         except msgspec.MsgspecError as error:
             raise CorruptionError(
                 "what is left of a replay cannot be read", uid=uid, reason=error

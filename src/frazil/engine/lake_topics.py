@@ -516,7 +516,7 @@ class LakeTopic:
         """Take in how a commit ended."""
         if answer.state == "failed":
             raise error_of(answer)
-        result = msgspec.convert(answer.body, CommitResult, strict=False, str_keys=True)
+        result = CommitResult.of(answer.body)
         self._rejects = result.rejects_recent
         if result.state in {"committed", "already"}:
             self._committed(result)

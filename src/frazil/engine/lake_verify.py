@@ -16,6 +16,7 @@ from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows
 from frazil.lake.declared import merged, without
 from frazil.lake.plan import PartRange
 from frazil.log.state import RANGE_LOST
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,7 +69,7 @@ def verify_topic(
         with _kept(lake, topic.runtimes):
             body = msgspec.to_builtins(_request(lake, topic, view.schema_version), str_keys=True)
             answer = lake.ask_worker("verify", body, told).result(timeout_s or VERIFY_TIMEOUT_S)
-    findings = msgspec.convert(answer, Findings, str_keys=True)
+    findings = msgspec.convert(answer, learnt(Findings), str_keys=True)
     return Certificate(findings, lake.clock.now_us())
 
 

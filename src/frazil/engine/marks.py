@@ -17,6 +17,7 @@ import pyarrow as pa
 from frazil.errors import CorruptionError, Unavailable
 from frazil.fs import read_fully, write_fully
 from frazil.query.watched import check_watch
+from frazil.struct_types import learnt
 from frazil.telemetry import event, warn
 from frazil.tiers.chunk import ALIVE
 from frazil.tiers.dead_marks import KeyRows
@@ -130,7 +131,7 @@ def _read(topic: TopicTiers) -> _Marks | None:
     if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : len(MAGIC) + 4] != _sum(body):
         return None
     try:
-        found = msgspec.msgpack.decode(body, type=_Marks)
+        found = msgspec.msgpack.decode(body, type=learnt(_Marks))
     except msgspec.MsgspecError:
         return None
     same = found.flushed == topic.flushed and found.start == topic.disk.start(topic.id)

@@ -16,6 +16,7 @@ from frazil.engine.ownership import LEASE
 from frazil.errors import Conflict
 from frazil.log.cursor_state import CursorState
 from frazil.metadata import Transaction, entries
+from frazil.struct_types import learnt
 from frazil.tiers.objects import descriptor as rows
 from frazil.tiers.objects.backup import Backup, TopicCopy
 from frazil.tiers.objects.catalog import ObjectCatalog
@@ -85,7 +86,7 @@ def kept_by_servers(settings: Settings, clock: Clock) -> Kept | None:
 
 def _cursor(value: bytes) -> CursorRow | None:
     try:
-        return msgspec.msgpack.decode(value, type=CursorRow)
+        return msgspec.msgpack.decode(value, type=learnt(CursorRow))
     except msgspec.MsgspecError:
         return None
 

@@ -16,6 +16,7 @@ import msgspec
 from frazil.engine.states import StateTag
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.model import topic_uid
+from frazil.struct_types import learnt
 from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _encode(stored: Stored) -> bytes:
 
 def _decode(key: str, value: bytes) -> Stored:
     try:
-        form = msgspec.msgpack.decode(value, type=_Form)
+        form = msgspec.msgpack.decode(value, type=learnt(_Form))
         return Stored(
             kind=None if form.kind is None else SubscriptionType(form.kind),
             policy=_policy(form.policy),

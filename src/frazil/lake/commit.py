@@ -8,7 +8,7 @@ process or another, at the same time or later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -29,6 +29,7 @@ from frazil.lake.table import (
     end_key,
 )
 from frazil.lake.watermark import Choice, Decision, Known, decide, side_view, watermarks
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +111,11 @@ class CommitResult(msgspec.Struct, kw_only=True):
     choice_spent: bool = False
     """The operator's choice has had its effect: forget it, and remember `ends` as they are."""
     rejects_recent: RejectWindow = RejectWindow()
+
+    @classmethod
+    def of(cls, body: object) -> Self:
+        """Return the result that a worker's answer has."""
+        return msgspec.convert(body, learnt(cls), strict=False, str_keys=True)
 
 
 class Verdict(NamedTuple):

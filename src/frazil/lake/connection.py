@@ -27,6 +27,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,7 +115,7 @@ class RestTables(RestCatalog):
             # PyIceberg's own call turns the answer into the error that it is.
             self.load_table(tuple(table))
             raise theirs.ServerError(f"status {response.status_code}")
-        found = msgspec.json.decode(response.content, type=_Response)
+        found = msgspec.json.decode(response.content, type=learnt(_Response))
         return Loaded(bytes(found.metadata), found.config, found.metadata_location or "")
 
 

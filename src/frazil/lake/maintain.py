@@ -16,6 +16,7 @@ from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX, SnapshotFact, 
 from frazil.lake.look import view_of
 from frazil.lake.table import end_key, ends_of
 from frazil.lake.watermark import watermarks
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ def maintain(
     loaded = load(catalog, table)
     view = view_of(catalog, table, loaded)
     try:
-        metadata = msgspec.json.decode(loaded.metadata, type=_Metadata)
+        metadata = msgspec.json.decode(loaded.metadata, type=learnt(_Metadata))
     except msgspec.MsgspecError as error:
         raise CorruptionError(
             "metadata of the table cannot be read", table=table, reason=error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from frazil.errors import InvalidRequest
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -204,6 +205,6 @@ def decode_plan(data: bytes) -> Plan:
         InvalidRequest: if it is none.
     """
     try:
-        return msgspec.json.decode(data, type=Plan)
+        return msgspec.json.decode(data, type=learnt(Plan))
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest("plan cannot be read", reason=error) from error

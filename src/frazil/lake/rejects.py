@@ -30,6 +30,7 @@ from frazil.lake.connection import calls
 from frazil.lake.plan import WHOLE
 from frazil.lake.table import TOPIC_ID, Ends
 from frazil.lake.types import OFFSET, PART, TIME
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -254,7 +255,7 @@ class RejectsTable:
 
     def _settled(self, properties: Mapping[str, str]) -> Settled:
         try:
-            return msgspec.json.decode(properties.get(SETTLED, "{}"), type=Settled)
+            return msgspec.json.decode(properties.get(SETTLED, "{}"), type=learnt(Settled))
         except msgspec.MsgspecError as error:
             raise CorruptionError(
                 "marks of settled rejects cannot be read",

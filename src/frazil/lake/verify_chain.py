@@ -24,6 +24,7 @@ from frazil.lake.table import (
     Ends,
     ends_of,
 )
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,7 @@ def declared_in(metadata: bytes, key: str) -> Ranges:
 
 def _decoded(metadata: bytes) -> _Metadata:
     try:
-        return msgspec.json.decode(metadata, type=_Metadata)
+        return msgspec.json.decode(metadata, type=learnt(_Metadata))
     except msgspec.MsgspecError as error:
         raise CorruptionError("metadata of the table cannot be read", reason=error) from error
 

@@ -37,6 +37,7 @@ from frazil.lake.verify_chain import (
 from frazil.lake.verify_files import check_files
 from frazil.lake.verify_rows import KEY, comparable, compare_staged, placed
 from frazil.lake.watermark import watermarks
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -71,7 +72,7 @@ class _Seen(NamedTuple):
 def verify(job: Job) -> Mapping[str, Any]:
     """Verify a table; see `frazil.lake.certificate` for request and answer."""
     try:
-        request = msgspec.convert(job.body, VerifyRequest, str_keys=True)
+        request = msgspec.convert(job.body, learnt(VerifyRequest), str_keys=True)
     except msgspec.MsgspecError as error:
         raise InvalidRequest("request to verify cannot be read", reason=error) from error
     found = examine(job.spark, job.catalog, request, progress=job.progress)

@@ -30,6 +30,7 @@ from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_calls import WorkerConfig
 from frazil.lake.worker_jobs import Jobs
 from frazil.lake.worker_spark import STARTING, Spark, keep_log
+from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
 
 if TYPE_CHECKING:
@@ -223,17 +224,17 @@ class Worker:
 
 def _config_of(body: dict[str, Any]) -> WorkerConfig:
     try:
-        return msgspec.convert(body, WorkerConfig)
+        return msgspec.convert(body, learnt(WorkerConfig))
     except msgspec.MsgspecError as error:
         raise InvalidRequest("greeting of the lake worker cannot be read", reason=error) from error
 
 
 def _read_config(path: str, file_system: FileSystem) -> WorkerConfig:
     if path == "-":
-        return msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerConfig)
+        return msgspec.json.decode(sys.stdin.buffer.read(), type=learnt(WorkerConfig))
     file = file_system.open(path, "read")
     try:
-        return msgspec.json.decode(file.read_at(0, file.size()), type=WorkerConfig)
+        return msgspec.json.decode(file.read_at(0, file.size()), type=learnt(WorkerConfig))
     finally:
         file.close()
 

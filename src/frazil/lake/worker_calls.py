@@ -21,6 +21,7 @@ from frazil.lake.commit import CommitRequest, CommitResult, commit
 from frazil.lake.connection import CatalogAddress
 from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
 from frazil.lake.plan import TableName
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -220,7 +221,7 @@ def table_of_body(body: Mapping[str, Any]) -> str:
 
 def _converted(body: Mapping[str, Any], kind: type[Any]) -> Any:
     try:
-        return msgspec.convert(body, kind, str_keys=True)
+        return msgspec.convert(body, learnt(kind), str_keys=True)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(
             "request to the lake worker cannot be read", kind=kind.__name__, reason=error

@@ -19,6 +19,7 @@ from frazil.log.state import (
     SpecialRange,
 )
 from frazil.model import TopicSpec
+from frazil.struct_types import learnt
 
 _SECTION: Final = struct.Struct("<HHI")
 """tag, zero, length"""
@@ -102,7 +103,7 @@ def decode_checkpoint(
 
 def _fill(state: JournalState, sections: dict[int, bytes]) -> None:
     def rows(tag: int, kind: Any) -> Any:
-        return msgspec.msgpack.decode(sections[tag], type=kind)
+        return msgspec.msgpack.decode(sections[tag], type=learnt(kind))
 
     journal = rows(TAG_JOURNAL, tuple[int, int, int, int, int])
     state.lsn, state.time_us, state.producer_id_last = journal[:3]

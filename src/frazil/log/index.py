@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.errors import CorruptionError
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,7 +203,7 @@ def footer_of(
 def decode_footer(data: bytes) -> Footer:
     """Decode a footer whose checksum was verified."""
     try:
-        return msgspec.msgpack.decode(data, type=Footer)
+        return msgspec.msgpack.decode(data, type=learnt(Footer))
     except msgspec.MsgspecError as error:
         raise CorruptionError("segment footer cannot be decoded", error=error) from error
 

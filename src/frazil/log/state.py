@@ -15,6 +15,7 @@ from frazil.errors import CorruptionError
 from frazil.log import format as fmt
 from frazil.log.cursor_state import CursorState, decode_changes, fold
 from frazil.model import TopicSpec
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -198,7 +199,7 @@ class JournalState:
                 topic.next = max(topic.next, head.offset + head.records)
                 self.apply_runs(head, runs)
             elif kind == fmt.KIND_TOPIC:
-                self.define_topic(msgspec.msgpack.decode(payload, type=TopicSpec))
+                self.define_topic(msgspec.msgpack.decode(payload, type=learnt(TopicSpec)))
             elif kind == fmt.KIND_SCHEMA:
                 self._topic(head.topic).schemas[head.schema] = payload
                 self._topic(head.topic).schema_version = head.schema

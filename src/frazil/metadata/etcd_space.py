@@ -17,6 +17,7 @@ import msgspec
 from frazil.errors import Closed, Conflict, CorruptionError, InvalidRequest, Unavailable
 from frazil.metadata.etcd_keys import STORE, TICKET, Keys, created_is, modified_is
 from frazil.metadata.proto import etcd_pb2 as wire
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +170,7 @@ class EtcdSpace:
 
 def _record(store: wire.KeyValue) -> StoreRecord:
     try:
-        record = msgspec.json.decode(store.value, type=StoreRecord)
+        record = msgspec.json.decode(store.value, type=learnt(StoreRecord))
     except msgspec.MsgspecError as error:
         raise CorruptionError(
             "what etcd has under the prefix is not Frazil's, use another metadata.etcd.prefix",

@@ -14,6 +14,7 @@ import msgspec
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, Overloaded
 from frazil.metadata.transaction import NUMBER_MAX, check_name
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
@@ -61,7 +62,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     def decode(cls, value: bytes) -> LeaseRecord:
         """Read the stored form."""
         try:
-            return msgspec.json.decode(value, type=cls)
+            return msgspec.json.decode(value, type=learnt(cls))
         except msgspec.MsgspecError as error:
             raise CorruptionError("lease record is damaged", value=value.hex()) from error
 

@@ -9,6 +9,7 @@ import msgspec
 
 from frazil.engine.told import replace_told
 from frazil.fs import read_fully
+from frazil.struct_types import learnt
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -69,6 +70,6 @@ def announced(files: FileSystem, paths: DataDirectory) -> Announced | None:
             data = read_fully(file, 0, BYTES_MAX)
         finally:
             file.close()
-        return msgspec.json.decode(data, type=Announced)
+        return msgspec.json.decode(data, type=learnt(Announced))
     except (OSError, msgspec.MsgspecError):
         return None

@@ -16,6 +16,7 @@ from frazil.errors import CorruptionError
 from frazil.log import forked
 from frazil.metadata import Transaction, entries
 from frazil.metadata.transaction import TRANSACTION_BYTES_MAX
+from frazil.struct_types import learnt
 from frazil.tiers.disk_file import DiskFile
 
 if TYPE_CHECKING:
@@ -211,9 +212,9 @@ class DiskRows:
             try:
                 topic = int(topic_text, 16)
                 if name == MARKS:
-                    marks[topic] = msgspec.msgpack.decode(entry.value, type=TopicMarks)
+                    marks[topic] = msgspec.msgpack.decode(entry.value, type=learnt(TopicMarks))
                 else:
-                    file = msgspec.msgpack.decode(entry.value, type=DiskFile)
+                    file = msgspec.msgpack.decode(entry.value, type=learnt(DiskFile))
                     files.setdefault(topic, []).append(file)
             except (ValueError, msgspec.MsgspecError) as error:
                 raise CorruptionError(

@@ -17,6 +17,7 @@ import pyarrow as pa
 from frazil.errors import CorruptionError
 from frazil.log.history import OFFSET_FIELD, TIME_FIELD
 from frazil.log.state import SpecialRange
+from frazil.struct_types import learnt
 from frazil.tiers.disk_stats import ColumnRange
 from frazil.tiers.keys import ID_KEYS
 
@@ -101,7 +102,7 @@ class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
             CorruptionError: if there is none, or of a version that this program does not know.
         """
         try:
-            label = msgspec.json.decode(metadata[LABEL_KEY], type=cls)
+            label = msgspec.json.decode(metadata[LABEL_KEY], type=learnt(cls))
         except (KeyError, msgspec.MsgspecError, ValueError) as error:
             raise CorruptionError("file does not say what it holds", reason=error) from error
         if label.format != LABEL_FORMAT or len(label.members) != 1:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from frazil.errors import CorruptionError
 from frazil.log import format as fmt
+from frazil.struct_types import learnt
 from frazil.tiers.disk_seam import SeamSink, SeamSource
 from frazil.tiers.disk_stats import ColumnRange, column_ranges
 
@@ -358,7 +359,7 @@ def read_facts(file_system: FileSystem, path: str) -> tuple[FileFacts, dict[str,
     try:
         found = file.metadata.metadata or {}
         texts = {key.decode(): value.decode() for key, value in found.items()}
-        counts = msgspec.json.decode(texts[COUNTS_KEY], type=_Counts)
+        counts = msgspec.json.decode(texts[COUNTS_KEY], type=learnt(_Counts))
         facts = _facts(
             file.metadata,
             stored_schema(file),

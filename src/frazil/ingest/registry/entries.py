@@ -19,6 +19,7 @@ import msgspec
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.ingest.registry import limits
 from frazil.ingest.registry.kinds import CompatibilityMode, SchemaType, ValidationPolicy
+from frazil.struct_types import learnt
 
 __all__ = [
     "IDS_KEY",
@@ -133,7 +134,7 @@ def encode(entry: SubjectEntry | VersionEntry | TopicEntry | IdsEntry) -> bytes:
 def decode(key: str, value: bytes, kind: type[_EntryT]) -> _EntryT:
     """Return the entry of a value."""
     try:
-        return msgspec.msgpack.decode(value, type=kind)
+        return msgspec.msgpack.decode(value, type=learnt(kind))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError("an entry of the schema registry is damaged", key=key) from error
 

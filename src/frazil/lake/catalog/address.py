@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.fs import read_fully, write_fully
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
@@ -61,7 +62,7 @@ def read_address(directory: str, *, file_system: FileSystem) -> CatalogAddress |
     finally:
         file.close()
     try:
-        return msgspec.json.decode(data, type=CatalogAddress)
+        return msgspec.json.decode(data, type=learnt(CatalogAddress))
     except msgspec.MsgspecError:
         return None
 

@@ -15,6 +15,7 @@ import msgspec
 
 from frazil.errors import Closed, Unavailable
 from frazil.lake.catalog.address import CatalogAddress
+from frazil.struct_types import learnt
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class CatalogProcess:
         return port
 
     def _ready(self, text: str) -> int:
-        address = msgspec.json.decode(text, type=CatalogAddress)
+        address = msgspec.json.decode(text, type=learnt(CatalogAddress))
         event("catalog_ready", uri=address.uri, pid=address.pid)
         with self._condition:
             self._address = address

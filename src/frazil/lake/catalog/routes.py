@@ -21,6 +21,7 @@ from frazil.lake.catalog.refusals import Refusal, bad_request, no_table, unsuppo
 from frazil.lake.catalog.requirements import Requirement
 from frazil.lake.catalog.service import Catalog, TableChange
 from frazil.lake.catalog.updates import Update
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from frazil.lake.catalog.files import Loaded
@@ -58,7 +59,7 @@ class Call:
     def decoded(self, kind: type[Body]) -> Body:
         """Return the body; a Refusal says what is wrong with it."""
         try:
-            return msgspec.json.decode(self.body, type=kind)
+            return msgspec.json.decode(self.body, type=learnt(kind))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise bad_request("request body cannot be understood", reason=error) from error
 

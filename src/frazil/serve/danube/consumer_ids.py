@@ -18,6 +18,7 @@ import msgspec
 from frazil.engine.states import StateTag
 from frazil.errors import FrazilError, NotFound
 from frazil.model import topic_uid
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from frazil.engine.core import Engine
@@ -78,7 +79,7 @@ class ConsumerIds:
         """The ids of a topic's subscription, by topic and subscription, oldest first."""
         for key, value in engine.states.items(StateTag.CLIENT).items():
             if key.startswith(_KEY):
-                facts = msgspec.msgpack.decode(value, type=ConsumerFacts)
+                facts = msgspec.msgpack.decode(value, type=learnt(ConsumerFacts))
                 self._remember(int(key.removeprefix(_KEY), 16), facts)
         for identity in [each for each, facts in self._facts.items() if self._is_stale(facts)]:
             self.forget(identity)

@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.struct_types import learnt
 from frazil.tiers.objects.descriptor import Descriptor, ObjectsState
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 
@@ -156,7 +157,7 @@ def decode_backup(data: bytes) -> Backup:
         raise CorruptionError("checksum of a backup does not match")
     try:
         body = pa.Codec("zstd").decompress(packed, decompressed_size=size, asbytes=True)
-        return msgspec.msgpack.decode(body, type=Backup)
+        return msgspec.msgpack.decode(body, type=learnt(Backup))
     except (msgspec.MsgspecError, pa.ArrowException, OSError, ValueError) as error:
         raise CorruptionError("backup cannot be decoded", reason=error) from error
 

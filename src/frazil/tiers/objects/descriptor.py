@@ -18,6 +18,7 @@ import attrs
 import msgspec
 
 from frazil.errors import CorruptionError
+from frazil.struct_types import learnt
 from frazil.tiers.objects.format import IndexEntry, Range, TopicSlice, unpack_index
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def decode_row(kind: type[RowT], key: str, value: bytes) -> RowT:
         CorruptionError: if it is damaged.
     """
     try:
-        return msgspec.msgpack.decode(value, type=kind)
+        return msgspec.msgpack.decode(value, type=learnt(kind))
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError(
             "metadata of the objects tier is damaged", key=key, reason=error

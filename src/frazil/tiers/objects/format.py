@@ -22,6 +22,7 @@ import msgspec
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.log.checkpoint import decode_sections, encode_sections
 from frazil.model import TopicSpec
+from frazil.struct_types import learnt
 
 __all__ = [
     "FOOTER_BYTES_MAX",
@@ -233,7 +234,7 @@ def decode_footer(data: bytes, *, position: int) -> Footer:
         heads_sha256, lsn_first, lsn_last = msgspec.msgpack.decode(
             known[TAG_BODY], type=tuple[bytes, int, int]
         )
-        topics = msgspec.msgpack.decode(known[TAG_TOPICS], type=tuple[TopicSlice, ...])
+        topics = msgspec.msgpack.decode(known[TAG_TOPICS], type=learnt(tuple[TopicSlice, ...]))
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError("footer of an object cannot be decoded", reason=error) from error
     if len(heads_sha256) != hashlib.sha256().digest_size:
