@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 LEVELS: Final = get_args(AckLevel)
 ROW_OVERHEAD_BYTES: Final = 8
+MESSAGE_OVERHEAD_BYTES: Final = 2 * ROW_OVERHEAD_BYTES
 PRODUCER_CHARACTERS_MAX: Final = 200
 SEQUENCE_MAX: Final = 2**63 - 1
 RANGES_TOLD_MAX: Final = 10
@@ -219,7 +220,7 @@ class TopicRuntime:
                 got=type(record).__name__,
             )
         size = check_message(message, self.limits, self.clock.now_us())
-        return self.codec.messages, message, 0, size + 2 * ROW_OVERHEAD_BYTES
+        return self.codec.messages, message, 0, size + MESSAGE_OVERHEAD_BYTES
 
     def prepare_own(self, message: Message, limits: IngestLimits | None = None) -> Prepared:
         """Check a message that nobody else has, so that it need not be copied.
@@ -232,7 +233,7 @@ class TopicRuntime:
         if not self.is_message:
             raise InvalidRequest("a table topic takes rows, not messages", topic=self.name)
         size = check_message(message, limits or self.limits, self.clock.now_us())
-        return self.codec.messages, message, 0, size + 2 * ROW_OVERHEAD_BYTES
+        return self.codec.messages, message, 0, size + MESSAGE_OVERHEAD_BYTES
 
     def _message(self, fields: Mapping[str, Any], *, time_now: bool = True) -> Message:
         given = dict(fields)

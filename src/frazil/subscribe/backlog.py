@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 __all__ = ["Backlog", "fitting"]
 
@@ -58,10 +60,6 @@ def fitting(sizes: list[int], size_bytes: int) -> int:
     """Return how many records fit; the one that crosses the limit does."""
     if size_bytes <= 0:
         return 0
-    if sum(sizes) <= size_bytes:
+    if sum(sizes) < size_bytes:
         return len(sizes)
-    for at, size in enumerate(sizes, 1):
-        size_bytes -= size
-        if size_bytes <= 0:
-            return at
-    return len(sizes)
+    return bisect_left(list(accumulate(sizes)), size_bytes) + 1

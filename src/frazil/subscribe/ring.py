@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from frazil.subscribe.backlog import fitting
 from frazil.subscribe.places import Consumer
 
 __all__ = ["Ring"]
@@ -52,16 +53,30 @@ class Ring:
         count, among = len(offsets), len(self.consumers)
         if not count or not among:
             return [], 0
+        if among == 1:
+            return self._deal_all(offsets, sizes)
         share, total = -(-count // among), sum(sizes)
         if all(each.messages >= share and each.size_bytes >= total for each in self.consumers):
             return self._deal_evenly(offsets, sizes), count
         return self._deal_in_turn(offsets, sizes)
 
+    def _deal_all(self, offsets: list[int], sizes: list[int]) -> tuple[Dealt, int]:
+        """Give the only consumer what it has room for."""
+        (consumer,) = self.consumers
+        count = min(len(offsets), consumer.messages, fitting(sizes, consumer.size_bytes))
+        if count <= 0:
+            return [], 0
+        if count < len(offsets):
+            offsets, sizes = offsets[:count], sizes[:count]
+        consumer.messages -= count
+        consumer.size_bytes -= sum(sizes)
+        return [(consumer, offsets)], count
+
     def _deal_evenly(self, offsets: list[int], sizes: list[int]) -> Dealt:
         among, dealt = len(self.consumers), []
         for at in range(min(among, len(offsets))):
             consumer = self.consumers[(self._turn + at) % among]
-            hand = offsets[at::among] if among > 1 else offsets
+            hand = offsets[at::among]
             consumer.messages -= len(hand)
             consumer.size_bytes -= sum(sizes[at::among])
             dealt.append((consumer, hand))

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from frazil.engine.delivery import subscription as subscription_module
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound
-from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
+from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
 from tests.integration.delivery.delivering import TOPIC, Collector, opened, quiet, run, uid, until
 from tests.integration.engine.opening import LOG_ALONE, rotate, rows_of
 
@@ -27,6 +28,18 @@ class Noting(asyncio.Future):
     def set_result(self, result):
         self.order.append(("ack", result.offset))
         super().set_result(result)
+
+
+class Counting(Collector):
+    """A consumer that writes down how many records came at a time."""
+
+    def __init__(self, subscription):
+        self.hands = []
+        super().__init__(subscription)
+
+    def deliver(self, records, attempts):
+        self.hands.append(len(records))
+        super().deliver(records, attempts)
 
 
 def payloads(count, first=0):
@@ -51,6 +64,51 @@ def test_history_and_live_records_are_one_stream(tmp_path):
     run(tmp_path, work)
 
 
+def test_who_catches_up_beside_publishers_gets_every_record_in_small_steps(tmp_path):
+    """While publishers wait all the time its steps are short; behind the last it goes on as ever."""
+
+    async def work(db, deliveries, _settings):
+        topic = db.create_topic("t")
+        topic.append_many(payloads(6000))
+        deliveries.pace.publish_begins()
+        await asyncio.sleep(1)
+        subscription = await opened(deliveries)
+        subscription.configure(subscription.policy, Limits(max_unacked_messages=1000))
+        consumer = Counting(subscription)
+        hands = consumer.hands
+        await until(lambda: len(consumer.acked) > 200)
+        assert max(hands) <= subscription_module.PACED_RECORDS_MAX
+        deliveries.pace.publish_ends()
+        await until(lambda: len(consumer.acked) == 6000)
+        assert consumer.got == list(range(6000))
+        assert db.cursors.load(TOPIC)["s"].acked_below == 6000
+        assert max(hands) > subscription_module.PACED_RECORDS_MAX
+
+    run(tmp_path, work)
+
+
+def test_only_the_time_of_who_catches_up_is_counted(tmp_path):
+    """What follows the head may take as much as it needs: nobody else waits for that."""
+
+    async def work(db, deliveries, _settings):
+        topic = db.create_topic("t")
+        topic.append_many(payloads(1000))
+        follower = Collector(await opened(deliveries))
+        await until(lambda: len(follower.acked) == 1000)
+        assert deliveries.pace.spent_s == 0
+        topic.append_many(payloads(5000))
+        await until(lambda: len(follower.acked) == 6000)
+        # It was behind for a while; this begins a step, with nothing counted for it yet.
+        assert deliveries.pace.wait_s("nobody") == deliveries.pace.spent_s == 0
+        subscription = await opened(deliveries, "behind")
+        subscription.configure(subscription.policy, Limits(max_unacked_messages=100))
+        behind = Collector(subscription, acks=False)
+        await until(lambda: len(behind.got) == 100)
+        assert deliveries.pace.spent_s > 0
+
+    run(tmp_path, work)
+
+
 def test_acks_of_one_turn_are_answered_together(tmp_path):
     """Each answer gets its own calls, all that came in a turn at once, when they are durable."""
 
@@ -70,14 +128,14 @@ def test_acks_of_one_turn_are_answered_together(tmp_path):
 
         answers = (note(even), note(odd))
         for offset in range(10):
-            subscription.ack_with(offset, f"call {offset}", answers[offset % 2])
+            subscription.ack_with([offset], f"call {offset}", answers[offset % 2])
         await until(lambda: even and odd)
         assert even == [([f"call {each}" for each in range(0, 10, 2)], None, 10)]
         assert odd == [([f"call {each}" for each in range(1, 10, 2)], None, 10)]
         closed = Closed("over")
-        subscription.ack_with(7, "repeat", answers[0])
+        subscription.ack_with([7], "repeat", answers[0])
         subscription.end(closed)
-        subscription.ack_with(8, "late", answers[0])
+        subscription.ack_with([8], "late", answers[0])
         assert even[1:] == [(["repeat"], closed, 10), (["late"], closed, 10)]
 
     run(tmp_path, work)

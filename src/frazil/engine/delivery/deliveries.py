@@ -12,6 +12,7 @@ from frazil.engine.delivery.consumer import Counts
 from frazil.engine.delivery.dead_letters import DeadLetters
 from frazil.engine.delivery.feed import FeedCache, TopicFeed
 from frazil.engine.delivery.journalling import Journalling
+from frazil.engine.delivery.pace import Pace
 from frazil.engine.delivery.subscription import Subscription
 from frazil.engine.reading import start_offset
 from frazil.errors import Closed, FrazilError, NotFound
@@ -65,6 +66,8 @@ class Deliveries:
         self._open: dict[tuple[str, str], Subscription] = {}
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._is_closed = False
+        self.pace = Pace(loop.time)
+        """What consumers that catch up leave to publishers on the same loop, who tell it."""
         self._past = Counts()
         """What those did that are gone."""
         self._decoded_past = 0
@@ -315,6 +318,7 @@ class Deliveries:
             dispatch=self._dispatch(stored, cursor, delivered_below),
             policy=stored.policy,
             loop=self._loop,
+            pace=self.pace,
         )
         self._open[runtime.name, name] = found
         return found

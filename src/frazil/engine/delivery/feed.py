@@ -107,6 +107,25 @@ class TopicFeed:
         at = bisect_right(chunk.offsets, offset) - 1
         return chunk.records[at] if at >= 0 and chunk.offsets[at] == offset else None
 
+    async def fetch(self, offset: int) -> Record:
+        """Return one record from wherever it is.
+
+        Raises:
+            NotFound: if no record has this offset, or it is not held any more.
+            FrazilError: what else keeps it from being read.
+        """
+        record = self.record(offset)
+        if record is None:
+            read: asyncio.Future[FrazilError | None] = self._loop.create_future()
+            self.request(offset, read.set_result)
+            error = await read
+            if error is not None:
+                raise error
+            record = self.record(offset)
+        if record is None:
+            raise NotFound("no record has this offset", topic=self.runtime.name, offset=offset)
+        return record
+
     def is_gap(self, offset: int) -> bool:
         """Tell whether what was read says that no record has this offset."""
         chunk = self.get(offset)
@@ -126,10 +145,13 @@ class TopicFeed:
         future = self._loop.run_in_executor(self._executor, self._read, offset)
         future.add_done_callback(partial(self._read_done, offset))
 
+    def is_old(self, offset: int) -> bool:
+        """Tell whether there is so much from `offset` on that whoever reads there catches up."""
+        return self.head - offset > LIVE_RECORDS_MAX
+
     def prefetch(self, offset: int) -> None:
         """Begin to read from `offset` on, if that is not at hand: somebody will ask for it soon."""
-        is_old = self.head - offset > LIVE_RECORDS_MAX
-        if is_old and offset not in self._reading and offset not in self._chunks:
+        if self.is_old(offset) and offset not in self._reading and offset not in self._chunks:
             self.request(offset, _ignore)
 
     def follow(self, wake: Callable[[], None]) -> None:

@@ -8,7 +8,6 @@ again, so that the memory of a subscription does not grow with what is unacked.
 from __future__ import annotations
 
 import asyncio
-import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,8 @@ import attrs
 
 from frazil.engine.delivery.answers import Answer, AnswerAll, Answers, Waiting, answer_each
 from frazil.engine.delivery.consumer import Consumer, Counts
+from frazil.engine.delivery.held import Held
+from frazil.engine.delivery.notices import tell_notice
 from frazil.engine.delivery.outbox import Outbox
 from frazil.errors import Closed, FrazilError, NotFound, Unavailable
 from frazil.subscribe import (
@@ -33,7 +34,7 @@ from frazil.subscribe import (
     Status,
     SubscriptionType,
 )
-from frazil.telemetry import event, warn
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -41,11 +42,14 @@ if TYPE_CHECKING:
     from frazil.engine.delivery.dead_letters import DeadLetters
     from frazil.engine.delivery.feed import TopicFeed
     from frazil.engine.delivery.journalling import Journalling
+    from frazil.engine.delivery.pace import Pace
     from frazil.engine.delivery.record import Record
 
 __all__ = ["Consumer", "Subscription"]
 
 FEED_RECORDS_MAX: Final = 512
+PACED_RECORDS_MAX: Final = 32
+"""Of one that catches up while much is published."""
 HELD_BYTES_MAX: Final = 8 << 20
 """KeyShared reads ahead of keys that wait; so far at most."""
 TURNS_MAX: Final = 2
@@ -76,7 +80,9 @@ class Subscription:
         dispatch: Dispatch,
         policy: FailurePolicy,
         loop: asyncio.AbstractEventLoop,
+        pace: Pace,
     ) -> None:
+        self._pace = pace
         self.name = name
         self.feed = feed
         self.policy = policy
@@ -85,7 +91,7 @@ class Subscription:
         self._dispatch = dispatch
         self._loop = loop
         self._attached: dict[int, _Attached] = {}
-        self._held: dict[int, Record] = {}
+        self._held = Held()
         self._held_bytes = 0
         self._acks: list[int] = []
         self._acking: dict[AnswerAll, list[Any]] = {}
@@ -97,6 +103,7 @@ class Subscription:
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._is_reading = False
+        """Also while it waits for the time to read on."""
         self._is_following = False
         self._is_resting = False
         """While the cursor is put somewhere else nothing is delivered."""
@@ -197,14 +204,14 @@ class Subscription:
 
     def ack(self, offset: int, done: Answer) -> None:
         """Settle a record; `done` is called when that is durable, or refused."""
-        self.ack_with(offset, done, answer_each)
+        self.ack_with((offset,), done, answer_each)
 
-    def ack_with(self, offset: int, call: object, answer: AnswerAll) -> None:
-        """Settle a record; `answer` gets all calls of this turn that gave it, once."""
+    def ack_with(self, offsets: Sequence[int], call: object, answer: AnswerAll) -> None:
+        """Settle records; `answer` gets all calls of this turn that gave it, once."""
         if self.end_error is not None:
             answer([call], self.end_error)
             return
-        self._acks.append(offset)
+        self._acks += offsets
         calls = self._acking.get(answer)
         if calls is None:
             self._acking[answer] = [call]
@@ -244,21 +251,27 @@ class Subscription:
         dispatch = self._dispatch
 
         def written(error: FrazilError | None) -> None:
+            begun_s = self._loop.time()
             self._under_way -= 1
             now_ms = self._now_ms()
             if error is None:
                 dispatch.confirmed(change, now_ms=now_ms)
-                if self._held and change.is_settling:
-                    for offset in self._held.keys() & change.offsets:
-                        self._drop_held(offset)
+                if change.is_settling:
+                    self._drop_held(change.offsets)
             else:
                 dispatch.failed(change, now_ms=now_ms)
             self._answers.settle(change, error)
             if not self._under_way and self._quiet is not None and not self._quiet.done():
                 self._quiet.set_result(None)
             self._schedule()
+            self.spend(begun_s)
 
         self._journalling.add(self.name, change, written)
+
+    def spend(self, begun_s: float) -> None:
+        """Count the loop's time since then as used for this, if it catches up."""
+        if self.feed.is_old(self._dispatch.offset_next):
+            self._pace.spend(begun_s)
 
     # -- the turn --------------------------------------------------------------------------------
 
@@ -271,6 +284,7 @@ class Subscription:
         self._is_scheduled = False
         if self.end_error is not None or self._is_resting:
             return
+        begun_s = self._loop.time()
         now_ms = self._now_ms()
         if self._acks:
             self._settle()
@@ -283,6 +297,7 @@ class Subscription:
         else:
             self._schedule()
         self._set_timer()
+        self.spend(begun_s)
 
     def _act(self, action: Action) -> None:
         if type(action) is Deliver:
@@ -303,8 +318,7 @@ class Subscription:
         self.counts.delivered += len(action.offsets)
         if action.attempts is not None:
             self.counts.redelivered += sum(number > 1 for number in action.attempts)
-        pop = self._held.pop
-        records = [pop(offset, None) for offset in action.offsets]
+        records = self._held.take(action.offsets)
         if self._held_bytes:
             self._held_bytes -= sum(record.size for record in records if record is not None)
         if None in records or found.outbox.is_busy:
@@ -324,6 +338,15 @@ class Subscription:
         offset = dispatch.offset_next
         if not room:
             return False
+        count_max = FEED_RECORDS_MAX
+        if feed.is_old(offset):
+            wait_s = self._pace.wait_s(id(self))
+            if wait_s:
+                self._is_reading = True
+                self._loop.call_later(wait_s, self._try_again)
+                return False
+            if self._pace.has_small_steps:
+                count_max = PACED_RECORDS_MAX
         chunk = feed.get(offset)
         if chunk is None:
             self._wait_for(offset)
@@ -336,7 +359,7 @@ class Subscription:
             if first >= count:
                 self._wait_for(offset)
                 return False
-        stop = min(first + room, first + FEED_RECORDS_MAX, count)
+        stop = min(first + room, first + count_max, count)
         offsets, sizes = chunk.offsets[first:stop], chunk.sizes[first:stop]
         end = chunk.offset_next if stop == len(chunk.offsets) else chunk.offsets[stop]
         dispatch.feed(
@@ -355,14 +378,14 @@ class Subscription:
         if offsets and offsets[0] < cursor.end:
             records = [record for record in records if record.offset not in cursor]
             offsets = [record.offset for record in records]
-        self._held.update(zip(offsets, records, strict=True))
+        self._held.add(offsets, records)
         if self.kind is SubscriptionType.KEY_SHARED:
             self._held_bytes += sum(record.size for record in records)
 
-    def _drop_held(self, offset: int) -> None:
-        record = self._held.pop(offset, None)
-        if record is not None and self._held_bytes:
-            self._held_bytes -= record.size
+    def _drop_held(self, offsets: Sequence[int]) -> None:
+        dropped = self._held.drop(offsets)
+        if self._held_bytes:
+            self._held_bytes -= sum(record.size for record in dropped)
 
     def _set_timer(self) -> None:
         due_ms = self._dispatch.due_ms()
@@ -491,41 +514,16 @@ class Subscription:
     async def _letter_record(self, offset: int) -> Record | None:
         """Return a record that is to be a dead letter, None if a full quota took it away."""
         try:
-            return self._held.pop(offset, None) or await self._record(offset)
+            return self._held.pop(offset) or await self.feed.fetch(offset)
         except NotFound:
             if self.feed.end_error() is not None:
                 raise
             self._note_missed(1)
             return None
 
-    async def _record(self, offset: int) -> Record:
-        """Return a record from wherever it is."""
-        record = self.feed.record(offset)
-        if record is None:
-            read: asyncio.Future[FrazilError | None] = self._loop.create_future()
-            self.feed.request(offset, read.set_result)
-            error = await read
-            if error is not None:
-                raise error
-            record = self.feed.record(offset)
-        if record is None:
-            raise NotFound("no record has this offset", topic=self.topic, offset=offset)
-        return record
-
     def _tell(self, notice: Notice) -> None:
-        if notice.kind is NoticeKind.DISPLACED:
-            return
-        if notice.kind is NoticeKind.DROPPED:
-            self.counts.dropped += 1
-        facts: dict[str, object] = {}
-        if notice.offset >= 0:
-            facts["offset"] = notice.offset
-        if notice.reason:
-            facts["reason"] = notice.reason
-        is_bad = notice.kind in {NoticeKind.BLOCKED, NoticeKind.DROPPED, NoticeKind.PAUSED}
-        facts |= {"topic": self.topic, "subscription": self.name}
-        level = logging.WARNING if is_bad else logging.INFO
-        event(f"subscription_{notice.kind.value}", level=level, **facts)
+        self.counts.dropped += notice.kind is NoticeKind.DROPPED
+        tell_notice(notice, topic=self.topic, subscription=self.name)
 
     def _warn(self, name: str, **facts: object) -> None:
         warn(name, topic=self.topic, subscription=self.name, **facts)

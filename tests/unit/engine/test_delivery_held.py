@@ -1,0 +1,64 @@
+"""Records between their reading and their first delivery."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.engine.delivery.held import Held
+from frazil.engine.delivery.record import Record
+
+
+def records(offsets):
+    return [Record(offset, b"%d" % offset, 0) for offset in offsets]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 6)),
+        st.tuples(st.just("next"), st.integers(1, 8)),
+        st.tuples(st.just("take"), st.lists(st.integers(0, 30), max_size=5, unique=True)),
+        st.tuples(st.just("drop"), st.lists(st.integers(0, 30), max_size=5)),
+        st.tuples(st.just("pop"), st.integers(0, 30)),
+        st.tuples(st.just("clear"), st.none()),
+    ),
+    max_size=25,
+)
+
+
+@given(STEPS)
+def test_it_is_a_dict_whatever_the_order(steps):
+    """Portions in order, out of order, twice, or never held: each record is given out once."""
+    held, model, end = Held(), {}, 0
+    for step, argument in steps:
+        if step == "add":
+            offsets = list(range(end, end + argument))
+            end += argument + 1
+            some = records(offsets)
+            held.add(offsets, some)
+            model.update(zip(offsets, some, strict=True))
+        elif step == "next":
+            offsets = sorted(model)[:argument]
+            assert held.take(offsets) == [model.pop(offset) for offset in offsets]
+        elif step == "take":
+            assert held.take(argument) == [model.pop(offset, None) for offset in argument]
+        elif step == "drop":
+            dropped = [model.pop(offset) for offset in sorted(set(argument)) if offset in model]
+            assert sorted(held.drop(argument), key=lambda each: each.offset) == dropped
+        elif step == "pop":
+            assert held.pop(argument) is model.pop(argument, None)
+        else:
+            held.clear()
+            model.clear()
+        assert len(held) == len(model)
+        assert {each.offset for each in held} == set(model)
+
+
+def test_what_was_given_out_is_not_kept():
+    """A subscription's memory does not grow with what is unacked."""
+    held = Held()
+    offsets = list(range(4))
+    held.add(offsets, records(offsets))
+    held.take([0, 1, 2, 3])
+    assert not held._records
+    assert offsets == [0, 1, 2, 3]
