@@ -282,7 +282,8 @@ class Broker:
             ("data", listeners.data, self.services.data_routes(), data),
             ("admin", listeners.admin, self.services.admin_routes(), admin),
         ):
-            server = Server(Router(routes, guard=self.guard), limits, self._clock, counts)
+            router = Router(routes, self.guard, self.guard.free_calls)
+            server = Server(router, limits, self._clock, counts)
             await server.start_on(listener, context)
             self._servers[name] = server
 

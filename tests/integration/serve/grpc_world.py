@@ -33,6 +33,7 @@ class Handlers:
         return Router(
             {
                 "/t.T/Echo": Unary(self.echo),
+                "/t.T/Run": Unary(self.echo, lambda run: run.ok_all(run.places, run.messages)),
                 "/t.T/Hold": Unary(self.hold),
                 "/t.T/Bug": Unary(self.bug),
                 "/t.T/Large": Unary(lambda call, message: call.ok(bytes(int(message)))),
@@ -147,8 +148,9 @@ class RawClient:
     def send(self, *parts):
         self.socket.sendall(b"".join(parts))
 
-    def call(self, sid, path, message=b""):
+    def call(self, sid, path, message=b"", **metadata):
         fields = [(name, path if name == ":path" else value) for name, value in REQUEST]
+        fields += metadata.items()
         head = f.frame(f.HEADERS, f.END_HEADERS, sid, self.encoder.encode(fields))
         return head + f.frame(f.DATA, f.END_STREAM, sid, prefixed(message))
 

@@ -136,6 +136,15 @@ class Guard:
         found = self._admitted(call)
         return self._judge(call, found) if isinstance(found, Principal) else found
 
+    def free_calls(self, peer: str, count: int) -> int:
+        """Count calls that came together; return how many may be served without a look at them.
+
+        With authentication that is none of them.
+        """
+        if self._credentials is not None:
+            return 0
+        return self._limiter.allow_some(client_of(peer), self._monotonic(), count)
+
     def admit(self, call: Caller) -> Refusal | None:
         """Count a call whose message nobody has read yet, and tell why its caller is sent away.
 

@@ -49,6 +49,21 @@ class RateLimiter:
         self._full_at[client] = after
         return True
 
+    def allow_some(self, client: Hashable, now_s: float, count: int) -> int:
+        """Take up to `count` from the client's bucket; return how many. The rest is not counted.
+
+        A client that has no bucket of its own gets none this way.
+        """
+        full_at = self._full_at.get(client)
+        if full_at is None:
+            if not self._has_room(now_s):
+                return 0
+            full_at = now_s
+        full_at = max(full_at, now_s)
+        taken = max(0, min(count, int((self._empty_s - (full_at - now_s)) / self._one_s)))
+        self._full_at[client] = full_at + taken * self._one_s
+        return taken
+
     def _has_room(self, now_s: float) -> bool:
         if len(self._full_at) < self._clients_max:
             return True

@@ -41,11 +41,13 @@ from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.subscribe import SubscriptionType
 
 if TYPE_CHECKING:
-    from frazil.engine.delivery import Deliveries
+    from frazil.engine.delivery import Deliveries, Subscription
     from frazil.engine.topic import Topic
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call
+    from frazil.serve.grpc.runs import CallRun
+    from frazil.serve.h2.stream import Stream
 
 __all__ = ["Consumers"]
 
@@ -164,10 +166,43 @@ class Consumers:
         request_id, topic, name, offset = parse_ack(message)
         subscription = self._deliveries.find(topic, name)
         if subscription is not None:
-            subscription.ack_with(offset, (call, request_id), _answer_acks)
+            subscription.ack_with((offset,), (call, request_id), _answer_acks)
             return
         done = partial(_settle, call, request_id, ACKING)
         self._settle_slowly(call, topic, name, done, partial(_take_ack, offset, done))
+
+    def ack_all(self, run: CallRun) -> None:
+        """Answer Acks that came together, as `ack` does each."""
+        begun_s = self._loop.time()
+        find, places = self._deliveries.find, run.places
+        subscription, topic_before, name_before = None, None, None
+        part: AckedPart = (run, [], [], [])
+        for at, message in enumerate(run.messages):
+            try:
+                request_id, topic, name, offset = parse_ack(message)
+            except Refused:
+                run.apart(at)
+                continue
+            if topic != topic_before or name != name_before:
+                begun_s = self._end_acks(subscription, part, begun_s)
+                part = (run, [], [], [])
+                subscription, topic_before, name_before = find(topic, name), topic, name
+            if subscription is None:
+                run.apart(at)
+                continue
+            part[1].append(places[at])
+            part[2].append(request_id_reply(request_id))
+            part[3].append(offset)
+        self._end_acks(subscription, part, begun_s)
+
+    def _end_acks(
+        self, subscription: Subscription | None, part: AckedPart, begun_s: float
+    ) -> float:
+        """Have what was acked since then settled; return the time."""
+        if subscription is not None and part[3]:
+            subscription.ack_with(part[3], part, _answer_parts)
+            subscription.spend(begun_s)
+        return self._loop.time()
 
     def nack(self, call: Call, message: bytes) -> None:
         """Answer Nack when the failed attempt is durable."""
@@ -514,6 +549,19 @@ def _give_back(
     subscription: Attachable,
 ) -> None:
     subscription.nack(offset, done, delay_ms=delay_ms, reason=reason)
+
+
+AckedPart = tuple["CallRun", list["Stream"], list[bytes], list[int]]
+"""Acks of a run for one subscription: places and replies, and what they ack."""
+
+
+def _answer_parts(parts: list[AckedPart], error: FrazilError | None) -> None:
+    """Answer the acks of one turn that came in runs."""
+    for run, places, replies, _offsets in parts:
+        if error is None:
+            run.ok_all(places, replies)
+        else:
+            run.fail_all(places, *status_of(error, ACKING))
 
 
 def _answer_acks(calls: list[tuple[Call, int]], error: FrazilError | None) -> None:

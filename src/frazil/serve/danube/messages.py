@@ -9,7 +9,7 @@ a record, however many subscriptions it goes to; `DeliveryEncoder.run` and `fram
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
@@ -198,20 +198,22 @@ class DeliveryEncoder:
             parts += (_ROUTING_KEY, _number(len(key)), key)
         return b"".join(parts)
 
-    def run(self, records: Iterable[Record], subscription: bytes) -> bytes:
+    def run(self, records: Sequence[Record], subscription: bytes) -> bytes:
         """Return records as messages of a stream, each ending with the subscription's field.
 
         Of a record all but that field is kept with it, for the next subscription. The length in
         front counts the field: one of another size is why it is made anew.
         """
         size = len(subscription)
-        pieces: list[bytes] = []
-        for record in records:
-            if record.body_kind != size:
-                body = self.body(record.offset, record.value)
-                record.body = _frame_head(0, size + len(body)) + body
-                record.body_kind = size
-            pieces.append(record.body)
+        pieces = [record.body for record in records if record.body_kind == size]
+        if len(pieces) < len(records):
+            pieces = []
+            for record in records:
+                if record.body_kind != size:
+                    body = self.body(record.offset, record.value)
+                    record.body = _frame_head(0, size + len(body)) + body
+                    record.body_kind = size
+                pieces.append(record.body)
         # The field goes between all of them, and behind the last.
         pieces.append(b"")
         return subscription.join(pieces)

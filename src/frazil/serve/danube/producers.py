@@ -10,7 +10,10 @@ import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Final
 
+from frazil.engine.delivery.pace import Pace
+from frazil.engine.runtime import MESSAGE_OVERHEAD_BYTES
 from frazil.errors import FrazilError, InvalidRequest
+from frazil.ingest.messages import check_message
 from frazil.model import topic_uid
 from frazil.serve.danube.messages import parse_request, parse_send, request_id_reply
 from frazil.serve.danube.names import checked_topic
@@ -20,7 +23,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
     ProducerResponse,
     StreamMessage,
 )
-from frazil.serve.danube.publishing import Publisher, Publishing, check_record
+from frazil.serve.danube.publishing import Publisher, Publishing, RunPart, check_record
 from frazil.serve.danube.statuses import (
     CREATING_PRODUCER,
     PUBLISHING,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call
+    from frazil.serve.grpc.runs import CallRun
 
 __all__ = ["Producers", "producer_id"]
 
@@ -86,6 +90,7 @@ class Producers:
         producers_max: int,
         schemas: Schemas | None = None,
         unreliable: Unreliable | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._topics = topics
         self._producers_max = producers_max
@@ -96,7 +101,7 @@ class Producers:
         self._known: dict[int, _Target] = {}
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
-        self._publisher = Publisher(self._loop)
+        self._publisher = Publisher(self._loop, pace or Pace(self._loop.time))
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
@@ -142,6 +147,56 @@ class Producers:
             self._publisher.submit(runtime, record, call, reply)
         except FrazilError as error:
             call.fail(*status_of(error, PUBLISHING))
+
+    def send_all(self, run: CallRun) -> None:
+        """Answer SendMessages that came together, as `send` does each."""
+        places, part, identity_before = run.places, None, None
+        for at, message in enumerate(run.messages):
+            try:
+                request_id, identity, record = parse_send(message)
+                if identity != identity_before:
+                    # Mostly one client's connection has one producer, or few.
+                    part = self._end_part(part, run, self._plain_target(identity))
+                    identity_before = identity
+                if part is not None:
+                    size = check_message(record, part.runtime.limits, part.now_us)
+            except (Refused, InvalidRequest):
+                self._end_part(part, run, None)
+                part = identity_before = None
+                run.apart(at)
+                continue
+            if part is None:
+                run.apart(at)
+                continue
+            size += MESSAGE_OVERHEAD_BYTES
+            if part.records and part.size + size > part.bytes_max:
+                self._publisher.submit_run(part)
+                part = RunPart(run, part.runtime)
+            part.size += size
+            part.records.append(record)
+            part.places.append(places[at])
+            part.replies.append(request_id_reply(request_id))
+        self._end_part(part, run, None)
+
+    def _plain_target(self, identity: int) -> _Target | None:
+        """Return where the records of a producer go, if nothing about it is special."""
+        target = self._known.get(identity)
+        if target is None or not target.is_stored or not target.runtime.is_message:
+            return None
+        if self._store is not None and target.name in self._store.checks:
+            return None
+        runtime = target.runtime
+        if runtime.refusal is not None or runtime.pressure.level:
+            return None
+        return target
+
+    def _end_part(
+        self, part: RunPart | None, run: CallRun, target: _Target | None
+    ) -> RunPart | None:
+        """Have the records of a run so far written; return what takes those that follow."""
+        if part is not None and part.records:
+            self._publisher.submit_run(part)
+        return None if target is None else RunPart(run, target.runtime)
 
     # -- what others ask -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.stops import pass_stop_async
 from frazil.errors import FrazilError, InvalidRequest
@@ -17,13 +17,21 @@ from frazil.log.group import FRAME_RECORDS_MAX
 from frazil.serve.danube.statuses import PUBLISHING, Refused, message_too_large, status_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.engine.delivery.pace import Pace
     from frazil.engine.runtime import TopicRuntime
     from frazil.ingest.messages import Message
     from frazil.log.codec import Codec, Entry
     from frazil.model import Ack
     from frazil.serve.grpc.calls import Call
+    from frazil.serve.grpc.runs import CallRun
+    from frazil.serve.h2.stream import Stream
 
-__all__ = ["Publisher", "Publishing", "check_record"]
+__all__ = ["Publisher", "Publishing", "RunPart", "check_record"]
+
+PART_BYTES_MAX: Final = 1 << 20
+"""So much of a run of calls is handed on together, and never more than one write takes."""
 
 
 class Publishing:
@@ -49,19 +57,44 @@ class Publishing:
         self.call.fail(*status_of(error, PUBLISHING))
 
 
+class RunPart:
+    """Records of one topic that came in a run of calls, checked, with their calls' answers."""
+
+    __slots__ = (
+        *("bytes_max", "codec", "now_us", "places"),
+        *("records", "replies", "run", "runtime", "size"),
+    )
+
+    def __init__(self, run: CallRun, runtime: TopicRuntime) -> None:
+        self.run = run
+        self.runtime = runtime
+        self.codec: Codec = runtime.codec.messages
+        self.records: list[Message] = []
+        self.places: list[Stream] = []
+        self.replies: list[bytes] = []
+        self.size = 0
+        self.bytes_max = min(PART_BYTES_MAX, runtime.settings.log.write_bytes_max)
+        self.now_us = runtime.clock.now_us()
+
+
 class _Batch:
     """Records of one topic that are written together, and the calls that wait for them."""
 
-    __slots__ = ("_publisher", "answers", "bytes_max", "codec", "records", "runtime", "size")
+    __slots__ = (
+        *("_publisher", "answers", "bytes_max", "codec"),
+        *("is_under_way", "records", "runtime", "size"),
+    )
 
     def __init__(self, publisher: Publisher, runtime: TopicRuntime, codec: Codec | None) -> None:
         self._publisher = publisher
         self.runtime = runtime
         self.codec = codec
+        self.is_under_way = False
         self.size = 0
         self.bytes_max = runtime.settings.log.write_bytes_max
         self.records: list[Message] = []
-        self.answers: list[tuple[Call, bytes]] = []
+        self.answers: list[tuple[Call, bytes] | RunPart] = []
+        """Who waits, in the order of the records."""
 
     def entry(self) -> Entry:
         """Return what the journal's queue takes."""
@@ -80,24 +113,47 @@ class _Batch:
         return False
 
     def set_result(self, _ack: Ack) -> None:
-        for call, reply in self.answers:
-            call.ok(reply)
+        self._end()
+        for answer in self.answers:
+            if isinstance(answer, RunPart):
+                answer.run.ok_all(answer.places, answer.replies)
+            else:
+                answer[0].ok(answer[1])
 
     def set_exception(self, error: BaseException) -> None:
+        self._end()
         if isinstance(error, InvalidRequest) and len(self.records) > 1:
             # One of them cannot be written, and none was: each for itself finds out which.
             self._publisher.send_singly(self)
             return
         status = status_of(error, PUBLISHING)
-        for call, _reply in self.answers:
-            call.fail(*status)
+        for answer in self.answers:
+            if isinstance(answer, RunPart):
+                answer.run.fail_all(answer.places, *status)
+            else:
+                answer[0].fail(*status)
+
+    def _end(self) -> None:
+        if self.is_under_way:
+            self.is_under_way = False
+            self._publisher.pace.publish_ends()
+
+    def calls(self) -> Iterator[tuple[Call, bytes]]:
+        """Give the call of each record, and the answer to it."""
+        for answer in self.answers:
+            if isinstance(answer, RunPart):
+                for place, reply in zip(answer.places, answer.replies, strict=True):
+                    yield answer.run.call(place), reply
+            else:
+                yield answer
 
 
 class Publisher:
     """Writes records and answers their calls. All methods belong to the event loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pace: Pace) -> None:
         self.loop = loop
+        self.pace = pace
         self._open: dict[TopicRuntime, _Batch] = {}
         self._batches: list[_Batch] = []
         self._slow: set[asyncio.Task[None]] = set()
@@ -110,17 +166,18 @@ class Publisher:
             InvalidRequest: if anything else is wrong with it.
         """
         codec, size = check_record(runtime, record)
-        batch = self._open.get(runtime)
-        if (
-            batch is None
-            or batch.codec is not codec
-            or batch.size + size > batch.bytes_max
-            or len(batch.records) >= FRAME_RECORDS_MAX
-        ):
-            batch = self._begin(runtime, codec)
+        batch = self._batch_for(runtime, codec, size=size, count=1)
         batch.size += size
         batch.records.append(record)
         batch.answers.append((call, reply))
+
+    def submit_run(self, part: RunPart) -> None:
+        """Write records of a topic that takes records, with the others of this turn."""
+        count = len(part.records)
+        batch = self._batch_for(part.runtime, part.codec, size=part.size, count=count)
+        batch.size += part.size
+        batch.records += part.records
+        batch.answers.append(part)
 
     def send_slowly(self, runtime: TopicRuntime, record: Message, publishing: Publishing) -> None:
         """Wait, without holding up anybody else, for what keeps the topic from taking a record."""
@@ -130,8 +187,22 @@ class Publisher:
 
     def send_singly(self, batch: _Batch) -> None:
         """Write the records of a batch that was not written, each as an entry of its own."""
-        for record, (call, reply) in zip(batch.records, batch.answers, strict=True):
+        for record, (call, reply) in zip(batch.records, batch.calls(), strict=True):
             self.send_slowly(batch.runtime, record, Publishing(call, self.loop, reply))
+
+    def _batch_for(
+        self, runtime: TopicRuntime, codec: Codec | None, *, size: int, count: int
+    ) -> _Batch:
+        """Return what records of this turn go to: one that they fit into, or another."""
+        batch = self._open.get(runtime)
+        if (
+            batch is not None
+            and batch.codec is codec
+            and batch.size + size <= batch.bytes_max
+            and len(batch.records) + count <= FRAME_RECORDS_MAX
+        ):
+            return batch
+        return self._begin(runtime, codec)
 
     def _begin(self, runtime: TopicRuntime, codec: Codec | None) -> _Batch:
         if not self._batches:
@@ -156,6 +227,10 @@ class Publisher:
             if not is_taken:
                 for batch in some:
                     self.send_singly(batch)
+                continue
+            for batch in some:
+                batch.is_under_way = True
+                self.pace.publish_begins()
 
 
 def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, int]:

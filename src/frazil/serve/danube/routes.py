@@ -63,6 +63,7 @@ class Services:
             producers_max=serve.producers_max,
             schemas=self.schemas,
             unreliable=self.unreliable,
+            pace=self.deliveries.pace,
         )
         self.consumers = Consumers(
             self.deliveries,
@@ -86,10 +87,10 @@ class Services:
         producers, consumers, discovery = self.producers, self.consumers, self.discovery
         return {
             "/danube.ProducerService/CreateProducer": Unary(awaited(producers.create)),
-            "/danube.ProducerService/SendMessage": Unary(producers.send),
+            "/danube.ProducerService/SendMessage": Unary(producers.send, producers.send_all),
             "/danube.ConsumerService/Subscribe": Unary(awaited(consumers.subscribe)),
             "/danube.ConsumerService/ReceiveMessages": Stream(consumers.receive),
-            "/danube.ConsumerService/Ack": Unary(consumers.ack),
+            "/danube.ConsumerService/Ack": Unary(consumers.ack, consumers.ack_all),
             "/danube.ConsumerService/Nack": Unary(consumers.nack),
             "/danube.Discovery/TopicLookup": Unary(discovery.look_up),
             "/danube.Discovery/TopicPartitions": Unary(discovery.partitions),

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final, cast
 import attrs
 
 from frazil.serve.grpc.codec import CallFailed, Code, only_message, status_text
+from frazil.serve.grpc.runs import RUN_CALLS_MIN, CallRun
 from frazil.serve.h2.stream import Stream
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.serve.grpc.router import CallHead, Guard, Router
+    from frazil.serve.grpc.runs import RunHandler
     from frazil.serve.h2.hpack_cache import Head
     from frazil.serve.h2.sender import Sender
     from frazil.serve.h2.validation import Fields
@@ -41,6 +43,13 @@ class Counters:
     writes_total: int = 0
     reading_pauses_total: int = 0
     statuses: list[int] = attrs.field(factory=lambda: [0] * len(Code))
+
+
+class Gathered:
+    """Stands in a stream's `call` for one that came with others and has no object of its own."""
+
+
+GATHERED: Final = Gathered()
 
 
 class UnseenStream(Stream):
@@ -173,6 +182,9 @@ class Calls:
         """Streams of messages that are open."""
         self._long_calls_max = long_calls_max
         self._router = router
+        self._run_many: RunHandler | None = None
+        self._run_streams: list[Stream] = []
+        self._run_bodies: list[bytes] = []
         self._clock = clock
 
     def resolve(self, fields: Fields) -> CallHead:
@@ -183,6 +195,62 @@ class Calls:
 
     def on_request(self, stream: Stream, body: bytes) -> None:
         head = cast("CallHead", stream.head.target)
+        if head.many is not None and stream.head.problem is None:
+            if head.many is not self._run_many:
+                self.end_run()
+                self._run_many = head.many
+            stream.call = GATHERED
+            self._run_streams.append(stream)
+            self._run_bodies.append(body)
+            return
+        if self._run_streams:
+            # What came before is handled before.
+            self.end_run()
+        self._begin(stream, head, body)
+
+    def end_run(self) -> None:
+        """Handle the calls that were gathered; to be called behind every portion of input."""
+        streams, bodies = self._run_streams, self._run_bodies
+        if not streams:
+            return
+        self._run_streams, self._run_bodies = [], []
+        free = 0
+        if len(streams) >= RUN_CALLS_MIN:
+            router = self._router
+            if router.guard is None:
+                free = len(streams)
+            elif router.free_calls is not None:
+                free = router.free_calls(self.peer, len(streams))
+        if free:
+            self._begin_run(streams[:free], bodies[:free])
+        for stream, body in zip(streams[free:], bodies[free:], strict=True):
+            self._begin(stream, cast("CallHead", stream.head.target), body)
+
+    def _begin_run(self, streams: list[Stream], bodies: list[bytes]) -> None:
+        self.counters.calls_total += len(streams)
+        places: list[Stream] = []
+        messages: list[bytes] = []
+        for stream, body in zip(streams, bodies, strict=True):
+            try:
+                message = only_message(body)
+            except CallFailed as error:
+                self.call_of(stream).fail(error.code, error.text)
+                continue
+            if not stream.closed:
+                places.append(stream)
+                messages.append(message)
+        self.accepted += len(places)
+        many = self._run_many
+        assert many is not None
+        try:
+            many(CallRun(self, places, messages))
+        except Exception as error:  # noqa: BLE001 - as for a handler; whoever waits is told
+            for stream in places:
+                if not stream.closed:
+                    self.on_bug(self.call_of(stream), error)
+
+    def _begin(self, stream: Stream, head: CallHead, body: bytes) -> None:
+        """Let the guard see a call that came alone, and then its handler."""
         self.counters.calls_total += 1
         if head.handler is None or stream.head.problem is not None:
             self._refuse(stream, head)
@@ -209,6 +277,25 @@ class Calls:
         if call.deadline is not None and not stream.closed:
             self.timed[stream.sid] = call
 
+    def handle(self, call: Call) -> None:
+        """Give a call that may be served to its handler."""
+        assert call.head.handler is not None
+        try:
+            call.head.handler(call, call.message)
+        except CallFailed as error:
+            call.fail(error.code, error.text)
+        except Exception as error:  # noqa: BLE001 - as in `_begin`
+            self.on_bug(call, error)
+
+    def call_of(self, stream: Stream, message: bytes = b"") -> Call:
+        """Return the call of a stream; one that was gathered gets its own object now."""
+        call = stream.call
+        if not isinstance(call, Call):
+            call = Call(self, stream, cast("CallHead", stream.head.target), message)
+            if not stream.closed:
+                stream.call = call
+        return call
+
     def on_refused(self, head: Head) -> None:
         self.counters.calls_total += 1
         stream = UnseenStream(0, head, 0)
@@ -234,6 +321,10 @@ class Calls:
                 self.long_calls -= 1
             self.counters.cancelled_total += 1
             self._tell(call, call.on_cancel)
+        elif call is GATHERED:
+            stream.call = None
+            # One with a status has its answer, which waited for a window.
+            self.counters.cancelled_total += stream.code is None
 
     def on_ready(self, streams: Iterable[Stream]) -> None:
         """Let handlers write on."""
@@ -271,6 +362,8 @@ class Calls:
         """End whatever is open: the time to drain is over."""
         for stream in list(streams):
             call = stream.call
+            if call is GATHERED and stream.code is None:
+                call = self.call_of(stream)
             if isinstance(call, Call):
                 self._end(call, Code.UNAVAILABLE, "server is shutting down")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.serve.grpc.codec import CallFailed, Code, metadata, timeout_seconds
+from frazil.serve.grpc.runs import RunHandler
 
 if TYPE_CHECKING:
     from frazil.serve.grpc.calls import Call
@@ -22,6 +23,8 @@ Guard = Callable[["Call"], "tuple[Code, str] | None"]
 It is also told the calls that are refused without it, with an empty path, so that it can count
 them: RESOURCE_EXHAUSTED is then their status.
 """
+FreeCalls = Callable[[str, int], int]
+"""Counts calls of a peer that the guard need not look at; returns how many of so many may pass."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_BYTES: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -30,9 +33,13 @@ _CONTENT_TYPE: Final = b"application/grpc"
 
 @attrs.frozen
 class Unary:
-    """One message in, one message out."""
+    """One message in, one message out.
+
+    `many`, if there is one, gets calls that came together.
+    """
 
     handler: Handler
+    many: RunHandler | None = None
     is_stream: bool = attrs.field(default=False, init=False)
 
 
@@ -41,6 +48,7 @@ class Stream:
     """One message in, any number out; its answer's HEADERS go out when the handler begins."""
 
     handler: Handler
+    many: None = attrs.field(default=None, init=False)
     is_stream: bool = attrs.field(default=True, init=False)
 
 
@@ -62,6 +70,8 @@ class CallHead:
     timeout_s: float | None = None
     plain_status: int = 0
     refusal: tuple[Code, str] | None = None
+    many: RunHandler | None = None
+    """None also where each call needs to be looked at, as one with a deadline does."""
 
     @property
     def is_refused(self) -> bool:
@@ -72,11 +82,17 @@ class CallHead:
 class Router:
     """Paths with their handlers, and the guard in front of all of them."""
 
-    def __init__(self, routes: Mapping[str, Route], guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        guard: Guard | None = None,
+        free_calls: FreeCalls | None = None,
+    ) -> None:
         wrong = [path for path in routes if path.count("/") != 2 or not path.startswith("/")]
         assert not wrong, wrong
         self.routes: Mapping[str, Route] = MappingProxyType(dict(routes))
         self.guard = guard
+        self.free_calls = free_calls
         self.large = CallHead(
             "", None, refusal=(Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
         )
@@ -109,6 +125,7 @@ class Router:
             MappingProxyType(texts),
             MappingProxyType(binaries),
             seconds,
+            many=route.many if seconds is None else None,
         )
 
 

@@ -118,6 +118,7 @@ class Shell(asyncio.BufferedProtocol):
         self._pinged = None
         self._heard = 0.0
         is_alive = self.connection.receive(data)
+        self.calls.end_run()
         self.flush()
         if not is_alive:
             self.close()
@@ -173,6 +174,7 @@ class Shell(asyncio.BufferedProtocol):
             self.calls.on_ready(self.connection.sender.ready())
             if self.connection.has_input and not self._is_full:
                 is_alive = self.connection.receive(b"")
+                self.calls.end_run()
                 if not is_alive:
                     self.flush()
                     self.close()

@@ -23,6 +23,9 @@ _SHORT_HEAD: Final = struct.Struct(">HBBBIHHBBBIBI")
 """HEADERS of two bytes, the head of a DATA frame, the five bytes before a message."""
 _SHORT_TAIL: Final = struct.Struct(">HBBBIB")
 _PREFIX: Final = struct.Struct(">BI")
+_WHOLE_SIZES: Final = 64
+_WHOLE: Final = [struct.Struct(f">HBBBIHHBBBIBI{size}sHBBBIB") for size in range(_WHOLE_SIZES)]
+"""All of a short answer, by the size of its message."""
 _END_BOTH: Final = f.END_HEADERS | f.END_STREAM
 
 
@@ -49,7 +52,7 @@ class Sender:
         self._limits = limits
         self._table = table
         self._on_dirty = on_dirty
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._writable: OrderedDict[int, Stream] = OrderedDict()
         self._waiting: dict[int, Stream] = {}
         self._shrunk: dict[int, Stream] = {}
@@ -91,6 +94,47 @@ class Sender:
             data = _PREFIX.pack(0, len(message)) + message
             self.emit(f.frame(f.DATA, 0, stream.sid, data))
             self._last(stream, self.blocks.good_end())
+
+    def reply_all(self, streams: list[Stream], messages: list[bytes]) -> int:
+        """Answer requests as `reply` does; return how many were waited for."""
+        out, table, is_short = self._out, self._table, self.blocks.are_short
+        answered = short = 0
+        for stream, message in zip(streams, messages, strict=True):
+            if stream.closed or stream.code is not None:
+                continue
+            answered += 1
+            length = len(message)
+            size = length + 5
+            if (
+                not is_short
+                or length >= _WHOLE_SIZES
+                or size > self.window
+                or size > stream.window
+                or stream.begun
+                or not stream.ended
+            ):
+                self.reply(stream, message)
+                is_short = self.blocks.are_short
+                continue
+            short += 1
+            self.window -= size
+            sid = stream.sid
+            out.append(
+                _WHOLE[length].pack(
+                    *(0, 2, f.HEADERS, f.END_HEADERS, sid, 0x88BF),
+                    *(0, size, f.DATA, 0, sid, 0, length, message),
+                    *(0, 1, f.HEADERS, _END_BOTH, sid, 0xBE),
+                )
+            )
+            # As the table closes it; nothing of a body or a queue is left of such a stream.
+            stream.closed = True
+            del table.open[sid]
+            table.header_bytes -= stream.head.size
+            table.unanswered -= stream.size
+        self.data_frames += short
+        if out and not self.is_dirty:
+            self._mark_dirty()
+        return answered
 
     def begin(self, stream: Stream) -> None:
         """Send the answer's HEADERS, if that has not been done."""

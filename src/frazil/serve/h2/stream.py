@@ -56,21 +56,21 @@ class Stream:
         self.queue.append(piece)
         self.queued += len(piece)
 
-    def pull(self, limit: int) -> list[bytes]:
-        """Take at most `limit` bytes off the queue, in as few pieces as there are."""
+    def pull(self, limit: int) -> list[bytes | memoryview]:
+        """Take at most `limit` bytes off the queue, in as few pieces as there are, uncopied."""
         assert self.queue is not None
         assert limit > 0
-        taken: list[bytes] = []
+        taken: list[bytes | memoryview] = []
         while limit and self.queued:
             first = self.queue[0]
             size = len(first) - self.skipped
             if size <= limit:
-                taken.append(first[self.skipped :] if self.skipped else first)
+                taken.append(memoryview(first)[self.skipped :] if self.skipped else first)
                 self.queue.popleft()
                 self.skipped = 0
             else:
                 size = limit
-                taken.append(first[self.skipped : self.skipped + size])
+                taken.append(memoryview(first)[self.skipped : self.skipped + size])
                 self.skipped += size
             limit -= size
             self.queued -= size

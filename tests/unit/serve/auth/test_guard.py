@@ -370,6 +370,16 @@ def test_a_client_is_held_to_its_rate():
     assert guard.stats() == {"unauthenticated": 0, "denied": 0, "limited": 1, "clients": 2}
 
 
+def test_calls_together_are_free_only_without_authentication():
+    """Without it they are held to the rate of their address; with it each is looked at."""
+    guard, _ = make_guard(enabled=False, rate_s=10)
+    assert guard.free_calls("10.0.0.1:1", 8) == 8
+    assert guard.free_calls("10.0.0.1:2", 8) == 2
+    assert guard.free_calls("10.0.0.2:1", 8) == 8
+    guarded, _ = make_guard(rate_s=10)
+    assert guarded.free_calls("10.0.0.1:1", 8) == 0
+
+
 def test_principals_behind_one_address_have_rates_of_their_own():
     """Known callers count by name; whoever guesses counts for the address, and is slowed there."""
     guard, clock = make_guard(rate_s=4)

@@ -87,3 +87,31 @@ def test_who_stays_below_the_rate_is_never_refused(pauses):
     for pause in pauses:
         now += 1 / 7 + 1e-9 + pause
         assert limiter.allow("a", now)
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 40)), min_size=1, max_size=12),
+    rate=st.integers(1, 30),
+)
+def test_some_at_once_are_as_many_as_one_by_one(steps, rate):
+    """What is taken together is what would have been taken one after the other."""
+    together = RateLimiter(rate_s=rate, clients_max=4)
+    single = RateLimiter(rate_s=rate, clients_max=4)
+    now_s = 100.0
+    for pause_s, count in steps:
+        now_s += pause_s
+        expected = sum(single.allow("a", now_s) for _ in range(count))
+        assert abs(together.allow_some("a", now_s, count) - expected) <= 1
+        together = RateLimiter(rate_s=rate, clients_max=4)
+        together._full_at = dict(single._full_at)
+    assert together.refusals == 0
+
+
+def test_who_has_no_bucket_of_its_own_gets_none_together():
+    """Those share one bucket, and are counted one by one."""
+    limiter = RateLimiter(rate_s=10, clients_max=1)
+    assert limiter.allow_some("a", 5.0, 4) == 4
+    assert limiter.allow_some("b", 5.0, 4) == 0
+    assert len(limiter) == 1
+    assert limiter.allow_some("a", 5.0, 100) == 6
+    assert limiter.allow_some("a", 5.0, 100) == 0
