@@ -39,6 +39,7 @@ class Handlers:
                 "/t.T/Large": Unary(lambda call, message: call.ok(bytes(int(message)))),
                 "/t.T/Slow": Unary(awaited(self.slow)),
                 "/t.T/Feed": Stream(self.feed),
+                "/t.T/Wait": Stream(self.wait),
             }
         )
 
@@ -60,6 +61,11 @@ class Handlers:
             self.cancelled.append(message)
             raise
         return b"slept"
+
+    def wait(self, call, message):
+        """Stream nothing, for ever."""
+        call.begin()
+        self.hold(call, message)
 
     def feed(self, call, message):
         """Stream as many numbered messages of 1 KiB as are asked for; none means for ever."""

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from frazil.serve.h2 import frames as f
+from frazil.serve.h2.limits import ServerLimits
 from tests.integration.serve.grpc_world import SECONDS_MAX, RawClient, eventually, serving
 
 pytestmark = pytest.mark.integration
@@ -54,22 +55,79 @@ def test_the_deadline_ends_what_is_left():
         assert world.handlers.cancelled == [b"stuck"]
 
 
-def test_two_goaways_tell_the_client_where_the_end_is():
+def test_two_goaways_tell_a_client_that_asks_on_where_the_end_is():
     """A call on its way behind the first is answered; the second names the last one taken."""
-    with serving() as world, RawClient(world) as client:
+    with serving(ServerLimits(linger_s=0.1)) as world, RawClient(world) as client:
         client.send(client.call(1, "/t.T/Hold"))
         assert eventually(lambda: len(world.handlers.held) == 1)
         draining = asyncio.run_coroutine_threadsafe(world.server.drain(60), world.loop)
-        first = client.wait(f.GOAWAY)
-        ping = client.wait(f.PING)
-        client.send(client.call(3, "/t.T/Hold"), f.ping(ping, ack=True))
-        second = client.wait(f.GOAWAY)
+        world.run(lambda: world.handlers.held.pop().ok(b""))
+        sid, first = 1, None
+        for kind, _, _, payload in client.frames():
+            if kind == f.GOAWAY:
+                first = payload
+                break
+            if kind == f.HEADERS:
+                sid += 2
+                client.send(client.call(sid, "/t.T/Echo"))
         assert int.from_bytes(first[:4]) == f.STREAM_LARGEST
-        assert int.from_bytes(second[:4]) == 3
-        assert len(world.handlers.held) == 2
+        ping = client.wait(f.PING)
+        client.send(client.call(sid + 2, "/t.T/Hold"), f.ping(ping, ack=True))
+        second = client.wait(f.GOAWAY)
+        assert int.from_bytes(second[:4]) == sid + 2
+        assert len(world.handlers.held) == 1
         world.run(lambda: [call.ok(b"") for call in world.handlers.held])
         assert draining.result(60)
         assert client.wait_closed() is None
+
+
+def test_a_client_is_refused_before_it_is_sent_away():
+    """Who asks for another stream at once has a status; the end comes when nobody asks any more.
+
+    To clients of Rust's hyper a GOAWAY that meets a call on its way is the end of their consumer.
+    """
+    with serving(ServerLimits(linger_s=SECONDS_MAX)) as world, RawClient(world) as client:
+        client.send(client.call(1, "/t.T/Wait"), client.call(3, "/t.T/Wait"))
+        assert eventually(lambda: world.server.counters.calls_total == 2)
+        draining = asyncio.run_coroutine_threadsafe(world.server.drain(60), world.loop)
+        ended = []
+        for kind, flags, sid, payload in client.frames():
+            if kind == f.GOAWAY:
+                assert len(ended) == 4
+                last = int.from_bytes(payload[:4])
+            elif kind == f.HEADERS and flags & f.END_STREAM:
+                status = dict(client.decoder.decode(payload))["grpc-status"]
+                ended.append((sid, status))
+                if sid < 5:
+                    client.send(client.call(sid + 4, "/t.T/Wait"))
+            elif kind == f.HEADERS:
+                client.decoder.decode(payload)
+        assert ended == [(1, "14"), (3, "14"), (5, "14"), (7, "14")]
+        assert last == 7
+        assert draining.result(60)
+
+
+def test_open_calls_hold_the_goaway_back():
+    """While one waits, others of its connection are answered; then its client has time to ask."""
+    limits = ServerLimits(linger_s=0.5, quiet_s=SECONDS_MAX)
+    with serving(limits) as world, RawClient(world) as client:
+        client.send(client.call(1, "/t.T/Hold"))
+        assert eventually(lambda: len(world.handlers.held) == 1)
+        draining = asyncio.run_coroutine_threadsafe(world.server.drain(60), world.loop)
+        time.sleep(2 * limits.linger_s)
+        client.send(client.call(3, "/t.T/Echo"))
+        assert eventually(lambda: world.server.counters.calls_total == 2)
+        world.run(lambda: world.handlers.held[0].ok(b""))
+        found = []
+        for kind, flags, sid, _ in client.frames():
+            found.append((kind, sid))
+            if (kind, sid) == (f.HEADERS, 1) and flags & f.END_STREAM:
+                # Longer than the server looks away: it would have sent a GOAWAY by now.
+                time.sleep(0.05)
+                client.send(client.call(5, "/t.T/Echo"))
+        assert (f.HEADERS, 3) in found
+        assert found.index((f.HEADERS, 5)) < found.index((f.GOAWAY, 0))
+        assert draining.result(60)
 
 
 def test_a_client_that_never_answers_the_ping_does_not_hold_the_drain_up():

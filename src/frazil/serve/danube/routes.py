@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.delivery import Deliveries
 from frazil.engine.subscription_settings import SubscriptionSettings
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from frazil.engine.core import Engine
     from frazil.serve.grpc.router import Route
 
-__all__ = ["Services", "data_routes"]
+__all__ = ["PUBLISHING", "Services", "data_routes"]
+
+PUBLISHING: Final = frozenset(
+    {"/danube.ProducerService/CreateProducer", "/danube.ProducerService/SendMessage"}
+)
+"""What is refused from the moment on that the broker stops."""
 
 
 class Services:

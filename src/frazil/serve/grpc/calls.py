@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from frazil.serve.h2.validation import Fields
 
 
+GOES_AWAY: Final = "server is shutting down"
 TOO_MANY_STREAMS: Final = "too many streams on this connection, open another one"
 _KEPT_BYTES_MAX: Final = 1024
 """A request's message is kept with its stream up to this size."""
@@ -153,6 +154,7 @@ class Call:
         self._stream.call = None
         if self.head.is_stream:
             self._calls.long_calls -= 1
+            self._calls.long_ended += 1
         if self.deadline is not None:
             self._calls.timed.pop(self._stream.sid, None)
 
@@ -180,7 +182,10 @@ class Calls:
         """Calls that the guard let through."""
         self.long_calls = 0
         """Streams of messages that are open."""
+        self.long_ended = 0
+        """Streams of messages that got their status, those that were refused included."""
         self._long_calls_max = long_calls_max
+        self._is_ending = False
         self._router = router
         self._run_many: RunHandler | None = None
         self._run_streams: list[Stream] = []
@@ -301,17 +306,19 @@ class Calls:
         stream = UnseenStream(0, head, 0)
         self._is_one_too_many(stream, cast("CallHead", head.target))
 
-    def on_excess(self, stream: Stream, text: str) -> None:
-        self.counters.calls_total += 1
-        self._is_one_too_many(stream, cast("CallHead", stream.head.target))
-        self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
-        self.sender.finish(stream, Code.RESOURCE_EXHAUSTED, status_text(text))
+    def on_large(self, stream: Stream, bytes_max: int) -> None:
+        # Clients retry RESOURCE_EXHAUSTED, a send for ever; this one never fits.
+        text = f"message too large, the maximum is {bytes_max} bytes"
+        self._turn_away(stream, Code.OUT_OF_RANGE, text)
+
+    def on_excess(self, stream: Stream) -> None:
+        self._turn_away(stream, Code.RESOURCE_EXHAUSTED, "too many unfinished requests")
 
     def shed(self, streams: Iterable[Stream]) -> None:
         """Refuse the requests that are still arriving: the server holds too many bytes of such."""
         for stream in list(streams):
             if not stream.ended:
-                self.on_excess(stream, "too many unfinished requests")
+                self.on_excess(stream)
 
     def on_cancel(self, stream: Stream) -> None:
         call = stream.call
@@ -343,11 +350,12 @@ class Calls:
                 self._end(call, Code.DEADLINE_EXCEEDED, "deadline exceeded")
 
     def end_streams(self, streams: Iterable[Stream]) -> None:
-        """End the streams of messages: this server goes away."""
+        """End the streams of messages, and refuse others: this server goes away."""
+        self._is_ending = True
         for stream in list(streams):
             call = stream.call
             if isinstance(call, Call) and call.head.is_stream:
-                self._end(call, Code.UNAVAILABLE, "server is shutting down")
+                self._end(call, Code.UNAVAILABLE, GOES_AWAY)
 
     def recheck(self, streams: Iterable[Stream], check: Guard) -> None:
         """End the streams of messages that the guard no longer lets go on."""
@@ -365,7 +373,7 @@ class Calls:
             if call is GATHERED and stream.code is None:
                 call = self.call_of(stream)
             if isinstance(call, Call):
-                self._end(call, Code.UNAVAILABLE, "server is shutting down")
+                self._end(call, Code.UNAVAILABLE, GOES_AWAY)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -382,6 +390,13 @@ class Calls:
             return False
         return refusal is not None and refusal[0] is Code.RESOURCE_EXHAUSTED
 
+    def _turn_away(self, stream: Stream, code: Code, text: str) -> None:
+        """Answer a call whose request was not read to its end, or is not looked at."""
+        self.counters.calls_total += 1
+        self._is_one_too_many(stream, cast("CallHead", stream.head.target))
+        self.counters.statuses[code] += 1
+        self.sender.finish(stream, code, status_text(text))
+
     def _refuse(self, stream: Stream, head: CallHead) -> None:
         if self._is_one_too_many(stream, head):
             self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
@@ -395,6 +410,8 @@ class Calls:
 
     def _count_long(self) -> None:
         self.long_calls += 1
+        if self._is_ending:
+            raise CallFailed(Code.UNAVAILABLE, GOES_AWAY)
         if self._long_calls_max is not None and self.long_calls > self._long_calls_max:
             raise CallFailed(Code.RESOURCE_EXHAUSTED, TOO_MANY_STREAMS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -97,6 +97,18 @@ class Router:
             "", None, refusal=(Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
         )
         """What requests mean whose headers are larger than allowed."""
+
+    def turn_away(self, paths: Collection[str], code: Code, text: str) -> None:
+        """Answer calls of these paths with a status from now on; the others go on as they did."""
+        guard = self.guard
+
+        def check(call: Call) -> tuple[Code, str] | None:
+            if call.path in paths:
+                return code, text
+            return None if guard is None else guard(call)
+
+        self.guard = check
+        self.free_calls = None
 
     def resolve(self, fields: Fields) -> CallHead:
         """Return what a request's headers mean; whatever is wrong is part of it."""

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from frazil.clock import SystemClock
 from frazil.serve.accepting import Acceptor
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
+
+
+_LOOK_S: Final = 0.01
+"""How often a server that drains looks at its connections."""
 
 
 class Connections(Protocol):
@@ -105,20 +109,30 @@ class Server:
         for shell in tuple(self._shells):
             shell.recheck(check)
 
+    def expect_end(self) -> None:
+        """Note which streams of messages are open: something else than `drain` will end them."""
+        for shell in tuple(self._shells):
+            shell.expect_end()
+
     async def drain(self, deadline_s: float) -> bool:
         """Accept nothing more, let open calls end, close; return whether all ended by themselves.
 
         Streams of messages end at once with UNAVAILABLE. Calls that are open after `deadline_s`
-        get the same.
+        get the same. A connection closes when its client asks for nothing more.
         """
         self._is_draining = True
         self._stop_listening()
+        now = self._loop.time()
+        deadline = now + deadline_s
         for shell in tuple(self._shells):
-            shell.begin_drain()
+            shell.begin_drain(now)
         self._gone = asyncio.Event()
-        if self._shells:
+        while self._shells and now < deadline:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), deadline_s)
+                await asyncio.wait_for(self._gone.wait(), min(_LOOK_S, deadline - now))
+            now = self._loop.time()
+            for shell in tuple(self._shells):
+                shell.go_on_draining(now)
         left = len(self._shells)
         for shell in tuple(self._shells):
             shell.end_calls()

@@ -83,6 +83,10 @@ class Shell(asyncio.BufferedProtocol):
         self._stalled: float | None = None
         self._closing_since: float | None = None
         self._drained_since: float | None = None
+        self._streams_due = 0
+        """How many streams of messages must have got their status before this closes quietly."""
+        self._draining_from = self._stirred = 0.0
+        self._last_seen = 0
 
     # -- the transport's side --------------------------------------------------------------------
 
@@ -179,11 +183,42 @@ class Shell(asyncio.BufferedProtocol):
                     self.flush()
                     self.close()
 
-    def begin_drain(self) -> None:
-        """Tell the client to go elsewhere, and end the streams of messages."""
+    def expect_end(self) -> None:
+        """Note the open streams of messages: when they end, many clients ask for others at once."""
         if self._is_live:
-            self.connection.begin_drain()
+            due = self.calls.long_ended + 2 * self.calls.long_calls
+            self._streams_due = max(self._streams_due, due)
+
+    def begin_drain(self, now: float) -> None:
+        """End the streams of messages; the client may still ask, and be refused."""
+        if self._is_live:
+            self.expect_end()
             self.calls.end_streams(self.connection.table.open.values())
+            self._draining_from = self._stirred = now
+            self.flush()
+
+    def go_on_draining(self, now: float) -> None:
+        """Close when the client is quiet; tell it to go elsewhere if it never is.
+
+        A GOAWAY, or the end of the connection, that meets a new call on its way is a final error to
+        clients that do not know better (hyper's): a consumer of theirs never comes back. Behind a
+        refusal they wait before they ask again. So those are told by refusals first.
+        """
+        if not self._is_live or self._is_closing or self.connection.is_draining:
+            return
+        connection, table = self.connection, self.connection.table
+        if table.open or table.last != self._last_seen:
+            self._last_seen = table.last
+            self._stirred = now
+        if table.open:
+            self._draining_from = now
+        has_asked = self.calls.long_ended >= self._streams_due
+        if has_asked and now - self._stirred >= self._limits.quiet_s:
+            connection.begin_drain()
+            connection.finish_drain()
+            self.flush()
+        elif not table.open and now - self._draining_from >= self._limits.linger_s:
+            connection.begin_drain()
             self.flush()
 
     def recheck(self, check: Guard) -> None:
@@ -195,6 +230,7 @@ class Shell(asyncio.BufferedProtocol):
     def end_calls(self) -> None:
         """End all calls that are open."""
         if self._is_live:
+            self.connection.begin_drain()
             self.connection.finish_drain()
             self.calls.end_all(self.connection.table.open.values())
             self.flush()

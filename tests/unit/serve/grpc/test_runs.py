@@ -283,3 +283,21 @@ def test_a_run_is_answered_with_the_bytes_of_single_calls(sizes, window, table):
         assert client.is_at_rest()
         sent.append((said, client.sender.window, client.sender.data_frames))
     assert sent[0] == sent[1]
+
+
+def test_paths_that_are_turned_away_have_their_status_together_and_alone():
+    """Their handlers see none of them; other paths are served, and the guard is still asked."""
+    asked = []
+
+    def guard(call):
+        asked.append(call.path)
+
+    client = Client(guard=guard, free_calls=lambda _, count: count)
+    client.calls._router.turn_away({"/t.T/Echo"}, Code.UNAVAILABLE, "gone")
+    run = [client.call(sid) for sid in range(1, 41, 2)]
+    answers = client.answers(client.send(*run, client.call(41, b"x", OTHER)))
+    found = {sid: answers[sid][0][-1]["grpc-status"] for sid in range(1, 43, 2)}
+    assert found.pop(41) == "0"
+    assert set(found.values()) == {str(int(Code.UNAVAILABLE))}
+    assert client.seen == [("other", b"x")]
+    assert asked == ["/t.T/Other"]
