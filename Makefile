@@ -20,7 +20,7 @@ PYTEST := $(PY) -m pytest
 # Product code runs with assertions on, whatever the shell has set.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help run test test-times check bench crash fuzz soak proto clean environment environment-dev static
+.PHONY: help run test test-times check bench clients crash fuzz soak proto clean environment environment-dev static
 
 help: ## Show this list
 	@echo "usage: make TARGET [NAME=value ...]"
@@ -40,6 +40,9 @@ check: environment-dev static ## Format, lint, types, layers, unit + contract + 
 
 bench: environment-dev ## Run the benchmark NAME=log
 	@$(PY) bench/$(NAME).py
+
+clients: environment-dev ## Real clients of other languages against the broker; builds them first (cargo, go, java)
+	@$(PYTEST) tests/clients -m clients -n $(JOBS) -rs
 
 crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n LIVES=n, exhaustive damage
 	@FRAZIL_CRASH_SEEDS=$(SEEDS) FRAZIL_CRASH_KILLS=$(KILLS) FRAZIL_TIERS_RUNS=$(LIVES) FRAZIL_LAKE_SEEDS=$(SEEDS) FRAZIL_EXHAUSTIVE=1 \
