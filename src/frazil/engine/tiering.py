@@ -48,6 +48,8 @@ TOLD_SHARE: Final = 20
 """What is told to other processes takes at most one part in so many of the time."""
 SETTLE_ROWS: Final = 4096
 """The background folds so many rows of a topic before it looks at the next one."""
+RELIEF_SHARE_MIN: Final = 1 / 256
+"""A topic with less of the budget is not flushed to make room for what is not records."""
 BACKLOG_ENTRIES: Final = 64
 """With more than so many frames left the background goes on without a pause."""
 QUEUE_TOLD_MAX: Final = 100
@@ -372,16 +374,26 @@ class Tiers:
             self.pressure.refresh()
 
     def relieve(self) -> None:
-        """Flush the largest topics outside green until memory has room for green again.
+        """Flush the largest topics from just below yellow on, until there is room again.
 
         Eviction can only let go of what files have: without this, what is left of a burst would
-        hold publishers back until it is old enough to be flushed.
+        hold publishers back until it is old enough to be flushed. All that counts is looked at:
+        what readers and writers of files take for a while must be made room for, too.
         """
         memory = self.settings.memory
-        target = (memory.yellow_ratio - memory.hysteresis_ratio) * memory.budget_bytes
-        sizes = {topic: topic.memory.bytes for topic in self.topics} if self.pressure.level else {}
+        begin = memory.yellow_ratio - memory.hysteresis_ratio
+        if not self.pressure.level and self.pressure.usage_ratio < begin:
+            return
+        target = max(begin - memory.hysteresis_ratio, begin / 2)
+        target_bytes = target * memory.budget_bytes
+        sizes = {topic: topic.memory.bytes for topic in self.topics}
+        self.pressure.refresh()
         for topic in sorted(sizes, key=sizes.__getitem__, reverse=True):
-            if self._stopping or self._memory_bytes() + self._index_bytes() < target:
+            if self._stopping or self.pressure.usage_ratio < target:
+                return
+            is_others = self._memory_bytes() + self._index_bytes() < target_bytes
+            if is_others and sizes[topic] < RELIEF_SHARE_MIN * memory.budget_bytes:
+                # It is not the records that take the room, and their last few would free little.
                 return
             if topic.state.durable > topic.flushed:
                 self._guard("flush", partial(self._flush_for_memory, topic), topic)
