@@ -15,6 +15,7 @@ from frazil.engine.runtime import MESSAGE_OVERHEAD_BYTES
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.messages import check_message
 from frazil.model import topic_uid
+from frazil.serve.danube.envelopes import Envelopes
 from frazil.serve.danube.messages import parse_request, parse_send, request_id_reply
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto.danube_pb2 import (
@@ -102,6 +103,7 @@ class Producers:
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
         self._publisher = Publisher(self._loop, pace or Pace(self._loop.time))
+        self._envelopes = Envelopes()
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
@@ -150,16 +152,20 @@ class Producers:
 
     def send_all(self, run: CallRun) -> None:
         """Answer SendMessages that came together, as `send` does each."""
-        places, part, identity_before = run.places, None, None
+        places, part, identity_before, read = run.places, None, None, self._envelopes.read
         for at, message in enumerate(run.messages):
             try:
-                request_id, identity, record = parse_send(message)
+                reply, identity, record, envelope = read(message)
                 if identity != identity_before:
                     # Mostly one client's connection has one producer, or few.
                     part = self._end_part(part, run, self._plain_target(identity))
                     identity_before = identity
-                if part is not None:
-                    size = check_message(record, part.runtime.limits, part.now_us)
+                if part is None:
+                    size = 0
+                elif envelope is None:
+                    size = check_message(record, part.limits, part.now_us)
+                else:
+                    size = envelope.check(record, part.limits, part.now_us)
             except (Refused, InvalidRequest):
                 self._end_part(part, run, None)
                 part = identity_before = None
@@ -175,7 +181,7 @@ class Producers:
             part.size += size
             part.records.append(record)
             part.places.append(places[at])
-            part.replies.append(request_id_reply(request_id))
+            part.replies.append(reply)
         self._end_part(part, run, None)
 
     def _plain_target(self, identity: int) -> _Target | None:

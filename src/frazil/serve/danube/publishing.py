@@ -61,7 +61,7 @@ class RunPart:
     """Records of one topic that came in a run of calls, checked, with their calls' answers."""
 
     __slots__ = (
-        *("bytes_max", "codec", "now_us", "places"),
+        *("bytes_max", "codec", "limits", "now_us", "places"),
         *("records", "replies", "run", "runtime", "size"),
     )
 
@@ -69,6 +69,7 @@ class RunPart:
         self.run = run
         self.runtime = runtime
         self.codec: Codec = runtime.codec.messages
+        self.limits = runtime.limits
         self.records: list[Message] = []
         self.places: list[Stream] = []
         self.replies: list[bytes] = []

@@ -23,10 +23,20 @@ _SHORT_HEAD: Final = struct.Struct(">HBBBIHHBBBIBI")
 """HEADERS of two bytes, the head of a DATA frame, the five bytes before a message."""
 _SHORT_TAIL: Final = struct.Struct(">HBBBIB")
 _PREFIX: Final = struct.Struct(">BI")
-_WHOLE_SIZES: Final = 64
-_WHOLE: Final = [struct.Struct(f">HBBBIHHBBBIBI{size}sHBBBIB") for size in range(_WHOLE_SIZES)]
-"""All of a short answer, by the size of its message."""
 _END_BOTH: Final = f.END_HEADERS | f.END_STREAM
+_WHOLE_SIZES: Final = 64
+_WHOLE: Final = tuple(
+    (
+        struct.Struct(f">5sI7sI5s{size}s5sIs").pack,
+        bytes((0x88, 0xBF, *(0, 0, size + 5, f.DATA, 0))),
+        _PREFIX.pack(0, size),
+    )
+    for size in range(_WHOLE_SIZES)
+)
+"""All of a short answer, by the size of its message, and what is between the stream's numbers."""
+_WHOLE_BEGIN: Final = bytes((0, 0, 2, f.HEADERS, f.END_HEADERS))
+_WHOLE_TAIL: Final = bytes((0, 0, 1, f.HEADERS, _END_BOTH))
+_WHOLE_END: Final = b"\xbe"
 
 
 class Sender:
@@ -98,6 +108,7 @@ class Sender:
     def reply_all(self, streams: list[Stream], messages: list[bytes]) -> int:
         """Answer requests as `reply` does; return how many were waited for."""
         out, table, is_short = self._out, self._table, self.blocks.are_short
+        begin, tail, end = _WHOLE_BEGIN, _WHOLE_TAIL, _WHOLE_END
         answered = short = 0
         for stream, message in zip(streams, messages, strict=True):
             if stream.closed or stream.code is not None:
@@ -119,13 +130,9 @@ class Sender:
             short += 1
             self.window -= size
             sid = stream.sid
-            out.append(
-                _WHOLE[length].pack(
-                    *(0, 2, f.HEADERS, f.END_HEADERS, sid, 0x88BF),
-                    *(0, size, f.DATA, 0, sid, 0, length, message),
-                    *(0, 1, f.HEADERS, _END_BOTH, sid, 0xBE),
-                )
-            )
+            pack, data_head, prefix = _WHOLE[length]
+            # Few arguments: most of it is known before, and each costs as much as a small call.
+            out.append(pack(begin, sid, data_head, sid, prefix, message, tail, sid, end))
             # As the table closes it; nothing of a body or a queue is left of such a stream.
             stream.closed = True
             del table.open[sid]
