@@ -306,17 +306,19 @@ class Calls:
         stream = UnseenStream(0, head, 0)
         self._is_one_too_many(stream, cast("CallHead", head.target))
 
-    def on_excess(self, stream: Stream, text: str) -> None:
-        self.counters.calls_total += 1
-        self._is_one_too_many(stream, cast("CallHead", stream.head.target))
-        self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
-        self.sender.finish(stream, Code.RESOURCE_EXHAUSTED, status_text(text))
+    def on_large(self, stream: Stream, bytes_max: int) -> None:
+        # Clients retry RESOURCE_EXHAUSTED, a send for ever; this one never fits.
+        text = f"message too large, the maximum is {bytes_max} bytes"
+        self._turn_away(stream, Code.OUT_OF_RANGE, text)
+
+    def on_excess(self, stream: Stream) -> None:
+        self._turn_away(stream, Code.RESOURCE_EXHAUSTED, "too many unfinished requests")
 
     def shed(self, streams: Iterable[Stream]) -> None:
         """Refuse the requests that are still arriving: the server holds too many bytes of such."""
         for stream in list(streams):
             if not stream.ended:
-                self.on_excess(stream, "too many unfinished requests")
+                self.on_excess(stream)
 
     def on_cancel(self, stream: Stream) -> None:
         call = stream.call
@@ -387,6 +389,13 @@ class Calls:
             self.on_bug(call, error)
             return False
         return refusal is not None and refusal[0] is Code.RESOURCE_EXHAUSTED
+
+    def _turn_away(self, stream: Stream, code: Code, text: str) -> None:
+        """Answer a call whose request was not read to its end, or is not looked at."""
+        self.counters.calls_total += 1
+        self._is_one_too_many(stream, cast("CallHead", stream.head.target))
+        self.counters.statuses[code] += 1
+        self.sender.finish(stream, code, status_text(text))
 
     def _refuse(self, stream: Stream, head: CallHead) -> None:
         if self._is_one_too_many(stream, head):

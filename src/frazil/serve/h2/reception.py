@@ -45,8 +45,11 @@ class Application(Protocol):
     def on_refused(self, head: Head) -> None:
         """Take note of a request that is refused unseen, one too many of its connection."""
 
-    def on_excess(self, stream: Stream, text: str) -> None:
-        """Answer a request that is too large, or one too many that is still arriving."""
+    def on_large(self, stream: Stream, bytes_max: int) -> None:
+        """Answer a request that is larger than any may be."""
+
+    def on_excess(self, stream: Stream) -> None:
+        """Answer a request that is one too many of those still arriving."""
 
     def on_cancel(self, stream: Stream) -> None:
         """Forget a request that nobody waits for any more; its stream is closed."""
@@ -254,9 +257,9 @@ class Reception:
         elif -1 < stream.head.content_length < stream.size:
             self._reset(stream, ErrorCode.PROTOCOL_ERROR)
         elif stream.size > limits.message_bytes_max + 5:
-            self.application.on_excess(stream, "message too large")
+            self.application.on_large(stream, limits.message_bytes_max)
         elif self.table.unfinished > limits.unfinished_bytes_max:
-            self.application.on_excess(stream, "too many unfinished requests")
+            self.application.on_excess(stream)
         elif stream.credit < limits.stream_window // 2:
             self.sender.emit(f.window_update(stream.sid, limits.stream_window - stream.credit))
             stream.credit = limits.stream_window
@@ -275,7 +278,7 @@ class Reception:
         body = bytes(stream.body or b"")
         stream.body = None
         if len(body) > self.limits.message_bytes_max + 5:
-            self.application.on_excess(stream, "message too large")
+            self.application.on_large(stream, self.limits.message_bytes_max)
         else:
             self.application.on_request(stream, body)
 

@@ -152,13 +152,13 @@ def test_what_is_no_call_is_answered_plainly():
     assert client.status(client.call(3), sid=3)[0] == Code.OK
 
 
-def test_an_excess_has_a_status():
-    """A message too large is RESOURCE_EXHAUSTED."""
+def test_a_message_too_large_has_a_status():
+    """A message too large is OUT_OF_RANGE, which clients do not retry."""
     client = Client(lambda call, message: call.ok(b""))
     limit = ServerLimits().message_bytes_max
     data = [f.frame(f.DATA, 0, 1, bytes(16_384))] * (limit // 16_384 + 1)
     frames = client.send(client.headers(1), *data)
-    assert client.answers(frames)[1][0][0]["grpc-status"] == "8"
+    assert client.answers(frames)[1][0][0]["grpc-status"] == "11"
 
 
 def test_a_client_that_goes_away_is_told_to_the_handler():

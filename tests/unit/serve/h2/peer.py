@@ -62,9 +62,13 @@ class Recorder:
     def on_refused(self, head):
         self.refused.append(head)
 
-    def on_excess(self, stream, text):
-        self.excess.append((stream.sid, text))
-        self.sender.finish(stream, 8, text.encode())
+    def on_large(self, stream, bytes_max):
+        self.excess.append((stream.sid, f"larger than {bytes_max}"))
+        self.sender.finish(stream, 11, b"too large")
+
+    def on_excess(self, stream):
+        self.excess.append((stream.sid, "one too many"))
+        self.sender.finish(stream, 8, b"one too many")
 
     def on_cancel(self, stream):
         self.cancelled.append(stream.sid)

@@ -141,8 +141,8 @@ def test_a_message_too_large_is_answered_and_stopped(ends):
     peer = Peer(ServerLimits(message_bytes_max=1000))
     flags = f.END_STREAM if ends else 0
     frames = peer.send(peer.headers(1), f.frame(f.DATA, flags, 1, bytes(1006)))
-    assert peer.app.excess == [(1, "message too large")]
-    assert peer.answers(frames)[1][0][0]["grpc-status"] == "8"
+    assert peer.app.excess == [(1, "larger than 1000")]
+    assert peer.answers(frames)[1][0][0]["grpc-status"] == "11"
     assert resets(frames) == ({} if ends else {1: ErrorCode.NO_ERROR})
     if not ends:
         assert peer.send(f.frame(f.DATA, f.END_STREAM, 1, bytes(5000))) == []
@@ -155,7 +155,7 @@ def test_a_message_too_large_is_refused_on_the_short_way_too():
     peer = Peer(ServerLimits(message_bytes_max=1000))
     peer.send(peer.call(1), peer.call(3))
     peer.send(peer.call(5, bytes(1001)), peer.call(7, bytes(1000)))
-    assert peer.app.excess == [(5, "message too large")]
+    assert peer.app.excess == [(5, "larger than 1000")]
     assert [sid for sid, _ in peer.app.requests] == [1, 3, 7]
 
 
@@ -164,7 +164,7 @@ def test_requests_that_never_end_are_bounded():
     peer = Peer(ServerLimits(unfinished_bytes_max=40_000))
     for sid in (1, 3, 5):
         peer.send(peer.headers(sid), f.frame(f.DATA, 0, sid, bytes(16_000)))
-    assert peer.app.excess == [(5, "too many unfinished requests")]
+    assert peer.app.excess == [(5, "one too many")]
     assert peer.connection.table.unfinished == 32_000
     peer.send(f.frame(f.DATA, f.END_STREAM, 1, b""))
     assert peer.connection.table.unfinished == 16_000
