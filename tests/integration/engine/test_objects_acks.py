@@ -149,14 +149,21 @@ def test_a_store_that_is_away_is_told(tmp_path):
         ]
 
 
-def test_a_trouble_is_told_once_however_often_it_is_met(tmp_path, caplog):
-    """A store that is away is asked again and again for who waits; the log has it once."""
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_trouble_is_told_once_however_often_it_is_met(tmp_path, caplog, begun):
+    """A store that is away is asked again and again for who waits; the log has it once.
+
+    Also if an upload of the topic's own was begun before, which has to be settled first.
+    """
     with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.0}) as db:
         topic = db.create_topic("away")
         topic.append(b"there", ack="uploaded")
         (place,) = (tmp_path / "store").iterdir()
         shutil.move(place, tmp_path / "elsewhere")
         place.write_bytes(b"no directory")
+        if begun:
+            topic.append(b"behind")
+            wait_until(lambda: db.objects.catalog.intent(topic.runtime.state.id) is not None)
         topic.send(b"late", ack="uploaded")
         wait_until(lambda: db.objects.status()["topics"]["/default/away"]["failures"] >= 3)
     told = [each for each in caplog.records if each.getMessage() == "upload_failed"]

@@ -13,6 +13,7 @@ from frazil.errors import CorruptionError, Unavailable
 from frazil.testing import SimulatedClock
 from frazil.tiers.objects.shared import SharedOutcome
 from frazil.tiers.objects.troubles import Troubles
+from tests.unit.tiers.objects.objects_world import ObjectsWorld
 
 WAIT_S = 60
 
@@ -121,3 +122,28 @@ def test_who_waits_for_a_store_that_is_away_is_tried_often(scene, kind):
     scene.clock.advance(PROBE_S)
     served = [scene.sharing.serve() for _ in scene.topics]
     assert served == [kind is Unavailable] * 3
+
+
+def test_an_upload_that_was_begun_is_no_reason_to_ask_more_often():
+    """A store that is away is asked every 2 s too if it has to settle an upload first."""
+    world, topics, noted = ObjectsWorld(), {}, []
+    own = {"clock": world.clock, "linger_s": 0.0, "noted": noted.append, "hurry": lambda: None}
+    sharing = Sharing(topics, world.uploader, world.shared, **own)
+    topics[1] = Waiting(1, sharing, OnePlace())
+    world.log.create(1, "/default/t1")
+    world.log.plain(1, b"x")
+    world.store.fail("put", "throttled")
+    assert not world.uploader.cycle(1)
+    topics[1].publish()
+    for number in range(3):
+        for nth in range(1, 10):
+            world.store.fail("head", "throttled", nth=nth)
+        for _ in range(9):
+            assert not sharing.serve()
+        assert noted == [topics[1]] * (number + 1), "each failure is told, none by itself"
+        assert world.store.calls["head"] == number + 1
+        assert world.uploader.troubles[1].count == number + 2
+        world.clock.advance(PROBE_S)
+    world.store.heal()
+    assert sharing.serve()
+    assert world.catalog.topic(1).uploaded == 1

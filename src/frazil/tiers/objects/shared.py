@@ -140,13 +140,14 @@ class SharedUploader:
         if room.is_full:
             outcome.later.add(topic_id)
             return None
-        if self._catalog.intent(topic_id) is not None:
-            # An upload of its own was begun: it must have ended before its range is taken again.
-            self._uploader.settle(topic_id)
-        if not claims.enter_context(self._catalog.claim(topic_id)):
-            outcome.later.add(topic_id)
-            return None
         try:
+            if self._catalog.intent(topic_id) is not None:
+                # An upload of its own was begun: it must have ended before its range is taken
+                # again.
+                self._uploader.settle(topic_id)
+            if not claims.enter_context(self._catalog.claim(topic_id)):
+                outcome.later.add(topic_id)
+                return None
             self._catalog.fresh(topic_id)
             if self._catalog.intent(topic_id) is not None:
                 outcome.later.add(topic_id)

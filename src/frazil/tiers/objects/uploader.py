@@ -202,20 +202,20 @@ class Uploader:
     def settle(self, topic_id: int) -> bool:
         """Bring an upload to its end that was begun before, without beginning another.
 
-        It is tried now, whatever the topic's last trouble was: somebody waits.
+        It is tried now, whatever the topic's last trouble was: somebody waits, and is told what
+        goes wrong by the caller, who notes it.
 
         Returns:
-            Whether nothing is pending any more.
+            Whether nothing is pending any more; False if another thread has the topic.
+
+        Raises:
+            FrazilError: it could not be done; the upload is pending as before.
         """
         with self._catalog.claim(topic_id) as mine:
             if not mine:
                 return False
-            try:
-                if not self._settle(topic_id) and self._catalog.intent(topic_id) is not None:
-                    self._catalog.abandon(topic_id, why="its upload did not end")
-            except FrazilError as error:
-                self.note(topic_id, error)
-                return False
+            if not self._settle(topic_id) and self._catalog.intent(topic_id) is not None:
+                self._catalog.abandon(topic_id, why="its upload did not end")
             return True
 
     def _settle(self, topic_id: int) -> bool:

@@ -133,6 +133,40 @@ def test_an_upload_of_an_earlier_life_is_settled_first(world):
     assert world.records(1) == expected(1, b"a", b"b")
 
 
+def begin_in_vain(world, topic):
+    """Let an upload of a topic's own fail, and return the key that it was to have."""
+    world.store.fail("put", "throttled")
+    assert not world.uploader.cycle(topic)
+    world.store.heal()
+    return world.catalog.intent(topic).key
+
+
+def test_an_upload_that_cannot_be_settled_is_a_failure(world):
+    """Who waits for a topic whose own upload has failed is told why, and served when it can be."""
+    publish(world, b"a")
+    begin_in_vain(world, 1)
+    before = world.uploader.troubles[1]
+    world.store.fail("head", "stall")
+    outcome = world.shared.upload(heads(world))
+    assert set(outcome.uploaded) == {2, 3}
+    assert {topic: type(error) for topic, error in outcome.failures.items()} == {1: Unavailable}
+    assert not outcome.later
+    assert world.uploader.troubles[1] is before, "who is told notes it, once"
+    assert world.shared.upload(heads(world)).uploaded == heads(world)
+    assert world.records(1) == expected(1, b"a")
+
+
+def test_a_foreign_object_under_the_key_of_an_upload_that_was_begun_is_told(world):
+    """It stops the topic, and who waits must learn that: it is not something to ask again for."""
+    publish(world, b"a")
+    key = begin_in_vain(world, 1)
+    assert world.uploader.cycle(2)
+    world.store.plant(key, world.store.objects[world.catalog.topic(2).descriptors[0].key].data)
+    outcome = world.shared.upload(heads(world))
+    assert set(outcome.uploaded) == {2, 3}
+    assert outcome.failures[1].details["foreign"]
+
+
 def test_a_store_that_is_down_fails_all_that_wait(world):
     """Nobody is told that data is uploaded which is not; the next try serves all."""
     publish(world, b"a")
