@@ -351,8 +351,11 @@ class Objects:
 
     def _note_trouble(self, topic: ObjectsTopic) -> None:
         trouble = self.uploader.trouble(topic.id)
+        told, topic.trouble_told = topic.trouble_told, trouble
         if trouble is None:
-            topic.waits.delay = topic.error_told = ""
+            topic.waits.delay = ""
+            return
+        if trouble is told:
             return
         error = trouble.error
         if isinstance(error, CorruptionError) and self.frames.note_damage(topic.id, error):
@@ -362,9 +365,8 @@ class Objects:
         self.failures += 1
         topic.waits.delay = text
         # Each try has another key in its facts: it is the same trouble all the same.
-        if error.message != topic.error_told:
+        if told is None or error.message != told.error.message:
             warn("upload_failed", topic=topic.name, error=text, stopped=trouble.stopped)
-        topic.error_told = error.message
         if trouble.stopped:
             topic.stop(text)
 

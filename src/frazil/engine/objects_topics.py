@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from frazil.log.segment import Segment
     from frazil.tiers.objects.descriptor import TopicObjects
     from frazil.tiers.objects.frame_run import FrameSource
+    from frazil.tiers.objects.troubles import Trouble
 
 __all__ = ["OBJECTS_HOLD", "ObjectsTopic", "hold_control"]
 
@@ -55,7 +56,8 @@ class ObjectsTopic:
         self.rewrite_at = 0.0
         """When to look again whether it has to be rewritten."""
         self.failures = 0
-        self.error_told = ""
+        self.trouble_told: Trouble | None = None
+        """Its last trouble that was counted, and told if it was another one than before."""
         self.stopped = LOST if self._lacks_objects() else ""
         """Why it is not uploaded any more, until somebody acts."""
         # They may be found in a moment: who waits is not refused before it is known.

@@ -130,16 +130,37 @@ def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
             bad.append(b"%d" % number)
             good.append(b"%d" % number)
         wait_until(lambda: good.stats()["uploaded"] == 20)
-        wait_until(lambda: db.objects.status()["topics"]["/default/bad"]["state"] == "failing")
+        wait_until(lambda: db.objects.status()["topics"]["/default/bad"]["failures"] > 0)
         found = db.objects.status()["topics"]["/default/bad"]
-        assert found["why"]
-        assert found["failures"] > 0
+        assert (found["state"], bool(found["why"])) == ("failing", True)
         assert found["lag_records"] == 20
         assert found["lag_bytes"] > 0
         folder.unlink()
         wait_until(lambda: bad.stats()["uploaded"] == 20)
         assert len(uploaded_rows(db, bad)) == 20
         assert db.objects.status()["topics"]["/default/bad"]["state"] == "running"
+
+
+def test_a_failed_upload_is_counted_once(tmp_path):
+    """`failures` is how often an upload was given up, by topic and in all."""
+    with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.0}) as db:
+        (tmp_path / "store").mkdir(exist_ok=True)
+        (tmp_path / "store" / db.main.journal.journal_id.hex()).write_bytes(b"no directory")
+        topic = db.create_topic("bad")
+        topic.append(b"x")
+        known = db.objects.topics[topic.runtime.state.id]
+        counts = []
+
+        def is_counted():
+            """Look between two tries: all of the tries so far are counted then."""
+            trouble = db.objects.uploader.trouble(known.id)
+            if trouble is None or trouble.count < 2 or known.busy:
+                return False
+            counts[:] = trouble.count, known.failures, db.objects.failures
+            return db.objects.uploader.trouble(known.id) is trouble
+
+        wait_until(is_counted)
+        assert counts == [counts[0]] * 3
 
 
 def without_metadata(tmp_path):
