@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from itertools import accumulate
 from struct import pack as pack_struct
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -70,6 +71,12 @@ MESSAGE_SCHEMA: Final[pa.Schema] = _message_schema()
 _TYPES: Final[tuple[pa.DataType, ...]] = tuple(MESSAGE_SCHEMA.types)
 UINT64_MAX: Final = 2**64 - 1
 UINT32_MAX: Final = 2**32 - 1
+INT64_MAX: Final = 2**63 - 1
+INT32_MAX: Final = 2**31 - 1
+"""The bytes that one column of texts or payloads may have."""
+_PACKING: Final = {5: "<Q", 6: "<Q", 7: "<I"}
+_GREATEST: Final = {5: UINT64_MAX, 6: UINT64_MAX, 7: UINT32_MAX}
+"""Of the columns of numbers, by their places: how one is written, and the greatest there is."""
 # One set of null columns of this length serves every smaller batch as slices.
 NULLS_ROWS: Final = 4096
 
@@ -121,7 +128,7 @@ def message_batch(messages: Sequence[Message], time_us: int) -> pa.RecordBatch:
     if attributes.count(None) != len(attributes):
         attributes = tuple(None if one is None else list(one.items()) for one in attributes)
     columns = [
-        pa.array(payloads, _TYPES[0]),
+        _payloads(payloads),
         _optional(keys, 1),
         _optional(attributes, 2),
         _times(times, time_us),
@@ -200,18 +207,46 @@ def _same_time(rows: int, time_us: int) -> pa.Array:
     return pa.Array.from_buffers(_TIME_TYPE, rows, [None, stamps], null_count=0)
 
 
+def _payloads(payloads: tuple[bytes, ...]) -> pa.Array:
+    rows, data = len(payloads), b"".join(payloads)
+    if len(data) > INT32_MAX:
+        return pa.array(payloads, _TYPES[0])
+    offsets = pack_struct(f"<{rows + 1}i", *accumulate(map(len, payloads), initial=0))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(_TYPES[0], rows, buffers, null_count=0)
+
+
 def _times(times: tuple[int | None, ...], time_us: int) -> pa.Array:
-    if times.count(None) == len(times):
-        return _same_time(len(times), time_us)
+    first = times[0]
+    if times.count(first) == len(times) and (first is None or 0 <= first <= INT64_MAX):
+        return _same_time(len(times), time_us if first is None else first)
     return pa.array([time_us if time is None else time for time in times], _TIME_TYPE)
 
 
-def _optional(values: tuple[object, ...], index: int) -> pa.Array:
-    """Return a nullable column; one of nulls only, the common case, is not built anew."""
-    rows = len(values)
-    if values.count(None) == rows:
+def _optional(values: tuple[Any, ...], index: int) -> pa.Array:
+    """Return a nullable column; what is the same in all rows, the common case, is not looked at."""
+    rows, first = len(values), values[0]
+    if values.count(first) != rows:
+        return pa.array(values, _TYPES[index])
+    if first is None:
         return _nulls(index, rows)
-    return pa.array(values, _TYPES[index])
+    if type(first) is str:
+        return _same_text(first, rows)
+    packing = _PACKING.get(index)
+    if packing is None or not 0 <= first <= _GREATEST[index]:
+        return pa.array(values, _TYPES[index])
+    numbers = pa.py_buffer(pack_struct(packing, first) * rows)
+    return pa.Array.from_buffers(_TYPES[index], rows, [None, numbers], null_count=0)
+
+
+def _same_text(text: str, rows: int) -> pa.Array:
+    data = text.encode()
+    size = len(data)
+    if not 0 < size * rows <= INT32_MAX:
+        return pa.array([text] * rows, pa.string())
+    offsets = pack_struct(f"<{rows + 1}i", *range(0, size * rows + 1, size))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data * rows)]
+    return pa.Array.from_buffers(pa.string(), rows, buffers, null_count=0)
 
 
 def _check_text(what: str, text: object, *, bytes_max: int) -> int:

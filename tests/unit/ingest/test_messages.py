@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import struct
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.ingest.columns import IngestLimits, ids_of, last_id
@@ -134,6 +137,52 @@ def test_a_batch_holds_every_field():
     assert bare.pop("publish_time") == _time(7)
     assert set(bare.values()) == {None}
     assert message_batch([], 7).num_rows == 0
+
+
+def _one_by_one(messages, time_us):
+    """Return the columns as Arrow builds them from values."""
+    times = [time_us if one.publish_time is None else one.publish_time for one in messages]
+    attributes = [one.attributes and list(one.attributes.items()) for one in messages]
+    columns = [[getattr(one, name) for one in messages] for name in MESSAGE_SCHEMA.names]
+    columns[2], columns[3] = attributes, times
+    pairs = zip(columns, MESSAGE_SCHEMA.types, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, kind) for column, kind in pairs], schema=MESSAGE_SCHEMA
+    )
+
+
+_SOME = st.builds(
+    Message,
+    st.sampled_from([b"", b"x", b"payload"]),
+    st.sampled_from([None, "", "key", "schl\u00fcssel"]),
+    st.sampled_from([None, {"a": "b"}]),
+    st.sampled_from([None, 0, NOW]),
+    st.sampled_from([None, "", "producer"]),
+    st.sampled_from([None, 0, 2**64 - 1]),
+    st.sampled_from([None, 0, 5]),
+    st.sampled_from([None, 0, 2**32 - 1]),
+)
+
+
+@given(st.lists(_SOME, min_size=1, max_size=5), st.integers(1, 3))
+def test_a_batch_is_what_arrow_makes_of_the_values(messages, times):
+    """Also columns with one value in all rows, which are put together without looking at each."""
+    messages = messages * times
+    batch = message_batch(messages, 7)
+    batch.validate(full=True)
+    assert batch.equals(_one_by_one(messages, 7))
+
+
+@pytest.mark.parametrize("field", ["publish_time", "producer_id", "schema_id", "schema_version"])
+@pytest.mark.parametrize("value", [-1 << 63, 1 << 64])
+def test_a_number_that_no_column_takes_is_arrows_to_refuse(field, value):
+    """Damaged frames may have such; whoever reads them knows Arrow's errors."""
+    message = Message(b"x", **{field: value})
+    if field == "publish_time" and value < 0:
+        assert message_batch([message] * 2, 7).equals(_one_by_one([message] * 2, 7))
+        return
+    with pytest.raises((pa.ArrowInvalid, OverflowError)):
+        message_batch([message] * 2, 7)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 4096, 5000])
