@@ -28,9 +28,7 @@ from frazil.serve.auth import (
     server_context,
 )
 from frazil.serve.auth.connections import ConnectionCounts
-from frazil.serve.danube.routes import PUBLISHING, Services
-from frazil.serve.grpc.calls import GOES_AWAY
-from frazil.serve.grpc.codec import Code
+from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
 from frazil.serve.h2.limits import ServerLimits
@@ -206,7 +204,6 @@ class Broker:
         withdraw(self.engine)
         for server in self._servers.values():
             server.expect_end()
-            server.router.turn_away(PUBLISHING, Code.UNAVAILABLE, GOES_AWAY)
         self.services.begin_close()
         try:
             drained = await asyncio.gather(

@@ -68,7 +68,7 @@ GOES = (grpc.StatusCode.UNAVAILABLE, "server is shutting down")
 
 
 def test_clients_are_answered_until_they_have_asked_again(tmp_path):
-    """A stream's end is followed by refusals of all but acks and health, on the same connection."""
+    """Behind a stream's end acks and health are answered; all else is refused when it closes."""
 
     async def scene():
         overrides = {**SETTINGS, "data_dir": str(tmp_path), "serve.drain_s": SECONDS_MAX}
@@ -86,15 +86,23 @@ def test_clients_are_answered_until_they_have_asked_again(tmp_path):
             message = wire.StreamMessage.FromString(await stream.read())
             stopping = asyncio.create_task(broker.stop())
             assert await refusal(stream.read()) == GOES
-            assert await refusal(client.send(made.producer_id)) == GOES
-            assert await refusal(client.create()) == GOES
+            fresh = [
+                asyncio.ensure_future(refusal(client.send(made.producer_id))),
+                asyncio.ensure_future(refusal(client.create())),
+            ]
             assert await refusal(client.subscribe()) == GOES
+            again = client.receive(consumer.consumer_id)
+            assert await refusal(again.read()) == GOES
             await client.ack(message)
             health = await client.health(consumer.consumer_id)
             assert health.status == wire.HealthCheckResponse.CLOSE
-            await asyncio.sleep(6 * server.limits.quiet_s)
+            # The stream was asked for once, not again: whoever wants something new waits.
+            await asyncio.sleep(10 * server.limits.quiet_s)
             assert not stopping.done()
-            assert await refusal(client.receive(consumer.consumer_id).read()) == GOES
+            assert not any(each.done() for each in fresh)
+            again = client.receive(consumer.consumer_id)
+            assert await refusal(again.read()) == GOES
+            assert await asyncio.gather(*fresh) == [GOES, GOES]
             # Now the client knows: nothing keeps the connection any more.
             await asyncio.wait_for(stopping, SECONDS_MAX)
 

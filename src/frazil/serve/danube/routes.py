@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from frazil.engine.delivery import Deliveries
 from frazil.engine.subscription_settings import SubscriptionSettings
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
     from frazil.engine.core import Engine
     from frazil.serve.grpc.router import Route
 
-__all__ = ["PUBLISHING", "Services", "data_routes"]
-
-PUBLISHING: Final = frozenset(
-    {"/danube.ProducerService/CreateProducer", "/danube.ProducerService/SendMessage"}
-)
-"""What is refused from the moment on that the broker stops."""
+__all__ = ["Services", "data_routes"]
 
 
 class Services:
@@ -91,8 +86,12 @@ class Services:
         """Return the routes of the data port; what is not among them is not served."""
         producers, consumers, discovery = self.producers, self.consumers, self.discovery
         return {
-            "/danube.ProducerService/CreateProducer": Unary(awaited(producers.create)),
-            "/danube.ProducerService/SendMessage": Unary(producers.send, producers.send_all),
+            "/danube.ProducerService/CreateProducer": Unary(
+                awaited(producers.create), is_fresh=True
+            ),
+            "/danube.ProducerService/SendMessage": Unary(
+                producers.send, producers.send_all, is_fresh=True
+            ),
             "/danube.ConsumerService/Subscribe": Unary(awaited(consumers.subscribe)),
             "/danube.ConsumerService/ReceiveMessages": Stream(consumers.receive),
             "/danube.ConsumerService/Ack": Unary(consumers.ack, consumers.ack_all),

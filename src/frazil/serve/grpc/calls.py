@@ -154,7 +154,6 @@ class Call:
         self._stream.call = None
         if self.head.is_stream:
             self._calls.long_calls -= 1
-            self._calls.long_ended += 1
         if self.deadline is not None:
             self._calls.timed.pop(self._stream.sid, None)
 
@@ -182,10 +181,13 @@ class Calls:
         """Calls that the guard let through."""
         self.long_calls = 0
         """Streams of messages that are open."""
-        self.long_ended = 0
-        """Streams of messages that got their status, those that were refused included."""
+        self.held: dict[int, Call] = {}
+        """Calls that wait for their refusal, by their streams."""
+        self.streams_held = 0
+        """Streams of messages that were asked for and held since this connection is to end."""
+        self._streams_spared = 0
         self._long_calls_max = long_calls_max
-        self._is_ending = False
+        self._is_ending = self._is_parting = False
         self._router = router
         self._run_many: RunHandler | None = None
         self._run_streams: list[Stream] = []
@@ -220,7 +222,7 @@ class Calls:
             return
         self._run_streams, self._run_bodies = [], []
         free = 0
-        if len(streams) >= RUN_CALLS_MIN:
+        if len(streams) >= RUN_CALLS_MIN and not self._is_ending:
             router = self._router
             if router.guard is None:
                 free = len(streams)
@@ -268,13 +270,16 @@ class Calls:
             call.message = only_message(body)
             if head.timeout_s is not None:
                 self._expect(call, head.timeout_s)
-            if self._router.guard is not None:
-                refusal = self._router.guard(call)
-                if refusal is not None:
-                    call.fail(*refusal)
-                    return
-            self.accepted += 1
-            head.handler(call, call.message)
+            if self._is_ending and head.is_fresh:
+                self._hold(call)
+            else:
+                if self._router.guard is not None:
+                    refusal = self._router.guard(call)
+                    if refusal is not None:
+                        call.fail(*refusal)
+                        return
+                self.accepted += 1
+                head.handler(call, call.message)
         except CallFailed as error:
             call.fail(error.code, error.text)
         except Exception as error:  # noqa: BLE001 - a handler's bug is its call's status, no more
@@ -326,6 +331,8 @@ class Calls:
             stream.call = None
             if call.head.is_stream:
                 self.long_calls -= 1
+            if self.held:
+                self.held.pop(stream.sid, None)
             self.counters.cancelled_total += 1
             self._tell(call, call.on_cancel)
         elif call is GATHERED:
@@ -349,9 +356,25 @@ class Calls:
                 del self.timed[sid]
                 self._end(call, Code.DEADLINE_EXCEEDED, "deadline exceeded")
 
-    def end_streams(self, streams: Iterable[Stream]) -> None:
-        """End the streams of messages, and refuse others: this server goes away."""
+    def hold_fresh(self, streams: int) -> None:
+        """Leave calls for fresh work without an answer from now on, until `part`.
+
+        The first `streams` of messages are refused at once: a client that waits for one, as
+        Danube's in Rust does, cannot ack meanwhile.
+        """
         self._is_ending = True
+        self._streams_spared += streams
+
+    def part(self) -> None:
+        """Refuse what was held, all at once, and whatever comes of the kind from now on."""
+        self._is_ending = self._is_parting = True
+        held = list(self.held.values())
+        self.held.clear()
+        for call in held:
+            call.fail(Code.UNAVAILABLE, GOES_AWAY)
+
+    def end_streams(self, streams: Iterable[Stream]) -> None:
+        """End the streams of messages: this server goes away."""
         for stream in list(streams):
             call = stream.call
             if isinstance(call, Call) and call.head.is_stream:
@@ -408,10 +431,19 @@ class Calls:
         else:
             self.sender.plain(stream, head.plain_status)
 
+    def _hold(self, call: Call) -> None:
+        """Let a call wait for its refusal."""
+        if self._is_parting:
+            raise CallFailed(Code.UNAVAILABLE, GOES_AWAY)
+        if call.head.is_stream:
+            if self._streams_spared:
+                self._streams_spared -= 1
+                raise CallFailed(Code.UNAVAILABLE, GOES_AWAY)
+            self.streams_held += 1
+        self.held[call._stream.sid] = call  # noqa: SLF001 - a call is a part of this
+
     def _count_long(self) -> None:
         self.long_calls += 1
-        if self._is_ending:
-            raise CallFailed(Code.UNAVAILABLE, GOES_AWAY)
         if self._long_calls_max is not None and self.long_calls > self._long_calls_max:
             raise CallFailed(Code.RESOURCE_EXHAUSTED, TOO_MANY_STREAMS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -35,11 +35,13 @@ _CONTENT_TYPE: Final = b"application/grpc"
 class Unary:
     """One message in, one message out.
 
-    `many`, if there is one, gets calls that came together.
+    `many`, if there is one, gets calls that came together. A server that stops refuses those that
+    are `fresh` work.
     """
 
     handler: Handler
     many: RunHandler | None = None
+    is_fresh: bool = False
     is_stream: bool = attrs.field(default=False, init=False)
 
 
@@ -49,6 +51,7 @@ class Stream:
 
     handler: Handler
     many: None = attrs.field(default=None, init=False)
+    is_fresh: bool = attrs.field(default=True, init=False)
     is_stream: bool = attrs.field(default=True, init=False)
 
 
@@ -72,6 +75,8 @@ class CallHead:
     refusal: tuple[Code, str] | None = None
     many: RunHandler | None = None
     """None also where each call needs to be looked at, as one with a deadline does."""
+    is_fresh: bool = False
+    """Whether it is refused by a server that stops."""
 
     @property
     def is_refused(self) -> bool:
@@ -97,18 +102,6 @@ class Router:
             "", None, refusal=(Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
         )
         """What requests mean whose headers are larger than allowed."""
-
-    def turn_away(self, paths: Collection[str], code: Code, text: str) -> None:
-        """Answer calls of these paths with a status from now on; the others go on as they did."""
-        guard = self.guard
-
-        def check(call: Call) -> tuple[Code, str] | None:
-            if call.path in paths:
-                return code, text
-            return None if guard is None else guard(call)
-
-        self.guard = check
-        self.free_calls = None
 
     def resolve(self, fields: Fields) -> CallHead:
         """Return what a request's headers mean; whatever is wrong is part of it."""
@@ -138,6 +131,7 @@ class Router:
             MappingProxyType(binaries),
             seconds,
             many=route.many if seconds is None else None,
+            is_fresh=route.is_fresh,
         )
 
 

@@ -110,7 +110,7 @@ class Server:
             shell.recheck(check)
 
     def expect_end(self) -> None:
-        """Note which streams of messages are open: something else than `drain` will end them."""
+        """Prepare for `drain`: something else will end the streams of messages before it."""
         for shell in tuple(self._shells):
             shell.expect_end()
 
@@ -122,7 +122,7 @@ class Server:
         """
         self._is_draining = True
         self._stop_listening()
-        now = self._loop.time()
+        now = self.clock.monotonic()
         deadline = now + deadline_s
         for shell in tuple(self._shells):
             shell.begin_drain(now)
@@ -130,7 +130,7 @@ class Server:
         while self._shells and now < deadline:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), min(_LOOK_S, deadline - now))
-            now = self._loop.time()
+            now = self.clock.monotonic()
             for shell in tuple(self._shells):
                 shell.go_on_draining(now)
         left = len(self._shells)

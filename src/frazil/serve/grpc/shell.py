@@ -84,9 +84,10 @@ class Shell(asyncio.BufferedProtocol):
         self._closing_since: float | None = None
         self._drained_since: float | None = None
         self._streams_due = 0
-        """How many streams of messages must have got their status before this closes quietly."""
-        self._draining_from = self._stirred = 0.0
-        self._last_seen = 0
+        """How many streams of messages are to be asked for twice before this closes quietly."""
+        self._draining_from: float | None = None
+        self._asked = 0.0
+        """When something came last from a client that is to go."""
 
     # -- the transport's side --------------------------------------------------------------------
 
@@ -121,6 +122,8 @@ class Shell(asyncio.BufferedProtocol):
         self._host.counters.received_bytes_total += nbytes
         self._pinged = None
         self._heard = 0.0
+        if self._draining_from is not None:
+            self._asked = self._host.clock.monotonic()
         is_alive = self.connection.receive(data)
         self.calls.end_run()
         self.flush()
@@ -184,40 +187,44 @@ class Shell(asyncio.BufferedProtocol):
                     self.close()
 
     def expect_end(self) -> None:
-        """Note the open streams of messages: when they end, many clients ask for others at once."""
+        """Hold calls for fresh work: many clients ask for a stream at once when theirs ends."""
         if self._is_live:
-            due = self.calls.long_ended + 2 * self.calls.long_calls
-            self._streams_due = max(self._streams_due, due)
+            self.calls.hold_fresh(self.calls.long_calls)
+            self._streams_due += self.calls.long_calls
 
     def begin_drain(self, now: float) -> None:
-        """End the streams of messages; the client may still ask, and be refused."""
+        """End the streams of messages; the client may still ask."""
         if self._is_live:
             self.expect_end()
             self.calls.end_streams(self.connection.table.open.values())
-            self._draining_from = self._stirred = now
+            self._draining_from = self._asked = now
             self.flush()
 
     def go_on_draining(self, now: float) -> None:
-        """Close when the client is quiet; tell it to go elsewhere if it never is.
+        """Part from a client that is quiet; tell it to go elsewhere if it never is.
 
         A GOAWAY, or the end of the connection, that meets a new call on its way is a final error to
         clients that do not know better (hyper's): a consumer of theirs never comes back. Behind a
-        refusal they wait before they ask again. So those are told by refusals first.
+        refusal they wait before they ask again. So who asks for a stream is refused once, has the
+        time to ack, and is held when he asks again; when all are, they are refused in the moment
+        in which the connection closes.
         """
         if not self._is_live or self._is_closing or self.connection.is_draining:
             return
-        connection, table = self.connection, self.connection.table
-        if table.open or table.last != self._last_seen:
-            self._last_seen = table.last
-            self._stirred = now
-        if table.open:
-            self._draining_from = now
-        has_asked = self.calls.long_ended >= self._streams_due
-        if has_asked and now - self._stirred >= self._limits.quiet_s:
+        if self._draining_from is None:
+            # It was set up just now.
+            self.begin_drain(now)
+        assert self._draining_from is not None
+        connection, calls = self.connection, self.calls
+        if len(connection.table.open) > len(calls.held):
+            self._draining_from = self._asked = now
+        elif now - self._asked >= self._limits.quiet_s and calls.streams_held >= self._streams_due:
+            calls.part()
             connection.begin_drain()
             connection.finish_drain()
             self.flush()
-        elif not table.open and now - self._draining_from >= self._limits.linger_s:
+        elif now - self._draining_from >= self._limits.linger_s:
+            calls.part()
             connection.begin_drain()
             self.flush()
 

@@ -75,7 +75,7 @@ class ServerLimits:
     keepalive_timeout_s: float = 20.0
     stall_s: float = 120.0
     """A peer that reads nothing for so long while bytes wait for it is cut off."""
-    quiet_s: float = 0.05
-    """A client that asked for nothing for so long is quiet; Danube's wait longer between tries."""
-    linger_s: float = 0.5
-    """How long a server that stops waits for that before it sends the client away."""
+    quiet_s: float = 0.02
+    """A client that asked for nothing for so long is quiet, and may be parted from."""
+    linger_s: float = 1.0
+    """How long a server that stops waits for a quiet client before it sends it away."""

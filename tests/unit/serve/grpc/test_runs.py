@@ -21,13 +21,13 @@ TIMED = (*REQUEST, ("grpc-timeout", "2S"))
 class Client(Peer):
     """A peer of a router with one method that takes runs, and one that does not."""
 
-    def __init__(self, many=None, *, guard=None, free_calls=None, settings=None):
+    def __init__(self, many=None, *, guard=None, free_calls=None, settings=None, is_fresh=False):
         super().__init__(greet=False)
         self.seen = []
         self.runs = []
         self.counters = Counters()
         routes = {
-            "/t.T/Echo": Unary(self._one, None if many is False else self._many),
+            "/t.T/Echo": Unary(self._one, None if many is False else self._many, is_fresh=is_fresh),
             "/t.T/Other": Unary(self._other),
         }
         self.many = many
@@ -285,19 +285,19 @@ def test_a_run_is_answered_with_the_bytes_of_single_calls(sizes, window, table):
     assert sent[0] == sent[1]
 
 
-def test_paths_that_are_turned_away_have_their_status_together_and_alone():
-    """Their handlers see none of them; other paths are served, and the guard is still asked."""
-    asked = []
-
-    def guard(call):
-        asked.append(call.path)
-
-    client = Client(guard=guard, free_calls=lambda _, count: count)
-    client.calls._router.turn_away({"/t.T/Echo"}, Code.UNAVAILABLE, "gone")
+def test_fresh_work_is_held_and_refused_when_the_connection_ends():
+    """Together or alone, no handler sees it; other calls are answered; one given up is forgotten."""
+    client = Client(is_fresh=True)
+    client.calls.hold_fresh(0)
     run = [client.call(sid) for sid in range(1, 41, 2)]
-    answers = client.answers(client.send(*run, client.call(41, b"x", OTHER)))
-    found = {sid: answers[sid][0][-1]["grpc-status"] for sid in range(1, 43, 2)}
-    assert found.pop(41) == "0"
-    assert set(found.values()) == {str(int(Code.UNAVAILABLE))}
+    answers = client.answers(client.send(*run, client.call(41, b"x", OTHER), client.call(43)))
+    assert set(answers) == {41}
+    client.send(f.reset(3, f.ErrorCode.CANCEL))
+    assert len(client.calls.held) == 20
+    client.calls.part()
+    answers = client.answers(client.take())
+    found = {sid: heads[-1]["grpc-status"] for sid, (heads, *_) in answers.items()}
+    assert found == dict.fromkeys([1, *range(5, 41, 2), 43], str(int(Code.UNAVAILABLE)))
+    late = client.answers(client.send(client.call(45)))[45][0][-1]
+    assert late["grpc-status"] == str(int(Code.UNAVAILABLE))
     assert client.seen == [("other", b"x")]
-    assert asked == ["/t.T/Other"]
