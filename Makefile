@@ -41,7 +41,7 @@ check: environment-dev static ## Format, lint, types, layers, unit + contract + 
 bench: environment-dev ## Run the benchmark NAME=log
 	@$(PY) bench/$(NAME).py
 
-clients: environment-dev ## Real clients of other languages against the broker; builds them first (cargo, go, java)
+clients: environment-dev ## Real clients of other languages against the broker; builds them first (cargo)
 	@$(PYTEST) tests/clients -m clients -n $(JOBS) -rs
 
 crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n LIVES=n, exhaustive damage
