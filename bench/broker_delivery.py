@@ -1,9 +1,10 @@
 """Delivery to one client, 1 KiB: a backlog with acks, and what waits for it without storage.
 
-Measured with the client in C and with the one on grpc-go. The other side is the own server, without an engine, that puts the same
-messages together; beside an acked stream the client makes one call that does nothing for each
-message. A topic without storage has no backlog: its consumer's window is closed while as many
-messages are sent as its queue holds, then opened; the bare stream is begun in the same way.
+Measured with the client in C and with the one on grpc-go. The other side is the own server, without
+an engine, that puts the same messages together; beside an acked stream the client makes one call
+that does nothing for each message. A topic without storage has no backlog: its consumer's window is
+closed while as many messages are sent as its queue holds, then opened; the bare stream is begun in
+the same way.
 """
 
 from __future__ import annotations
@@ -109,9 +110,10 @@ def _bare(
 def _rows(found: dict[str, list[float]], name: str) -> list[Row]:
     grpcio = [max(pair) for pair in zip(found["sync"], found["aio"], strict=True)]
     unit = "records/s"
+    backlog = f"delivery of a backlog, 1 KiB, with acks ({name})"
     return [
         compare(
-            f"delivery of a backlog, 1 KiB, with acks ({name}), against the own server without an engine",
+            f"{backlog}, against the own server without an engine",
             found["acked"],
             found["bare acked"],
             unit,
@@ -132,7 +134,7 @@ def _rows(found: dict[str, list[float]], name: str) -> list[Row]:
             ratio_min=GRPCIO_RATIO_MIN,
         ),
         compare(
-            f"delivery of a backlog, 1 KiB, with acks ({name}), against grpcio's bare stream without them",
+            f"{backlog}, against grpcio's bare stream without them",
             found["acked"],
             grpcio,
             unit,

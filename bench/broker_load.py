@@ -1,7 +1,7 @@
 """The load generators: built once a run, started for each measurement, their figures as a dict.
 
-The one in C writes frames itself and costs next to nothing. The one in Go takes grpc-go, as Danube's
-own client does, so that it costs what clients cost; it makes calls and reads streams.
+The one in C writes frames itself and costs next to nothing. The one in Go takes grpc-go, as
+Danube's own client does, so that it costs what clients cost; it makes calls and reads streams.
 """
 
 from __future__ import annotations

@@ -41,6 +41,17 @@ def as_parsed(reply, identity, message, _envelope):
     return MessageResponse.FromString(reply).request_id, identity, message
 
 
+def assert_read_as_parsed(envelopes, data):
+    """Read a request as the parser does, or refuse it as that does."""
+    try:
+        expected = parse_send(data)
+    except Refused:
+        with pytest.raises(Refused):
+            envelopes.read(data)
+    else:
+        assert as_parsed(*envelopes.read(data)) == expected
+
+
 def is_known(envelopes, data):
     """Tell whether a request is read without the parser."""
     return envelopes.read(data)[3] is not None
@@ -112,13 +123,7 @@ def test_an_end_that_changes_what_came_before_is_the_parsers(end):
     data = request() + end
     envelopes = taught(request())
     for _ in range(4):
-        try:
-            expected = parse_send(data)
-        except Refused:
-            with pytest.raises(Refused):
-                envelopes.read(data)
-        else:
-            assert as_parsed(*envelopes.read(data)) == expected
+        assert_read_as_parsed(envelopes, data)
 
 
 def test_limits_hold_for_what_is_remembered():
@@ -165,13 +170,7 @@ def test_it_reads_what_the_parser_reads(sequence):
     envelopes = Envelopes()
     for data in sequence:
         for _ in range(3):
-            try:
-                expected = parse_send(data)
-            except Refused:
-                with pytest.raises(Refused):
-                    envelopes.read(data)
-            else:
-                assert as_parsed(*envelopes.read(data)) == expected
+            assert_read_as_parsed(envelopes, data)
 
 
 @given(st.binary(max_size=60), st.integers(0, 60))
@@ -179,10 +178,4 @@ def test_junk_is_refused_as_the_parser_does(junk, cut):
     """Bytes that nobody sent, alone and behind the beginning of a message."""
     envelopes = taught(request())
     for data in (junk, request()[:cut] + junk):
-        try:
-            expected = parse_send(data)
-        except Refused:
-            with pytest.raises(Refused):
-                envelopes.read(data)
-        else:
-            assert as_parsed(*envelopes.read(data)) == expected
+        assert_read_as_parsed(envelopes, data)
