@@ -60,7 +60,8 @@ def wait_until(holds, *, seconds=WAIT_S, what="the condition"):
 class Broker:
     """One broker's directory, ports and process, over as many lives as it gets."""
 
-    def __init__(self, directory, *, settings=None, forks=None):
+    def __init__(self, directory, *, settings=None, forks=None, variables=None):
+        assert forks is None or variables is None, "a fork has the environment of its parent"
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port, self.admin_port, self.http_port = free_ports(3)
@@ -68,6 +69,7 @@ class Broker:
         self.settings = {**SETTINGS, **(settings or {})}
         self.pid = None
         self._forks = forks
+        self._variables = variables or {}
         self._process = None
 
     @property
@@ -98,7 +100,7 @@ class Broker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment(),
+                env={**environment(), **self._variables},
             )
         self.pid = self._process.pid
 

@@ -12,16 +12,11 @@ import grpc
 import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
-from frazil.serve.danube.proto.danube_admin_pb2 import (
-    PoisonPolicy,
-    SetSubscriptionFailurePolicyRequest,
-    SubscriptionFailurePolicy,
-    SubscriptionResponse,
-)
 from frazil.serve.danube.proto.danube_pb2 import ConsumerRequest, ReceiveRequest
 from tests.crash.broker_process import Broker
 from tests.crash.broker_world import Clients, checked
 from tests.integration.serve.wire_world import Wire
+from tests.integration.serve.wire_world_load import no_time_outs
 from tests.integration.serve.wire_world_readers import Methods
 
 pytestmark = pytest.mark.integration
@@ -118,28 +113,13 @@ async def make_producer(url):
     return producer
 
 
-def no_time_outs(broker):
-    """Let the subscription's records wait for their acks for ever."""
-    with grpc.insecure_channel(f"127.0.0.1:{broker.admin_port}") as channel:
-        call = channel.unary_unary(
-            "/danube_admin.TopicAdmin/SetSubscriptionFailurePolicy",
-            SetSubscriptionFailurePolicyRequest.SerializeToString,
-            SubscriptionResponse.FromString,
-        )
-        policy = SubscriptionFailurePolicy(max_redelivery_count=5, poison_policy=PoisonPolicy.Block)
-        request = SetSubscriptionFailurePolicyRequest(
-            topic=TOPIC, subscription="s", failure_policy=policy
-        )
-        assert call(request).success
-
-
 @pytest.mark.long
 def test_a_consumer_behind_a_dead_wire_is_given_up(tmp_path):
     """What a silent connection holds goes to another consumer, without any time for acks."""
 
     async def scene(broker, wire):
         producer = await make_producer(broker.url)
-        no_time_outs(broker)
+        no_time_outs(broker, topic=TOPIC, subscription="s")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{wire.port}") as channel:
             methods = Methods(channel)
             made = await methods.subscribe(

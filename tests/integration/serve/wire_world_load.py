@@ -8,6 +8,12 @@ import contextlib
 import grpc
 from danube import DanubeClientBuilder, DispatchStrategy
 
+from frazil.serve.danube.proto.danube_admin_pb2 import (
+    PoisonPolicy,
+    SetSubscriptionFailurePolicyRequest,
+    SubscriptionFailurePolicy,
+    SubscriptionResponse,
+)
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, ConsumerRequest, ReceiveRequest
 from tests.crash.broker_process import Broker, Peer
 from tests.integration.serve.wire_world_readers import Methods, number_of, payload_of
@@ -15,13 +21,19 @@ from tests.integration.serve.wire_world_readers import Methods, number_of, paylo
 IN_FLIGHT = 8
 TOPIC = "/default/fan"
 SETTINGS = {"memory.enabled": "false", "memory.budget_bytes": 32 << 20}
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(16 << 10)}
+"""Memory that held a payload goes back to the system when it is free.
+
+Left to itself the C library keeps an amount that depends on what else was free at that moment.
+"""
 OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 
 @contextlib.contextmanager
 def served(directory, **settings):
-    """Run a broker with a small budget of memory."""
-    with contextlib.closing(Broker(directory, settings={**SETTINGS, **settings})) as broker:
+    """Run a broker with a small budget of memory, which has no more memory than it uses."""
+    chosen = {**SETTINGS, **settings}
+    with contextlib.closing(Broker(directory, settings=chosen, variables=GIVE_BACK)) as broker:
         broker.start()
         broker.wait_ready()
         yield broker
@@ -52,9 +64,25 @@ def request_for(subscription):
     return ConsumerRequest(topic_name=TOPIC, consumer_name="c", subscription=subscription)
 
 
+def no_time_outs(broker, *, topic, subscription):
+    """Let a subscription's records wait for their acks for ever, however long a test takes."""
+    with grpc.insecure_channel(f"127.0.0.1:{broker.admin_port}") as channel:
+        call = channel.unary_unary(
+            "/danube_admin.TopicAdmin/SetSubscriptionFailurePolicy",
+            SetSubscriptionFailurePolicyRequest.SerializeToString,
+            SubscriptionResponse.FromString,
+        )
+        policy = SubscriptionFailurePolicy(max_redelivery_count=5, poison_policy=PoisonPolicy.Block)
+        request = SetSubscriptionFailurePolicyRequest(
+            topic=topic, subscription=subscription, failure_policy=policy
+        )
+        assert call(request).success
+
+
 @contextlib.contextmanager
 def stopped(broker, subscription):
     """Subscribe and open a stream that nobody reads; yields its calls and the stream."""
+    no_time_outs(broker, topic=TOPIC, subscription=subscription)
     with grpc.insecure_channel(f"127.0.0.1:{broker.port}", options=OPTIONS) as channel:
         methods = Methods(channel)
         made = methods.subscribe(request_for(subscription))
