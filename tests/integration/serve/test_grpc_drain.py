@@ -133,6 +133,28 @@ def test_open_calls_hold_the_goaway_back():
         assert draining.result(60)
 
 
+def test_a_held_call_whose_time_is_over_does_not_hide_one_under_way():
+    """The client stays, and is answered, until the call is that it waits for."""
+    limits = ServerLimits(linger_s=SECONDS_MAX, tick_s=0.05)
+    with serving(limits) as world, RawClient(world) as client:
+        client.send(client.call(1, "/t.T/Hold"))
+        assert eventually(lambda: len(world.handlers.held) == 1)
+        draining = asyncio.run_coroutine_threadsafe(world.server.drain(60), world.loop)
+        assert eventually(lambda: world.server._gone is not None)
+        client.send(client.call(3, "/t.T/Wait", **{"grpc-timeout": "50m"}))
+        ended = client.wait(f.HEADERS)
+        assert dict(client.decoder.decode(ended))["grpc-status"] == "4"
+        time.sleep(10 * limits.quiet_s)
+        client.send(client.call(5, "/t.T/Echo"))
+        found = []
+        for kind, flags, sid, _ in client.frames():
+            found.append((kind, sid))
+            if (kind, sid) == (f.HEADERS, 5) and flags & f.END_STREAM:
+                world.run(lambda: world.handlers.held[0].ok(b""))
+        assert found.index((f.HEADERS, 1)) < found.index((f.GOAWAY, 0))
+        assert draining.result(60)
+
+
 def test_a_client_that_never_answers_the_ping_does_not_hold_the_drain_up():
     """After a second it has had its round trip."""
     with serving() as world, RawClient(world):

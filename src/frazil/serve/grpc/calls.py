@@ -151,11 +151,14 @@ class Call:
 
     def _let_go(self) -> None:
         """Part from the stream, so that neither waits for the collector of cycles."""
+        calls = self._calls
         self._stream.call = None
         if self.head.is_stream:
-            self._calls.long_calls -= 1
+            calls.long_calls -= 1
+        if calls.held:
+            calls.held.pop(self._stream.sid, None)
         if self.deadline is not None:
-            self._calls.timed.pop(self._stream.sid, None)
+            calls.timed.pop(self._stream.sid, None)
 
 
 class Calls:
