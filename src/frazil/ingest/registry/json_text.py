@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from typing import Final, NoReturn
 
@@ -15,20 +16,29 @@ __all__ = ["JsonValue", "canonical", "fingerprint", "read_definition", "read_pay
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | bool | None
 """What `json` makes of a text."""
 
+INTEGER_MIN: Final = -(1 << 63)
+INTEGER_MAX: Final = (1 << 64) - 1
+"""Of a whole number in a payload: 64 bits, with or without a sign."""
+
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 
 
 def read_definition(data: bytes, *, nesting_max: int) -> JsonValue:
     """Read a definition; a name that stands twice in an object is refused."""
-    value = _decode(data, _object_without_doubles)
+    value = _decode(data)
     _check_nesting(value, nesting_max)
     return value
 
 
 def read_payload(data: bytes, *, nesting_max: int) -> JsonValue:
-    """Read a payload; of a name that stands twice in an object the last value counts."""
-    value = _decode(data, None)
-    _check_nesting(value, nesting_max)
+    """Read a payload, if every reader of it sees the same.
+
+    Of a name that stands twice some readers take the first value, some the last; a whole number
+    beyond 64 bits, or any beyond the floating-point range, is cut, rounded or refused.
+    """
+    value = _decode(data)
+    _check_number(value)
+    _check_nesting(value, nesting_max, has_numbers=True)
     return value
 
 
@@ -49,15 +59,11 @@ def fingerprint(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def _decode(data: bytes, hook: object) -> JsonValue:
+def _decode(data: bytes) -> JsonValue:
     if data.startswith(_UTF8_BOM):
         raise InvalidRequest("not JSON: it starts with a byte order mark")
     try:
-        value: JsonValue = json.loads(
-            data.decode(),
-            object_pairs_hook=hook,  # type: ignore[arg-type]
-            parse_constant=_refuse_constant,
-        )
+        value: JsonValue = _DECODER.decode(data.decode())
     except UnicodeDecodeError as error:
         raise InvalidRequest("not JSON: invalid UTF-8", at_byte=error.start) from error
     except RecursionError as error:
@@ -79,15 +85,37 @@ def _refuse_constant(text: str) -> NoReturn:
     raise InvalidRequest(f"not JSON: {text} is not a JSON number")
 
 
-def _check_nesting(value: JsonValue, nesting_max: int) -> None:
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object_without_doubles, parse_constant=_refuse_constant
+)
+
+
+def _check_nesting(value: JsonValue, nesting_max: int, *, has_numbers: bool = False) -> None:
+    """Refuse what is nested too deep; `has_numbers` has all numbers inside looked at as well."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(nesting_max):
         inner: list[dict[str, JsonValue] | list[JsonValue]] = []
         for each in level:
             values = each.values() if isinstance(each, dict) else each
-            inner.extend(value for value in values if isinstance(value, (dict, list)))
+            for part in values:
+                if isinstance(part, (dict, list)):
+                    inner.append(part)
+                elif (
+                    has_numbers
+                    and isinstance(part, (int, float))
+                    and not INTEGER_MIN <= part <= INTEGER_MAX
+                ):
+                    _check_number(part)
         if not inner:
             return
         level = inner
     if level:
         raise InvalidRequest("the JSON is nested too deep", levels_max=nesting_max)
+
+
+def _check_number(value: JsonValue) -> None:
+    if isinstance(value, int):
+        if not INTEGER_MIN <= value <= INTEGER_MAX:
+            raise InvalidRequest("a whole number has more than 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest("a number is beyond the floating-point range")

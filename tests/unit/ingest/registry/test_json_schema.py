@@ -164,10 +164,41 @@ def test_each_rule_tells_what_it_wants(schema, payload, reason):
     assert reason in parse(schema).refusal(payload)
 
 
-def test_numbers_that_cannot_be_divided_are_no_error():
-    """A huge number and a fraction are judged as they are written."""
+@pytest.mark.parametrize("payload", [b'{"card":"x","card":1}', b'{"o":[{"n":0,"n":0}]}'])
+def test_a_name_that_stands_twice_is_refused(payload):
+    """What one reader takes for a text and another for a number fits no schema."""
+    card = parse({"properties": {"card": {"type": "integer"}}})
+    assert "stands twice in one JSON object" in card.refusal(payload)
+
+
+WHOLE = {"type": "integer"}
+
+
+@pytest.mark.parametrize("schema", [True, WHOLE, {"items": WHOLE}, {"additionalProperties": WHOLE}])
+@pytest.mark.parametrize("form", ["%s", "[%s]", "[1,%s]", '{"a":%s}', '{"a":[{"b":%s}]}'])
+def test_whole_numbers_have_64_bits(schema, form):
+    """The smallest with a sign and the largest without one fit, one beyond them nowhere does."""
+    told = "a whole number has more than 64 bits"
+    parsed = parse(schema)
+    for fine in ("-9223372036854775808", "18446744073709551615"):
+        assert told != parsed.refusal((form % fine).encode())
+    for wrong in ("-9223372036854775809", "18446744073709551616", "1" * 400, "-" + "9" * 400):
+        assert parsed.refusal((form % wrong).encode()) == told
+
+
+@pytest.mark.parametrize("form", ["%s", "[%s]", '{"a":%s}'])
+def test_a_number_that_no_reader_can_hold_is_refused(form):
+    """An exponent beyond the floating-point range is told, also where it would be divided."""
+    for schema in (True, {"multipleOf": 2}, {"items": {"multipleOf": 2}}):
+        for number in ("1e400", "-1e400"):
+            told = parse(schema).refusal((form % number).encode())
+            assert told == "a number is beyond the floating-point range"
+        assert parse(schema).refusal((form % "1e300").encode()) is None
+
+
+def test_fractions_are_judged_as_they_are_written():
+    """Three tenths are a multiple of a tenth, whatever they are in binary."""
     tenth = parse({"multipleOf": 0.1})
-    assert tenth.refusal(b"1" * 400) is None
     assert tenth.refusal(b"0.3") is None
     assert tenth.refusal(b"0.35") == "at $: 0.35 is not a multiple of 0.1"
 

@@ -106,7 +106,7 @@ WALKS = {
         {"x" * 300_000: 1},
     ),
     "pattern": ({"items": {"pattern": "[a-z]{1000}"}}, ["ab" * 500] * 100),
-    "multipleOf": ({"items": {"multipleOf": 7}}, [7 * 10**4_000] * 2_000),
+    "multipleOf": ({"items": {"multipleOf": 7}}, [14.0] * 10_000),
     "items": ({"items": {"type": "integer"}}, [1] * 100_000),
 }
 
