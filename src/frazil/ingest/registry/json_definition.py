@@ -49,7 +49,7 @@ class JsonSchema:
         """Return why the payload does not fit, nothing if it does."""
         try:
             work.charge(len(payload) >> _READ_SHIFT)
-            value = json_text.read_payload(payload, nesting_max=limits.PAYLOAD_NESTING_MAX)
+            value = json_text.read_payload(payload, nesting_max=limits.NESTING_MAX)
         except InvalidRequest as error:
             return str(error)
         except TooMuchWork:

@@ -26,10 +26,12 @@ ENTRY_BYTES_MAX: Final = 1 << 20
 """Of one entry, its definition compressed."""
 
 NESTING_MAX: Final = 64
-"""Levels of a definition: types in types, messages in messages, JSON values in JSON values."""
+"""Levels of a definition: types in types, messages in messages, JSON values in JSON values;
+of a payload of JSON, too."""
 AVRO_TEXT_NESTING_MAX: Final = 3 * NESTING_MAX
 """A level of Avro types is up to three levels of JSON: a type, its fields, a field."""
 PAYLOAD_NESTING_MAX: Final = 100
+"""Of Avro and Protobuf."""
 PATTERN_UNITS_MAX: Final = 1_000_000
 """Of work, in microseconds: to read all patterns of a definition."""
 WORK_UNITS_MAX: Final = 400_000

@@ -98,17 +98,19 @@ def test_a_payload_is_checked_with_its_place():
     assert person.refusal(b"{}") == "at $: 'name' is a required property"
     assert "not JSON" in person.refusal(b"{")
     assert "invalid UTF-8" in person.refusal(b"\xff")
-    assert "nested too deep" in person.refusal(b"[" * 101 + b"]" * 101)
+    assert "not of type object" in person.refusal(b"[" * 64 + b"]" * 64)
+    assert "nested too deep" in person.refusal(b"[" * 65 + b"]" * 65)
     assert "nested too deep" in person.refusal(b"[" * 100_000)
     assert "NaN" in person.refusal(b"NaN")
 
 
 def test_recursive_schemas_check_recursive_payloads():
-    """A schema that refers to itself is followed as deep as the payload goes, 100 at most."""
+    """A schema that refers to itself is followed as deep as the payload goes, 64 at most."""
     tree = parse(TREE)
     assert tree.refusal(b'{"x":1,"next":{"x":2}}') is None
     assert tree.refusal(b'{"x":1,"next":{}}') == "at $.next: 'x' is a required property"
-    assert tree.refusal(b'{"x":1,"next":' * 60 + b'{"x":1}' + b"}" * 60) is None
+    assert tree.refusal(b'{"x":1,"next":' * 63 + b'{"x":1}' + b"}" * 63) is None
+    assert "too deep" in tree.refusal(b'{"x":1,"next":' * 64 + b'{"x":1}' + b"}" * 64)
 
 
 def test_a_schema_that_never_ends_refuses_the_payload():
