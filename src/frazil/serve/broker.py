@@ -275,6 +275,8 @@ class Broker:
         self.guard = load_guard(self.settings, owners=self.services, clock=self._clock)
         # Tokens end while streams go on.
         self.services.consumers.check = self.guard.check if self.guard.enabled else None
+        if self.guard.enabled:
+            self.services.acts.principal_of = self.guard.principal_of
         limits = server_limits(serve)
         if self.guard.enabled:
             # Who has no credentials does not stay.

@@ -32,7 +32,6 @@ from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.codec import Code
 from frazil.serve.http_request import Reply
-from frazil.telemetry import event
 
 __all__ = ["PATH", "Serving", "SubscriptionPost"]
 
@@ -90,14 +89,38 @@ class SubscriptionPost:
             refused = serving.guard.check(caller)
             if refused is not None:
                 return _refused(refused)
-            found = await asyncio.to_thread(call.perform, serving.engine)
-            if isinstance(call, Drop):
-                _forget(serving, call)
+            if _is_read(call):
+                found = await asyncio.to_thread(call.perform, serving.engine)
+            else:
+                caller.path = PATH
+                names = {"topic": call.topic, "subscription": getattr(call, "name", None)}
+                found = await serving.services.acts.do(
+                    caller,
+                    _act(serving, call),
+                    call=call.__struct_config__.tag,
+                    **{what: name for what, name in names.items() if name is not None},
+                )
         except FrazilError as error:
             return _json(codes_of(error).http, {"error": _told(error)})
-        if not isinstance(call, (List, ListObjects)):
-            event("subscription_call", call=type(call).__name__.lower(), topic=call.topic)
         return _json(200, {"result": found})
+
+
+def _is_read(call: Call) -> bool:
+    """Tell whether a call changes nothing."""
+    match call:
+        case Policy():
+            return not call.policy and call.max_unacked is None
+        case CollectObjects():
+            return call.dry_run
+        case _:
+            return isinstance(call, (List, ListObjects))
+
+
+async def _act(serving: Serving, call: Call) -> Any:
+    found = await asyncio.to_thread(call.perform, serving.engine)
+    if isinstance(call, Drop):
+        _forget(serving, call)
+    return found
 
 
 def _like(call: Call) -> tuple[str, bytes]:

@@ -11,6 +11,7 @@ import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SchemaType
 
 import frazil
+from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.discovery import Discovery
 from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
@@ -112,7 +113,7 @@ async def world(path):
             LOOK_UP: Unary(discovery.look_up),
             PARTITIONS: Unary(discovery.partitions),
             HEALTH: Unary(discovery.health),
-            **registry_routes(schemas),
+            **registry_routes(schemas, Acts()),
         }
         server = Server(Router(routes))
         await server.start("127.0.0.1", port)

@@ -95,6 +95,7 @@ async def serving(path, **settings):
             unreliable=services.unreliable,
             consumers=services.consumers,
             schemas=services.schemas,
+            acts=services.acts,
         )
         server = Server(Router({**services.data_routes(), **admin_routes(needs, FACTS)}))
         await server.start("127.0.0.1", port)

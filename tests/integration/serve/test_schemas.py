@@ -13,6 +13,7 @@ import grpc
 import pytest
 from danube import CompatibilityMode, SchemaType
 
+from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.proto.danube_pb2 import (
     ProducerRequest,
     ProducerResponse,
@@ -238,7 +239,7 @@ def test_bytes_that_are_no_request_are_refused(tmp_path):
     """Garbage, and text that is not UTF-8, is an invalid argument of every call."""
 
     async def scene(w):
-        for path in registry_routes(w.schemas):
+        for path in registry_routes(w.schemas, Acts()):
             for data in (b"\xff", b"\x0a\x01\xff"):
                 name = path.rpartition("/")[2]
                 if name in {"GetSchema", "ListSubjects"} and data != b"\xff":

@@ -5,8 +5,7 @@ None of them is in a hurry. They wait for the journal in threads and never hold 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frazil.errors import FrazilError
@@ -16,42 +15,42 @@ from frazil.serve.grpc.coroutines import awaited
 from frazil.serve.grpc.router import Unary
 
 if TYPE_CHECKING:
+    from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.danube.services import WireMessage
     from frazil.serve.grpc.calls import Call
     from frazil.serve.grpc.router import Route
 
-__all__ = ["admin_call", "to_its_end"]
+__all__ = ["admin_act", "admin_call"]
 
 _Request = TypeVar("_Request", bound="WireMessage")
-_Result = TypeVar("_Result")
-
-_running: set[asyncio.Task[Any]] = set()
-"""The loop itself keeps no reference to a task that waits."""
+_Answer = Callable[[_Request], Coroutine[Any, Any, "WireMessage"]]
 
 
-def admin_call(kind: type[_Request], answer: Callable[[_Request], Awaitable[WireMessage]]) -> Route:
-    """Return the route of a call that takes a request of this kind."""
+def admin_call(kind: type[_Request], answer: _Answer[_Request]) -> Route:
+    """Return the route of a call that changes nothing and takes a request of this kind."""
 
     async def run(_call: Call, message: bytes) -> bytes:
-        request = parse_request(kind, message)
-        try:
-            return (await answer(request)).SerializeToString()
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
+        return await _reply(answer, parse_request(kind, message))
 
     return Unary(awaited(run))
 
 
-async def to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Wait for work that goes on when its caller has gone: half of it would be worse than none."""
-    task = asyncio.get_running_loop().create_task(work)
-    _running.add(task)
-    task.add_done_callback(_forget)
-    return await asyncio.shield(task)
+def admin_act(acts: Acts, kind: type[_Request], answer: _Answer[_Request], **fields: str) -> Route:
+    """Return the route of a call that changes something: it is done to its end, and told.
+
+    `fields` are those of the request that name what is changed, by what they name.
+    """
+
+    async def run(call: Call, message: bytes) -> bytes:
+        request = parse_request(kind, message)
+        names = {name: getattr(request, field) for name, field in fields.items()}
+        return await acts.do(call, _reply(answer, request), **names)
+
+    return Unary(awaited(run))
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
-    _running.discard(task)
-    if not task.cancelled():
-        # Taken here: a caller that has gone does not ask for it.
-        task.exception()
+async def _reply(answer: _Answer[_Request], request: _Request) -> bytes:
+    try:
+        return (await answer(request)).SerializeToString()
+    except FrazilError as error:
+        raise Refused(status_of(error)) from error

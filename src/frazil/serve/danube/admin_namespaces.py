@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from frazil.engine.states import StateTag
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from frazil.serve.danube.admin_calls import admin_call, to_its_end
+from frazil.serve.danube.admin_calls import admin_act, admin_call
 from frazil.serve.danube.names import NAMESPACES_AT_BOOT, is_namespace, namespace_of
 from frazil.serve.danube.proto.danube_admin_pb2 import (
     GetNamespacePoliciesResponse,
@@ -26,6 +26,7 @@ from frazil.serve.grpc.codec import Code
 if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.engine.core import Engine
+    from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.grpc.router import Route
 
 __all__ = ["NAMESPACES_MAX", "NamespaceAdmin", "Namespaces"]
@@ -112,8 +113,9 @@ class Namespaces:
 class NamespaceAdmin:
     """Answers the calls of `danube_admin.NamespaceAdmin`."""
 
-    def __init__(self, namespaces: Namespaces, settings: Settings) -> None:
+    def __init__(self, namespaces: Namespaces, settings: Settings, acts: Acts) -> None:
         self._namespaces = namespaces
+        self._acts = acts
         serve = settings.serve
         policies = {
             "max_producers_per_topic": serve.producers_max,
@@ -130,8 +132,12 @@ class NamespaceAdmin:
         return {
             f"{service}GetNamespaceTopics": admin_call(NamespaceRequest, self._topics),
             f"{service}GetNamespacePolicies": admin_call(NamespaceRequest, self._policies_of),
-            f"{service}CreateNamespace": admin_call(NamespaceRequest, self._create),
-            f"{service}DeleteNamespace": admin_call(NamespaceRequest, self._delete),
+            f"{service}CreateNamespace": admin_act(
+                self._acts, NamespaceRequest, self._create, namespace="name"
+            ),
+            f"{service}DeleteNamespace": admin_act(
+                self._acts, NamespaceRequest, self._delete, namespace="name"
+            ),
         }
 
     async def _topics(self, request: NamespaceRequest) -> GetNamespaceTopicsResponse:
@@ -143,11 +149,11 @@ class NamespaceAdmin:
         return GetNamespacePoliciesResponse(policies=self._policies)
 
     async def _create(self, request: NamespaceRequest) -> NamespaceResponse:
-        await to_its_end(self._namespaces.make(request.name))
+        await self._namespaces.make(request.name)
         return NamespaceResponse(success=True)
 
     async def _delete(self, request: NamespaceRequest) -> NamespaceResponse:
-        await to_its_end(self._namespaces.delete(request.name))
+        await self._namespaces.delete(request.name)
         return NamespaceResponse(success=True)
 
 

@@ -10,6 +10,7 @@ from frazil.engine.core import Engine
 from frazil.engine.delivery import Deliveries
 from frazil.engine.subscription_settings import SubscriptionSettings
 from frazil.model import topic_uid
+from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.schema_topics import Schemas
@@ -42,6 +43,7 @@ class AdminNeeds:
     unreliable: Unreliable
     consumers: Consumers
     schemas: Schemas
+    acts: Acts
 
     def named(self, name: str) -> list[Topic]:
         """Return the topic of a name, or all parts of a partitioned one.

@@ -25,6 +25,6 @@ def admin_routes(needs: AdminNeeds, facts: BrokerFacts) -> dict[str, Route]:
     return {
         **TopicAdmin(needs, namespaces, broker_id=facts.broker_id).routes(),
         **SubscriptionAdmin(needs).routes(),
-        **NamespaceAdmin(namespaces, needs.engine.settings).routes(),
+        **NamespaceAdmin(namespaces, needs.engine.settings, needs.acts).routes(),
         **BrokerAdmin(facts, namespaces).routes(),
     }

@@ -7,12 +7,13 @@ is said counts for all of its parts.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.cursors import NAME_BYTES_MAX
 from frazil.errors import InvalidRequest, NotFound, Overloaded
 from frazil.model import topic_uid
-from frazil.serve.danube.admin_calls import admin_call, to_its_end
+from frazil.serve.danube.admin_calls import admin_act, admin_call
 from frazil.serve.danube.admin_needs import uid_of
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto.danube_admin_pb2 import (
@@ -51,16 +52,17 @@ class SubscriptionAdmin:
 
     def routes(self) -> dict[str, Route]:
         """Return the calls by path."""
+        act = partial(admin_act, self._needs.acts, topic="topic", subscription="subscription")
         return {
             f"{_SERVICE}ListSubscriptions": admin_call(TopicRequest, self._list),
-            f"{_SERVICE}Unsubscribe": admin_call(SubscriptionRequest, self._unsubscribe),
-            f"{_SERVICE}SetSubscriptionFailurePolicy": admin_call(
+            f"{_SERVICE}Unsubscribe": act(SubscriptionRequest, self._unsubscribe),
+            f"{_SERVICE}SetSubscriptionFailurePolicy": act(
                 SetSubscriptionFailurePolicyRequest, self._set_policy
             ),
             f"{_SERVICE}GetSubscriptionFailurePolicy": admin_call(
                 GetSubscriptionFailurePolicyRequest, self._get_policy
             ),
-            f"{_SERVICE}SetSubscriptionDispatchConfig": admin_call(
+            f"{_SERVICE}SetSubscriptionDispatchConfig": act(
                 SetSubscriptionDispatchConfigRequest, self._set_window
             ),
             f"{_SERVICE}GetSubscriptionDispatchConfig": admin_call(
@@ -78,7 +80,7 @@ class SubscriptionAdmin:
         topics = self._needs.named(request.topic)
         if self._known(topics, request.subscription) is None:
             raise _unknown(request.topic, request.subscription)
-        await to_its_end(self._end(topics, request.subscription))
+        await self._end(topics, request.subscription)
         return SubscriptionResponse(success=True)
 
     async def _end(self, topics: list[Topic], name: str) -> None:
@@ -109,7 +111,7 @@ class SubscriptionAdmin:
             raise InvalidRequest("the request has no failure_policy")
         policy = _policy_of(request.failure_policy)
         self._check_dead_letters(request.topic, topics, policy)
-        await to_its_end(self._change(topics, request.subscription, policy=policy))
+        await self._change(topics, request.subscription, policy=policy)
         return SubscriptionResponse(success=True)
 
     async def _get_policy(
@@ -150,7 +152,7 @@ class SubscriptionAdmin:
         if not request.HasField("dispatch_config"):
             raise InvalidRequest("the request has no dispatch_config")
         window = request.dispatch_config.max_unacked_messages
-        await to_its_end(self._change(topics, request.subscription, max_unacked_messages=window))
+        await self._change(topics, request.subscription, max_unacked_messages=window)
         return SubscriptionResponse(success=True)
 
     async def _get_window(

@@ -13,7 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
-from frazil.serve.danube.admin_calls import admin_call, to_its_end
+from frazil.serve.danube.admin_calls import admin_act, admin_call
 from frazil.serve.danube.admin_needs import uid_of
 from frazil.serve.danube.names import checked_topic, part_of
 from frazil.serve.danube.proto.danube_admin_pb2 import (
@@ -55,13 +55,14 @@ class TopicAdmin:
 
     def routes(self) -> dict[str, Route]:
         """Return the calls by path."""
+        acts = self._needs.acts
         return {
-            f"{_SERVICE}CreateTopic": admin_call(NewTopicRequest, self._create),
-            f"{_SERVICE}CreatePartitionedTopic": admin_call(
-                PartitionedTopicRequest, self._create_parts
+            f"{_SERVICE}CreateTopic": admin_act(acts, NewTopicRequest, self._create, topic="name"),
+            f"{_SERVICE}CreatePartitionedTopic": admin_act(
+                acts, PartitionedTopicRequest, self._create_parts, topic="base_name"
             ),
-            f"{_SERVICE}DeleteTopic": admin_call(TopicRequest, self._delete),
-            f"{_SERVICE}UnloadTopic": admin_call(TopicRequest, self._unload),
+            f"{_SERVICE}DeleteTopic": admin_act(acts, TopicRequest, self._delete, topic="name"),
+            f"{_SERVICE}UnloadTopic": admin_act(acts, TopicRequest, self._unload, topic="name"),
             f"{_SERVICE}DescribeTopic": admin_call(DescribeTopicRequest, self._describe),
             f"{_SERVICE}ListNamespaceTopics": admin_call(NamespaceRequest, self._of_namespace),
             f"{_SERVICE}ListBrokerTopics": admin_call(BrokerRequest, self._of_broker),
@@ -71,9 +72,7 @@ class TopicAdmin:
 
     async def _create(self, request: NewTopicRequest) -> TopicResponse:
         subject = request.schema_subject if request.HasField("schema_subject") else ""
-        await to_its_end(
-            self._make(request.name, request.dispatch_strategy, subject=subject, partitions=0)
-        )
+        await self._make(request.name, request.dispatch_strategy, subject=subject, partitions=0)
         return TopicResponse(success=True)
 
     async def _create_parts(self, request: PartitionedTopicRequest) -> TopicResponse:
@@ -85,13 +84,11 @@ class TopicAdmin:
                 partitions_max=most,
             )
         subject = request.schema_subject if request.HasField("schema_subject") else ""
-        await to_its_end(
-            self._make(
-                request.base_name,
-                request.dispatch_strategy,
-                subject=subject,
-                partitions=request.partitions,
-            )
+        await self._make(
+            request.base_name,
+            request.dispatch_strategy,
+            subject=subject,
+            partitions=request.partitions,
         )
         return TopicResponse(success=True)
 
@@ -123,7 +120,7 @@ class TopicAdmin:
         self._needs.named(name)
         if part_of(name) is not None:
             raise Refused(part_not_deletable(name))
-        await to_its_end(self._remove(name))
+        await self._remove(name)
         return TopicResponse(success=True)
 
     async def _remove(self, name: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError
 from frazil.ingest.registry import IncompatibleSchema
 from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
+from frazil.serve.danube.services import RPCS
 from frazil.serve.danube.statuses import Refused, Status, status_of
 from frazil.serve.grpc.codec import Code
 from frazil.serve.grpc.coroutines import awaited
@@ -18,6 +19,7 @@ from frazil.serve.grpc.router import Unary
 
 if TYPE_CHECKING:
     from frazil.ingest.registry import Planned, Registered, Registry, Schema
+    from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.danube.schema_topics import Schemas
     from frazil.serve.danube.services import WireMessage
     from frazil.serve.grpc.calls import Call
@@ -29,10 +31,20 @@ SECOND_US: Final = 1_000_000
 _NO_CONFIG: Final = wire.GetTopicSchemaConfigResponse(validation_policy="warn")
 """What is told of a topic without a subject: the policy that its first producer would give it."""
 
-_Answer = Callable[[bytes], Awaitable["WireMessage"]]
+_SERVICE: Final = "/danube_schema.SchemaRegistry/"
+_ACTS: Final = {
+    "RegisterSchema": ("subject", "subject"),
+    "DeleteSchemaVersion": ("subject", "subject"),
+    "SetCompatibilityMode": ("subject", "subject"),
+    "ConfigureTopicSchema": ("topic", "topic_name"),
+    "UpdateTopicValidationPolicy": ("topic", "topic_name"),
+}
+"""The calls that change something: what they change, and the field that names it."""
+
+_Answer = Callable[[bytes], Coroutine[Any, Any, "WireMessage"]]
 
 
-def registry_routes(schemas: Schemas) -> dict[str, Route]:
+def registry_routes(schemas: Schemas, acts: Acts) -> dict[str, Route]:
     """Return the routes of the registry; the same ones serve both ports."""
     service = RegistryService(schemas)
     answers: dict[str, _Answer] = {
@@ -49,23 +61,36 @@ def registry_routes(schemas: Schemas) -> dict[str, Route]:
         "ListSubjects": service.list_subjects,
     }
     return {
-        f"/danube_schema.SchemaRegistry/{name}": Unary(_handler(answer))
+        f"{_SERVICE}{name}": Unary(_handler(answer, acts if name in _ACTS else None))
         for name, answer in answers.items()
     }
 
 
-def _handler(answer: _Answer) -> Handler:
-    async def run(_call: Call, message: bytes) -> bytes:
-        try:
-            reply = await answer(message)
-        except IncompatibleSchema as error:
-            # Its text begins as the protocol's does.
-            raise Refused(Status(Code.INTERNAL, status_of(error).text)) from error
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
-        return reply.SerializeToString()
+def _handler(answer: _Answer, acts: Acts | None) -> Handler:
+    async def run(call: Call, message: bytes) -> bytes:
+        if acts is None:
+            return await _reply(answer, message)
+        names = _names(call.path, message)
+        return await acts.do(call, _reply(answer, message), **names)
 
     return awaited(run)
+
+
+async def _reply(answer: _Answer, message: bytes) -> bytes:
+    try:
+        reply = await answer(message)
+    except IncompatibleSchema as error:
+        # Its text begins as the protocol's does.
+        raise Refused(Status(Code.INTERNAL, status_of(error).text)) from error
+    except FrazilError as error:
+        raise Refused(status_of(error)) from error
+    return reply.SerializeToString()
+
+
+def _names(path: str, message: bytes) -> dict[str, str]:
+    """Return the name of what an act is done to."""
+    what, field = _ACTS[path.removeprefix(_SERVICE)]
+    return {what: getattr(parse_request(RPCS[path].request, message), field)}
 
 
 class RegistryService:

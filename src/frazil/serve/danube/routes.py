@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.delivery import Deliveries
 from frazil.engine.subscription_settings import SubscriptionSettings
+from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.admin_needs import AdminNeeds
 from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
 from frazil.serve.danube.consumer_ids import ConsumerIds
@@ -49,6 +50,7 @@ class Services:
         self._engine = engine
         self._addresses = addresses
         loop = asyncio.get_running_loop()
+        self.acts = Acts()
         self.topics = Topics(engine)
         self.unreliable = Unreliable(loop)
         self.schemas = Schemas(engine, self.topics)
@@ -100,7 +102,7 @@ class Services:
             "/danube.Discovery/TopicPartitions": Unary(discovery.partitions),
             "/danube.HealthCheck/HealthCheck": Unary(discovery.health),
             "/danube.StorageService/ListSegmentDescriptors": Unary(discovery.segments),
-            **registry_routes(self.schemas),
+            **registry_routes(self.schemas, self.acts),
         }
 
     def admin_routes(self) -> dict[str, Route]:
@@ -113,6 +115,7 @@ class Services:
             unreliable=self.unreliable,
             consumers=self.consumers,
             schemas=self.schemas,
+            acts=self.acts,
         )
         # Of the journal, so that it is the same one after a restart.
         identity = int.from_bytes(self._engine.main.journal.journal_id[:8], "big")
@@ -122,7 +125,7 @@ class Services:
             admin_url=self._addresses["admin_url"],
             metrics_url=self._addresses["http_url"],
         )
-        return {**admin_routes(needs, facts), **registry_routes(self.schemas)}
+        return {**admin_routes(needs, facts), **registry_routes(self.schemas, self.acts)}
 
     # -- what the guard asks ---------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import frazil
+from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.registry_service import registry_routes
 from frazil.serve.danube.schema_topics import Schemas
 from frazil.serve.danube.services import RPCS
@@ -20,7 +21,7 @@ def test_every_call_of_the_registry_is_served(tmp_path):
     async def paths(engine):
         schemas = Schemas(engine, Topics(engine))
         try:
-            return registry_routes(schemas)
+            return registry_routes(schemas, Acts())
         finally:
             await schemas.close()
 
