@@ -100,6 +100,7 @@ class ProtoMessage:
     name: str
     fields: dict[int, ProtoField]
     reserved: NumberRanges
+    is_map_entry: bool
 
 
 @attrs.frozen
@@ -120,11 +121,17 @@ class ProtobufSchema:
     enums: dict[str, ProtoEnum]
     fingerprint: str
     _message_class: Any
+    _has_maps: bool
 
     def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
         """Return why the payload is not the root message, nothing if it is one."""
         return protobuf_refusal(
-            self.root, self.messages, self._message_class, payload, work or Work()
+            self.root,
+            self.messages,
+            self._message_class,
+            payload,
+            work or Work(),
+            has_maps=self._has_maps,
         )
 
 
@@ -149,7 +156,8 @@ def parse_protobuf(data: bytes) -> ProtobufSchema:
     root = f"{package}.{first}" if package else first
     factory = importlib.import_module("google.protobuf.message_factory")
     message_class = factory.GetMessageClass(pool.FindMessageTypeByName(root))
-    return ProtobufSchema(root, messages, enums, fingerprint, message_class)
+    has_maps = any(message.is_map_entry for message in messages.values())
+    return ProtobufSchema(root, messages, enums, fingerprint, message_class, has_maps)
 
 
 def _text_of(data: bytes) -> str | None:
@@ -278,6 +286,7 @@ def _collect(file: Any, messages: dict[str, ProtoMessage], enums: dict[str, Prot
             name,
             {field.number: _field(field, is_proto3=is_proto3) for field in message.field},
             _reserved(message),
+            is_map_entry=message.options.map_entry,
         )
         work.extend((f"{name}.", inner) for inner in message.nested_type)
         found.extend((f"{name}.", each) for each in message.enum_type)

@@ -2,6 +2,8 @@
 
 The library reads them, in one go. What that takes is reckoned before, on the bytes: each message in
 the payload, be it empty, takes the room of all fields of its type, and a look at each of them.
+Bytes of another type than their field's are none of its errors, they become unknown fields: only if
+there are some are the bytes looked at once more, in Python.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.ingest.registry import limits
 from frazil.ingest.registry.kinds import quoted
+from frazil.ingest.registry.proto_wire import BYTES, Malformed, wire_fields, wrong_field
 from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork
 
 if TYPE_CHECKING:
@@ -25,13 +28,7 @@ _READ_SHIFT: Final = 5
 """32 bytes are read in one unit of work."""
 _FIELDS_SHIFT: Final = 3
 """Room for 8 fields is made in one unit of work."""
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_WIDTHS: Final = {_FIXED64: 8, _FIXED32: 4}
 _MISSING_TOLD_MAX: Final = 8
-
-
-class _Malformed(Exception):
-    """The bytes are no message; the library says so, too."""
 
 
 def protobuf_refusal(
@@ -40,8 +37,13 @@ def protobuf_refusal(
     message_class: Any,
     payload: bytes,
     work: Work,
+    *,
+    has_maps: bool,
 ) -> str | None:
     """Return why the payload is not the message `root`, nothing if it is one.
+
+    What a library does with unknown fields in entries of maps, `has_maps`, is not written anywhere:
+    those bytes are looked at in any case.
 
     Raises:
         Unavailable: if all checks are to stop.
@@ -50,17 +52,28 @@ def protobuf_refusal(
     try:
         work.charge(len(payload) >> _READ_SHIFT)
         _reckon(root, messages, payload, work)
+        message = message_class.FromString(payload)
+        is_complete = message.IsInitialized()
+        if has_maps or not is_complete or _has_unknown_fields(message):
+            wrong = wrong_field(root, messages, payload, work)
+            if wrong is not None:
+                return f"not a message {root}: {quoted(wrong)}"
     except TooMuchWork:
         return TOO_MUCH_WORK
-    try:
-        message = message_class.FromString(payload)
-    except errors.DecodeError:
+    except (errors.DecodeError, Malformed):
         return f"not a message {root}: its bytes are no such message"
-    if not message.IsInitialized():
+    if not is_complete:
         found = _missing(message, messages, "")
         missing = ", ".join(name for name, _ in zip(found, range(_MISSING_TOLD_MAX), strict=False))
         return f"not a message {root}: required fields are missing: {quoted(missing)}"
     return None
+
+
+def _has_unknown_fields(message: Any) -> bool:
+    """Say whether a complete message has some, anywhere inside; it has none afterwards."""
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    return bool(message.ByteSize() != size)
 
 
 def _units(message: ProtoMessage) -> int:
@@ -79,46 +92,15 @@ def _reckon(root: str, messages: Mapping[str, ProtoMessage], payload: bytes, wor
             name, at, end, depth = parts.pop()
             message = messages[name]
             work.charge(_units(message))
-            for kind, start, stop in _fields(message, payload, at, end, work):
+            for number, wire, start, stop in wire_fields(payload, at, end, work):
+                # What is inside of a group, which no field here is, counts as if it stood outside.
+                field = message.fields.get(number) if wire == BYTES else None
+                if field is None or field.kind != "message":
+                    continue
                 if depth < limits.PAYLOAD_NESTING_MAX:
-                    parts.append((kind, start, stop, depth + 1))
-    except _Malformed:
+                    parts.append((field.type_name, start, stop, depth + 1))
+    except Malformed:
         return
-
-
-def _fields(
-    message: ProtoMessage, data: bytes, at: int, end: int, work: Work
-) -> Iterator[tuple[str, int, int]]:
-    """Yield the type and the place of each message that is a field of a message."""
-    while at < end:
-        work.charge(1)
-        tag, at = _number(data, at, end)
-        wire = tag & 7
-        if wire == _VARINT:
-            _, at = _number(data, at, end)
-        elif wire in _WIDTHS:
-            at += _WIDTHS[wire]
-        elif wire == _BYTES:
-            size, at = _number(data, at, end)
-            if size > end - at:
-                raise _Malformed
-            field = message.fields.get(tag >> 3)
-            if field is not None and field.kind == "message":
-                yield field.type_name, at, at + size
-            at += size
-        # What is inside of a group, which no field here is, counts as if it stood outside.
-
-
-def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise _Malformed
 
 
 def _missing(message: Any, messages: Mapping[str, ProtoMessage], path: str) -> Iterator[str]:
