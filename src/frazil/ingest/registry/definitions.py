@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import math
+import re
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
@@ -27,6 +28,8 @@ __all__ = ["Definition", "incompatibilities", "parse_definition"]
 
 _NUMBER_WIDTHS: Final = frozenset((4, 8))
 _NUMBER_TEXT_BYTES_MAX: Final = 64
+_NUMBER_TEXT: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+"""JSON's, as RFC 8259 writes it: no space around it, no sign before it but a minus, no NaN."""
 
 
 class Definition(Protocol):
@@ -156,12 +159,13 @@ def _reasons(*, reader: Definition, writer: Definition, reader_is_newer: bool) -
 
 def _text_refusal(payload: bytes) -> str | None:
     """Return why a payload of an odd width is no number in text."""
-    wrong = f"not a number: neither 4 or 8 bytes nor the text of one ({len(payload)} bytes)"
-    if len(payload) > _NUMBER_TEXT_BYTES_MAX:
-        return wrong
-    try:
-        value = json.loads(payload.decode("ascii"))
-    except (ValueError, RecursionError):
-        return wrong
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return None if is_number else wrong
+    found = None
+    if len(payload) <= _NUMBER_TEXT_BYTES_MAX:
+        found = _NUMBER_TEXT.fullmatch(payload)
+    if found is None:
+        return f"not a number: neither 4 or 8 bytes nor the text of one ({len(payload)} bytes)"
+    if found[1] is None and found[2] is None:
+        is_held = json_text.INTEGER_MIN <= int(payload) <= json_text.INTEGER_MAX
+    else:
+        is_held = math.isfinite(float(payload))
+    return None if is_held else "not a number of 64 bits: it is too large"

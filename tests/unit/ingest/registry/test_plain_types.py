@@ -88,13 +88,33 @@ def test_bytes_take_everything_and_strings_take_utf8():
     assert text.refusal(b"ab\xff") == "not a string: invalid UTF-8 at byte 2"
 
 
-def test_numbers_are_binary_or_text():
+NUMBERS = (b"5", b"0", b"-0", b"-12.5e3", b"123456789", b"0.10", b"1E+3", b"1e-9")
+NO_NUMBERS = (
+    *(b"", b"abc", b'"5"', b"false", b"5\0", b"\xff" * 5, b"1" * 65, b"[1]", b"[" * 60),
+    *(b"NaN", b"-Infinity", b"+Infinity", b" 1", b"1 ", b"1\n", b"\t1", b" 1.5 e"),
+    *(b"+1", b"01", b"1.", b".5", b"1e", b"0x1", b"1_000", b"-", b"\xd9\xa1", b"--1"),
+)
+
+
+@pytest.mark.parametrize("payload", [struct.pack("<q", 5), struct.pack("<f", 1.5), *NUMBERS])
+def test_numbers_are_binary_or_text(payload):
     """Four or eight bytes are a number, and so is the text of one."""
+    assert parse_definition("number", b"").refusal(payload) is None
+
+
+@pytest.mark.parametrize("payload", NO_NUMBERS)
+def test_what_json_does_not_write_is_no_number(payload):
+    """Neither NaN nor infinity, no spaces and no other sign: the text is a JSON number's alone."""
+    assert "not a number" in parse_definition("number", b"").refusal(payload)
+
+
+def test_numbers_in_text_have_64_bits():
+    """What no common type holds is refused; the largest that one does is not."""
     number = parse_definition("number", b"")
-    fine = (struct.pack("<q", 5), struct.pack("<f", 1.5), b"5", b"-12.5e3", b"123456789")
-    assert [number.refusal(payload) for payload in fine] == [None] * len(fine)
-    wrong = (b"", b"abc", b'"5"', b"false", b"5\0", b"\xff" * 5, b"1" * 65, b"[1]", b"[" * 60)
-    assert all("not a number" in number.refusal(payload) for payload in wrong)
+    for fine in (b"-9223372036854775808", b"18446744073709551615", b"1e300"):
+        assert number.refusal(fine) is None
+    for wrong in (b"-9223372036854775809", b"18446744073709551616", b"1e400", b"9" * 64):
+        assert number.refusal(wrong) == "not a number of 64 bits: it is too large"
 
 
 def test_another_type_is_incompatible_unless_nothing_is_checked():
