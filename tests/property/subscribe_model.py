@@ -67,6 +67,8 @@ class Specification:
         self.started = now
         self.left = []
         self.timed_out = set()
+        # When clients went whose oldest record this was.
+        self.went = {}
         self.coming, self.condemned = set(), set()
         self.before_ack, self.before_nack = {}, {}
         # Intentions that did not become durable are forgotten.
@@ -97,14 +99,23 @@ class Specification:
         for offset in had:
             del self.hands[offset]
             self.returned.add(offset)
-            judged = lost and offset == had[0] and self.policy.poison is not Poison.BLOCK
-            self.fail(offset, now, judged=judged)
-            if judged and self._is_dropped(offset):
-                self._drop(offset, now)
+            self.fail(
+                offset, now, judged=lost and offset == had[0] and self.is_to_blame(offset, now)
+            )
         if self.kind in SINGLE:
             self.not_before.update(dict.fromkeys(self.timed_out, now))
             self.returned |= self.timed_out - self.settled - self.settling
             self.timed_out.clear()
+
+    def is_to_blame(self, offset, now):
+        """Enough clients went with it as their oldest, for long enough, and it will be kept."""
+        times = self.went.setdefault(offset, [])
+        times.append(now)
+        return (
+            self.policy.poison is Poison.DEAD_LETTER
+            and len(times) >= attempts_max_of(self.policy)
+            and now - times[0] >= self.limits.blame_grace_ms
+        )
 
     def fail(self, offset, due, *, judged=True):
         attempt = self.attempts.get(offset, 1)

@@ -48,6 +48,7 @@ class World:
             held_max=choose((5, 20, 1000)),
             keys_max=choose((2, 100)),
             skip_grace_ms=200,
+            blame_grace_ms=choose((0, 150, 1000)),
             retry_ms=50,
         )
         self.is_ample = choose((True, False))

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from frazil.subscribe import Cause, Change, Dispatch, FailurePolicy
+from frazil.subscribe import Cause, Change, Dispatch, FailurePolicy, Poison
 from frazil.subscribe.alarms import Alarms
 from frazil.subscribe.key_owners import KeyOwners
 from frazil.subscribe.key_shared import KeyLines
@@ -18,6 +18,7 @@ from frazil.subscribe.line import Line
 from frazil.subscribe.places import State
 from frazil.subscribe.records import Records
 from frazil.subscribe.ring import Ring
+from frazil.subscribe.suspects import Suspects
 from tests.property.subscribe_world import command, failure
 
 SEEDS = int(os.environ.get("FRAZIL_DISPATCH_SEEDS", "600"))
@@ -269,6 +270,26 @@ def lost_records_forgotten(patch):
     patch.setattr(Records, "lose", wrong)
 
 
+def ended_streams_drop_records(patch):
+    """A record is dropped because its consumer's client went."""
+    blame = Suspects.is_to_blame
+
+    def wrong(self, offset, policy, limits, *, now_ms):
+        blamed = blame(self, offset, policy, limits, now_ms=now_ms)
+        return blamed or policy.poison is Poison.DROP
+
+    patch.setattr(Suspects, "is_to_blame", wrong)
+
+
+def ended_streams_condemn_at_once(patch):
+    """A record is a dead letter because its consumer's client went once."""
+
+    def wrong(self, offset, policy, limits, *, now_ms):
+        return policy.poison is Poison.DEAD_LETTER
+
+    patch.setattr(Suspects, "is_to_blame", wrong)
+
+
 def oldest_not_first(patch):
     """What comes back after a reconnect comes in the wrong order."""
 
@@ -314,6 +335,8 @@ PLANTED = (
     delay_is_ignored,
     one_attempt_too_many,
     lost_records_forgotten,
+    ended_streams_drop_records,
+    ended_streams_condemn_at_once,
     oldest_not_first,
     refused_ack_is_kept,
     filters_ignored,

@@ -130,8 +130,9 @@ class Dispatch:
     def detach(self, consumer_id: int, *, now_ms: int, is_lost: bool = True) -> None:
         """End a consumer's part; what it has not acked is delivered again at once.
 
-        `is_lost` says that its stream broke: then its oldest record counts as failed, for it may
-        be what broke it. An unknown consumer makes no difference.
+        `is_lost` says that its client is gone, whether it said so or its connection broke: its
+        oldest record may be why, if that happens again and again (`Limits.blame_grace_ms`). An
+        unknown consumer makes no difference.
         """
         consumer = self._members.get(consumer_id)
         if consumer is None:

@@ -43,8 +43,9 @@ class FailurePolicy:
     """When a delivery has failed, when the next one comes, and how many there are.
 
     A delivery fails by a nack, when no ack comes within `ack_timeout_ms` (0: it may take for
-    ever), or when the consumer's stream is lost. A record is delivered `1 + max_redelivery_count`
-    times; when the last of them failed, `poison` says what happens.
+    ever), or when the consumer's stream ends. A record is delivered `1 + max_redelivery_count`
+    times; when the last of them failed, `poison` says what happens. The end of a stream is no
+    reason to drop a record or to block: its last delivery is repeated then.
     """
 
     max_redelivery_count: int = 5
@@ -86,7 +87,9 @@ class Limits:
 
     `max_unacked_*` bound what was delivered and is not durably acked; `held_max` bounds what was
     read and not yet delivered. A byte limit lets the record through that crosses it, so that a
-    record larger than the limit is delivered, alone.
+    record larger than the limit is delivered, alone. `skip_grace_ms` is how long keys wait for a
+    consumer that wants them, `blame_grace_ms` for how long at least clients must have gone with a
+    record in hand before it is to blame.
     """
 
     max_unacked_messages: int = 10
@@ -94,6 +97,7 @@ class Limits:
     held_max: int = RANGES_MAX
     keys_max: int = 100_000
     skip_grace_ms: int = 10_000
+    blame_grace_ms: int = 60_000
     retry_ms: int = 1_000
 
     def __attrs_post_init__(self) -> None:

@@ -17,6 +17,7 @@ from frazil.subscribe.actions import Action, Cause, Change, DeadLetter, Notice, 
 from frazil.subscribe.alarms import Alarms
 from frazil.subscribe.places import Consumer, Flight, Flights, Place, Places, State
 from frazil.subscribe.policy import FailurePolicy, Limits, Poison
+from frazil.subscribe.suspects import Suspects
 
 if TYPE_CHECKING:
     from frazil.subscribe.schedule import Schedule
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Records"]
 
 REASON_CHARACTERS_MAX = 1_024
-REASONS = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream was lost"}
+REASONS = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream ended"}
 
 
 class Records:
@@ -61,6 +62,7 @@ class Records:
         self._plans: dict[int, tuple[int, int]] = {}
         self._owed: dict[int, Cause] = {}
         self._gaps: list[tuple[int, int]] = []
+        self._suspects = Suspects()
         self._flights = Flights()
         self._alarms = Alarms()
 
@@ -142,9 +144,10 @@ class Records:
             offsets += [each for each in flight.offsets if self.places.get(each) is flight]
         offsets.sort()
         if offsets:
-            # The oldest may be what broke the stream. Whatever else the consumer had is not to
-            # blame, so it never fails for good this way; and a lost stream alone blocks nobody.
-            is_judged = is_lost and self._policy.poison is not Poison.BLOCK
+            # Only the oldest can be why the client went; the others never fail for good this way.
+            is_judged = is_lost and self._suspects.is_to_blame(
+                offsets[0], self._policy, self._limits, now_ms=now_ms
+            )
             self._actions += self._fail(
                 offsets, Cause.LOST, now_ms, suspect=offsets[0] if is_judged else -1
             )
@@ -312,7 +315,7 @@ class Records:
                 self._actions.append(
                     Notice(NoticeKind.DROPPED, offset=offset, attempt=attempt, reason=reason)
                 )
-        if self._attempts or self._reasons or len(self._alarms):
+        if self._attempts or self._reasons or self._suspects or len(self._alarms):
             for offset in offsets:
                 self._forget(offset)
         self.schedule.settle(offsets)
@@ -324,6 +327,7 @@ class Records:
         self._owed.pop(offset, None)
         self._dues_ms.pop(offset, None)
         self._timed_out.discard(offset)
+        self._suspects.forget(offset)
         self._alarms.clear(offset)
         self._unblock(offset)
 

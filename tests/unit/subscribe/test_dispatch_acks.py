@@ -274,28 +274,56 @@ def test_another_policy_judges_blocked_records_anew():
     assert DeadLetter(0, 2, "worse") in desk.told()
 
 
-def test_a_lost_stream_condemns_only_the_oldest_record():
-    """What else the consumer had is delivered again, with its last attempt."""
-    desk = delivered(max_redelivery_count=0, **DEAD)
-    desk.detach(1)
-    desk.attach(2)
-    desk.poll()
-    desk.sync()
-    assert desk.poll() == [(2, 1, 1), (2, 2, 1)]
-    (letter,) = desk.told()
-    assert (letter.offset, letter.reason) == (0, "the consumer's stream was lost")
-
-
-def test_a_lost_stream_blocks_nobody():
-    """Consumers may come and go for ever under the policy block."""
-    desk = delivered(max_redelivery_count=1)
-    for consumer in range(2, 9):
-        desk.detach(consumer - 1)
+def come_and_go(desk, consumers, *, every_ms=0, **how):
+    """Let clients come and go; return the offsets that the last of them was given."""
+    for consumer in consumers:
+        desk.now += every_ms
+        desk.detach(consumer - 1, **how)
         desk.attach(consumer)
-        desk.poll()
+        offsets = desk.offsets()
         desk.sync()
-        desk.poll()
-    assert desk.dispatch.status().blocked == 0
+        offsets += desk.offsets()
+    return sorted(offsets)
+
+
+def test_clients_that_go_condemn_only_the_oldest_record():
+    """What else the consumer had is delivered again, with its last attempt."""
+    desk = delivered(max_redelivery_count=0, limits={"blame_grace_ms": 0}, **DEAD)
+    assert come_and_go(desk, [2]) == [1, 2]
+    (letter,) = desk.told()
+    assert (letter.offset, letter.reason) == (0, "the consumer's stream ended")
+
+
+def test_clients_that_come_and_go_quickly_condemn_nothing():
+    """A record is not to blame for streams that end before its time of grace is over."""
+    desk = delivered(ack_timeout_ms=0, max_redelivery_count=5, **DEAD)
+    assert come_and_go(desk, range(2, 20), every_ms=3_000) == [0, 1, 2]
+    assert desk.told() == []
+
+
+def test_a_record_that_always_ends_its_consumers_is_a_dead_letter_at_last():
+    """After its time of grace the next stream that ends with it in hand is the last."""
+    desk = delivered(ack_timeout_ms=0, max_redelivery_count=5, **DEAD)
+    assert come_and_go(desk, range(2, 22), every_ms=3_000) == [0, 1, 2]
+    assert come_and_go(desk, [22], every_ms=3_000) == [1, 2]
+    assert [each.offset for each in desk.told()] == [0]
+
+
+def test_it_takes_as_many_clients_as_deliveries_to_condemn_a_record():
+    """Whatever time passes: one that was behind others in their hands was not tried."""
+    desk = delivered(ack_timeout_ms=0, max_redelivery_count=2, **DEAD)
+    assert come_and_go(desk, range(2, 6), every_ms=60_000, is_lost=False) == [0, 1, 2]
+    assert come_and_go(desk, range(6, 8), every_ms=60_000) == [0, 1, 2]
+    assert desk.told() == []
+    assert come_and_go(desk, [8], every_ms=60_000) == [1, 2]
+
+
+@pytest.mark.parametrize("poison", [Poison.BLOCK, Poison.DROP])
+def test_clients_that_go_block_and_drop_nothing(poison):
+    """Consumers may come and go for ever: their records are delivered again."""
+    desk = delivered(ack_timeout_ms=0, max_redelivery_count=0, poison=poison)
+    assert come_and_go(desk, range(2, 9), every_ms=60_000) == [0, 1, 2]
+    assert desk.told() == []
     assert len(desk.dispatch.ack([0, 1, 2]).offsets) == 3
 
 

@@ -178,7 +178,7 @@ class Subscription:
     def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:
         """End a consumer's part, if it still has one; what it has not acked goes to others.
 
-        `is_lost` says that its stream broke, not that it said farewell.
+        `is_lost` says that its client went, not that the broker ended its part.
         """
         found = self._attached.get(consumer.consumer_id)
         if found is None or found.consumer is not consumer:

@@ -133,8 +133,12 @@ class ConsumerStream:
         self.call.finish(code, text)
 
     def _lost(self) -> None:
-        """Take note that the client is gone."""
-        self.subscription.detach(self, is_lost=True)
+        """Take note that the client is gone, or that its call was ended here.
+
+        A cancelled call says as little as a broken connection: a client that closes its consumer
+        and one whose program dies of a record send the same.
+        """
+        self.subscription.detach(self, is_lost=not self.call.is_ended_here)
         self._over(is_gone=False)
 
     def _grant(self) -> None:

@@ -69,6 +69,9 @@ class Call:
 
     deadline: float | None = None
     """When the client stops waiting, in seconds of the monotonic clock."""
+    is_ended_here: bool = False
+    """Whether the server ended it in its handler's place; when `on_cancel` comes else, the client
+    is gone."""
     on_ready: Callable[[], None] | None = None
     on_cancel: Callable[[], None] | None = None
 
@@ -458,6 +461,7 @@ class Calls:
     def _end(self, call: Call, code: Code, text: str) -> None:
         """End a call in its handler's place, and tell the handler."""
         if call.is_open:
+            call.is_ended_here = True
             call.fail(code, text)
             self._tell(call, call.on_cancel)
 

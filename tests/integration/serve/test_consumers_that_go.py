@@ -1,0 +1,131 @@
+"""Consumers whose clients go with records in hand: closed, cancelled, cut off, or sent away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+
+from frazil.engine.delivery import deliveries
+from frazil.model import topic_uid
+from frazil.serve.grpc.codec import Code
+from frazil.subscribe import FailurePolicy, Limits, Poison
+from tests.integration.serve.consuming_world import (
+    TOPIC,
+    Caller,
+    broker,
+    free_port,
+    make_producer,
+    make_reader,
+    payloads,
+    until,
+)
+from tests.integration.serve.wire_world import Wire
+
+DEAD = "/default/dead"
+
+
+def run(scene):
+    """Run a scene with a port of its own."""
+    return asyncio.run(scene(free_port()))
+
+
+@contextlib.asynccontextmanager
+async def strict(path, port, poison):
+    """A broker with a topic whose subscription allows one delivery, and some records in it."""
+    async with broker(path, port) as world:
+        producer = await make_producer(port)
+        policy = FailurePolicy(
+            max_redelivery_count=0, ack_timeout_ms=0, poison=poison, dead_letter_topic=DEAD
+        )
+        uid = topic_uid(world.topics.find(TOPIC).runtime.state.spec)
+        world.settings.change(uid, "s", policy=policy)
+        yield world, producer
+
+
+async def send(producer, count):
+    for number in range(count):
+        await producer.send(b"%d" % number)
+
+
+def no_streams(world):
+    return world.consumers.facts()["streams"] == 0
+
+
+@pytest.mark.parametrize("poison", [Poison.DROP, Poison.BLOCK, Poison.DEAD_LETTER])
+def test_closing_a_consumer_costs_no_record(tmp_path, poison):
+    """What waits in the client's queue when it is closed comes again, however often it is."""
+
+    async def scene(port):
+        async with strict(tmp_path, port, poison) as (world, producer):
+            reader = await make_reader(port)
+            await send(producer, 6)
+            assert payloads(await reader.take(1)) == [b"0"]
+            for _ in range(3):
+                await until(lambda: world.deliveries.find(TOPIC, "s").status().unacked == 5)
+                await reader.close()
+                await until(lambda: no_streams(world))
+                reader = await make_reader(port)
+            return payloads(await reader.take(5)), world.db.topics()
+
+    found, topics = run(scene)
+    assert found == [b"1", b"2", b"3", b"4", b"5"]
+    assert topics == [TOPIC]
+
+
+@pytest.mark.parametrize("poison", [Poison.DROP, Poison.DEAD_LETTER])
+def test_a_broken_connection_costs_no_record(tmp_path, poison):
+    """A client that is cut off, again and again, has its records when it is back."""
+
+    async def scene(port):
+        async with strict(tmp_path, port, poison) as (world, producer):
+            async with Caller(port) as plain:
+                identity = (await plain.subscribe()).consumer_id
+            await send(producer, 3)
+            for _ in range(3):
+                with Wire(port) as wire:
+                    async with Caller(wire.port) as caller:
+                        stream = caller.receive(identity)
+                        assert (await stream.read()).payload == b"0"
+                        wire.cut()
+                        with pytest.raises(grpc.aio.AioRpcError):
+                            while True:
+                                await stream.read()
+                await until(lambda: no_streams(world))
+            reader = await make_reader(port)
+            return payloads(await reader.take(3)), world.db.topics()
+
+    found, topics = run(scene)
+    assert found == [b"0", b"1", b"2"]
+    assert topics == [TOPIC]
+
+
+@pytest.mark.parametrize("is_ours", [False, True], ids=["client", "broker"])
+def test_only_clients_that_go_by_themselves_make_a_record_suspect(tmp_path, monkeypatch, is_ours):
+    """A record is not to blame for streams that the broker ends."""
+    monkeypatch.setattr(
+        deliveries,
+        "_limits",
+        lambda stored: Limits(max_unacked_messages=stored.max_unacked_messages, blame_grace_ms=0),
+    )
+
+    async def scene(port):
+        async with (
+            strict(tmp_path, port, Poison.DEAD_LETTER) as (world, producer),
+            Caller(port) as caller,
+        ):
+            identity = (await caller.subscribe()).consumer_id
+            await producer.send(b"first")
+            stream = caller.receive(identity)
+            assert (await stream.read()).payload == b"first"
+            if is_ours:
+                world.server.recheck(lambda _call: (Code.PERMISSION_DENIED, "not any more"))
+            else:
+                stream.cancel()
+            await until(lambda: no_streams(world))
+            await producer.send(b"second")
+            return (await caller.receive(identity).read()).payload
+
+    assert run(scene) == (b"first" if is_ours else b"second")
