@@ -76,3 +76,17 @@ def test_a_second_module_with_obstore_is_found(tmp_path):
     done = lint(root)
     assert done.returncode == 1
     assert "frazil.tiers.objects.store -> obstore" in done.stdout
+
+
+def test_a_transport_that_leaks_is_found(tmp_path):
+    """The HTTP/2 connection does no I/O, and what answers calls has no socket."""
+    root = copied(tmp_path)
+    for name, imported in (("h2/connection", "asyncio"), ("danube/producers", "socket")):
+        path = root / "src" / "frazil" / "serve" / f"{name}.py"
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text + f"\nimport {imported}\n", encoding="utf-8")
+        done = lint(root)
+        path.write_text(text, encoding="utf-8")
+        assert done.returncode == 1
+        module = f"frazil.serve.{name.replace('/', '.')}"
+        assert f"{module} -> {imported}" in done.stdout
