@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import socket
 import ssl
+import sys
 import time
+import types
 
 import grpc
 import pytest
@@ -188,11 +191,19 @@ def test_tls_without_http2_is_refused(tmp_path):
         assert_answers(world)
 
 
-def test_a_loop_is_made_with_or_without_uvloop():
-    """The fastest loop there is can run."""
+class FasterLoop(asyncio.SelectorEventLoop):
+    """Stands for uvloop's, which may not be installed here."""
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_uvloop_is_used_where_it_is_installed_and_not_needed(monkeypatch, is_there):
+    """The module of that name makes the loop; without one the standard library does."""
+    module = types.SimpleNamespace(new_event_loop=FasterLoop) if is_there else None
+    monkeypatch.setitem(sys.modules, "uvloop", module)
     loop = fastest_loop()()
     try:
         assert loop.run_until_complete(_one()) == 1
+        assert isinstance(loop, FasterLoop) is is_there
     finally:
         loop.close()
 

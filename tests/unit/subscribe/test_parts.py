@@ -14,6 +14,7 @@ from frazil.subscribe.backlog import Backlog, fitting
 from frazil.subscribe.key_filter import key_filter
 from frazil.subscribe.key_owners import KeyOwners
 from frazil.subscribe.places import Consumer
+from frazil.subscribe.policy import Limits
 from frazil.subscribe.ring import Ring
 
 MUCH = 1 << 40
@@ -191,3 +192,13 @@ def test_keys_beyond_the_limit_belong_by_hash():
     owners.find("another", members)
     assert len(owners) <= 10
     assert owners.find("another", members).name in "bc"
+
+
+def test_a_subscription_remembers_a_hundred_thousand_keys():
+    """That is the limit without any setting; a key beyond it still has its one owner."""
+    owners = KeyOwners(Limits().keys_max)
+    members = {name: consumer(name) for name in "ab"}
+    for at in range(100_100):
+        owners.find(f"k{at}", members)
+    assert len(owners) == 100_000
+    assert len({owners.find("k100050", members).name for _ in range(10)}) == 1
