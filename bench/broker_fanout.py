@@ -35,7 +35,7 @@ def run(bench: Bench) -> list[Row]:
                 "broker": partial(_fan_out, client, broker, numbers, messages),
                 "bare": partial(_bare, client, own.port, messages),
             }
-            found = in_turn(sides, bench.pick(7, 1), warm_up=bench.pick(1, 0))
+            found = in_turn(sides, bench.pick(21, 1), warm_up=bench.pick(1, 0))
             rows += _rows(found, client.name)
     return rows
 

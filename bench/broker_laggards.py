@@ -46,7 +46,7 @@ def run(bench: Bench) -> list[Row]:
             "alone": measure_alone,
             "beside": lags.measure,
         }
-        found = in_turn(sides, bench.pick(3, 1), warm_up=bench.pick(1, 0))
+        found = in_turn(sides, bench.pick(5, 1), warm_up=bench.pick(1, 0))
     title = f"one {behind:,} records behind, one that never reads, producers at full rate"
     return [
         compare(

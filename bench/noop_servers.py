@@ -13,6 +13,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,9 +59,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(kind: str) -> Iterator[Running]:
-    """Start a server, and end it afterwards."""
-    environment = {**os.environ, "PYTHONPATH": os.path.join(ROOT, "src")}
+def running(kind: str, *libraries: str) -> Iterator[Running]:
+    """Start a server, and end it afterwards; `libraries` are directories that it also has."""
+    paths = os.pathsep.join((os.path.join(ROOT, "src"), *libraries))
+    environment = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, os.path.abspath(__file__), kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         try:
@@ -68,6 +70,15 @@ def running(kind: str) -> Iterator[Running]:
             yield Running(int(child.stdout.readline()), child.pid)
         finally:
             child.kill()
+
+
+@contextlib.contextmanager
+def installed(package: str) -> Iterator[str]:
+    """Install a package into a directory of its own: the environment itself stays as users have it."""
+    with tempfile.TemporaryDirectory() as directory:
+        install = (sys.executable, "-m", "pip", "install", "--quiet", "--target", directory)
+        subprocess.run([*install, package], check=True)
+        yield directory
 
 
 def stream_request(messages: int, subscription: str) -> bytes:
