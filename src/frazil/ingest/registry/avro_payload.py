@@ -3,7 +3,7 @@
 Nothing is built: the walk skips over the value. (A library that builds it, with recursion in C,
 ends the process on a long list of nested records, and fills the memory with an array of a
 billion items that take no byte.) Each value is charged for: one byte of a payload may be a record
-of thousands of fields that take none.
+of thousands of fields that take none. No reason has a value of the payload in it.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def _skip(node: Node, data: bytes, at: int, depth: int, work: Work) -> int:
     if isinstance(node, Union):
         index, at = _long(data, at)
         if not 0 <= index < len(node.branches):
-            raise _WrongError(f"branch {index} of a union of {len(node.branches)}")
+            raise _WrongError(f"a branch that a union of {len(node.branches)} does not have")
         return _skip(node.branches[index], data, at, depth + 1, work)
     if isinstance(node, Enum):
         index, at = _long(data, at)
         if not 0 <= index < len(node.symbols):
-            raise _WrongError(f"symbol {index} of {node.label} with {len(node.symbols)}")
+            raise _WrongError(f"a symbol that {node.label} with {len(node.symbols)} does not have")
         return at
     if isinstance(node, Fixed):
         return _forward(data, at, node.size, node.label)
@@ -126,12 +126,12 @@ def _skip_primitive(kind: str, data: bytes, at: int) -> int:
     if kind in {"int", "long"}:
         value, end = _long(data, at)
         if kind == "int" and not -_INT_BOUND <= value < _INT_BOUND:
-            raise _WrongError(f"{value} is out of the range of int")
+            raise _WrongError("a number is out of the range of int")
         return end
     if kind == "boolean":
         end = _forward(data, at, 1, "boolean")
         if data[at] > 1:
-            raise _WrongError(f"a boolean of {data[at]}, must be 0 or 1")
+            raise _WrongError("a boolean that is neither 0 nor 1")
         return end
     if kind in _WIDTHS:
         return _forward(data, at, _WIDTHS[kind], kind)
@@ -147,9 +147,9 @@ def _skip_primitive(kind: str, data: bytes, at: int) -> int:
 
 def _forward(data: bytes, at: int, size: int, what: str) -> int:
     if size < 0:
-        raise _WrongError(f"a {what} of negative size {size}")
+        raise _WrongError(f"a {what} of negative size")
     if size > len(data) - at:
-        raise _WrongError(f"a {what} of {size} bytes, {len(data) - at} are left")
+        raise _WrongError(f"a {what} is longer than the {len(data) - at} bytes that are left")
     return at + size
 
 

@@ -49,7 +49,9 @@ class JsonSchema:
         """Return why the payload does not fit, nothing if it does."""
         try:
             work.charge(len(payload) >> _READ_SHIFT)
-            value = json_text.read_payload(payload, nesting_max=limits.NESTING_MAX)
+            value = json_text.read_payload(
+                payload, nesting_max=limits.NESTING_MAX, known=self._check.names
+            )
         except InvalidRequest as error:
             return str(error)
         except TooMuchWork:

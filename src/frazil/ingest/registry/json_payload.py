@@ -3,6 +3,10 @@
 Our own walk: a library's recursion ends a thread, or prints a crash, on a schema that refers to
 itself, and takes time without end on choices in choices. `format` is a note, as the drafts say.
 Whatever takes longer for a larger value or schema is charged for, before it is done.
+
+A reason has nothing of the payload in it: it names what the schema asks for and the kind of value
+that is there. A place is made of names that the schema has; another name is a part of the payload,
+and its position stands for it, as in `$.{2}`.
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 from frazil.ingest.registry.json_bounds import shown
 from frazil.ingest.registry.json_identity import Identities, Listed
 from frazil.ingest.registry.json_patterns import match_units, matches, pattern_size
-from frazil.ingest.registry.json_references import Missing, References
+from frazil.ingest.registry.json_references import Missing, References, subschemas
 from frazil.ingest.registry.kinds import quoted
 from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from frazil.ingest.registry.json_text import JsonValue
 
@@ -39,7 +43,7 @@ _Evaluated = frozenset[object]
 _Path = tuple["_Path", str | int] | None
 """Where a value is: where that is which has it, and its name there. The whole is at `None`.
 
-Put into words only when told: a name may be as long as the payload.
+Put into words only when told: a name may be as long as the definition.
 """
 
 
@@ -68,6 +72,13 @@ def _shown_path(path: _Path) -> str:
     return "$" + "".join(reversed(parts))
 
 
+def _kind_of(value: JsonValue) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
+    return names.get(type(value)) or ("an array" if isinstance(value, list) else "an object")
+
+
 def _is_number(value: JsonValue) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -81,10 +92,18 @@ class PayloadCheck:
         self._sizes: dict[str, int] = {}
         """Of patterns."""
         self._listed: Listed | None = None
+        self._names: frozenset[str] | None = None
         self._tracks = False
         """Whether any schema asks which parts of a value others have looked at."""
         self._work = Work()
         self._identities = Identities(Listed(None), self._work)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names of properties that the definition has, which may be told."""
+        if self._names is None:
+            self._names = frozenset(_names(self._references.root))
+        return self._names
 
     def refusal(self, value: JsonValue, work: Work | None = None) -> str | None:
         """Return why a value does not fit, nothing if it does.
@@ -160,14 +179,12 @@ class PayloadCheck:
             named = kinds if isinstance(kinds, list) else [kinds]
             if not any(self._is_kind(value, kind) for kind in named):
                 wanted = " or ".join(str(kind) for kind in named)
-                raise _Wrong(path, lambda: f"{quoted(shown(value))} is not of type {wanted}")
+                raise _Wrong(path, f"{_kind_of(value)} is not of type {wanted}")
         if "enum" in schema and not self._identities.is_listed(value, schema["enum"]):
-            raise _Wrong(path, lambda: f"{quoted(shown(value))} is none of the listed values")
+            raise _Wrong(path, "it is none of the listed values")
         constant = "const" in schema and self._draft >= 6
         if constant and not self._identities.is_constant(value, schema):
-            raise _Wrong(
-                path, lambda: f"{quoted(shown(value))} is not {quoted(shown(schema['const']))}"
-            )
+            raise _Wrong(path, lambda: f"it is not {quoted(shown(schema['const']))}")
 
     def _is_kind(self, value: JsonValue, kind: JsonValue) -> bool:
         if kind == "null":
@@ -232,21 +249,19 @@ class PayloadCheck:
             below = low if below is True else None
             above = high if above is True else None
         if isinstance(low, (int, float)) and value < low:
-            raise _Wrong(path, lambda: f"{shown(value)} is less than the minimum of {shown(low)}")
+            raise _Wrong(path, lambda: f"it is less than the minimum of {shown(low)}")
         if isinstance(high, (int, float)) and value > high:
-            raise _Wrong(
-                path, lambda: f"{shown(value)} is greater than the maximum of {shown(high)}"
-            )
+            raise _Wrong(path, lambda: f"it is greater than the maximum of {shown(high)}")
         if isinstance(below, (int, float)) and value <= below:
-            raise _Wrong(path, lambda: f"{shown(value)} is not greater than {shown(below)}")
+            raise _Wrong(path, lambda: f"it is not greater than {shown(below)}")
         if isinstance(above, (int, float)) and value >= above:
-            raise _Wrong(path, lambda: f"{shown(value)} is not less than {shown(above)}")
+            raise _Wrong(path, lambda: f"it is not less than {shown(above)}")
         step = schema.get("multipleOf")
         if not isinstance(step, (int, float)):
             return
         self._work.charge(_DIVISION_UNITS + (_digits(value) + _digits(step) >> 4))
         if Fraction(repr(value)) % Fraction(repr(step)):
-            raise _Wrong(path, lambda: f"{shown(value)} is not a multiple of {shown(step)}")
+            raise _Wrong(path, lambda: f"it is not a multiple of {shown(step)}")
 
     # ---------------------------------------------------------------------------- arrays
 
@@ -322,15 +337,16 @@ class PayloadCheck:
                 raise _Wrong(path, f"'{quoted(name)}' is a required property")
         seen = self._with(seen, self._check_fields(schema, value, path, depth))
         if "propertyNames" in schema and self._draft >= 6:
-            for name in value:
-                self._check(schema["propertyNames"], name, (path, name), depth + 1)
+            for index, name in enumerate(value):
+                place = self._place(name, index)
+                self._check(schema["propertyNames"], name, (path, place), depth + 1)
         seen = self._with(seen, self._check_dependencies(schema, value, path, depth))
         if "unevaluatedProperties" in schema and self._draft >= 2019:
             self._work.charge(len(value))
-            for name, each in value.items():
+            for index, (name, each) in enumerate(value.items()):
                 if name not in seen:
-                    part = schema["unevaluatedProperties"]
-                    self._check(part, each, (path, name), depth + 1)
+                    part, place = schema["unevaluatedProperties"], self._place(name, index)
+                    self._check(part, each, (path, place), depth + 1)
             seen = self._with(seen, value)
         return seen
 
@@ -343,18 +359,29 @@ class PayloadCheck:
         if not fields and not patterns and "additionalProperties" not in schema:
             return known
         self._work.charge(len(value))
-        for name, each in value.items():
-            parts = [fields[name]] if self._has(fields, name) else []
+        for index, (name, each) in enumerate(value.items()):
+            is_named = self._has(fields, name)
+            parts = [fields[name]] if is_named else []
             parts += [part for pattern, part in patterns.items() if self._matches(pattern, name)]
             if not parts and "additionalProperties" in schema:
                 if schema["additionalProperties"] is False:
-                    raise _Wrong(path, f"'{quoted(name)}' is an additional property")
+                    place = self._place(name, index)
+                    raise _Wrong((path, place), "no additional property is allowed")
                 parts = [schema["additionalProperties"]]
-            if parts:
-                known.add(name)
+            if not parts:
+                continue
+            known.add(name)
+            place = name if is_named else self._place(name, index)
             for part in parts:
-                self._check(part, each, (path, name), depth + 1)
+                self._check(part, each, (path, place), depth + 1)
         return known
+
+    def _place(self, name: str, index: int) -> str:
+        """Return what stands for a property's name in a reason: not a name of the payload alone."""
+        if name not in self.names:
+            return f"{{{index}}}"
+        self._work.charge(len(name) >> _NAME_SHIFT)
+        return name
 
     def _has(self, value: _Schema, name: JsonValue) -> bool:
         """Say whether an object has a name; a long one that it has is compared to its end."""
@@ -398,6 +425,20 @@ def _asks_for_the_rest(root: JsonValue) -> bool:
         elif isinstance(each, list):
             work.extend(each)
     return False
+
+
+def _names(root: JsonValue) -> Iterator[str]:
+    """Yield the names of properties in a definition."""
+    for schema, _ in subschemas(root):
+        for key in ("properties", "dependencies", "dependentRequired", "dependentSchemas"):
+            for name, part in _named(schema, key).items():
+                yield name
+                yield from _texts(part)
+        yield from _texts(schema.get("required"))
+
+
+def _texts(value: JsonValue) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _digits(number: float) -> int:

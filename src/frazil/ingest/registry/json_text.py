@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from collections.abc import Container
 from typing import Final, NoReturn
 
 from frazil.errors import InvalidRequest
@@ -30,13 +31,15 @@ def read_definition(data: bytes, *, nesting_max: int) -> JsonValue:
     return value
 
 
-def read_payload(data: bytes, *, nesting_max: int) -> JsonValue:
+def read_payload(data: bytes, *, nesting_max: int, known: Container[str]) -> JsonValue:
     """Read a payload, if every reader of it sees the same.
 
     Of a name that stands twice some readers take the first value, some the last; a whole number
     beyond 64 bits, or any beyond the floating-point range, is cut, rounded or refused.
+
+    What is wrong is told without anything of the payload: only `known` names are.
     """
-    value = _decode(data)
+    value = _decode(data, known)
     _check_number(value)
     _check_nesting(value, nesting_max, has_numbers=True)
     return value
@@ -59,13 +62,21 @@ def fingerprint(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def _decode(data: bytes) -> JsonValue:
+class _Doubled(Exception):
+    """A name stands twice in one object."""
+
+
+def _decode(data: bytes, known: Container[str] | None = None) -> JsonValue:
     if data.startswith(_UTF8_BOM):
         raise InvalidRequest("not JSON: it starts with a byte order mark")
     try:
         value: JsonValue = _DECODER.decode(data.decode())
     except UnicodeDecodeError as error:
         raise InvalidRequest("not JSON: invalid UTF-8", at_byte=error.start) from error
+    except _Doubled as error:
+        name = error.args[0]
+        told = f"the name '{quoted(name)}'" if known is None or name in known else "a name"
+        raise InvalidRequest(f"{told} stands twice in one JSON object") from None
     except RecursionError as error:
         raise InvalidRequest("not JSON that can be read: nested too deep") from error
     except ValueError as error:
@@ -76,8 +87,7 @@ def _decode(data: bytes) -> JsonValue:
 def _object_without_doubles(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        double = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise InvalidRequest(f"the name '{quoted(double)}' stands twice in one JSON object")
+        raise _Doubled(Counter(name for name, _ in pairs).most_common(1)[0][0])
     return found
 
 

@@ -120,4 +120,5 @@ def _missing(message: Any, messages: Mapping[str, ProtoMessage], path: str) -> I
                 yield from _missing(each, messages, f"{place}[{index}].")
         elif found.message_type.fields_by_name["value"].message_type is not None:
             for key in value:
-                yield from _missing(value[key], messages, f"{place}[{quoted(key)}].")
+                # The key is a part of the payload, and not told.
+                yield from _missing(value[key], messages, f"{place}{{*}}.")

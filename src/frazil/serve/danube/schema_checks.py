@@ -155,7 +155,7 @@ class SchemaChecks:
             waiting.then(Refused(record_refused(verdict.reason)))
 
     def _tell(self, topic: str) -> None:
-        """Log that a topic takes records that do not fit; not why, which may quote a payload."""
+        """Log that a topic takes records that do not fit; why, is each sender's to know."""
         now = asyncio.get_running_loop().time()
         told_s, count = self._told.get(topic, (now - TELL_S, 0))
         if now - told_s < TELL_S:

@@ -94,7 +94,7 @@ def test_a_payload_is_checked_with_its_place():
     """The first thing that does not fit is told with its path."""
     person = parse(PERSON)
     assert person.refusal(b'{"name":"x","age":3}') is None
-    assert person.refusal(b'{"name":"x","age":-1}') == "at $.age: -1 is less than the minimum of 0"
+    assert person.refusal(b'{"name":"x","age":-1}') == "at $.age: it is less than the minimum of 0"
     assert person.refusal(b"{}") == "at $: 'name' is a required property"
     assert "not JSON" in person.refusal(b"{")
     assert "invalid UTF-8" in person.refusal(b"\xff")
@@ -136,25 +136,29 @@ RULES = [
     ({"contains": {"type": "null"}}, b"[1]", "0 items fit 'contains', at least 1 must"),
     ({"contains": True, "maxContains": 1}, b"[1,2]", "2 items fit 'contains', at most 1 may"),
     ({"prefixItems": [True], "items": False}, b"[1,2]", "at $[1]: nothing is allowed here"),
-    ({"additionalProperties": False}, b'{"a":1}', "'a' is an additional property"),
+    ({"additionalProperties": False}, b'{"a":1}', "at $.{0}: no additional property is"),
     ({"propertyNames": {"maxLength": 1}}, b'{"ab":1}', "it has 2 characters, at most 1"),
     ({"minProperties": 1}, b"{}", "it has 0 properties, at least 1 are needed"),
-    ({"patternProperties": {"^a": {"type": "null"}}}, b'{"ab":1}', "at $.ab: 1 is not of type"),
+    (
+        {"patternProperties": {"^a": {"type": "null"}}},
+        b'{"ab":1}',
+        "at $.{0}: an integer is not of",
+    ),
     ({"dependentRequired": {"a": ["b"]}}, b'{"a":1}', "'b' is required beside 'a'"),
     ({"dependentSchemas": {"a": False}}, b'{"a":1}', "nothing is allowed here"),
-    ({"if": {"minimum": 5}, "then": {"multipleOf": 2}}, b"7", "7 is not a multiple of 2"),
+    ({"if": {"minimum": 5}, "then": {"multipleOf": 2}}, b"7", "it is not a multiple of 2"),
     ({"oneOf": [{"minimum": 1}, {"minimum": 2}]}, b"3", "2 choices of 'oneOf' fit"),
     ({"anyOf": [{"minimum": 5}]}, b"3", "no choice of 'anyOf' fits"),
     ({"not": {"minimum": 1}}, b"3", "it fits what 'not' excludes"),
-    ({"const": 1}, b"true", "true is not 1"),
-    ({"enum": [1, "a"]}, b"2", "2 is none of the listed values"),
-    ({"exclusiveMinimum": 1}, b"1", "1 is not greater than 1"),
-    ({"maximum": 1}, b"1.5", "1.5 is greater than the maximum of 1"),
+    ({"const": 1}, b"true", "at $: it is not 1"),
+    ({"enum": [1, "a"]}, b"2", "it is none of the listed values"),
+    ({"exclusiveMinimum": 1}, b"1", "it is not greater than 1"),
+    ({"maximum": 1}, b"1.5", "it is greater than the maximum of 1"),
     ({"pattern": "^a"}, b'"b"', "it does not match the pattern '^a'"),
     (
         {"allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False},
         b'{"a":1,"b":2}',
-        "at $.b: nothing is allowed here",
+        "at $.{1}: nothing is allowed here",
     ),
     ({"prefixItems": [True], "unevaluatedItems": False}, b"[1,2]", "at $[1]: nothing"),
 ]
@@ -202,7 +206,7 @@ def test_fractions_are_judged_as_they_are_written():
     """Three tenths are a multiple of a tenth, whatever they are in binary."""
     tenth = parse({"multipleOf": 0.1})
     assert tenth.refusal(b"0.3") is None
-    assert tenth.refusal(b"0.35") == "at $: 0.35 is not a multiple of 0.1"
+    assert tenth.refusal(b"0.35") == "at $: it is not a multiple of 0.1"
 
 
 def test_definitions_are_nested_64_deep_at_most():

@@ -159,7 +159,7 @@ def test_a_list_that_only_a_reference_makes_a_schema_counts():
     assert "none of the listed" in one.refusal(b"[true]")
     two = schema_of({**schema, "$ref": "#/examples/1"})
     assert two.refusal(b"[2]") is None
-    assert "[3] is not [2]" in two.refusal(b"[3]")
+    assert "it is not [2]" in two.refusal(b"[3]")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_protobuf_names_few_of_the_fields_that_are_missing():
     told = "not a message M: required fields are missing: "
     assert definition.refusal(b"\x0a\x00") == told + "n[0].a, n[0].b"
     assert definition.refusal(b"\x1a\x02\x08\x01") == told + "o.b"
-    assert definition.refusal(b"\x12\x05\x0a\x01k\x12\x00") == told + "m[k].a, m[k].b"
+    assert definition.refusal(b"\x12\x05\x0a\x01k\x12\x00") == told + "m{*}.a, m{*}.b"
     assert definition.refusal(b"\x0a\x00" * 1_000).count("n[") == 8
 
 
