@@ -193,42 +193,6 @@ def test_a_restart_delivers_exactly_what_was_not_acked(tmp_path, acked):
     run(tmp_path, second)
 
 
-@pytest.mark.parametrize("kind", SubscriptionType)
-def test_acks_of_what_an_earlier_life_delivered_count(tmp_path, kind):
-    """A client that outlived the broker acks what it has: that is not delivered again.
-
-    What no life can have delivered has no effect when it is acked.
-    """
-
-    async def first(db, deliveries, settings):
-        topic = db.create_topic("t")
-        settings.change(uid(db), "s", max_unacked_messages=6)
-        for number in range(20):
-            topic.append(b"%d" % number, key=str(number))
-        found = await opened(deliveries, kind=kind)
-        consumer = Collector(found, acks=False)
-        await until(lambda: len(consumer.got) == 6)
-        consumer.ack(2)
-        await until(lambda: 6 in consumer.got)
-
-    async def second(_db, deliveries, _settings):
-        found = await deliveries.existing(TOPIC, "s")
-        answers = []
-        for offset in (0, 1, 6, 15, 25):
-            found.ack(offset, answers.append)
-        await until(lambda: answers == [None] * 5)
-        consumer = Collector(found, window=20)
-        await until(lambda: len(consumer.acked) == (15 if kind is BY_KEY else 16))
-        rest = [3, 4, 5, *range(7, 20)]
-        if kind is BY_KEY:
-            # By key a delivery may have gone past any number of records.
-            rest.remove(15)
-        assert sorted(consumer.got) == rest
-
-    run(tmp_path, first)
-    run(tmp_path, second)
-
-
 def test_subscriptions_share_what_was_decoded(tmp_path):
     """Ten subscriptions that follow a topic cost one decoding a record."""
 

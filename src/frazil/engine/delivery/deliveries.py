@@ -309,7 +309,7 @@ class Deliveries:
         if self._is_closed:
             raise Closed("the broker is shutting down")
         feed, journalling = self._feed(runtime)
-        delivered_below = 0 if is_new else min(feed.head, _reach(stored, cursor, runtime))
+        delivered_below = 0 if is_new else min(feed.head, _reach(cursor, runtime))
         found = Subscription(
             name,
             feed,
@@ -368,17 +368,15 @@ def _limits(stored: Stored) -> Limits:
     return Limits(max_unacked_messages=stored.max_unacked_messages)
 
 
-def _reach(stored: Stored, cursor: CursorState, runtime: TopicRuntime) -> int:
+def _reach(cursor: CursorState, runtime: TopicRuntime) -> int:
     """Return the offset below which an earlier life may have delivered what is not acked.
 
-    Clients that outlived it may still ack those. Deliveries go in offset order and as far as the
-    window; by key they go past records of other keys, as far as they are read ahead.
+    Clients that outlived it may still ack those. First deliveries are not journalled, and the
+    window may have been another one then: it is as far as the largest window reaches.
     """
-    is_by_key = stored.kind is SubscriptionType.KEY_SHARED
-    count = RANGES_MAX if is_by_key else stored.max_unacked_messages
     gaps = sum(
         special.end - max(special.first, cursor.acked_below)
         for special in runtime.state.ranges
         if special.end > cursor.acked_below
     )
-    return cursor.reach(count + gaps)
+    return cursor.reach(RANGES_MAX + gaps)
