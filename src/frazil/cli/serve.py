@@ -49,7 +49,7 @@ def serve(
 ) -> None:
     """Serve the data directory to clients until Ctrl-C or SIGTERM.
 
-    With --output json one line of JSON says where, as soon as clients can connect.
+    With --output json one line of JSON says where, as soon as clients are served.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:

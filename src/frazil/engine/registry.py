@@ -60,8 +60,19 @@ class Registry:
     """An open data directory: its lock, its journals, its metadata, and the topics by name."""
 
     def __init__(
-        self, settings: Settings, *, file_system: FileSystem, clock: Clock, threads: bool = True
+        self,
+        settings: Settings,
+        *,
+        file_system: FileSystem,
+        clock: Clock,
+        threads: bool = True,
+        on_owned: Callable[[], None] = lambda: None,
     ) -> None:
+        """Open a directory.
+
+        `on_owned` is called once, as soon as it is certain that nobody else serves these data: most
+        often before the log is recovered. What it raises ends the opening.
+        """
         if not __debug__:
             raise InvalidRequest("run Python without -O: Frazil checks its own work by assertions")
         if sys.byteorder != "little":
@@ -74,6 +85,7 @@ class Registry:
         self._process = os.getpid()
         self.file_system = file_system
         self._threads = threads
+        self._on_owned = on_owned
         self._limits = _limits(settings)
         compression = settings.log.compression
         self._options = pa.ipc.IpcWriteOptions(
@@ -118,6 +130,9 @@ class Registry:
         stores = self._open_stores()
         self.cursors = Cursors(self, self._indexer)
         try:
+            if not self.ownership.expires:
+                # Whoever has the directory's lock owns it; else the lease says who does.
+                self._on_owned()
             known, ends = known_topics(stores.shared)
             self._known_cursors = known_cursors(stores.shared)
             if self.settings.memory.enabled:
@@ -142,6 +157,8 @@ class Registry:
             }
             self.main = self._open_lane(self.paths.journal, "journal", known, shared)
             self._take_lease()
+            if self.ownership.expires:
+                self._on_owned()
             # Before the lanes are opened: they take over what their topics' definitions say.
             self._complete()
             for topic in list(self.main.journal.state.topics.values()):

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from frazil.serve.listening import BACKLOG
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Acceptor", "peer_text"]
 
-BACKLOG: Final = 512
 TURN_MAX: Final = 64
 """So many are taken before others in the loop have their turn."""
 PAUSE_S: Final = 0.5
@@ -31,7 +31,7 @@ class Acceptor:
     """Takes connections from a listening socket. It belongs to the event loop's thread.
 
     Args:
-        listener: has its address; it is the acceptor's from now on.
+        listener: has its address, and may listen already; it is the acceptor's from now on.
         make: returns the protocol of a connection from an address, None to refuse it.
         failed: is told each protocol whose connection ended before it was made.
         ssl_context: for TLS.

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 
 from frazil.clock import SystemClock
-from frazil.engine.core import open_engine
+from frazil.engine.core import Engine
 from frazil.errors import FrazilError, Unavailable
+from frazil.fs import RealFileSystem
 from frazil.serve import subscription_http
 from frazil.serve.announcing import announce, withdraw
 from frazil.serve.auth import (
@@ -33,7 +34,7 @@ from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
 from frazil.serve.h2.limits import ServerLimits
 from frazil.serve.http import HttpServer, health_page
-from frazil.serve.listening import Address, address_of, bind
+from frazil.serve.listening import Address, address_of, bind, listen
 from frazil.serve.metrics import metrics_page, port_facts
 from frazil.telemetry import event, warn
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from frazil.config import ServeSettings, Settings
-    from frazil.engine.core import Engine
     from frazil.serve.auth import Guard
 
 __all__ = ["Addresses", "Broker", "connection_counts", "server_limits"]
@@ -78,11 +78,16 @@ class Addresses:
 
 @attrs.frozen
 class _Listeners:
-    """The three sockets, which have their addresses and do not listen yet."""
+    """The three sockets, which have their addresses."""
 
     data: socket.socket
     admin: socket.socket
     http: socket.socket
+
+    def listen(self) -> None:
+        """Let clients queue; health needs no queue, it is told already."""
+        listen(self.data, setting="serve.port")
+        listen(self.admin, setting="serve.admin_port")
 
     def close(self) -> None:
         for each in (self.data, self.admin, self.http):
@@ -150,7 +155,7 @@ class Broker:
         )
 
     async def start(self) -> Addresses:
-        """Open the engine and serve it; on return clients can connect.
+        """Open the engine and serve it; on return clients are served.
 
         Raises:
             Conflict: if another process has the directory, with its pid.
@@ -169,8 +174,9 @@ class Broker:
         if isinstance(taken, _Listeners):
             await self._http.start_on(taken.http, page)
         try:
-            self.engine = await asyncio.to_thread(open_engine, self.settings)
+            self.engine = await asyncio.to_thread(self._open, taken)
             try:
+                assert isinstance(taken, _Listeners), "without addresses no engine opens"
                 await self._serve(taken, h2)
             except BaseException:
                 for server in self._servers.values():
@@ -244,11 +250,7 @@ class Broker:
     # -- inside ----------------------------------------------------------------------------------
 
     def _bind(self) -> _Listeners | Unavailable:
-        """Take the three addresses, or return why not.
-
-        It is raised later: that the directory is in use, with the pid, is of more help than that
-        its ports are.
-        """
+        """Take the three addresses, or return why not."""
         serve = self.settings.serve
         with contextlib.ExitStack() as undo:
             taken = []
@@ -264,11 +266,23 @@ class Broker:
             undo.pop_all()
         return _Listeners(*taken)
 
-    async def _serve(
-        self, listeners: _Listeners | Unavailable, context: ssl.SSLContext | None
-    ) -> None:
-        if isinstance(listeners, Unavailable):
-            raise listeners
+    def _open(self, taken: _Listeners | Unavailable) -> Engine:
+        """Open the engine; clients queue as soon as the data are this broker's. Called in a thread.
+
+        Why an address could not be had is raised then, and not before: that the directory is in
+        use, with the pid, is of more help than that its ports are.
+        """
+
+        def owned() -> None:
+            if isinstance(taken, Unavailable):
+                raise taken
+            taken.listen()
+
+        return Engine(
+            self.settings, file_system=RealFileSystem(), clock=self._clock, on_owned=owned
+        )
+
+    async def _serve(self, listeners: _Listeners, context: ssl.SSLContext | None) -> None:
         serve = self.settings.serve
         self.addresses = self._named(listeners)
         self.services = Services(self.engine, self.settings, addresses=self.addresses.facts())

@@ -1,13 +1,20 @@
-"""The sockets that the broker listens on: taken early, so that addresses are known, and errors told."""
+"""The sockets that the broker listens on: taken early, so that addresses are known, and errors told.
+
+They listen before anybody is answered, too: the system queues who connects while the log is being
+recovered, and clients wait for a moment instead of giving up.
+"""
 
 from __future__ import annotations
 
 import socket
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from frazil.errors import Unavailable
 
-__all__ = ["Address", "address_of", "bind"]
+__all__ = ["BACKLOG", "Address", "address_of", "bind", "listen"]
+
+BACKLOG: Final = 512
+"""So many connections wait in the system until they are accepted."""
 
 
 class Address(NamedTuple):
@@ -59,16 +66,32 @@ def bind(host: str, port: int, *, setting: str) -> socket.socket:
         else:
             listener.setblocking(False)
             return listener
-    raise Unavailable(
-        "the address cannot be listened on, choose another port or stop who has it",
-        host=host,
-        port=port,
-        setting=setting,
-        error=problem.strerror if problem is not None else "no address",
-    ) from problem
+    raise _taken(Address(host, port), setting, problem) from problem
+
+
+def listen(listener: socket.socket, *, setting: str) -> None:
+    """Let clients connect and wait; they are answered when somebody accepts them.
+
+    Raises:
+        Unavailable: if somebody else listens on the address since it was bound.
+    """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise _taken(address_of(listener), setting, error) from error
 
 
 def address_of(listener: socket.socket) -> Address:
     """Return the address that a socket has."""
     name = listener.getsockname()
     return Address(str(name[0]), int(name[1]))
+
+
+def _taken(address: Address, setting: str, problem: OSError | None) -> Unavailable:
+    return Unavailable(
+        "the address cannot be listened on, choose another port or stop who has it",
+        host=address.host,
+        port=address.port,
+        setting=setting,
+        error=problem.strerror if problem is not None else "no address",
+    )

@@ -34,7 +34,7 @@ GC_THRESHOLDS: Final = (50_000, 20, 50)
 
 
 def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
-    """Serve until a signal ends it. `on_ready` is called when clients can connect.
+    """Serve until a signal ends it. `on_ready` is called when clients are served.
 
     Raises:
         Conflict: if another process has the directory, with its pid.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -181,9 +182,15 @@ def test_metadata_are_in_etcd_and_the_next_life_goes_on(broker_in, shared):
 
 
 def test_second_broker_is_kept_out(broker_in, shared):
-    """While one broker renews its lease another directory cannot take the same metadata."""
+    """While one broker renews its lease another directory cannot take the same metadata.
+
+    Nor does it let clients wait, who would find the owner elsewhere.
+    """
     broker_in("one")
-    second = broker_in("two", ready=False)
+    second = broker_in("two", ready=False, **{"telemetry.log_level": "info"})
+    wait_until(lambda: "lease_awaited" in second.last_words())
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", second.port), timeout=SECONDS_MAX)
     assert second.wait() != 0
     assert "lease is held by another" in second.last_words()
     assert shared.held(LEASE).epoch == 1
