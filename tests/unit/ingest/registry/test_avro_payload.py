@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 import struct
-import time
 
 import fastavro
 import pytest
 
 from frazil.ingest.registry.definitions import parse_definition
+from tests.unit.ingest.registry.counted_lines import lines_at_most
 
 LIST = {
     "type": "record",
@@ -111,14 +111,13 @@ def test_a_list_of_a_million_nested_records_is_refused():
     assert refusal(LIST, b"\2" * 40 + b"\0") is None
 
 
-def test_items_that_take_no_byte_cost_no_time():
-    """An array of 2^60 nulls, or of empty records, is judged at once."""
+def test_items_that_take_no_byte_cost_no_work():
+    """An array of 2^60 nulls, or of empty records, is judged without a look at each."""
     empty = {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]}
-    started = time.process_time()
     for items in ("null", empty):
-        schema = {"type": "array", "items": items}
-        assert refusal(schema, long(1 << 60) + long(0)) is None
-    assert time.process_time() - started < 1
+        schema, payload = {"type": "array", "items": items}, long(1 << 60) + long(0)
+        with lines_at_most(2_000):
+            assert refusal(schema, payload) is None
 
 
 def test_a_float_of_any_bits_is_taken():

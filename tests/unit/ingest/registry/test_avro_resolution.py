@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import time
 
 import fastavro
 import pytest
 from fastavro.utils import generate_many
 
 from frazil.ingest.registry.definitions import incompatibilities, parse_definition
+from tests.unit.ingest.registry.counted_lines import lines_at_most
 
 
 def record(*fields, name="P", **more):
@@ -196,12 +196,11 @@ def test_a_chain_of_records_longer_than_the_stack_is_compared():
     assert told == ("backward: at $.x: the reader's int does not read string",)
 
 
-def test_large_unions_are_compared_in_little_time():
+def test_large_unions_are_compared_with_little_work():
     """Unions of 5,000 named types do not take the square of that."""
     union = [{"type": "fixed", "name": f"F{n}", "size": 1} for n in range(5_000)]
-    started = time.process_time()
-    assert reasons(union, [*union, "null"]) == ()
-    assert time.process_time() - started < 2
+    with lines_at_most(500 * len(union)):
+        assert reasons(union, [*union, "null"]) == ()
 
 
 @pytest.mark.parametrize("case", COMPATIBLE)
