@@ -68,18 +68,18 @@ def list_subscriptions(
 
 
 def _row(facts: Mapping[str, Any]) -> tuple[object, ...]:
-    age_s = facts["lag_seconds"]
+    age_s, records, size = facts["lag_seconds"], facts["lag_records"], facts["lag_bytes"]
     state = facts["paused"] or ("blocked" if facts["blocked"] else "")
     return (
         facts["topic"],
         facts["name"],
         facts["type"],
         len(facts["consumers"]),
-        f"{facts['lag_records']:,}",
-        size_text(facts["lag_bytes"]),
+        "" if records is None else f"{records:,}",
+        "" if size is None else size_text(size),
         "" if age_s is None else format_duration(float(round(age_s))),
         facts["unacked"],
-        state,
+        state if facts["stored"] else "not stored",
     )
 
 

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Final
 
+from frazil.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -13,6 +15,24 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.02
 """How often who waits looks whether the stop is over."""
+
+
+class NotStored:
+    """The refusal of whatever would be durable in a topic that only passes messages on.
+
+    It stays as long as the topic: no other stop takes its place.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def __call__(self) -> InvalidRequest:
+        """Return the error."""
+        return InvalidRequest(
+            "the topic is not reliable: it stores nothing, and only producers and consumers of a "
+            "running broker pass messages through it; use a reliable topic",
+            topic=self._topic,
+        )
 
 
 def pass_stop(runtime: TopicRuntime) -> None:

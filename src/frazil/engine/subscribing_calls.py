@@ -9,6 +9,7 @@ from frazil.engine.subscribing_facts import subscription_facts
 from frazil.engine.subscribing_settings import (
     change_settings,
     check_dead_letters,
+    check_stored,
     kind_of,
     policy_of,
 )
@@ -61,9 +62,11 @@ class SubscriptionCalls(LakeCalls):
         Raises:
             Conflict: if there is one of this name.
             NotFound: if there is no such topic.
-            InvalidRequest: if the name, the type or the start cannot be used.
+            InvalidRequest: if the name, the type or the start cannot be used, or the topic stores
+                nothing.
         """
         runtimes = self._subscribed(topic)
+        check_stored(self, runtimes)
         kind = kind_of(type)
         _check_start(runtimes, start)
         if any(name in runtime.state.cursors for runtime in runtimes):
@@ -98,8 +101,9 @@ class SubscriptionCalls(LakeCalls):
 
         Raises:
             NotFound: if there is no such topic or subscription.
-            InvalidRequest: if the place is not among the topic's records.
+            InvalidRequest: if the place is not among the topic's records, or it stores nothing.
         """
+        check_stored(self, self._subscribed(topic))
         runtimes = self._having(topic, name)
         _check_start(runtimes, to)
 
@@ -148,7 +152,7 @@ class SubscriptionCalls(LakeCalls):
 
         Raises:
             NotFound: if there is no such topic.
-            InvalidRequest: if a value cannot be used.
+            InvalidRequest: if a value cannot be used, or the topic stores nothing.
         """
         runtimes = self._subscribed(topic)
         settings = self.subscribing.settings
@@ -160,6 +164,7 @@ class SubscriptionCalls(LakeCalls):
         if max_unacked is not None:
             changes["max_unacked_messages"] = _whole_number(max_unacked, "max_unacked")
         if changes:
+            check_stored(self, runtimes)
             self.subscribing.call(
                 lambda all_: change_settings(all_, settings, runtimes, name, changes)
             )
@@ -202,6 +207,7 @@ class SubscriptionCalls(LakeCalls):
             InvalidRequest: if an option cannot be used.
             Overloaded: if the topic has too many subscriptions.
         """
+        check_stored(self, runtimes)
         policy = options["policy"]
         filters = options["key_filters"]
         _check_start(runtimes, options["start"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from frazil.engine.states import StateTag
+from frazil.engine.stops import NotStored
 from frazil.errors import InvalidRequest
 from frazil.model import full_topic_name, topic_uid
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
@@ -26,6 +27,7 @@ __all__ = [
     "UNRELIABLE_MAKING",
     "change_settings",
     "check_dead_letters",
+    "check_stored",
     "is_stored",
     "kind_of",
     "policy_facts",
@@ -143,6 +145,18 @@ def check_dead_letters(
             "the dead_letter_topic stores nothing, name one that is reliable",
             dead_letter_topic=target,
         )
+
+
+def check_stored(engine: Registry, runtimes: Sequence[TopicRuntime]) -> None:
+    """Refuse what would be kept about a topic that stores nothing.
+
+    Raises:
+        InvalidRequest: if it is one.
+    """
+    for runtime in runtimes:
+        if not is_stored(engine, runtime):
+            refusal = NotStored(runtime.name)
+            raise refusal()
 
 
 def is_stored(engine: Registry, runtime: TopicRuntime) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.engine.keyed_limits import on_full_of, quota_of
+from frazil.engine.stops import NotStored
+from frazil.engine.subscribing_settings import is_stored
 from frazil.errors import Overloaded
 from frazil.log import format as fmt
 from frazil.log.codec import Control
@@ -66,7 +68,9 @@ class Upkeep:
         self._thread = threading.Thread(target=self._run, name="frazil-upkeep", daemon=True)
 
     def start(self) -> None:
-        """Look at the disk at once, then start the thread."""
+        """Look at topics and the disk at once, then start the thread."""
+        for runtime in self._engine.runtimes:
+            self._refuse_unstored(runtime)
         self._guard("space", self.check_space)
         if self._threads:
             self._thread.start()
@@ -91,8 +95,13 @@ class Upkeep:
     def new_topic(self, runtime: TopicRuntime) -> None:
         """Apply a stop that is in force to a topic that was just made."""
         with self._space_lock:
-            if self.publishing_stopped:
+            self._refuse_unstored(runtime)
+            if self.publishing_stopped and runtime.refusal is None:
                 runtime.refusal = self.space.error
+
+    def _refuse_unstored(self, runtime: TopicRuntime) -> None:
+        if not is_stored(self._engine, runtime):
+            runtime.refusal = NotStored(runtime.name)
 
     def _run(self) -> None:
         while not self._stopping:
@@ -182,6 +191,8 @@ class Upkeep:
         name = "publishing_stopped" if self.space.blocked else "publishing_resumed"
         warn(name, free_bytes=self.space.free_bytes, free_bytes_min=self.space.mark_bytes)
         for runtime in self._engine.runtimes:
+            if isinstance(runtime.refusal, NotStored):
+                continue
             if self.space.blocked:
                 runtime.refusal = error
             elif runtime.refusal == error:

@@ -25,7 +25,7 @@ from frazil.engine.subscribing_requests import (
     Reset,
     decode_call,
 )
-from frazil.errors import FrazilError, Unavailable, codes_of
+from frazil.errors import FrazilError, NotFound, Unavailable, codes_of
 from frazil.model import full_topic_name
 from frazil.serve.auth import Guard, Refusal
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
@@ -91,6 +91,8 @@ class SubscriptionPost:
                 return _refused(refused)
             if _is_read(call):
                 found = await asyncio.to_thread(call.perform, serving.engine)
+                if isinstance(call, List):
+                    found = _with_live(serving, call, found)
             else:
                 caller.path = PATH
                 names = {"topic": call.topic, "subscription": getattr(call, "name", None)}
@@ -116,8 +118,40 @@ def _is_read(call: Call) -> bool:
             return isinstance(call, (List, ListObjects))
 
 
+def _with_live(serving: Serving, call: List, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return subscriptions with those of topics that are not stored, as long as these are there."""
+    live = serving.services.unreliable.facts()
+    if call.topic is not None:
+        live = [each for each in live if each["topic"] in _names(serving, call.topic)]
+    return sorted([*found, *live], key=lambda each: (each["topic"], each["name"]))
+
+
+def _drop_live(serving: Serving, call: Drop) -> bool:
+    """End a subscription of a topic that is not stored; False if there is none."""
+    services = serving.services
+    dropped = False
+    for topic in _names(serving, call.topic):
+        if services.unreliable.find(topic, call.name) is not None:
+            services.unreliable.drop(topic, call.name)
+            services.consumers.forget_subscription(topic, call.name)
+            dropped = True
+    return dropped
+
+
+def _names(serving: Serving, topic: str) -> list[str]:
+    """Return the names of the topics that a topic's records go to: its own, or those of its parts."""
+    _spec, runtimes = serving.engine.whole_topic(full_topic_name(topic))
+    return [runtime.name for runtime in runtimes]
+
+
 async def _act(serving: Serving, call: Call) -> Any:
-    found = await asyncio.to_thread(call.perform, serving.engine)
+    is_dropped = isinstance(call, Drop) and _drop_live(serving, call)
+    try:
+        found = await asyncio.to_thread(call.perform, serving.engine)
+    except NotFound:
+        if not is_dropped:
+            raise
+        found = {"dropped": getattr(call, "name", "")}
     if isinstance(call, Drop):
         _forget(serving, call)
     return found
@@ -155,9 +189,8 @@ def _refused(refusal: Refusal) -> Reply:
 
 def _forget(serving: Serving, call: Drop) -> None:
     """Forget the ids that clients had for a subscription that is gone."""
-    _spec, runtimes = serving.engine.whole_topic(full_topic_name(call.topic))
-    for runtime in runtimes:
-        serving.services.consumer_ids.forget_subscription(runtime.name, call.name)
+    for topic in _names(serving, call.topic):
+        serving.services.consumer_ids.forget_subscription(topic, call.name)
 
 
 def _told(error: FrazilError) -> dict[str, Any]:

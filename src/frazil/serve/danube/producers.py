@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from frazil.engine.delivery.pace import Pace
 from frazil.engine.runtime import MESSAGE_OVERHEAD_BYTES
+from frazil.engine.stops import NotStored
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.messages import check_message
 from frazil.model import topic_uid
@@ -316,7 +317,7 @@ class Producers:
         runtime = target.runtime
         if not target.is_stored:
             assert self._unreliable is not None
-            if runtime.refusal is not None:
+            if not isinstance(runtime.refusal, NotStored):
                 self._check_current(target, record)
             check_record(runtime, record)
             publishing.set_result(None)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
 
 from frazil.clock import SystemClock
 from frazil.engine.delivery.record import RECORD_OVERHEAD_BYTES, Record, size_of
+from frazil.engine.subscribing_settings import type_name_of
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.subscribe.key_filter import key_filter
 from frazil.subscribe.key_owners import KeyOwners
@@ -127,6 +128,10 @@ class Unreliable:
         """Return the names of a topic's subscriptions, sorted."""
         return sorted(self._topics.get(topic, ()))
 
+    def facts(self) -> list[dict[str, Any]]:
+        """Return what is told of all subscriptions, ready for JSON."""
+        return [each.facts() for some in self._topics.values() for each in some.values()]
+
     def drop(self, topic: str, name: str) -> None:
         """End a subscription and the streams of its consumers; none is no error."""
         found = self.find(topic, name)
@@ -193,6 +198,22 @@ class UnreliableSubscription:
         self._owners = KeyOwners(world.limits.keys_max)
         self._timer: asyncio.TimerHandle | None = None
         self._rest()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is told of it, ready for JSON; nothing is kept for it, so it has no lag."""
+        return {
+            "name": self.name,
+            "topic": self.topic,
+            "type": type_name_of(self.kind),
+            "stored": False,
+            "consumers": sorted(self._by_name),
+            "lag_records": None,
+            "lag_bytes": None,
+            "lag_seconds": None,
+            "unacked": 0,
+            "blocked": 0,
+            "paused": None,
+        }
 
     # -- consumers -------------------------------------------------------------------------------
 
