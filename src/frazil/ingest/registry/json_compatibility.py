@@ -2,17 +2,21 @@
 
 The reader accepts all values of the writer when it asks for nothing that the writer does not
 promise. What this module cannot compare (`allOf`, `not`, `if`, `patternProperties`, ...) must not
-change. One rule is stricter than that: a field that the writer requires must be known to the
+change. A property that only the reader names is compared with what the writer's patterns, or its
+rule for other names, say of it. One rule is stricter than that: a field that the writer requires must be known to the
 reader, for a field somebody promised always to send is not dropped by an oversight.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from frazil.ingest.registry import limits
 from frazil.ingest.registry.json_bounds import bounds_problems, shown
+from frazil.ingest.registry.json_patterns import match_units, matching, pattern_size
 from frazil.ingest.registry.json_references import Missing, References
 from frazil.ingest.registry.reasons import Reasons
 
@@ -47,6 +51,28 @@ _BESIDE: Final = frozenset(
     )
 )
 _REFERENCES_MAX: Final = 64
+_NEIGHBOURS: Final = {
+    "additionalProperties": frozenset(("properties", "patternProperties")),
+    "items": frozenset(("prefixItems",)),
+    "additionalItems": frozenset(("items",)),
+    **dict.fromkeys(("then", "else"), frozenset(("if",))),
+    **dict.fromkeys(("minContains", "maxContains"), frozenset(("contains",))),
+}
+"""Keywords that mean something else when others stand beside them in the same object."""
+_IN_PLACE: Final = (
+    *("allOf", "anyOf", "oneOf", "if", "then", "else"),
+    *("dependencies", "dependentSchemas"),
+)
+"""What is about the same value and may name its properties."""
+_NAME_BYTES: Final = 32
+"""That a name of such a part counts, among all that is looked at as a whole."""
+_EVALUATING: Final = (
+    *_IN_PLACE,
+    *("not", "patternProperties", "additionalProperties", "items", "prefixItems", "contains"),
+)
+"""Keywords that decide, beside `properties`, what is left for `unevaluated…`."""
+_UNEVALUATED: Final = ("unevaluatedProperties", "unevaluatedItems")
+_OLDER: Final = re.compile(r"json-schema\.org/draft-0[467]/")
 
 _Schema = dict[str, "JsonValue"]
 
@@ -65,8 +91,12 @@ class _Comparison:
         self, reader: References, writer: References, inside: _Comparison | None = None
     ) -> None:
         self.reasons = Reasons()
-        self.steps: list[int] = inside.steps if inside else [0, 0]
-        """Pairs of choices, and bytes: one count for all comparisons inside of one."""
+        self.steps: list[int] = inside.steps if inside else [0, 0, 0]
+        """Pairs of choices, bytes, work of patterns: one count for all comparisons inside of one."""
+        self.parts: dict[int, tuple[JsonValue, list[_Schema] | None]] = (
+            inside.parts if inside else {}
+        )
+        """By the ids of schemas, which are kept with them: what holds for their values."""
         self.weights: dict[int, int] = inside.weights if inside else {}
         """Of parts of both definitions, by their ids."""
         self.seen: list[set[tuple[int, int]]] = [*(inside.seen if inside else ()), set()]
@@ -108,11 +138,16 @@ class _Comparison:
         return not inner.reasons.count
 
     def _compare(self, reader_value: JsonValue, writer_value: JsonValue, path: str) -> None:
-        reader = _followed(reader_value, self._reader)
-        writer = _followed(writer_value, self._writer)
-        if reader is None or writer is None:
-            self.reasons.add(path, "a reference leads nowhere, in a circle, or has more beside it")
+        ours = self._followed(reader_value, self._reader)
+        theirs = self._followed(writer_value, self._writer)
+        if ours is None or theirs is None:
+            self.reasons.add(path, "a reference leads nowhere, or in a circle")
             return
+        if len(ours) > 1 or len(theirs) > 1:
+            if not self._is_same([*ours], [*theirs]):
+                self.reasons.add(path, "a reference changed, or what stands beside it")
+            return
+        reader, writer = ours[0], theirs[0]
         self.steps[1] += self._weight(reader) + self._weight(writer)
         if self.steps[1] > _WEIGHT_MAX:
             # Told by `run`, before it takes the next pair.
@@ -125,6 +160,12 @@ class _Comparison:
                 self._compare_fields(reader, writer, path)
             if "array" in _types(writer):
                 self._compare_items(reader, writer, path)
+
+    def _followed(self, value: JsonValue, references: References) -> list[_Schema] | None:
+        key = id(value)
+        if key not in self.parts:
+            self.parts[key] = (value, _followed(value, references))
+        return self.parts[key][1]
 
     def _weight(self, schema: _Schema) -> int:
         total = 0
@@ -147,13 +188,13 @@ class _Comparison:
             elif isinstance(theirs, list):
                 # The rest of the writer holds for each of its choices.
                 rest = {name: value for name, value in writer.items() if name != key}
-                merged = [_merged(rest, branch) for branch in theirs]
+                merged = [_merged(rest, branch, self._writer) for branch in theirs]
                 if not all(each is not None and self._accepts(reader, each) for each in merged):
                     self.reasons.add(path, f"the reader does not accept all of '{key}'")
                 return False
             elif isinstance(ours, list):
                 rest = {name: value for name, value in reader.items() if name != key}
-                merged = [_merged(rest, branch) for branch in ours]
+                merged = [_merged(rest, branch, self._reader) for branch in ours]
                 if not any(each is not None and self._accepts(each, writer) for each in merged):
                     self.reasons.add(path, f"no choice of the reader's new '{key}' accepts it")
                 self._check_apart(key, ours, path)
@@ -192,8 +233,9 @@ class _Comparison:
         """Say whether no value can be two of the choices, for their types alone."""
         taken: set[str] = set()
         for choice in choices:
-            schema = _followed(choice, self._reader)
-            kinds = {"number" if kind == "integer" else kind for kind in _types(schema or {})}
+            kinds = set(_ANY)
+            for schema in self._followed(choice, self._reader) or ():
+                kinds &= {"number" if kind == "integer" else kind for kind in _types(schema)}
             if kinds & taken:
                 return False
             taken |= kinds
@@ -226,7 +268,9 @@ class _Comparison:
     def _compare_uncompared(self, reader: _Schema, writer: _Schema, path: str) -> None:
         for key in _UNCOMPARED:
             ours, theirs = reader.get(key), writer.get(key)
-            if key not in reader or self._is_same(ours, theirs):
+            # Without a number at least one item must be found.
+            is_tighter = key == "minContains" and theirs == 0 and "contains" in reader
+            if (key not in reader and not is_tighter) or self._is_same(ours, theirs):
                 continue
             if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
                 pairs = zip(ours, theirs, strict=True)
@@ -239,6 +283,14 @@ class _Comparison:
             else:
                 for one, other in pairs:
                     self._later(one, other, f"{path}.{key}")
+        for key in _UNEVALUATED:
+            if key in reader and not self._evaluates_as_much(reader, writer):
+                self.reasons.add(path, f"what '{key}' leaves over changed")
+
+    def _evaluates_as_much(self, reader: _Schema, writer: _Schema) -> bool:
+        if not set(_fields(writer)) <= set(_fields(reader)):
+            return False
+        return all(self._is_same(reader.get(key), writer.get(key)) for key in _EVALUATING)
 
     def _compare_fields(self, reader: _Schema, writer: _Schema, path: str) -> None:
         ours, theirs = _fields(reader), _fields(writer)
@@ -247,28 +299,82 @@ class _Comparison:
             state = "optional in" if name in theirs else "unknown to"
             self.reasons.add(f"{path}.{name}", f"required by the reader, {state} the writer")
         rest = reader.get("additionalProperties", True)
-        patterns = writer.get("patternProperties")
+        open_end = writer.get("additionalProperties", True)
+        patterns = _named(writer, "patternProperties")
         if patterns and rest is not True and "patternProperties" not in reader:
             self.reasons.add(path, "'patternProperties' are gone and other properties are bound")
+        matched = self._matched(patterns, {**theirs, **ours})
+        inside = self._named_inside(writer, set(ours) - set(theirs))
+        if matched is None or inside is None:
+            self.reasons.add(path, _TOO_MUCH)
+            return
+        for name in ours:
+            # All that the writer says of the name holds, so it is enough to accept one of it.
+            said = [theirs[name]] if name in theirs else []
+            said += [patterns[pattern] for pattern in matched.get(name, ())]
+            if not said and isinstance(open_end, dict):
+                said = [open_end]
+            if not said and name in inside and open_end is True and ours[name] not in (True, {}):
+                text = "new to the reader, a choice or part of the writer says what it is"
+                self.reasons.add(f"{path}.{name}", text)
+            self._later_one(ours[name], said, f"{path}.{name}")
         for name, field in theirs.items():
             place = f"{path}.{name}"
-            if name in ours:
-                self._later(ours[name], field, place)
-            elif name in promised and reader:
+            if name in ours or (name in matched and "patternProperties" in reader):
+                # The reader has the writer's patterns, or that they changed is told elsewhere.
+                continue
+            if name in promised and reader:
                 self.reasons.add(place, "required by the writer, unknown to the reader")
             elif rest is False:
                 self.reasons.add(place, "the reader takes no additional property")
             elif isinstance(rest, dict):
                 self._later(rest, field, place)
-        open_end = writer.get("additionalProperties", True)
         if open_end is not False:
             if rest is False:
                 self.reasons.add(path, "the reader takes no additional property, the writer does")
             elif isinstance(rest, dict):
                 self._later(rest, open_end, f"{path}{{*}}")
-            for name in sorted(set(ours) - set(theirs)):
-                if isinstance(open_end, dict):
-                    self._later(ours[name], open_end, f"{path}.{name}")
+
+    def _later_one(self, reader: JsonValue, writers: list[JsonValue], path: str) -> None:
+        """Compare a part with those that all hold for the same value: one must be accepted."""
+        if len(writers) > 1 and any(self._accepts(reader, each) for each in writers):
+            return
+        if writers:
+            self._later(reader, writers[0], path)
+
+    def _named_inside(self, writer: _Schema, names: set[str]) -> set[str] | None:
+        """Return those of some names that parts of the writer, about the same value, describe."""
+        found: set[str] = set()
+        work = _parts_in_place(writer) if names else []
+        seen: set[int] = set()
+        while work:
+            part = work.pop()
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            for schema in self._followed(part, self._writer) or ():
+                self.steps[1] += self._weight(schema) + _NAME_BYTES * len(_fields(schema))
+                matched = self._matched(_named(schema, "patternProperties"), dict.fromkeys(names))
+                if matched is None or self.steps[1] > _WEIGHT_MAX:
+                    return None
+                found |= (names & set(_fields(schema))) | set(matched)
+                if isinstance(schema.get("additionalProperties"), dict):
+                    return names
+                work += _parts_in_place(schema)
+        return found
+
+    def _matched(self, patterns: _Schema, names: _Schema) -> dict[str, list[str]] | None:
+        """Return the patterns that each name matches; nothing at all if that is too much work."""
+        found: dict[str, list[str]] = {}
+        texts = list(names)
+        length = sum(map(len, texts))
+        for pattern in patterns if texts else ():
+            self.steps[2] += match_units(pattern_size(pattern), length)
+            if self.steps[2] > limits.PATTERN_UNITS_MAX:
+                return None
+            for name in matching(pattern, texts):
+                found.setdefault(name, []).append(pattern)
+        return found
 
     def _compare_items(self, reader: _Schema, writer: _Schema, path: str) -> None:
         ours, theirs = reader.get("items", True), writer.get("items", True)
@@ -283,23 +389,66 @@ class _Comparison:
                     self._later(ours, each, f"{path}[*]")
 
 
-def _followed(value: JsonValue, references: References) -> _Schema | None:
-    """Return the schema that a value is or refers to; true and false as objects."""
-    beside: _Schema = {}
+def _followed(value: JsonValue, references: References) -> list[_Schema] | None:
+    """Return the schemas, mostly one, that a value is or refers to; true and false as objects."""
+    found: list[_Schema] = []
+    is_alone = _ignores_the_rest(references.root)
     for _ in range(_REFERENCES_MAX):
         if isinstance(value, bool):
             value = {} if value else {"not": {}}
-        if not isinstance(value, dict) or set(beside) & set(value) - _BESIDE:
+        if not isinstance(value, dict):
             return None
         target = value.get("$ref")
         if not isinstance(target, str):
-            return {**value, **beside} if beside else value
-        beside |= {name: each for name, each in value.items() if name not in _BESIDE}
+            return _joined([*found, value])
+        beside = {name: each for name, each in value.items() if name not in _BESIDE}
+        if beside and not is_alone:
+            found.append(beside)
         try:
             value = references.resolve(target)
         except Missing:
             return None
     return None
+
+
+def _ignores_the_rest(root: JsonValue) -> bool:
+    """Say whether what stands beside a reference does not count: before 2019."""
+    named = root.get("$schema") if isinstance(root, dict) else None
+    return isinstance(named, str) and _OLDER.search(named) is not None
+
+
+def _joined(schemas: list[_Schema]) -> list[_Schema]:
+    """Return schemas that all hold as one, if that means the same; else as they are."""
+    one = schemas[-1]
+    for each in schemas[:-1]:
+        if not _can_join(one, each):
+            return schemas
+        one = {**one, **each}
+    return [one]
+
+
+def _can_join(one: _Schema, other: _Schema) -> bool:
+    if set(one) & set(other) - _BESIDE:
+        return False
+    return not any(
+        (key in one and not beside.isdisjoint(other))
+        or (key in other and not beside.isdisjoint(one))
+        for key, beside in _NEIGHBOURS.items()
+    )
+
+
+def _parts_in_place(schema: _Schema) -> list[JsonValue]:
+    """Return the schemas inside of one that are about the same value, other than `not`."""
+    found: list[JsonValue] = []
+    for key in _IN_PLACE:
+        part = schema.get(key)
+        if isinstance(part, list):
+            found += part
+        elif isinstance(part, dict) and key.startswith("depend"):
+            found += [each for each in part.values() if isinstance(each, (dict, bool))]
+        elif part is not None:
+            found.append(part)
+    return found
 
 
 def _part(references: References, target: str) -> JsonValue:
@@ -324,11 +473,13 @@ def _targets(value: JsonValue) -> list[str]:
     return found
 
 
-def _merged(rest: _Schema, branch: JsonValue) -> JsonValue:
+def _merged(rest: _Schema, branch: JsonValue, references: References) -> JsonValue:
     """Return a choice together with what stands beside it; nothing if both say something."""
     if not isinstance(branch, dict):
         return branch if not rest or branch is False else None
-    if set(rest) & set(branch) - {"title", "description", "$comment"}:
+    if not _can_join(rest, branch):
+        return None
+    if "$ref" in branch and set(rest) - _BESIDE and _ignores_the_rest(references.root):
         return None
     return {**rest, **branch} if rest else branch
 
@@ -387,9 +538,13 @@ def _key(value: JsonValue) -> tuple[str, object]:
     return "text", json.dumps(value, sort_keys=True)
 
 
-def _fields(schema: _Schema) -> _Schema:
-    found = schema.get("properties")
+def _named(schema: _Schema, key: str) -> _Schema:
+    found = schema.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _fields(schema: _Schema) -> _Schema:
+    return _named(schema, "properties")
 
 
 def _required(schema: _Schema) -> set[str]:

@@ -161,7 +161,7 @@ def _check_patterns(patterns: dict[str, str]) -> None:
     """Check patterns, which are told with their places: each, and what all of them take."""
     units = 0
     for pattern, place in patterns.items():
-        units += match_units(pattern_size(pattern), "")
+        units += match_units(pattern_size(pattern), 0)
         if units > limits.PATTERN_UNITS_MAX:
             raise _refuse(place, "the patterns need too much work, use fewer or repeat less")
         try:

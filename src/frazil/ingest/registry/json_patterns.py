@@ -8,7 +8,7 @@ to groups; a definition with such a pattern is refused.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +17,10 @@ from frazil.errors import InvalidRequest
 from frazil.ingest.registry import limits
 from frazil.ingest.registry.kinds import quoted
 
-__all__ = ["check_pattern", "match_units", "matches", "pattern_size"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["check_pattern", "match_units", "matches", "matching", "pattern_size"]
 
 PATTERN_CHARACTERS_MAX: Final = 4_096
 _CALL_UNITS: Final = 16
@@ -47,7 +50,7 @@ def check_pattern(pattern: str) -> None:
             f"'{quoted(pattern)}' has {len(pattern)} characters,"
             f" at most {PATTERN_CHARACTERS_MAX} are allowed"
         )
-    if match_units(pattern_size(pattern), "") > limits.WORK_UNITS_MAX:
+    if match_units(pattern_size(pattern), 0) > limits.WORK_UNITS_MAX:
         raise InvalidRequest(f"'{quoted(pattern)}' needs too much work, repeat less in it")
     try:
         _match(pattern, "")
@@ -64,9 +67,15 @@ def matches(pattern: str, text: str) -> bool:
     return _match(pattern, text)
 
 
-def match_units(size: int, text: str) -> int:
-    """Return the most work that matching a pattern of a size with a text is."""
-    return _CALL_UNITS + (size >> _COMPILED_SHIFT) + (size * len(text) >> _MATCHED_SHIFT)
+def matching(pattern: str, texts: Sequence[str]) -> list[str]:
+    """Return those of some texts that a checked pattern is found in; it is compiled once."""
+    found = _found(pattern, texts)
+    return [text for text, is_found in zip(texts, found, strict=True) if is_found]
+
+
+def match_units(size: int, characters: int) -> int:
+    """Return the most work that matching a pattern of a size with so many characters is."""
+    return _CALL_UNITS + (size >> _COMPILED_SHIFT) + (size * characters >> _MATCHED_SHIFT)
 
 
 def pattern_size(pattern: str) -> int:
@@ -120,10 +129,14 @@ def _token_size(mark: str) -> int:
 
 
 def _match(pattern: str, text: str) -> bool:
+    return _found(pattern, (text,))[0]
+
+
+def _found(pattern: str, texts: Sequence[str]) -> list[bool]:
     # Half a surrogate pair, which JSON can write, is no character; no pattern names it.
-    data = pa.array([_SURROGATE.sub("\ufffd", text)], pa.string())
+    data = pa.array([_SURROGATE.sub("\ufffd", text) for text in texts], pa.string())
     found = pc.match_substring_regex(data, _ESCAPE.sub(_escape, _SURROGATE.sub("\ufffd", pattern)))
-    return bool(found[0].as_py())
+    return [bool(each) for each in found.to_pylist()]
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -238,7 +238,7 @@ class PayloadCheck:
         size = self._sizes.get(pattern)
         if size is None:
             size = self._sizes[pattern] = pattern_size(pattern)
-        self._work.charge(match_units(size, text))
+        self._work.charge(match_units(size, len(text)))
         return matches(pattern, text)
 
     def _check_number(self, schema: _Schema, value: float, path: _Path) -> None:

@@ -23,6 +23,7 @@ def obj(required=(), /, **fields):
     return {"type": "object", "properties": fields, "required": list(required)}
 
 
+DRAFT7 = "http://json-schema.org/draft-07/schema#"
 TEXT, WHOLE, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 CLOSED = {**obj(a=TEXT), "additionalProperties": False}
 TREE = {
@@ -72,6 +73,49 @@ COMPATIBLE = {
     "a field that fits the open end is added": (
         {"additionalProperties": WHOLE},
         {"properties": {"a": NUMBER}, "additionalProperties": NUMBER},
+    ),
+}
+
+
+PATTERN = {"patternProperties": {"^x": WHOLE}, "additionalProperties": False}
+COMPATIBLE |= {
+    "a field that a pattern describes is named": (
+        PATTERN,
+        {**PATTERN, "properties": {"x1": NUMBER}},
+    ),
+    "a field that no pattern describes is named": (
+        PATTERN,
+        {**PATTERN, "properties": {"y": TEXT}},
+    ),
+    "the pattern counts, not the rule for other names": (
+        {**PATTERN, "additionalProperties": TEXT},
+        {**PATTERN, "properties": {"x1": WHOLE, "y": TEXT}, "additionalProperties": TEXT},
+    ),
+    "one of two patterns is enough": (
+        {"patternProperties": {"^x": NUMBER, "1$": WHOLE}},
+        {"patternProperties": {"^x": NUMBER, "1$": WHOLE}, "properties": {"x1": WHOLE}},
+    ),
+    "a pattern narrows a field of both": (
+        {"properties": {"x1": {}}, "patternProperties": {"^x": WHOLE}},
+        {"properties": {"x1": NUMBER}, "patternProperties": {"^x": WHOLE}},
+    ),
+    "a field is left to a pattern": ({**PATTERN, "properties": {"x1": WHOLE}}, PATTERN),
+    "a required field is left to a pattern": (
+        {**PATTERN, "properties": {"x1": WHOLE}, "required": ["x1"]},
+        {**PATTERN, "required": ["x1"]},
+    ),
+    "patterns go from an open object": (PATTERN, {"properties": {"x1": NUMBER}}),
+    "a field is added beside a choice of others": (
+        {"anyOf": [obj(["a"], a=TEXT)]},
+        {"anyOf": [obj(["a"], a=TEXT)], "properties": {"b": TEXT}},
+    ),
+    "what stood beside a reference never counted": (
+        {"$schema": DRAFT7, "definitions": {"n": WHOLE}, "$ref": "#/definitions/n", "minimum": 1},
+        {"$schema": DRAFT7, "definitions": {"n": WHOLE}, "$ref": "#/definitions/n", "minimum": 2},
+    ),
+    "a field is added where the rest is not allowed": (
+        {"properties": {"a": TEXT}, "unevaluatedProperties": False},
+        {"properties": {"a": TEXT, "b": TEXT}, "unevaluatedProperties": False},
     ),
 }
 
@@ -141,6 +185,57 @@ INCOMPATIBLE = {
 }
 
 
+CLOSED_TO_PARTS = {"$defs": {"p": obj(a=WHOLE)}, "$ref": "#/$defs/p"}
+INCOMPATIBLE |= {
+    "at $.x1: type changed: the writer's integer is not the reader's string": (
+        PATTERN,
+        {**PATTERN, "properties": {"x1": TEXT}},
+    ),
+    "at $.x1: type changed: the writer's array or boolean": (
+        {"patternProperties": {"^x": {}}, "type": "object"},
+        {"patternProperties": {"^x": {}}, "type": "object", "properties": {"x1": TEXT}},
+    ),
+    "at $.x2: type changed: the writer's integer is not the reader's string": (
+        PATTERN,
+        {"properties": {"x2": TEXT}},
+    ),
+    "at $.x1: type changed: the writer's number": (
+        {"patternProperties": {"^x": NUMBER, "1$": NUMBER}},
+        {"patternProperties": {"^x": NUMBER, "1$": NUMBER}, "properties": {"x1": WHOLE}},
+    ),
+    "'patternProperties' are gone and other": (PATTERN, {"additionalProperties": False}),
+    "at $: 'patternProperties' changed": (obj(x1=TEXT), {"patternProperties": {"^x": WHOLE}}),
+    "at $.b: new to the reader, a choice or part": (
+        {"allOf": [{"patternProperties": {"b": WHOLE}}]},
+        {"allOf": [{"patternProperties": {"b": WHOLE}}], "properties": {"b": TEXT}},
+    ),
+    "at $.a: new to the reader, a choice or part": (
+        {"oneOf": [CLOSED_TO_PARTS["$defs"]["p"]]},
+        {"oneOf": [CLOSED_TO_PARTS["$defs"]["p"]], "properties": {"a": TEXT}},
+    ),
+    "at $: a reference changed, or what stands beside it": (
+        {**CLOSED_TO_PARTS, "additionalProperties": {}},
+        {**CLOSED_TO_PARTS, "additionalProperties": False},
+    ),
+    "at $: no choice of the reader's new 'anyOf' accepts it": (
+        {**obj(a=WHOLE), "additionalProperties": False},
+        {"additionalProperties": False, "anyOf": [{"properties": {"a": WHOLE}}]},
+    ),
+    "at $: type changed: the writer's array or boolean": (
+        {"$schema": DRAFT7, "definitions": {"n": {}}, "$ref": "#/definitions/n", **WHOLE},
+        {"$schema": DRAFT7, **WHOLE},
+    ),
+    "at $: 'minContains' changed": (
+        {"contains": WHOLE, "minContains": 0},
+        {"contains": WHOLE},
+    ),
+    "at $: what 'unevaluatedProperties' leaves over changed": (
+        {"properties": {"a": TEXT, "b": TEXT}, "unevaluatedProperties": False},
+        {"properties": {"a": TEXT}, "unevaluatedProperties": False},
+    ),
+}
+
+
 @pytest.mark.parametrize("reason", INCOMPATIBLE)
 def test_a_narrower_reader_is_told_with_the_place(reason):
     """The reason is among those found, under the mode that asked."""
@@ -183,6 +278,27 @@ def test_forward_looks_the_other_way():
     assert reasons(obj(a=WHOLE), obj(a=NUMBER), "forward")
     assert reasons(obj(a=TEXT, b=TEXT), obj(a=TEXT), "forward") == ()
     assert reasons(obj(a=NUMBER), obj(a=WHOLE), "forward") == ()
+
+
+def test_patterns_are_looked_at_from_both_sides():
+    """A name that leaves the properties for a pattern breaks forward if the types differ."""
+    named = {**PATTERN, "properties": {"x1": TEXT}}
+    assert reasons(PATTERN, {**PATTERN, "properties": {"x1": WHOLE}}, "full") == ()
+    told = reasons(named, PATTERN, "forward")
+    assert len(told) == 1
+    assert told[0].startswith("forward: at $.x1: type changed: the writer's integer")
+    # A value of both, none, is fine: no text is a whole number.
+    assert reasons(named, PATTERN) == ()
+
+
+def test_many_names_and_patterns_are_compared_up_to_a_limit():
+    """Names are matched with patterns in bulk, and given up in words when it is too much."""
+    few = {"patternProperties": {f"^x{n}$": WHOLE for n in range(50)}}
+    fields = {f"x{n}": NUMBER for n in range(2_000)}
+    assert reasons(few, {**few, "properties": fields}) == ()
+    many = {"patternProperties": {f"[a-z]{{100}}{n}$": WHOLE for n in range(20)}}
+    found = reasons(many, {**many, "properties": {f"x{n}" * 40: NUMBER for n in range(2_000)}})
+    assert "too many parts" in found[-1]
 
 
 def test_full_is_both():
