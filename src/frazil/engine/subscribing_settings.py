@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
+from frazil.engine.namespaces import has_namespace_for
 from frazil.engine.states import StateTag
 from frazil.engine.stops import NotStored
 from frazil.errors import InvalidRequest
@@ -26,6 +27,7 @@ __all__ = [
     "UNRELIABLE",
     "UNRELIABLE_MAKING",
     "change_settings",
+    "check_dead_letter_namespace",
     "check_dead_letters",
     "check_stored",
     "is_stored",
@@ -118,8 +120,8 @@ def check_dead_letters(
     """Refuse a policy whose dead letters could not be written.
 
     Raises:
-        InvalidRequest: if the topic has rows, or the target is the topic itself, has rows, or
-            stores nothing.
+        InvalidRequest: if the topic has rows, or the target is the topic itself, has rows,
+            stores nothing, or would be in a namespace that does not exist.
     """
     if policy is None or policy.dead_letter_topic is None:
         return
@@ -135,6 +137,7 @@ def check_dead_letters(
             "rows have no dead letters, a dead_letter_topic takes messages; block or drop them",
             topic=runtimes[0].name,
         )
+    check_dead_letter_namespace(engine, target)
     found = {runtime.name: runtime for runtime in engine.runtimes}.get(target)
     if found is not None and not found.is_message:
         raise InvalidRequest(
@@ -144,6 +147,19 @@ def check_dead_letters(
         raise InvalidRequest(
             "the dead_letter_topic stores nothing, name one that is reliable",
             dead_letter_topic=target,
+        )
+
+
+def check_dead_letter_namespace(engine: Registry, topic: str) -> None:
+    """Refuse a topic of dead letters that could only be made together with a namespace.
+
+    Raises:
+        InvalidRequest: if its namespace does not exist.
+    """
+    if not has_namespace_for(engine, topic):
+        raise InvalidRequest(
+            "the namespace of the dead_letter_topic does not exist, make it first, or the topic",
+            dead_letter_topic=topic,
         )
 
 

@@ -6,9 +6,11 @@ import asyncio
 import random
 import threading
 
+import attrs
 import pytest
 
 from frazil.engine.delivery import record, subscription
+from frazil.engine.states import StateTag
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
 from tests.integration.delivery.delivering import (
@@ -265,6 +267,27 @@ def test_a_dead_letter_that_cannot_be_written_is_told(tmp_path):
         await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
         assert found.status().paused is None
         assert found.counts.dead_letters == 1
+
+    run(tmp_path, work)
+
+
+def test_dead_letters_make_no_namespace(tmp_path):
+    """One that is gone keeps its letters waiting, told and unlost, until it is back."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("t").append(b"x")
+        policy = attrs.evolve(letters(), dead_letter_topic="/gone/dead")
+        settings.change(uid(db), "s", policy=policy)
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: consumer.got == [0])
+        await consumer.nack(0)
+        await until(lambda: found.status().paused == "dead letters")
+        assert "/gone/dead" not in db.topics()
+        assert db.cursors.load(TOPIC)["s"].acked_below == 0
+        await asyncio.to_thread(db.states.put, StateTag.NAMESPACE, "gone", b"1")
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
+        assert [row["payload"] for row in rows_of(db.topic("/gone/dead"))] == [b"x"]
 
     run(tmp_path, work)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from frazil.engine.stops import pass_stop_async
-from frazil.engine.subscribing_settings import is_stored
+from frazil.engine.subscribing_settings import check_dead_letter_namespace, is_stored
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.ingest.messages import Message
 
@@ -39,7 +39,7 @@ class DeadLetters:
         """Return when the dead letter of a record is durable.
 
         Raises:
-            FrazilError: what kept it from being written.
+            FrazilError: what kept it from being written; of a topic whose namespace is gone, too.
         """
         target = subscription.policy.dead_letter_topic
         if target is None:
@@ -68,6 +68,8 @@ class DeadLetters:
         try:
             return self._engine.topic_runtime(name)
         except NotFound:
+            # It was there when the policy was set.
+            check_dead_letter_namespace(self._engine, name)
             await asyncio.to_thread(self._make, name)
         return self._engine.topic_runtime(name)
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.cursors import NAME_BYTES_MAX
+from frazil.engine.subscribing_settings import check_dead_letter_namespace
 from frazil.errors import InvalidRequest, NotFound, Overloaded
 from frazil.model import topic_uid
 from frazil.serve.danube.admin_calls import admin_act, admin_call
@@ -132,6 +133,7 @@ class SubscriptionAdmin:
                 "a topic cannot take the dead letters of its own subscriptions",
                 dead_letter_topic=target,
             )
+        check_dead_letter_namespace(self._needs.engine, target)
         found = self._needs.topics.find(target)
         if found is not None and not found.runtime.is_message:
             raise InvalidRequest(

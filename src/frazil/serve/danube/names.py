@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from frazil.engine.namespaces import NAMESPACES_AT_BOOT
 from frazil.errors import InvalidRequest
 from frazil.model import full_topic_name
 from frazil.serve.danube.statuses import Refused, topic_name_invalid
@@ -22,7 +23,6 @@ __all__ = [
     "part_of",
 ]
 
-NAMESPACES_AT_BOOT: Final = ("default", "system")
 _PART: Final = re.compile(r"(?P<whole>/[^/]+/[^/]+)-part-(?P<index>0|[1-9][0-9]{0,8})\Z")
 
 

@@ -1,0 +1,30 @@
+"""Which namespaces there are: those at boot, those made over the network, those with a topic in them.
+
+Programs make topics without asking for a namespace first. What the engine makes by itself, as the
+topics of dead letters are, does not bring a namespace into being.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from frazil.engine.states import StateTag
+
+if TYPE_CHECKING:
+    from frazil.engine.registry import Registry
+
+__all__ = ["NAMESPACES_AT_BOOT", "has_namespace_for"]
+
+NAMESPACES_AT_BOOT: Final = ("default", "system")
+
+
+def has_namespace_for(engine: Registry, topic: str) -> bool:
+    """Tell whether the namespace of a full topic name exists. For any thread; it never waits."""
+    namespace = topic.split("/", 2)[1]
+    if namespace in NAMESPACES_AT_BOOT:
+        return True
+    values = engine.main.journal.state.values
+    if (int(StateTag.NAMESPACE), namespace) in values:
+        return True
+    names = [*(runtime.name for runtime in engine.runtimes), *list(engine.unusable)]
+    return any(name.startswith(f"/{namespace}/") for name in names)

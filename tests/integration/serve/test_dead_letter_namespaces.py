@@ -1,0 +1,54 @@
+"""Dead letters go to topics in namespaces that exist: a policy for another one is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from frazil.errors import InvalidRequest
+from frazil.serve.danube.proto import danube_admin_pb2 as wire
+from tests.integration.serve.test_admin_world import run
+from tests.integration.serve.test_unreliable_dead_letters import LETTERS, request
+
+pytestmark = pytest.mark.integration
+
+TARGET = "/nope/x"
+REASON = "the namespace of the dead_letter_topic does not exist"
+
+
+def test_an_admin_names_a_namespace_that_exists(tmp_path):
+    """The policy is refused with the reason until the namespace is made."""
+
+    async def scene(admin):
+        await admin.needs.topics.make("/default/t", is_reliable=True)
+        refused = await admin.refused("SetSubscriptionFailurePolicy", request(TARGET))
+        await admin.ask("SetSubscriptionFailurePolicy", request("/system/x"))
+        await admin.ask("CreateNamespace", wire.NamespaceRequest(name="nope"), "NamespaceAdmin")
+        await admin.ask("SetSubscriptionFailurePolicy", request(TARGET))
+        return refused
+
+    code, text = run(tmp_path, scene)
+    assert code == "INVALID_ARGUMENT"
+    assert REASON in text
+    assert TARGET in text
+
+
+def test_a_program_names_a_namespace_that_exists(tmp_path):
+    """Both ways of giving a policy refuse it; a topic in the namespace is enough."""
+
+    async def scene(admin):
+        await admin.needs.topics.make("/default/t", is_reliable=True)
+        return await asyncio.to_thread(give_policies, admin.engine)
+
+    def give_policies(engine):
+        topic = engine.topic("t")
+        given = {**LETTERS, "dead_letter_topic": TARGET}
+        with pytest.raises(InvalidRequest, match=REASON):
+            topic.set_subscription("s", policy=given)
+        with pytest.raises(InvalidRequest, match=REASON):
+            topic.subscribe("s", policy=given)
+        engine.create_topic("/nope/other")
+        return topic.set_subscription("s", policy=given).dead_letter_topic
+
+    assert run(tmp_path, scene) == TARGET
