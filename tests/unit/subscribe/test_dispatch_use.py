@@ -89,6 +89,6 @@ def run_through(count, batch=250):
 
 
 def test_records_are_handled_in_batches():
-    """Feeding, delivering, acking and confirming are no work for each record: its share of a batch is under two lines."""
+    """Feeding, delivering, acking and confirming have no step that is done for each record."""
     with lines_at_most(40_000 * 3 // 2):
         assert run_through(40_000) == Cursor(40_000)
