@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import grpc
@@ -25,6 +26,8 @@ def test_open_calls_are_answered_and_new_clients_refused():
         with world.channel() as late, pytest.raises(grpc.RpcError) as caught:
             late.unary_unary("/t.T/Echo")(b"", timeout=60)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((world.host, world.port), timeout=60).close()
         assert not draining.done()
         world.run(lambda: world.handlers.held[0].ok(b"answered"))
         assert call.result() == b"answered"
@@ -51,7 +54,9 @@ def test_the_deadline_ends_what_is_left():
         call = channel.unary_unary("/t.T/Hold").future(b"stuck", timeout=60)
         assert eventually(lambda: len(world.handlers.held) == 1)
         assert not world.run(world.server.drain(0.3))
-        assert call.exception().code() == grpc.StatusCode.UNAVAILABLE
+        # In these words: a connection that only closes has the code as well.
+        found = call.exception().code(), call.exception().details()
+        assert found == (grpc.StatusCode.UNAVAILABLE, "server is shutting down")
         assert world.handlers.cancelled == [b"stuck"]
 
 
@@ -86,8 +91,8 @@ def test_a_client_is_refused_before_it_is_sent_away():
 
     To clients of Rust's hyper a GOAWAY that meets a call on its way is the end of their consumer.
     """
-    # However slow this machine is.
-    limits = ServerLimits(linger_s=SECONDS_MAX)
+    # However slow this machine is; and it closes at once, not with a later tick.
+    limits = ServerLimits(linger_s=SECONDS_MAX, tick_s=SECONDS_MAX)
     with serving(limits) as world, RawClient(world) as client:
         client.send(client.call(1, "/t.T/Wait"), client.call(3, "/t.T/Wait"))
         assert eventually(lambda: world.server.counters.calls_total == 2)
@@ -107,6 +112,31 @@ def test_a_client_is_refused_before_it_is_sent_away():
                 client.decoder.decode(payload)
         assert ended == [(sid, "14") for sid in (1, 3, 5, 7, 9, 11)]
         assert last == 11
+        assert draining.result(60)
+
+
+def test_who_is_never_quiet_is_refused_when_its_time_is_over():
+    """What was held has its status, and what comes behind it as well."""
+    limits = ServerLimits(linger_s=0.2, quiet_s=SECONDS_MAX, tick_s=SECONDS_MAX)
+    with serving(limits) as world, RawClient(world) as client:
+        client.send(client.call(1, "/t.T/Echo"))
+        assert eventually(lambda: world.server.counters.calls_total == 1)
+        draining = asyncio.run_coroutine_threadsafe(world.server.drain(60), world.loop)
+        assert eventually(lambda: world.server._gone is not None)
+        client.send(client.call(3, "/t.T/Wait"))
+        ended = {}
+        for kind, flags, sid, payload in client.frames():
+            if kind == f.PING:
+                # Its answer is what tells the server that no call is on its way any more.
+                ping = payload
+                client.send(client.call(5, "/t.T/Wait"))
+            elif kind == f.HEADERS:
+                fields = dict(client.decoder.decode(payload))
+                if flags & f.END_STREAM:
+                    ended[sid] = fields["grpc-status"]
+                if sid == 5:
+                    client.send(f.ping(ping, ack=True))
+        assert ended == {1: "0", 3: "14", 5: "14"}
         assert draining.result(60)
 
 
