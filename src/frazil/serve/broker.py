@@ -368,4 +368,5 @@ class Broker:
                 "cut_off": self._http.cut_off,
             },
             "subscriptions": self.services.facts(),
+            "schemas": self.services.schemas.facts(),
         }

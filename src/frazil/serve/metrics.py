@@ -2,8 +2,8 @@
 
 Facts are one tree, read when somebody asks: `engine` is `Engine.stats()`, `process` what the system
 says of the process, `ports` the counters of each listener by name, `guard` is `Guard.stats()`, `http`
-the HTTP port's own counters and `subscriptions` what the broker counts of them. What is not there is
-left out.
+the HTTP port's own counters, `subscriptions` and `schemas` what the broker counts of them. What is
+not there is left out.
 
 Names end in their unit, counters in `_total`; times are seconds, sizes bytes, shares 0 to 1. No
 label is a topic, key, offset, client or anything else that others than we choose.
@@ -252,6 +252,16 @@ METRICS: Final[tuple[Metric, ...]] = (
     _counter("unreliable_dropped_total", "No room.", at("subscriptions.unreliable_dropped")),
     _counter("unreliable_unheard_total", "No reader.", at("subscriptions.unreliable_unheard")),
     _gauge("unreliable_queued_bytes", "Waiting.", at("subscriptions.unreliable_queued_bytes")),
+    # -- the schema registry
+    _gauge("schema_subjects", "Subjects of schemas.", at("schemas.subjects")),
+    _gauge("schema_versions", "Versions of all subjects.", at("schemas.versions")),
+    _gauge("schema_topics", "Topics with a subject.", at("schemas.topics")),
+    _gauge("schema_stored_bytes", "Schemas and topics' entries.", at("schemas.stored_bytes")),
+    _counter("schema_checked_total", "Records looked at.", at("schemas.checked_total")),
+    _counter("schema_warned_total", "Taken, do not fit.", at("schemas.warned_total")),
+    _counter("schema_refused_total", "Refused, do not fit.", at("schemas.refused_total")),
+    _gauge("schema_waiting_records", "Not looked at yet.", at("schemas.waiting_records")),
+    _gauge("schema_waiting_bytes", "Bytes of them.", at("schemas.waiting_bytes")),
 )
 """All metrics, in the order of the page."""
 

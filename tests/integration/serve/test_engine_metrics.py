@@ -30,6 +30,13 @@ SUBSCRIPTIONS = {
         1,
     ),
 }
+SCHEMAS = dict.fromkeys(
+    (
+        *("subjects", "versions", "topics", "stored_bytes", "checked_total", "warned_total"),
+        *("refused_total", "waiting_records", "waiting_bytes"),
+    ),
+    1,
+)
 
 
 def parsed(text):
@@ -73,6 +80,7 @@ def test_every_metric_has_a_value_and_none_has_what_users_wrote(tmp_path):
             "process": {"cpu_s": 1.5, "resident_bytes_max": 1 << 20, "uptime_s": 2.0},
             "http": {"requests": 1, "refusals": 2, "cut_off": 3},
             "subscriptions": SUBSCRIPTIONS,
+            "schemas": SCHEMAS,
         }
     )
     found = parsed(text)

@@ -104,6 +104,11 @@ class Catalog:
         return len(self._subjects)
 
     @property
+    def versions_count(self) -> int:
+        """How many versions all subjects have."""
+        return sum(len(each.versions) for each in self._subjects.values())
+
+    @property
     def topics(self) -> dict[str, TopicEntry]:
         """Topics that ask for a schema; read only."""
         return self._topics

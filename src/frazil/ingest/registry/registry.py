@@ -305,6 +305,14 @@ class Registry:
             for each in self._catalog.all_subjects()
         ]
 
+    def counts(self) -> dict[str, int]:
+        """Return how much there is."""
+        return {
+            "subjects": self._catalog.subjects_count,
+            "versions": self._catalog.versions_count,
+            "topics": len(self._catalog.topics),
+        }
+
     def set_mode(self, subject: str, mode: str) -> Planned[str]:
         """Plan another compatibility mode of a subject."""
         wanted = compatibility_mode(mode)

@@ -73,6 +73,7 @@ class SchemaChecks:
 
     def __init__(self, store: SchemaStore) -> None:
         self.store = store
+        self.checked_total = 0
         self.warned_total = 0
         self.refused_total = 0
         self._lines: dict[str, _Line] = {}
@@ -108,6 +109,7 @@ class SchemaChecks:
     def stats(self) -> dict[str, int]:
         """Return what was counted, and what waits now."""
         return {
+            "checked_total": self.checked_total,
             "warned_total": self.warned_total,
             "refused_total": self.refused_total,
             "waiting_records": sum(len(line.records) for line in self._lines.values()),
@@ -144,6 +146,7 @@ class SchemaChecks:
             taken = taken[len(verdicts) :]
 
     def _pass_on(self, topic: str, waiting: _Waiting, verdict: Verdict) -> None:
+        self.checked_total += 1
         if verdict.reason is None:
             waiting.then(None)
         elif verdict.is_accepted:

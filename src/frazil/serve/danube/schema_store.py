@@ -66,6 +66,10 @@ class SchemaStore:
         """What is durable, to be read at once; payloads are not checked here but by `read`."""
         return self._registry
 
+    def stats(self) -> dict[str, int]:
+        """Return how much there is, and the room that its entries take."""
+        return {**self._registry.counts(), "stored_bytes": self._size_bytes}
+
     async def read(self, ask: Callable[[Registry], _Answer]) -> _Answer:
         """Return what a function finds in the registry; it runs off the loop and changes nothing.
 

@@ -129,6 +129,10 @@ class Schemas:
         """
         await self.store.change(lambda registry: registry.forget_topic(topic))
 
+    def facts(self) -> dict[str, int]:
+        """Return what is counted of schemas and of the records that were looked at."""
+        return {**self.store.stats(), **self.checks.stats()}
+
     async def close(self) -> None:
         """Finish what is under way."""
         await self.store.close()

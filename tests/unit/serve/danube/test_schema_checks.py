@@ -60,6 +60,7 @@ def test_ids_are_looked_at_at_once(tmp_path):
         assert isinstance(told[1], Refused)
         assert "the message has no schema id, subject 's' has 1" in told[1].text
         assert checks.stats() == {
+            "checked_total": 2,
             "warned_total": 0,
             "refused_total": 1,
             "waiting_records": 0,
