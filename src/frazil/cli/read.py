@@ -42,12 +42,16 @@ def parse_start(text: str, *, now_us: int) -> Start:
         return int(text)
     try:
         if text.startswith("-"):
+            if not text[-1].isalpha():
+                # Somebody may mean an offset from the end, which there is not.
+                raise InvalidRequest("a span needs a unit")
             moment = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
             return moment - dt.timedelta(seconds=parse_duration_s(text[1:]))
         return dt.datetime.fromisoformat(text)
     except (ValueError, OverflowError, InvalidRequest) as error:
         raise InvalidRequest(
-            "--from takes earliest, latest, an offset, an ISO 8601 time or a span such as -5m",
+            "--from takes earliest, latest, an offset, an ISO 8601 time, "
+            "or a span with its unit such as -5m",
             got=text,
         ) from error
 

@@ -117,8 +117,12 @@ def test_what_cannot_be_undone_needs_a_yes(call):
 def test_wrong_words_are_told_by_their_option(call):
     """A place or a topic that does not exist is an error of one line."""
     call("create", "orders", "s")
-    told = call("reset", "orders", "s", "--to", "soon", "--yes", code=2).stderr
-    assert "--to takes earliest" in told
+    call("reset", "orders", "s", "--to", 4, "--yes")
+    for place in ("soon", "-1", "-0.5"):
+        told = call("reset", "orders", "s", "--to", place, "--yes", code=2).stderr
+        assert "--to takes earliest" in told
+        assert "a span with its unit" in told
+    assert values(call("list", "orders", "-o", "json"))[0]["acked_below"] == 4
     assert "no such topic" in call("list", "nothing", code=3).stderr
     assert (
         "within the topic's records"
