@@ -41,10 +41,8 @@ def parse_start(text: str, *, now_us: int) -> Start:
     if _OFFSET.match(text):
         return int(text)
     try:
-        if text.startswith("-"):
-            if not text[-1].isalpha():
-                # Somebody may mean an offset from the end, which there is not.
-                raise InvalidRequest("a span needs a unit")
+        # Whoever leaves the unit out may mean an offset from the end, which there is not.
+        if text.startswith("-") and text[-1].isalpha():
             moment = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
             return moment - dt.timedelta(seconds=parse_duration_s(text[1:]))
         return dt.datetime.fromisoformat(text)
