@@ -158,6 +158,9 @@ def serve(tmp_path, scene, **settings):
 def test_records_are_published_and_refused_as_one_by_one(tmp_path):
     """Codes, texts, replies and what the topics hold are the same, whatever is among them."""
 
+    # The refusal tells it, so that it must be the same for both.
+    far_ms = int(time.time() * 1000) + 10 * 365 * 86_400_000
+
     async def scene(wire):
         for topic, is_reliable in (
             ("/default/a", True),
@@ -165,7 +168,6 @@ def test_records_are_published_and_refused_as_one_by_one(tmp_path):
             ("/default/u", False),
         ):
             await wire.producer(topic, reliable=is_reliable)
-        far_ms = int(time.time() * 1000) + 10 * 365 * 86_400_000
         requests = [
             *[wire.message(number, "/default/a", b"%d" % number) for number in range(5)],
             wire.message(5, "/default/b", b"b1", routing_key="k", attributes={"n": "v"}),
