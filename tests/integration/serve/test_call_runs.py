@@ -157,7 +157,6 @@ def serve(tmp_path, scene, **settings):
 
 def test_records_are_published_and_refused_as_one_by_one(tmp_path):
     """Codes, texts, replies and what the topics hold are the same, whatever is among them."""
-
     # The refusal tells it, so that it must be the same for both.
     far_ms = int(time.time() * 1000) + 10 * 365 * 86_400_000
 
