@@ -24,6 +24,7 @@ from frazil.serve.danube.statuses import (
     namespace_missing,
     status_of,
     strategy_differs,
+    topic_missing,
 )
 from frazil.serve.grpc.codec import Code
 from frazil.telemetry import warn
@@ -146,13 +147,15 @@ class Topics:
         return not unreliable or topic_uid(topic.runtime.state.spec) not in unreliable
 
     async def for_producer(self, name: str, *, is_reliable: bool) -> Topic:
-        """Return the topic of a new producer; it is made if it is not there.
+        """Return the topic of a new producer; it is made if it is not there and may be made so.
 
         Raises:
-            Refused: if the namespace is missing, or what is there is of another kind.
+            Refused: if topic or namespace are missing, or what is there is of another kind.
         """
         topic = self.find(name)
         if topic is None:
+            if not self._engine.settings.topics.auto_create and not self._is_there(name):
+                raise Refused(topic_missing(name))
             try:
                 await self.make(name, is_reliable=is_reliable)
             except Conflict:

@@ -18,13 +18,13 @@ from frazil.serve.grpc.codec import Code
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 
 
-def run(path, scene):
+def run(path, scene, **settings):
     """Run a scene with the topics of a directory."""
 
     async def play(engine):
         return await scene(Topics(engine), engine)
 
-    with frazil.open(path, **SETTINGS) as engine:
+    with frazil.open(path, **SETTINGS, **settings) as engine:
         return asyncio.run(play(engine))
 
 
@@ -214,3 +214,19 @@ def test_parts_come_by_number_and_without_neighbours(tmp_path):
         assert topics.parts("/default/none") == []
 
     run(tmp_path, scene)
+
+
+def test_a_producer_makes_no_topic_where_it_may_not(tmp_path):
+    """Without `topics.auto_create` an absent topic is not found, and one that is there is used."""
+
+    async def scene(topics, engine):
+        with pytest.raises(Refused) as caught:
+            await topics.for_producer("/default/t", is_reliable=True)
+        assert engine.topics() == []
+        await topics.make("/default/t", is_reliable=True)
+        found = await topics.for_producer("/default/t", is_reliable=True)
+        return caught.value.status, found.name
+
+    status, name = run(tmp_path, scene, **{"topics.auto_create": False})
+    assert status == (Code.NOT_FOUND, "Unable to find the topic: /default/t")
+    assert name == "/default/t"
