@@ -33,6 +33,10 @@ WITH_SERVERS = ("tests/contract/test_object_store.py", "tests/contract/test_meta
 """Each of their servers is named in the brackets of its tests, and is started once."""
 
 
+PROCESSES = "tests/integration/serve/test_protocol_"
+"""Tests of these files share a process, that of most files with all others of them."""
+
+
 class FewSessions(LoadScopeScheduling):
     """Gives a test to whoever is free, but all that share a session or a server to one process.
 
@@ -45,6 +49,8 @@ class FewSessions(LoadScopeScheduling):
             return path
         if path in WITH_SERVERS:
             return f"{path} {nodeid.partition('[')[2].partition('-')[0].rstrip(']')}"
+        if path.startswith(PROCESSES):
+            return path
         if not path.startswith(SPARK_TESTS):
             return nodeid
         return "spark, processes" if PurePath(path).stem in WITH_WORKERS else "spark, tables"

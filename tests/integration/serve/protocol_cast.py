@@ -1,0 +1,147 @@
+"""Clients of the published library for scenes over a `frazil serve` process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from danube import DanubeClientBuilder, DispatchStrategy, SubType
+
+from frazil.serve.danube.proto import danube_admin_pb2 as admin
+from tests.integration.serve.protocol_world import SECONDS_MAX, Scene
+
+QUIET_S = 0.3
+"""For so long nothing more comes where nothing may."""
+SETTLED_S = 0.05
+"""Behind a stream's headers the broker lets its consumer take part, in some turns of its loop."""
+POLICY = {
+    "max_redelivery_count": 5,
+    "ack_timeout_ms": 30_000,
+    "base_redelivery_delay_ms": 50,
+    "max_redelivery_delay_ms": 400,
+    "poison_policy": 1,
+}
+
+
+class Reader:
+    """A consumer of the published client, and the queue that it fills."""
+
+    def __init__(self, consumer, queue):
+        self.consumer, self.queue = consumer, queue
+
+    async def take(self, count=1, *, is_acked=True):
+        """Return the next messages."""
+        found = []
+        for _ in range(count):
+            found.append(await asyncio.wait_for(self.queue.get(), SECONDS_MAX))
+            if is_acked:
+                await self.consumer.ack(found[-1])
+        return found
+
+    async def payloads(self, count, **more):
+        return [bytes(message.payload) for message in await self.take(count, **more)]
+
+    async def is_quiet(self):
+        """Tell whether nothing comes for a while."""
+        await asyncio.sleep(QUIET_S)
+        return self.queue.empty()
+
+    async def close(self):
+        await self.consumer.close()
+
+
+def _watched(consumer):
+    """Return what is done when a client's consumer has the headers of its first stream."""
+    done = asyncio.get_running_loop().create_future()
+    receive = consumer.receive
+
+    async def watch():
+        stream = await receive()
+        await stream.initial_metadata()
+        if not done.done():
+            done.set_result(None)
+        return stream
+
+    consumer.receive = watch
+    return done
+
+
+class Cast:
+    """Clients of one scene, each with a connection of its own; all are closed at its end."""
+
+    def __init__(self, connection):
+        self.wire = connection
+        self.scene = Scene(connection)
+        self.topic = self.scene.topic
+        self.open = []
+
+    async def client(self):
+        return await DanubeClientBuilder().service_url(self.wire.process.url).build()
+
+    async def producer(self, name="p", *, is_reliable=True, partitions=0, topic=None, schema=None):
+        builder = (await self.client()).new_producer().with_topic(topic or self.topic)
+        kinds = DispatchStrategy
+        kind = kinds.RELIABLE if is_reliable else kinds.NON_RELIABLE
+        builder = builder.with_name(name).with_dispatch_strategy(kind)
+        if partitions:
+            builder = builder.with_partitions(partitions)
+        if schema is not None:
+            builder = builder.with_schema_subject(schema)
+        producer = builder.build()
+        await producer.create()
+        self.open.append(producer)
+        return producer
+
+    async def reader(
+        self, name="c", *, kind=SubType.EXCLUSIVE, subscription="s", topic=None, filters=()
+    ):
+        builder = (await self.client()).new_consumer().with_topic(topic or self.topic)
+        builder = builder.with_consumer_name(name).with_subscription(subscription)
+        builder = builder.with_subscription_type(kind).with_key_filters(list(filters))
+        consumer = builder.build()
+        await consumer.subscribe()
+        opened = [_watched(one) for one in consumer._consumers.values()]
+        reader = Reader(consumer, await consumer.receive())
+        self.open.append(reader)
+        # The client opens streams in tasks of its own; only then a consumer takes part.
+        await asyncio.wait_for(asyncio.gather(*opened), SECONDS_MAX)
+        for one in consumer._consumers.values():
+            assert not await asyncio.to_thread(self.scene.is_closed, 1, one.consumer_id)
+        await asyncio.sleep(SETTLED_S)
+        return reader
+
+    async def policy(self, **changes):
+        """Give the subscription a failure policy, by administration."""
+        request = admin.SetSubscriptionFailurePolicyRequest(
+            topic=self.topic,
+            subscription="s",
+            failure_policy=admin.SubscriptionFailurePolicy(**{**POLICY, **changes}),
+        )
+        await asyncio.to_thread(self.wire.ask, "TopicAdmin.SetSubscriptionFailurePolicy", request)
+
+
+def play(broker, scene):
+    """Run a scene; close its clients."""
+
+    async def run():
+        cast = Cast(broker)
+        try:
+            await scene(cast)
+        finally:
+            for each in cast.open:
+                await each.close()
+
+    asyncio.run(run())
+    assert broker.process.process.poll() is None
+
+
+def offsets(messages):
+    return [message.msg_id.topic_offset for message in messages]
+
+
+def numbered(first, last):
+    return [b"%d" % number for number in range(first, last)]
+
+
+async def are_quiet(*readers):
+    """Tell whether nothing comes to any of them for a while."""
+    return all(await asyncio.gather(*(reader.is_quiet() for reader in readers)))

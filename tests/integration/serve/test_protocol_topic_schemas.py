@@ -1,0 +1,260 @@
+"""Schemas of topics in a `frazil serve` process: rows of the protocol's page, and its client."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from danube import CompatibilityMode, SchemaType
+
+from frazil.serve.danube.proto import danube_schema_pb2 as schema
+from frazil.serve.danube.services import Port
+from tests.integration.serve.protocol_cast import play
+from tests.integration.serve.protocol_world import INVALID_NAME, OBJECT, Fails, Gives, Row, Scene
+from tests.integration.serve.test_protocol_schemas import UNKNOWN_SUBJECT, after, call
+
+pytestmark = pytest.mark.integration
+
+CODES = grpc.StatusCode
+UNKNOWN_TOPIC = Fails(CODES.NOT_FOUND, "Unable to find the topic: {s.topic}")
+
+
+def configure(scene, policy="enforce", topic=None):
+    return schema.ConfigureTopicSchemaRequest(
+        topic_name=topic or scene.topic,
+        schema_subject=scene.subject,
+        validation_policy=policy,
+        enable_payload_validation=True,
+    )
+
+
+def of_policy(scene, policy="enforce", topic=None):
+    return schema.UpdateTopicValidationPolicyRequest(
+        topic_name=topic or scene.topic, validation_policy=policy, enable_payload_validation=True
+    )
+
+
+def config_of(scene, topic=None):
+    return schema.GetTopicSchemaConfigRequest(topic_name=topic or scene.topic)
+
+
+def config(policy, *, is_checked=False):
+    return Gives(
+        schema_subject=lambda s, subject: subject == s.subject,
+        validation_policy=policy,
+        enable_payload_validation=is_checked,
+        schema_id=lambda s, value: value == s.schema_id,
+    )
+
+
+BAD_NAME = Fails(CODES.INVALID_ARGUMENT, INVALID_NAME.format(name="orders"))
+BAD_POLICY = Fails(CODES.INVALID_ARGUMENT, "Invalid validation policy: 'often'…")
+
+TOPICS = [
+    Row(
+        "Messages",
+        call("ConfigureTopicSchema"),
+        "topic and subject",
+        lambda s: after(s.made(), s.registered(), configure(s)),
+        Gives(success=True, message=lambda s, text: s.topic in text and s.subject in text),
+    ),
+    Row(
+        "1.2",
+        call("ConfigureTopicSchema"),
+        "another subject than the producer's first",
+        lambda s: after(
+            s.configured(), setattr(s, "subject", s.subject + "b"), s.registered(), configure(s)
+        ),
+        Gives(success=True, message=lambda s, text: s.subject in text),
+    ),
+    Row("1.6", call("ConfigureTopicSchema"), "unknown topic", configure, UNKNOWN_TOPIC),
+    Row(
+        "1.6",
+        call("ConfigureTopicSchema"),
+        "unknown subject",
+        lambda s: after(s.made(), configure(s)),
+        UNKNOWN_SUBJECT,
+    ),
+    Row(
+        "1.6",
+        call("ConfigureTopicSchema"),
+        "bad policy",
+        lambda s: after(s.made(), s.registered(), configure(s, "often")),
+        BAD_POLICY,
+    ),
+    Row(
+        "1.4",
+        call("ConfigureTopicSchema"),
+        "bad name",
+        lambda s: configure(s, topic="orders"),
+        BAD_NAME,
+    ),
+    *(
+        Row(
+            "1.6",
+            call("UpdateTopicValidationPolicy"),
+            policy,
+            lambda s, policy=policy: after(s.configured(), of_policy(s, policy)),
+            Gives(success=True, message=f"Validation policy updated to {policy}"),
+        )
+        for policy in ("none", "warn", "enforce")
+    ),
+    Row(
+        "1.6",
+        call("UpdateTopicValidationPolicy"),
+        "bad policy",
+        lambda s: after(s.configured(), of_policy(s, "often")),
+        BAD_POLICY,
+    ),
+    Row("1.6", call("UpdateTopicValidationPolicy"), "unknown topic", of_policy, UNKNOWN_TOPIC),
+    Row(
+        "1.6",
+        call("UpdateTopicValidationPolicy"),
+        "topic without a subject",
+        lambda s: after(s.made(), of_policy(s)),
+        Fails(CODES.FAILED_PRECONDITION, "No schema configured for topic: {s.topic}"),
+    ),
+    Row(
+        "1.4",
+        call("UpdateTopicValidationPolicy"),
+        "bad name",
+        lambda s: of_policy(s, topic="orders"),
+        BAD_NAME,
+    ),
+    Row(
+        "1.6",
+        call("GetTopicSchemaConfig"),
+        "as configured",
+        lambda s: after(s.configured(is_checked=True), config_of(s)),
+        config("enforce", is_checked=True),
+    ),
+    Row(
+        "1.2",
+        call("GetTopicSchemaConfig"),
+        "the first producer gave the subject, policy Warn",
+        lambda s: after(
+            s.registered(), s.has_producer(schema_ref={"subject": s.subject}), config_of(s)
+        ),
+        config("warn"),
+    ),
+    Row(
+        "1.6",
+        call("GetTopicSchemaConfig"),
+        "topic without a subject",
+        lambda s: after(s.made(), config_of(s)),
+        Gives(
+            schema_subject="",
+            validation_policy="warn",
+            enable_payload_validation=False,
+            schema_id=0,
+        ),
+    ),
+    Row("1.6", call("GetTopicSchemaConfig"), "unknown topic", config_of, UNKNOWN_TOPIC),
+    Row(
+        "1.4",
+        call("GetTopicSchemaConfig"),
+        "bad name",
+        lambda s: config_of(s, "orders"),
+        BAD_NAME,
+    ),
+]
+
+ROWS = TOPICS
+
+
+@pytest.mark.parametrize("port", Port)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_the_answer_is_the_pages(protocol_broker, row, port):
+    """Code and text, or every field of the reply, are what the page says, on either port."""
+    Scene(protocol_broker, port).check(row)
+    assert protocol_broker.process.process.poll() is None
+
+
+# -- 1.6: schemas ----------------------------------------------------------------------------------
+
+
+async def registered(cast, subject, data=OBJECT):
+    registry = (await cast.client()).schema()
+    builder = registry.register_schema(subject).with_type(SchemaType.JSON_SCHEMA)
+    return registry, await builder.with_schema_data(data).execute()
+
+
+def test_the_client_registers_reads_and_rules_schemas(protocol_broker):
+    """1.6: ids, versions, modes, compatibility and the texts of the administration."""
+
+    async def scene(cast):
+        subject = cast.scene.subject
+        more = OBJECT.replace(b'"integer"}}', b'"integer"},"m":{"type":"string"}}')
+        other = OBJECT.replace(b"integer", b"string")
+        registry, identity = await registered(cast, subject)
+        assert (await registered(cast, subject, more))[1] == identity
+        assert await registry.list_versions(subject) == [1, 2]
+        latest = await registry.get_latest_schema(subject)
+        assert (latest.schema_id, latest.version, latest.schema_definition) == (identity, 2, more)
+        assert (await registry.get_schema_version(identity, 1)).schema_definition == OBJECT
+        kind = SchemaType.JSON_SCHEMA
+        is_compatible, reasons = await registry.check_compatibility(subject, other, kind)
+        assert not is_compatible
+        assert reasons
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await registered(cast, subject, other)
+        assert caught.value.code() is CODES.INTERNAL
+        assert caught.value.details().startswith("Failed to register schema: ")
+        done, _ = await registry.set_compatibility_mode(subject, CompatibilityMode.NONE)
+        assert done
+        assert (await registered(cast, subject, other))[1] == identity
+        told = await registry.delete_schema_version(subject, 2)
+        assert told == (True, f"Deleted version 2 for subject {subject}")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await registry.get_latest_schema("none-of-these")
+        assert caught.value.code() is CODES.NOT_FOUND
+        assert caught.value.details() == "Schema not found for subject: none-of-these"
+
+    play(protocol_broker, scene)
+
+
+def test_an_enforced_schema_refuses_what_does_not_fit(protocol_broker):
+    """1.2, 1.6: producers with the subject are taken, their records carry it, others are refused."""
+
+    async def scene(cast):
+        subject = cast.scene.subject
+        registry, identity = await registered(cast, subject)
+        producer = await cast.producer(schema=subject)
+        reader = await cast.reader()
+        config = await registry.get_topic_schema_config(cast.topic)
+        assert (config.schema_subject, config.validation_policy) == (subject, "warn")
+        _, told = await registry.configure_topic_schema(cast.topic, subject, "enforce", True)
+        assert subject in told
+        await producer.send(b'{"n":1}')
+        (message,) = await reader.take()
+        assert (message.schema_id, message.schema_version) == (identity, 1)
+        plain = await cast.producer("plain")
+        for sender, payload in ((producer, b'{"n":"x"}'), (producer, b"{"), (plain, b'{"n":1}')):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await sender.send(payload)
+            assert caught.value.code() is CODES.PERMISSION_DENIED
+            assert caught.value.details().startswith("Unable to publish the message: ")
+        told = await registry.update_topic_validation_policy(cast.topic, "none")
+        assert told == (True, "Validation policy updated to none")
+        await plain.send(b"anything")
+        assert await reader.payloads(1) == [b"anything"]
+
+    play(protocol_broker, scene)
+
+
+def test_a_producer_with_a_wrong_subject_is_refused(protocol_broker):
+    """1.2: "cannot use" and "not found" are what clients look for."""
+
+    async def scene(cast):
+        first, second = cast.scene.subject, cast.scene.subject + "b"
+        await registered(cast, first)
+        await registered(cast, second)
+        await cast.producer(schema=first)
+        for subject, words in ((second, "cannot use"), ("none-of-these", "cannot use")):
+            with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+                await cast.producer("other", schema=subject)
+            assert caught.value.code() is CODES.FAILED_PRECONDITION
+        with pytest.raises(grpc.aio.AioRpcError, match="not found") as caught:
+            await cast.producer(topic=cast.topic + "2", schema="none-of-these")
+        assert caught.value.code() is CODES.FAILED_PRECONDITION
+
+    play(protocol_broker, scene)
