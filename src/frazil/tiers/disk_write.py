@@ -47,7 +47,9 @@ FILES_MAX: Final = 256
 """A set has about so many files; rows of further partitions share files."""
 OPEN_MAX: Final = 16
 """So many files are open at once; beyond it the largest is finished, and another one begun."""
-ROW_GROUP_BYTES_MAX: Final = 64 << 20
+ROW_GROUP_BYTES_MAX: Final = 16 << 20
+"""A reader that wants a few rows decodes their whole group, which must fit into what is kept of
+them, beside those of other readers."""
 KEYED_GROUP_ROWS_MAX: Final = 16 * 1024
 """A look-up by key decodes one row group: those of keyed topics are small. Scans do not mind."""
 

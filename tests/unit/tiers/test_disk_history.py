@@ -13,6 +13,8 @@ from frazil.log.present import bitmap_of
 from frazil.log.state import RANGE_GAP, RANGE_LOST
 from frazil.testing import Fault, FaultyFileSystem
 from frazil.tiers import disk_history
+from frazil.tiers.disk_reader import RowsFile
+from tests.unit.tiers import disk_world
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
     SCHEMA,
@@ -28,6 +30,8 @@ KINDS = [
     pytest.param({"keyed": True}, id="one file"),
     pytest.param({"keyed": True, "partition_by": BY_COUNTRY}, id="by country"),
 ]
+
+WIDE = "x" * 1_000_000
 
 
 def opened(**options):
@@ -61,6 +65,27 @@ def test_windows_join_without_a_seam(kind, monkeypatch):
     world = opened(**kind)
     world.flush(0, 300)
     world.check_history(0, 300)
+
+
+def test_wide_rows_are_decoded_once(monkeypatch):
+    """Who reads them a few at a time does not have their whole row group decoded each time."""
+    monkeypatch.setattr(disk_world, "row", lambda offset: {**row(offset), "country": WIDE})
+    decoded = []
+    read = RowsFile.read
+
+    def counted(file, group, columns=None):
+        decoded.append(group)
+        return read(file, group, columns)
+
+    monkeypatch.setattr(RowsFile, "read", counted)
+    world = World()
+    world.tier.open()
+    world.flush(0, 150, size=4)
+    at = 0
+    while at < 150:
+        at = world.tier.read(TOPIC, offset=at, bytes_max=len(WIDE)).offset_next
+    assert len(decoded) > 1
+    assert decoded == sorted(set(decoded))
 
 
 def test_below_the_range_is_not_found():
