@@ -178,6 +178,8 @@ class Reader:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         except NotFound:
             if not self._held and not self._may_skip:
+                # It will not come back, and what lies behind it is not this reader's to keep.
+                self._pin.close()
                 raise
         position = self.offset
         if not self._held:
