@@ -10,12 +10,13 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
+
+from tests.servers.running import free_ports
 
 WAIT_S = 60.0
 STEP_S = 0.01
@@ -32,15 +33,6 @@ SETTINGS = {
     "lake.default": "false",
 }
 """Small segments, so that a run rotates and seals often, on a disk that may be nearly full."""
-
-
-def free_ports(count):
-    """Return ports of this machine that nobody listens on."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
 
 
 def environment():

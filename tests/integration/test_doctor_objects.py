@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +16,7 @@ from frazil.testing import SimulatedClock
 from frazil.testing.simulated_store import SimulatedStore
 from frazil.tiers.objects.obstores import open_store
 from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
+from tests.servers.running import free_port
 from tests.servers.seaweed import READER_KEY
 
 pytestmark = pytest.mark.integration
@@ -73,13 +73,6 @@ def judged(overrides):
     return code, json.loads(text)
 
 
-def closed_port():
-    """Return a port that nobody listens on."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def keys_of(overrides):
     with contextlib.closing(open_store(settings_of(overrides))) as store:
         return [meta.key for meta in store.list("")]
@@ -105,7 +98,7 @@ WRONG = {
     "no tls": ({"objects.s3.allow_http": False}, "objects.s3.allow_http", "settings", 2),
     "no url": ({"objects.s3.endpoint": "127.0.0.1:9000"}, "objects.s3.endpoint", "settings", 2),
     "no server": (
-        {"objects.s3.endpoint": f"http://127.0.0.1:{closed_port()}"},
+        {"objects.s3.endpoint": f"http://127.0.0.1:{free_port()}"},
         "objects.s3.endpoint",
         "list",
         5,
@@ -219,7 +212,7 @@ def test_a_profile_and_a_role_are_used(moto, tmp_path, monkeypatch):
     role = {"objects.s3.role_arn": "arn:aws:iam::123456789012:role/uploads"}
     code, said = judged(moto.settings(**given, **role))
     assert (code, said["ok"]) == (0, True)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{free_port()}")
     code, said = judged(moto.settings(**given, **role))
     assert code != 0
     assert said["steps"][-1]["setting"] == "objects.s3.role_arn"
@@ -230,7 +223,7 @@ AZURE = {
     "no key": ({"objects.azblob.account_key": "***"}, "objects.azblob.account_key", 2),
     "container": ({"objects.root": "azblob://no-such-container/x"}, "objects.root", 2),
     "server": (
-        {"objects.azblob.endpoint": f"http://127.0.0.1:{closed_port()}/devstoreaccount1"},
+        {"objects.azblob.endpoint": f"http://127.0.0.1:{free_port()}/devstoreaccount1"},
         "objects.azblob.endpoint",
         5,
     ),
@@ -254,7 +247,7 @@ def test_azure_passes_every_step(azurite):
 GCS = {
     "bucket": ({"objects.root": "gcs://no-such-bucket/x"}, "objects.root", 2),
     "server": (
-        {"objects.gcs.endpoint": f"http://127.0.0.1:{closed_port()}"},
+        {"objects.gcs.endpoint": f"http://127.0.0.1:{free_port()}"},
         "objects.gcs.endpoint",
         5,
     ),

@@ -19,7 +19,7 @@ from frazil.tiers.objects.failures import is_throttled
 from frazil.tiers.objects.obstores import open_store
 from frazil.tiers.objects.store import PIECE_BYTES_MAX
 from tests.contract.object_stores import settings_of
-from tests.servers.running import free_ports
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -178,7 +178,7 @@ def test_refusals_name_the_setting(answer, setting):
 
 def test_a_write_that_was_never_sent_is_not_unknown():
     """Where nobody listens nothing can have happened, and the endpoint is named."""
-    [port] = free_ports(1)
+    port = free_port()
     with contextlib.closing(opened(port)) as store, pytest.raises(Unavailable) as caught:
         store.put("k", b"12345")
     assert "outcome" not in caught.value.details

@@ -9,7 +9,7 @@ import hmac
 import http.client
 
 from scripts.azurite import find
-from tests.servers.running import Server, free_ports, listens
+from tests.servers.running import Server, free_port, listens
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -28,7 +28,7 @@ class AzuriteServer(Server):
     def __init__(self, directory):
         super().__init__(directory)
         self._program = find()
-        [self.port] = free_ports(1)
+        self.port = free_port()
 
     @property
     def endpoint(self):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from frazil.config_sections import EtcdSettings
-from tests.servers.running import Server, free_ports
+from tests.servers.running import Server, free_port, free_ports
 
 DAEMON_VARIABLE = "FRAZIL_TEST_ETCD"
 
@@ -81,7 +81,7 @@ class EtcdServer(Server):
         return words
 
     def start(self):
-        (self.metrics_port,) = free_ports(1)
+        self.metrics_port = free_port()
         return super().start()
 
     def is_ready(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.servers.running import Server, free_ports, listens
+from tests.servers.running import Server, free_port, listens
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +22,7 @@ class GcsServer(Server):
 
     def __init__(self, directory):
         super().__init__(directory)
-        [self.port] = free_ports(1)
+        self.port = free_port()
 
     @property
     def endpoint(self):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 
-from tests.servers.running import Server, free_ports, listens, program
+from tests.servers.running import Server, free_port, listens, program
 
 BUCKET = "frazil-test"
 
@@ -16,7 +16,7 @@ class MotoServer(Server):
 
     def __init__(self, directory):
         super().__init__(directory)
-        [self.port] = free_ports(1)
+        self.port = free_port()
 
     @property
     def endpoint(self):

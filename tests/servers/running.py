@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,9 @@ from pathlib import Path
 
 START_S = 90
 """A server that does not answer by then has failed; machines of CI are slow."""
+PORTS = (10_000, 32_768)
+_RANDOM = random.SystemRandom()
+"""Tests that run beside each other begin with the same seed."""
 
 
 class Failed(Exception):
@@ -20,12 +24,23 @@ class Failed(Exception):
 
 
 def free_ports(count):
-    """Return so many ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Return so many ports that nobody listens on now.
+
+    They lie below those that the system gives to connections: one of the many that other tests
+    make must not have a server's port before it listens, or while it is down.
+    """
+    chosen = []
+    while len(chosen) < count:
+        port = _RANDOM.randrange(*PORTS)
+        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            chosen += [port] if port not in chosen else []
+    return chosen
+
+
+def free_port():
+    """Return one such port."""
+    return free_ports(1)[0]
 
 
 def listens(port):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.integration.lake.spark_program import MISFIT
 from tests.integration.lake.spark_world import MARKS
 from tests.integration.lake.test_kills_spark import EXHAUSTIVE, SLEEPS, TIMEOUT
 from tests.integration.lake.test_worker import java_children, wait_gone
+from tests.servers.running import free_port
 
 pytestmark = MARKS
 
@@ -39,8 +39,7 @@ class Lives:
         self.wanted = {}
         self.rejected = []
         self.programs = []
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
 
     def environment(self, **more):
         return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), **more}

@@ -14,7 +14,7 @@ from frazil.metadata import Compare, LeaseEpoch, Transaction, entries
 from frazil.metadata.etcd import EtcdStore
 from frazil.metadata.proto import etcd_pb2 as wire
 from tests.servers.etcd import EtcdServer, need_etcd
-from tests.servers.running import free_ports
+from tests.servers.running import free_port
 from tests.unit.serve.auth.certificates import write_certificate
 
 pytestmark = pytest.mark.integration
@@ -201,7 +201,7 @@ def test_killed_server_comes_back_without_reopening(server, opened):
 
 def test_server_that_is_not_there_is_told_with_the_setting(server):
     """An endpoint that nobody listens on, and one that is no URL, name the setting."""
-    (port,) = free_ports(1)
+    port = free_port()
     settings = server.settings(endpoints=f"http://127.0.0.1:{port}", timeout_s=1)
     with pytest.raises(Unavailable) as caught:
         EtcdStore.open(settings, clock=SystemClock())
@@ -259,7 +259,7 @@ def test_transaction_that_comes_late_is_refused(opened):
 
 def test_other_servers_are_asked_when_one_is_gone(server, opened):
     """With one endpoint of two dead, or hanging, reads, commits, leases and watches work."""
-    (port,) = free_ports(1)
+    port = free_port()
     store = opened(endpoints=f"127.0.0.1:{port}, {server.endpoint}")
     watch = store.watch("/")
     lease = store.acquire("l", "h", 30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 
 import attrs
 import grpc
@@ -45,11 +44,6 @@ RECEIVE = "/danube.ConsumerService/ReceiveMessages"
 ACK = "/danube.ConsumerService/Ack"
 NACK = "/danube.ConsumerService/Nack"
 HEALTH = "/danube.HealthCheck/HealthCheck"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @attrs.define

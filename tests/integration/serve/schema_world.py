@@ -29,8 +29,8 @@ from tests.integration.serve.test_publishing import (
     SEND,
     SETTINGS,
     Caller,
-    free_port,
 )
+from tests.servers.running import free_port
 
 REGISTRY = "/danube_schema.SchemaRegistry/"
 TOPIC = "/default/t"

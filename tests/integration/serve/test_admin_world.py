@@ -18,7 +18,8 @@ from frazil.serve.danube.routes import Services
 from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
-from tests.integration.serve.consuming_world import Caller, free_port, until
+from tests.integration.serve.consuming_world import Caller, until
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 

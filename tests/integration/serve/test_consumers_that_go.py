@@ -16,13 +16,13 @@ from tests.integration.serve.consuming_world import (
     TOPIC,
     Caller,
     broker,
-    free_port,
     make_producer,
     make_reader,
     payloads,
     until,
 )
 from tests.integration.serve.wire_world import Wire
+from tests.servers.running import free_port
 
 DEAD = "/default/dead"
 

@@ -11,13 +11,13 @@ from danube import SubType
 from tests.integration.serve.consuming_world import (
     TOPIC,
     broker,
-    free_port,
     make_producer,
     make_reader,
     offsets,
     payloads,
     until,
 )
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -9,12 +9,12 @@ import pytest
 from frazil.serve.danube.consumer_stream import GRANT_BYTES
 from tests.integration.serve.consuming_world import (
     broker,
-    free_port,
     make_producer,
     make_reader,
     payloads,
     until,
 )
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -19,12 +19,12 @@ from tests.integration.serve.consuming_world import (
     Caller,
     broker,
     end_of,
-    free_port,
     make_producer,
     make_reader,
     next_of,
     until,
 )
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 
 import grpc
 import pytest
@@ -32,15 +31,11 @@ from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.coroutines import awaited
 from frazil.serve.grpc.router import Router, Unary
 from frazil.serve.grpc.server import Server
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 
 import grpc
@@ -18,6 +17,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
 from frazil.serve.danube.routes import data_routes
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -38,8 +38,7 @@ def settings(path):
 @contextlib.asynccontextmanager
 async def broker(path):
     """Serve a data directory in this process; yields the engine and a call of the wire."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with frazil.open(path / "data", **settings(path)) as db:
         url = f"http://127.0.0.1:{port}"
         server = Server(Router(data_routes(db, url=url, producers_max=10)))

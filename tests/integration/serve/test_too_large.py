@@ -10,10 +10,10 @@ import pytest
 from tests.integration.serve.consuming_world import (
     SECONDS_MAX,
     broker,
-    free_port,
     make_producer,
     make_reader,
 )
+from tests.servers.running import free_port
 
 pytestmark = pytest.mark.integration
 

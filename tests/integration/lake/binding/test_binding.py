@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 
 import pyarrow as pa
 import pytest
@@ -22,6 +21,7 @@ from frazil.lake.names import table_of
 from frazil.lake.types import iceberg_schema
 from frazil.model import PartitionField
 from tests.integration.lake.binding.tables import append, defined
+from tests.servers.running import free_port
 
 CLOCK = SystemClock()
 
@@ -313,11 +313,8 @@ def test_a_lost_warehouse_is_found_for_an_old_table(catalog, served, topic):
 
 def test_a_wrong_address_names_its_setting():
     """An address that nobody listens at, and one that is none, name the setting."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with pytest.raises(Unavailable, match=r"lake\.catalog\.uri"):
-        connect(CatalogAddress(uri=f"http://127.0.0.1:{port}"))
+        connect(CatalogAddress(uri=f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(InvalidRequest, match=r"lake\.catalog\.uri"):
         connect(CatalogAddress(uri="nowhere"))
 
@@ -336,10 +333,9 @@ def test_a_catalog_that_hangs_is_given_up():
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        begun = time.monotonic()
+        # Without an end of its own the call would never come back.
         with pytest.raises(Unavailable, match="cannot be reached"):
             connect(CatalogAddress(uri=uri, timeout_seconds=0.3))
-        assert time.monotonic() - begun < 20
 
 
 def test_the_look_of_a_bound_table_tells_its_rows(catalog, served, topic):
