@@ -25,11 +25,15 @@ from frazil.config_values import (
     Switch,
     setting,
 )
+from frazil.errors import InvalidRequest
+from frazil.model import full_topic_name
 
 __all__ = ["LOOPBACK", "AuthSettings", "ServeSettings", "is_loopback"]
 
 LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65_535
+NAMESPACES_AT_BOOT: Final = ("default", "system")
+NAMESPACES_LISTED_MAX: Final = 1_000
 SKEW_S_MAX: Final = 60.0
 """No token outlives its end by more, whatever the clocks say."""
 
@@ -46,6 +50,10 @@ def _is_place(host: str, port: str | None) -> bool:
         except ValueError:
             return False
     return port is None or 0 < int(port) <= PORT_MAX
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")] if names.strip() else []
 
 
 def is_loopback(host: str) -> bool:
@@ -98,6 +106,9 @@ class ServeSettings(Section):
     connections_client_max: Count = setting(
         500, "One address has at most so many connections.", low=1, high=1_000_000
     )
+    bootstrap_namespaces: str = setting(
+        "", "These namespaces are always there, besides default and system; commas between them."
+    )
     streams_max: Count = setting(
         12_000, "One connection has at most so many calls under way.", low=1, high=1_000_000
     )
@@ -121,6 +132,13 @@ class ServeSettings(Section):
     )
     keepalive_s: Seconds = setting(
         MINUTE, "A silent connection is asked for a sign of life so often.", low=0.1, high=DAY
+    )
+    poll_s: Seconds = setting(
+        100e-6,
+        "Before it sleeps the broker looks so long for a client's next call, where that pays; 0 is "
+        "not at all.",
+        low=0.0,
+        high=0.01,
     )
     drain_s: Seconds = setting(
         10.0, "When the broker stops, calls under way get so long.", low=0, high=HOUR
@@ -150,6 +168,27 @@ class ServeSettings(Section):
                 "the broker has one, say so with serve.insecure=true"
             )
         return url
+
+    @field_validator("bootstrap_namespaces")
+    @classmethod
+    def _check_namespaces(cls, names: str) -> str:
+        """Refuse names that no topic could be in."""
+        listed = _listed(names)
+        for name in listed:
+            try:
+                is_plain = full_topic_name(f"/{name}/topic") == f"/{name}/topic"
+            except InvalidRequest:
+                is_plain = False
+            if not is_plain:
+                raise ValueError("must be names of letters, digits, '_' and '-', commas between")
+        if len(listed) > NAMESPACES_LISTED_MAX:
+            raise ValueError(f"must be {NAMESPACES_LISTED_MAX} names at most")
+        return names
+
+    @property
+    def namespaces_at_boot(self) -> tuple[str, ...]:
+        """The namespaces that nobody has to make, and nobody can delete."""
+        return tuple(dict.fromkeys((*NAMESPACES_AT_BOOT, *_listed(self.bootstrap_namespaces))))
 
     @property
     def tls(self) -> bool:

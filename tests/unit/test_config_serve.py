@@ -28,6 +28,18 @@ def test_nothing_is_reachable_from_elsewhere_by_default():
     assert not Settings().auth.enabled
 
 
+@pytest.mark.parametrize("names", ["a b", "/a", ",", "a,,b", "a.b", "x" * 201, "a\u0301"])
+def test_namespaces_that_could_have_no_topic_are_refused(names):
+    """Names at boot are those that topics may have, each whole and in normal form."""
+    with pytest.raises(InvalidRequest, match="letters"):
+        load(serve__bootstrap_namespaces=names)
+    with pytest.raises(InvalidRequest, match="1000 names"):
+        load(serve__bootstrap_namespaces=",".join(map(str, range(1001))))
+    assert load(serve__bootstrap_namespaces=" shop,default, späti ").serve.namespaces_at_boot == (
+        *("default", "system", "shop", "späti"),
+    )
+
+
 @pytest.mark.parametrize("name", ["host", "admin_host", "http_host"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "broker.example", "127.1"])
 @pytest.mark.parametrize("half", [{}, TLS, AUTH], ids=["neither", "tls", "auth"])

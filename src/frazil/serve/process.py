@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import CODES, FrazilError, InvalidRequest, Unavailable
 from frazil.serve.broker import Broker
-from frazil.serve.grpc.server import fastest_loop
+from frazil.serve.waiting import fastest_loop
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = ["run_broker"]
 
 FILES_BESIDE: Final = 4096
 """Open files beside the connections: segments, metadata, tables."""
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 GC_THRESHOLDS: Final = (50_000, 20, 50)
 """When the collector looks for circles; Python's own numbers are for programs with few objects."""
 
@@ -45,7 +46,7 @@ def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
     if sys.flags.optimize:
         raise InvalidRequest("the broker does not run without its assertions, leave out python -O")
     _allow_files(settings.serve.connections_max + FILES_BESIDE)
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+    with asyncio.Runner(loop_factory=fastest_loop(settings.serve.poll_s)) as runner:
         runner.run(_Process(settings).run(on_ready))
 
 
@@ -63,8 +64,8 @@ class _Process:
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_tell_bug)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end, number)
+        for number in ENDING:
+            loop.add_signal_handler(number, self._end)
         # From the first moment on: without a handler it would end the process.
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         broker = Broker(self._settings)
@@ -99,9 +100,12 @@ class _Process:
             serve = self._settings.serve
             _watch(serve.drain_s + serve.close_s)
 
-    def _end(self, number: int) -> None:
-        # The next one of its kind does what the system does with it: the process is gone.
-        asyncio.get_running_loop().remove_signal_handler(number)
+    def _end(self) -> None:
+        for number in ENDING:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            # The next one, whichever it is, does what the system does with it: the process is gone.
+            # Python's own way with SIGINT would wait for threads, and one of them may hang.
+            signal.signal(number, signal.SIG_DFL)
         if not self._stop.is_set():
             self._stop.set()
             serve = self._settings.serve

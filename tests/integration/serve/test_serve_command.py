@@ -26,6 +26,7 @@ from frazil.clock import SystemClock
 from frazil.serve.danube.proto import danube_pb2 as wire
 from frazil.serve.h2 import frames as f
 from tests.crash.broker_process import Forks, wait_until
+from tests.servers.running import free_port
 from tests.unit.serve.auth.certificates import CERTIFICATE, RENEWED_CERTIFICATE, write_certificate
 from tests.unit.serve.auth.world import ISSUER, SECRET, token
 from tests.unit.serve.h2.peer import REQUEST, prefixed
@@ -46,11 +47,6 @@ SUBSCRIBE = "/danube.ConsumerService/Subscribe"
 SEND = "/danube.ProducerService/SendMessage"
 RECEIVE = "/danube.ConsumerService/ReceiveMessages"
 TOPIC = "/default/orders"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def words(directory, *options, **settings):
@@ -352,43 +348,6 @@ def test_the_end_waits_no_longer_than_it_was_told(tmp_path):
         # It was waited for, and then cut off.
         assert time.monotonic() - begun >= 1
         assert "calls_cut_off" in broker.text()
-
-
-def test_a_close_that_hangs_ends_all_the_same():
-    """When the time is over the process is gone, with the code of what is not available."""
-    code = "import time; from frazil.serve import process; process._watch(0.2); time.sleep(600)"
-    assert run(sys.executable, "-c", code).returncode == 5
-
-
-def test_sigterm_sets_the_time_for_draining_and_closing(tmp_path):
-    """A disk that never answers ends the process after both times, told with their sum."""
-    code = """
-import os, signal, sys, threading
-from frazil.config import load_settings
-from frazil.engine.core import Engine
-from frazil.serve import process
-from frazil.telemetry import configure
-
-configure(sys.stderr, log_level="warning", log_format="text")
-Engine.close = lambda self: threading.Event().wait()
-pairs = dict(pair.split("=", 1) for pair in sys.argv[1:])
-process.run_broker(
-    load_settings(environment={}, overrides=pairs), lambda _: os.kill(os.getpid(), signal.SIGTERM)
-)
-"""
-    given = {
-        **SETTINGS,
-        "data_dir": tmp_path / "data",
-        "serve.drain_s": "0.3s",
-        "serve.close_s": "0.4s",
-        "serve.port": 0,
-        "serve.admin_port": 0,
-        "serve.http_port": 0,
-    }
-    done = run(sys.executable, "-c", code, *(f"{key}={value}" for key, value in given.items()))
-    assert done.returncode == 5, done.stderr
-    assert "broker_ended_late" in done.stderr
-    assert "seconds=0.7" in done.stderr
 
 
 # -- who may connect, and do what ----------------------------------------------------------------

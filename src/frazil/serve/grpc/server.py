@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
 from frazil.clock import SystemClock
 from frazil.serve.accepting import Acceptor
@@ -228,12 +226,3 @@ class Server:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes an event loop: uvloop's where it is installed, else the standard one."""
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        return asyncio.new_event_loop
-    return cast("Callable[[], asyncio.AbstractEventLoop]", uvloop.new_event_loop)

@@ -1,8 +1,7 @@
 """What a connection receives: bytes in any portions, calls of the application out.
 
-A call whose HEADERS and only DATA frame lie in the buffer together, with headers that were seen
-before, goes the short way in `receive`; everything else goes frame by frame through `reception`,
-with the same outcome.
+HEADERS that were seen before and a DATA frame that is all of a request go the short way in
+`receive`; every other frame goes through `reception`, with the same outcome.
 """
 
 from __future__ import annotations
@@ -136,41 +135,39 @@ class Connection(Reception):
         headers.work = 0
         self._has_left = False
         table = self.table
+        open_streams = table.open
         end = len(buffer)
         while end - position >= 9:
             high, low, kind, flags, sid = unpack(buffer, position)
             start = position + 9
-            stop = start + (high << 8 | low)
-            if stop - start > f.FRAME_BYTES_DEFAULT:
+            size = high << 8 | low
+            stop = start + size
+            if size > f.FRAME_BYTES_DEFAULT:
                 raise f.ConnectionFailure(f.ErrorCode.FRAME_SIZE_ERROR, "frame too large")
             if stop > end:
                 break
-            if kind == 1 and flags == 4 and end - stop >= 9 and sid == table.last + 2:
+            if kind == 0 and flags == 1:
+                stream = open_streams.get(sid)
+                if stream is not None and self._is_whole(stream, size):
+                    self._take_whole(stream, size, buffer[start:stop])
+                    position = stop
+                    continue
+            elif kind == 1 and flags == 4 and sid == table.last + 2:
                 head = cache.get(buffer[start:stop])
-                if head is not None and self._is_plain:
-                    high, low, kind2, flags2, sid2 = unpack(buffer, stop)
-                    size = high << 8 | low
-                    after = stop + 9 + size
-                    if (
-                        kind2 == 0
-                        and flags2 == 1
-                        and sid2 == sid
-                        and after <= end
-                        and size <= self.short_bytes_max
-                        and head.problem is None
-                        and head.content_length in {-1, size}
-                        and self.has_room()
-                    ):
-                        table.last = sid
-                        self.spend(size)
-                        stream = Stream(sid, head, self.sender.stream_window)
-                        stream.ended = True
-                        stream.size = size
-                        table.add(stream)
-                        table.unanswered += size
-                        self.application.on_request(stream, buffer[stop + 9 : after])
-                        position = after
-                        continue
+                if (
+                    head is not None
+                    and head.problem is None
+                    and self._partial is None
+                    and not self.is_refusing
+                    and self.has_room()
+                ):
+                    table.last = sid
+                    stream = Stream(sid, head, self.sender.stream_window)
+                    stream.credit = self.limits.stream_window
+                    open_streams[sid] = stream
+                    table.header_bytes += head.size
+                    position = stop
+                    continue
             self.frame(kind, flags, sid & 0x7FFFFFFF, buffer[start:stop])
             position = stop
             if headers.work > self.limits.turn_work_max:
@@ -178,6 +175,20 @@ class Connection(Reception):
                 break
         return position
 
-    @property
-    def _is_plain(self) -> bool:
-        return self._has_settings and self._partial is None and not self.is_refusing
+    def _is_whole(self, stream: Stream, size: int) -> bool:
+        """Return whether a last DATA frame is all of a request, and nothing is wrong with it."""
+        return (
+            stream.body is None
+            and not stream.ended
+            and size <= self.short_bytes_max
+            and size <= stream.credit
+            and stream.head.content_length in {-1, size}
+            and self._partial is None
+        )
+
+    def _take_whole(self, stream: Stream, size: int, body: bytes) -> None:
+        self.spend(size)
+        stream.ended = True
+        stream.size = size
+        self.table.unanswered += size
+        self.application.on_request(stream, body)

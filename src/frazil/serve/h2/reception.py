@@ -211,7 +211,6 @@ class Reception:
     def _open(self, sid: int, head: Head, *, ended: bool) -> None:
         stream = Stream(sid, head, self.sender.stream_window)
         stream.credit = self.limits.stream_window
-        stream.body = bytearray()
         self.table.add(stream)
         if ended:
             self._end(stream)
@@ -248,7 +247,8 @@ class Reception:
     def _gather(self, stream: Stream, data: bytes, *, ends: bool) -> None:
         """Add to a request; end it, refuse it, or let the peer send more of it."""
         limits = self.limits
-        assert stream.body is not None
+        if stream.body is None:
+            stream.body = bytearray()
         stream.body += data
         stream.size += len(data)
         self.table.unfinished += len(data)

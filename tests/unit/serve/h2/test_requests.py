@@ -67,13 +67,33 @@ def test_headers_in_many_frames_are_one_block():
 
 
 def test_the_short_way_does_not_look_into_an_open_header_block():
-    """A known HEADERS frame behind an open block is an error, not a call."""
-    peer = Peer()
-    peer.send(peer.call(1), peer.call(3))
-    call = peer.call(5)
+    """A known HEADERS frame, or the rest of a request, behind an open block is an error."""
     part = f.frame(f.HEADERS, 0, 7, b"")
-    assert goaway_code(peer.send(part, call)) == ErrorCode.PROTOCOL_ERROR
-    assert len(peer.app.requests) == 2
+    for before, behind in (("", "headers"), ("headers", "data")):
+        peer = Peer()
+        peer.send(peer.call(1), peer.call(3))
+        frames = {
+            "": b"",
+            "headers": peer.headers(5),
+            "data": f.frame(f.DATA, f.END_STREAM, 5, prefixed(b"x")),
+        }
+        peer.send(frames[before])
+        assert goaway_code(peer.send(part, frames[behind])) == ErrorCode.PROTOCOL_ERROR
+        assert len(peer.app.requests) == 2
+
+
+def test_calls_may_have_their_headers_all_together():
+    """Clients with many calls send their headers first; each gets its own request and answer."""
+    peer = Peer()
+    peer.answers(peer.send(peer.call(1), peer.call(3)))
+    sids = range(5, 25, 2)
+    headers = [peer.headers(sid) for sid in sids]
+    data = [f.frame(f.DATA, f.END_STREAM, sid, prefixed(b"%d" % sid)) for sid in reversed(sids)]
+    frames = peer.send(*headers, *data)
+    assert peer.app.requests[2:] == [(sid, prefixed(b"%d" % sid)) for sid in reversed(sids)]
+    answers = peer.answers(frames)
+    assert {sid: answers[sid][1] for sid in answers} == {sid: prefixed(b"%d" % sid) for sid in sids}
+    assert peer.app.resolved == 2
 
 
 def test_trailers_end_a_request():
@@ -124,6 +144,14 @@ def test_the_short_way_keeps_to_the_window():
     peer.send(peer.call(1), peer.call(3))
     peer.connection.credit = 50
     assert goaway_code(peer.send(peer.call(5, bytes(100)))) == ErrorCode.FLOW_CONTROL_ERROR
+    assert len(peer.app.requests) == 2
+
+
+def test_the_short_way_keeps_to_the_window_of_the_stream():
+    """A whole request that its stream's window does not allow costs the stream."""
+    peer = Peer(ServerLimits(stream_window=50))
+    peer.send(peer.call(1), peer.call(3))
+    assert resets(peer.send(peer.call(5, bytes(100)))) == {5: ErrorCode.FLOW_CONTROL_ERROR}
     assert len(peer.app.requests) == 2
 
 

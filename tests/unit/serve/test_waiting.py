@@ -1,0 +1,147 @@
+"""When a loop asks again before it sleeps: by how long the last waits took, and who ended them."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import socket
+import threading
+
+import pytest
+
+from frazil.serve.waiting import (
+    CREDIT_MAX,
+    MISS_COST,
+    Patience,
+    PollingLoop,
+    PollingSelector,
+    fastest_loop,
+)
+
+POLL_S = 0.001
+SHORT, LONG = POLL_S / 2, POLL_S * 2
+
+
+class Ticks:
+    """A clock that goes on by a step each time it is read, and does something at a reading."""
+
+    def __init__(self, step_s, *, at=0, act=None):
+        self.readings = 0
+        self._step_s = step_s
+        self._at = at
+        self._act = act
+
+    def monotonic(self):
+        self.readings += 1
+        if self.readings == self._at:
+            self._act()
+        return self.readings * self._step_s
+
+    def now_us(self):
+        return 0
+
+    def random_bytes(self, size):
+        return bytes(size)
+
+
+def eager():
+    """Return a patience that has seen short waits only."""
+    patience = Patience(POLL_S)
+    for _ in range(CREDIT_MAX):
+        patience.note(SHORT, from_client=True)
+    assert patience.is_worth_it
+    return patience
+
+
+def test_at_first_nothing_is_worth_it():
+    """Waits must have been short several times before it is asked again."""
+    patience = Patience(POLL_S)
+    seen = []
+    for _ in range(MISS_COST + 1):
+        seen.append(patience.is_worth_it)
+        patience.note(SHORT, from_client=True)
+    assert seen == [False] * MISS_COST + [True]
+
+
+@pytest.mark.parametrize(("waited_s", "from_client"), [(LONG, True), (SHORT, False), (LONG, False)])
+def test_waits_that_do_not_pay_end_it(waited_s, from_client):
+    """Long waits, and those that a thread of the process ends, soon have the loop sleep at once."""
+    patience = eager()
+    misses = 0
+    while patience.is_worth_it:
+        patience.note(waited_s, from_client=from_client)
+        misses += 1
+    assert misses == CREDIT_MAX // MISS_COST
+
+
+def test_calls_that_wait_for_a_thread_are_never_polled_for():
+    """A client whose every call is answered by another thread has short and told waits in turn."""
+    patience = Patience(POLL_S)
+    for _ in range(100):
+        patience.note(SHORT, from_client=True)
+        assert not patience.is_worth_it
+        patience.note(SHORT, from_client=False)
+
+
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_the_kernel_is_asked_again_only_where_it_pays(is_eager):
+    """What comes while it is asked is found; who sleeps does not look at the clock meanwhile."""
+    ours, theirs = socket.socketpair()
+    clock = Ticks(POLL_S / 10, at=4, act=lambda: theirs.send(b"x"))
+    patience = eager() if is_eager else Patience(POLL_S)
+    with ours, theirs, PollingSelector(patience, clock) as selector:
+        selector.register(ours, selectors.EVENT_READ)
+        found = selector.select(0.02)
+        assert len(found) == is_eager
+        assert patience.is_worth_it is is_eager
+
+
+def test_asking_ends_at_its_time():
+    """With nothing to find it is asked for `poll_s`, then it sleeps; the whole is one long wait."""
+    patience = eager()
+    clock = Ticks(POLL_S / 10)
+    with PollingSelector(patience, clock) as selector:
+        assert selector.select(POLL_S * 1.5) == []
+        # One reading before, one behind each of ten questions, one behind the sleep.
+        assert clock.readings == 12
+        for _ in range(CREDIT_MAX // MISS_COST - 1):
+            assert selector.select(POLL_S * 1.5) == []
+        assert not patience.is_worth_it
+
+
+def test_what_is_due_at_once_is_not_waited_for():
+    """A turn with something to do asks once and is no wait at all."""
+    clock = Ticks(POLL_S)
+    with PollingSelector(eager(), clock) as selector:
+        assert selector.select(0) == []
+    assert clock.readings == 0
+
+
+def test_a_loop_knows_what_its_own_threads_tell_it():
+    """A wait that `call_soon_threadsafe` ends counts as none of a client's."""
+    with asyncio.Runner(loop_factory=lambda: PollingLoop(10.0)) as runner:
+        loop = runner.get_loop()
+        patience = loop._polling._patience
+        for _ in range(CREDIT_MAX):
+            patience.note(0.0, from_client=True)
+
+        async def hear_from_threads():
+            for _ in range(CREDIT_MAX):
+                told = asyncio.Event()
+                # Late enough for the loop to wait for it.
+                timer = threading.Timer(0.005, loop.call_soon_threadsafe, (told.set,))
+                timer.start()
+                await told.wait()
+                timer.join()
+
+        runner.run(hear_from_threads())
+        assert not patience.is_worth_it
+
+
+def test_polling_can_be_turned_off():
+    """With 0 the loop is Python's own."""
+    loop = fastest_loop(0.0)()
+    try:
+        assert not isinstance(loop, PollingLoop)
+    finally:
+        loop.close()
