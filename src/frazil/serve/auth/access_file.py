@@ -33,7 +33,14 @@ from pydantic import ValidationError as TreeError
 
 from frazil.errors import InvalidRequest
 from frazil.serve.auth.keys import DIGEST_PATTERN, KEY_ID_PATTERN, Keyring, StoredKey
-from frazil.serve.auth.roles import Action, Grant, Principal, Roles, is_pattern
+from frazil.serve.auth.roles import (
+    Action,
+    Grant,
+    Principal,
+    Roles,
+    is_pattern,
+    is_subject_pattern,
+)
 from frazil.serve.auth.tokens import PRINCIPAL_KINDS
 
 __all__ = ["Access", "parse_access"]
@@ -55,6 +62,13 @@ def _pattern(text: str) -> str:
     return text
 
 
+def _subject_pattern(text: str) -> str:
+    # As it is written: the names of subjects are not brought into another form, either.
+    if not is_subject_pattern(text):
+        raise ValueError("a pattern of subjects is made of letters, digits, _ - . / : + @ * and ?")
+    return text
+
+
 def _principal(text: str) -> str:
     kind, _, name = text.partition(":")
     if kind not in PRINCIPAL_KINDS or not name:
@@ -63,6 +77,7 @@ def _principal(text: str) -> str:
 
 
 _Pattern = Annotated[str, AfterValidator(_pattern)]
+_SubjectPattern = Annotated[str, AfterValidator(_subject_pattern)]
 _PrincipalText = Annotated[str, AfterValidator(_principal)]
 _KeyId = Annotated[str, StringConstraints(pattern=f"^{KEY_ID_PATTERN}$")]
 
@@ -75,7 +90,7 @@ class _GrantText(_Part):
     actions: list[Action] = Field(min_length=1)
     namespace: _Pattern = "*"
     topics: list[_Pattern] = []
-    subjects: list[_Pattern] = []
+    subjects: list[_SubjectPattern] = []
 
 
 class _KeyText(_Part):

@@ -26,12 +26,14 @@ __all__ = [
     "ResourceKind",
     "Roles",
     "is_pattern",
+    "is_subject_pattern",
     "topic_resource",
 ]
 
 PATTERN_CHARACTERS_MAX: Final = 255
 DECIDED_MAX: Final = 4096
 _PATTERN: Final = re.compile(r"[\w*?-]+")
+_SUBJECT_PATTERN: Final = re.compile(r"[\w./:+@*?-]+")
 _PART: Final = re.compile(r"(.+)-part-(?:0|[1-9][0-9]{0,8})")
 
 
@@ -96,6 +98,11 @@ def is_pattern(text: str) -> bool:
     return len(text) <= PATTERN_CHARACTERS_MAX and _PATTERN.fullmatch(text) is not None
 
 
+def is_subject_pattern(text: str) -> bool:
+    """Tell whether a text may stand for names of subjects, which have `. / : + @`, too."""
+    return len(text) <= PATTERN_CHARACTERS_MAX and _SUBJECT_PATTERN.fullmatch(text) is not None
+
+
 @lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(pattern))
@@ -107,7 +114,10 @@ def _fits(patterns: tuple[str, ...], name: str) -> bool:
 
 @attrs.frozen
 class Grant:
-    """Actions, and where they are allowed. Patterns are those `is_pattern` takes."""
+    """Actions, and where they are allowed.
+
+    Patterns are those `is_pattern` takes, of subjects those `is_subject_pattern` does.
+    """
 
     actions: frozenset[Action]
     namespace: str
@@ -135,7 +145,10 @@ class Grant:
 
 
 class Roles:
-    """The grants of every principal that has any. What was decided is remembered, up to a bound."""
+    """The grants of every principal that has any. What was decided is remembered, up to a bound.
+
+    Of somebody who has no grant nothing is: whoever has a token could fill the room.
+    """
 
     def __init__(self, grants: Mapping[Principal, tuple[Grant, ...]] | None = None) -> None:
         self.grants: Final = dict(grants or {})
@@ -147,11 +160,14 @@ class Roles:
         decided = self._decided.get(question)
         if decided is not None:
             return decided
+        grants = self.grants.get(principal)
+        if not grants:
+            return False
         if len(self._decided) >= DECIDED_MAX:
             self._decided.clear()
         found = any(
             (action is None or action in grant.actions) and grant.covers(resource)
-            for grant in self.grants.get(principal, ())
+            for grant in grants
         )
         self._decided[question] = found
         return found

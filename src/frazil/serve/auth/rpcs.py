@@ -13,6 +13,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from frazil.errors import InvalidRequest
+from frazil.ingest.registry.kinds import check_subject
 from frazil.serve.auth.roles import (
     ANYTHING,
     CLUSTER,
@@ -22,7 +24,7 @@ from frazil.serve.auth.roles import (
     topic_resource,
 )
 from frazil.serve.danube.messages import parse_request
-from frazil.serve.danube.names import checked_topic
+from frazil.serve.danube.names import check_namespace, checked_topic
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
@@ -30,6 +32,7 @@ from frazil.serve.danube.statuses import (
     Refused,
     message_id_missing,
     producer_unknown,
+    status_of,
 )
 
 __all__ = [
@@ -225,7 +228,7 @@ def needs(rpc: Rpc, message: bytes, owners: Owners) -> list[Need]:
 
     Raises:
         Refused: with the protocol's status, if the bytes are no message of this call, a name is
-            no topic's, or nobody has the id.
+            no topic's, subject's or namespace's, or nobody has the id.
     """
     request = parse_request(rpc.request, message)
     found = []
@@ -261,8 +264,10 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
         case Scope.TOPIC_IF_SET:
             return _named(value) if value else None
         case Scope.NAMESPACE:
+            _check(check_namespace, value)
             return Resource(ResourceKind.NAMESPACE, namespace=value)
         case Scope.SUBJECT:
+            _check(check_subject, value)
             return Resource(ResourceKind.SUBJECT, name=value)
         case Scope.CLIENT:
             return _client(request, owners)
@@ -270,6 +275,14 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
             return CLUSTER
         case Scope.ANYTHING:
             return ANYTHING
+
+
+def _check(check: Callable[[str], None], name: str) -> None:
+    """Refuse what is no name before it is compared with patterns: it may be as long as a request."""
+    try:
+        check(name)
+    except InvalidRequest as error:
+        raise Refused(status_of(error)) from error
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,14 @@ from frazil.errors import InvalidRequest
 from frazil.serve.auth.access_file import parse_access
 from frazil.serve.auth.credentials import BadCredential
 from frazil.serve.auth.keys import new_key
-from frazil.serve.auth.roles import CLUSTER, Action, Principal, topic_resource
+from frazil.serve.auth.roles import (
+    CLUSTER,
+    Action,
+    Principal,
+    Resource,
+    ResourceKind,
+    topic_resource,
+)
 
 KEY = new_key("app-1", random=bytes(32))
 APP = Principal("service_account", "app")
@@ -52,6 +59,17 @@ def test_the_page_example_grants_what_it_says():
         access.keys.verify(KEY.text, now_s=EXPIRES_S)
 
 
+@pytest.mark.parametrize(
+    "name", ["com.acme.Order", "orders/value", "urn:orders:v1", "c++", "orders@eu", "späti"]
+)
+def test_subjects_are_granted_by_the_names_that_they_have(name):
+    """A file names any subject that can be registered, and grants that one alone."""
+    access = parse_access(GOOD.replace("orders*", name))
+    this, other = (Resource(ResourceKind.SUBJECT, name=each) for each in (name, f"{name}2"))
+    assert access.roles.authorize(APP, Action.PRODUCE, this)
+    assert not access.roles.authorize(APP, Action.PRODUCE, other)
+
+
 def test_a_time_without_a_zone_is_utc():
     """Where the broker runs does not move the end of a key."""
     access = parse_access(GOOD.replace("00:00:00Z", "00:00:00"))
@@ -75,6 +93,7 @@ def test_an_empty_file_grants_nothing():
         ("topics:", "topic:"),
         ('"orders-*"', '"orders.*"'),
         ('"orders-*"', '"/default/orders"'),
+        ('"orders*"', '"orders!"'),
         ("namespace: default", "namespace: /default"),
         ("service_account:app: [writer]", "app: [writer]"),
         ("service_account:app: [writer]", "robot:app: [writer]"),

@@ -10,6 +10,7 @@ from frazil.serve.auth.rpcs import RPCS, Scope
 from frazil.serve.danube import services
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
+from frazil.serve.danube.proto import danube_schema_pb2 as schema
 from frazil.serve.grpc.codec import Code
 from tests.unit.serve.auth.world import (
     CONSUMER_ID,
@@ -27,6 +28,8 @@ SEND = "/danube.ProducerService/SendMessage"
 CREATE = "/danube.ProducerService/CreateProducer"
 ACK = "/danube.ConsumerService/Ack"
 RECEIVE = "/danube.ConsumerService/ReceiveMessages"
+REGISTER = "/danube_schema.SchemaRegistry/RegisterSchema"
+CREATE_NAMESPACE = "/danube_admin.NamespaceAdmin/CreateNamespace"
 SET_POLICY = "/danube_admin.TopicAdmin/SetSubscriptionFailurePolicy"
 
 
@@ -243,6 +246,32 @@ def test_a_malformed_name_is_an_invalid_argument(name):
         Code.INVALID_ARGUMENT,
         f"The topic: {name} has an invalid format, should be: /namespace_name/topic_name",
     )
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 2_000_000, "a\n", "*"])
+@pytest.mark.parametrize("who", ["admin", "writer", "nothing"])
+def test_what_is_no_name_is_refused_before_the_roles_are_asked(who, name):
+    """Subjects and namespaces, as topics: the text is short, and nothing of it is remembered."""
+    guard, clock = make_guard()
+    for path, request in (
+        (REGISTER, schema.RegisterSchemaRequest(subject=name)),
+        (CREATE_NAMESPACE, admin.NamespaceRequest(name=name)),
+    ):
+        code, text = ask(guard, path, request.SerializeToString(), token(who, clock))
+        assert code is Code.INVALID_ARGUMENT
+        assert len(text) <= 1024
+    assert not guard._credentials.roles._decided
+
+
+def test_nothing_is_remembered_of_who_has_no_grant():
+    """A token alone, good as it is, takes no room: what is denied is not kept."""
+    guard, clock = make_guard()
+    header = token("nothing", clock)
+    for number in range(100):
+        request = schema.RegisterSchemaRequest(subject=f"s{number}")
+        found = ask(guard, REGISTER, request.SerializeToString(), header)
+        assert found[0] is Code.PERMISSION_DENIED
+    assert not guard._credentials.roles._decided
 
 
 @pytest.mark.parametrize("path", [SEND, ACK, CREATE])

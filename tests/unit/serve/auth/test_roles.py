@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frazil.ingest.registry.kinds import check_subject
 from frazil.serve.auth.roles import (
     ANYTHING,
     CLUSTER,
@@ -18,6 +19,7 @@ from frazil.serve.auth.roles import (
     ResourceKind,
     Roles,
     is_pattern,
+    is_subject_pattern,
     topic_resource,
 )
 
@@ -118,6 +120,29 @@ def test_subjects_are_granted_by_name():
 def test_what_is_no_pattern_is_told(text):
     """Only names with stars and question marks are patterns."""
     assert not is_pattern(text)
+
+
+NAMED = "aZ0_-./:+@é日"
+"""One of each kind of character that a subject may have in its name."""
+
+
+@pytest.mark.parametrize("character", NAMED)
+def test_every_subject_can_be_named(character):
+    """What is a subject's name is a pattern of exactly this one, and stars stand for any of it."""
+    name = f"a{character}b"
+    check_subject(name)
+    assert is_subject_pattern(name)
+    what = Resource(ResourceKind.SUBJECT, name=name)
+    for pattern in (name, f"*{character}*", f"a{character}?", "a?b", "*"):
+        assert allowed(grant(PRODUCE, subjects=[pattern]), PRODUCE, what), pattern
+    other = Resource(ResourceKind.SUBJECT, name="axb")
+    assert not allowed(grant(PRODUCE, subjects=[name]), PRODUCE, other)
+
+
+@pytest.mark.parametrize("text", ["", "[ab]", "a b", "x" * 256, "a\n", "a!", "a,b", "a\\b", "{a}"])
+def test_what_no_subject_can_match_is_no_pattern_of_subjects(text):
+    """Only characters of names, with stars and question marks."""
+    assert not is_subject_pattern(text)
 
 
 @given(st.text("ab*?", min_size=1, max_size=12), st.text("ab", min_size=1, max_size=12))

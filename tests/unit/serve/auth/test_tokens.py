@@ -133,7 +133,10 @@ def test_a_token_of_the_future_is_refused(name):
         verify(token(**{name: NOW + 31}))
 
 
-@pytest.mark.parametrize("value", ["soon", None, True, [NOW], 1e300, -1, float("inf")])
+@pytest.mark.parametrize(
+    "value",
+    ["soon", None, True, [NOW], 1e300, -1, float("inf"), float("nan"), 10**400, -(10**400), {}],
+)
 def test_an_end_that_is_no_time_is_refused(value):
     """Neither a text nor a switch nor a number without end is an end."""
     with pytest.raises(BadCredential):
