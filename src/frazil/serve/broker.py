@@ -33,7 +33,7 @@ from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
 from frazil.serve.h2.limits import ServerLimits
-from frazil.serve.http import HttpServer, health_page
+from frazil.serve.http import HttpServer, Post, health_page
 from frazil.serve.listening import Address, address_of, bind, listen
 from frazil.serve.metrics import metrics_page, port_facts
 from frazil.telemetry import event, warn
@@ -144,14 +144,15 @@ class Broker:
         self._servers: dict[str, Server] = {}
         self._contexts: list[ssl.SSLContext] = []
         self._reloading = asyncio.Lock()
+        calls = subscription_http.SubscriptionPost(self._ready)
         self._http = HttpServer(
             {
                 "/healthz": health_page(self._failure),
                 "/readyz": health_page(self._problem),
                 "/metrics": metrics_page(self._facts),
             },
-            allow=self._may_see,
-            posts={subscription_http.PATH: subscription_http.SubscriptionPost(self._ready)},
+            refusal=self._page_refusal,
+            posts={subscription_http.PATH: Post(calls.answer, calls.refusal)},
         )
 
     async def start(self) -> Addresses:
@@ -334,8 +335,14 @@ class Broker:
             return None
         return subscription_http.Serving(self.engine, self.services, self.guard)
 
-    def _may_see(self, fields: Mapping[str, str]) -> bool:
-        return self._state != "starting" and self.guard.knows(fields.get("authorization"))
+    def _page_refusal(self, fields: Mapping[str, str]) -> tuple[int, str] | None:
+        """Return why a page that is not open to all is not shown."""
+        if self._state == "starting":
+            # Who may see it is not known yet, and there is nothing to see.
+            return 503, self._state
+        if self.guard.knows(fields.get("authorization")):
+            return None
+        return 401, "credentials are missing or not valid"
 
     def _facts(self) -> dict[str, Any]:
         """Return all that is counted; called in a thread."""

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpLimits", "HttpServer", "Page", "Post", "health_page"]
 
-Post = Callable[[Mapping[str, str], bytes, str], Awaitable[Reply]]
-"""What answers JSON, from the fields, the body and the client's address; it checks who calls."""
+Refusal = tuple[int, str]
 
 
 @attrs.frozen
@@ -62,12 +61,26 @@ class Page:
     Args:
         answer: returns the answer.
         threaded: it takes time, so it runs in a thread, one at a time.
-        is_open: everybody may see it; otherwise `allow` of the server is asked.
+        is_open: everybody may see it; otherwise `refusal` of the server is asked.
     """
 
     answer: Callable[[], Reply]
     threaded: bool = False
     is_open: bool = False
+
+
+@attrs.frozen
+class Post:
+    """What answers JSON.
+
+    Args:
+        answer: returns the answer, from the fields, the body and the client's address.
+        refusal: is asked with fields and address before the body is read; what it returns, if
+            anything, is the answer then.
+    """
+
+    answer: Callable[[Mapping[str, str], bytes, str], Awaitable[Reply]]
+    refusal: Callable[[Mapping[str, str], str], Reply | None] | None = None
 
 
 def health_page(problem: Callable[[], str | None]) -> Page:
@@ -99,7 +112,8 @@ class HttpServer:
     Args:
         pages: what answers each path.
         limits: what a client may take.
-        allow: tells from a request's fields whether it may see a page that is not open.
+        refusal: tells from a request's fields, of a page that is not open, status and reason why it
+            may not be seen, None if it may.
         posts: what answers each path that takes JSON.
     """
 
@@ -108,13 +122,13 @@ class HttpServer:
         pages: Mapping[str, Page],
         *,
         limits: HttpLimits | None = None,
-        allow: Callable[[Mapping[str, str]], bool] | None = None,
+        refusal: Callable[[Mapping[str, str]], Refusal | None] | None = None,
         posts: Mapping[str, Post] | None = None,
     ) -> None:
         self._pages = dict(pages)
         self._posts = dict(posts or {})
         self._limits = HttpLimits() if limits is None else limits
-        self._allow = allow
+        self._refusal = refusal
         self._loopback_only = True
         self._acceptor: Acceptor | None = None
         self._visits: dict[asyncio.BaseProtocol, _Visit] = {}
@@ -273,21 +287,27 @@ class HttpServer:
         page = self._pages.get(request.path)
         if page is None:
             return self._refuse(404, "there is no such page")
-        if not page.is_open and not self._may_see(request):
-            return self._refuse(401, "credentials are missing or not valid")
+        refusal = None if page.is_open or not self._refusal else self._refusal(request.fields)
+        if refusal is not None:
+            return self._refuse(*refusal)
         self.requests += 1
         return await self._made(request.path, page)
 
     async def _posted(
         self, reader: asyncio.StreamReader, request: Request, peer: str, visit: _Visit
     ) -> Reply:
+        post = self._posts[request.path]
+        refused = None if post.refusal is None else post.refusal(request.fields, peer)
+        if refused is not None:
+            self.refusals += 1
+            return refused
         async with asyncio.timeout(self._limits.head_s):
             body = await reader.readexactly(request.length)
         visit.has_asked = True
         self.requests += 1
         try:
             async with asyncio.timeout(self._limits.answer_s):
-                return await self._posts[request.path](request.fields, body, peer)
+                return await post.answer(request.fields, body, peer)
         except TimeoutError:
             return self._refuse(503, "the answer took too long; it may have been done")
 
@@ -303,9 +323,6 @@ class HttpServer:
             # The text may name files; the log has it.
             warn("http_page_failed", path=path, error=error)
             return self._refuse(503 if codes_of(error).http == 503 else 500, "not available")
-
-    def _may_see(self, request: Request) -> bool:
-        return self._allow is None or self._allow(request.fields)
 
     def _refuse(self, status: int, reason: str) -> Reply:
         self.refusals += 1

@@ -73,17 +73,21 @@ class SubscriptionPost:
     def __init__(self, serving: Callable[[], Serving | None]) -> None:
         self._serving = serving
 
-    async def __call__(self, fields: Mapping[str, str], body: bytes, peer: str) -> Reply:
-        """Return the answer to one call."""
+    def refusal(self, fields: Mapping[str, str], peer: str) -> Reply | None:
+        """Return why a caller is sent away, None if the call may be read: it counts from here on."""
+        serving = self._serving()
+        if serving is None:
+            return _failed(_not_ready())
+        refused = serving.guard.admit(_Caller(PATH, peer, fields, b""))
+        return None if refused is None else _refused(refused)
+
+    async def answer(self, fields: Mapping[str, str], body: bytes, peer: str) -> Reply:
+        """Return the answer to one call whose caller was let in."""
         try:
             serving = self._serving()
             if serving is None:
-                raise Unavailable("the broker is not ready")
+                raise _not_ready()
             caller = _Caller(PATH, peer, fields, b"")
-            # Nothing that strangers wrote is read.
-            refused = serving.guard.admit(caller)
-            if refused is not None:
-                return _refused(refused)
             call = decode_call(body)
             caller.path, caller.message = _like(call)
             refused = serving.guard.check(caller)
@@ -103,8 +107,12 @@ class SubscriptionPost:
                     **{what: name for what, name in names.items() if name is not None},
                 )
         except FrazilError as error:
-            return _json(codes_of(error).http, {"error": _told(error)})
+            return _failed(error)
         return _json(200, {"result": found})
+
+
+def _not_ready() -> Unavailable:
+    return Unavailable("the broker is not ready")
 
 
 def _is_read(call: Call) -> bool:
@@ -180,6 +188,10 @@ def _like(call: Call) -> tuple[str, bytes]:
         assert isinstance(call, (Create, Reset, Drop, Policy))
         method, message = "Unsubscribe", admin.SubscriptionRequest(topic=topic)
     return _TOPIC_ADMIN + method, message.SerializeToString()
+
+
+def _failed(error: FrazilError) -> Reply:
+    return _json(codes_of(error).http, {"error": _told(error)})
 
 
 def _refused(refusal: Refusal) -> Reply:

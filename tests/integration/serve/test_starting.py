@@ -17,7 +17,8 @@ import frazil
 from frazil.errors import Unavailable
 from frazil.serve.danube.proto.danube_pb2 import TopicLookupRequest, TopicLookupResponse
 from frazil.serve.listening import bind, listen
-from tests.crash.broker_process import SETTINGS, environment, free_ports, wait_until
+from tests.crash.broker_process import SETTINGS, environment, wait_until
+from tests.servers.running import free_ports
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
 
 pytestmark = pytest.mark.integration
@@ -167,10 +168,12 @@ def test_a_call_made_while_the_log_is_recovered_is_answered_then(tmp_path, tls):
             if not tls:
                 assert broker.health("readyz") == (503, b"starting\n")
                 assert broker.health("healthz")[0] == 200
+                assert broker.health("metrics") == (503, b"starting\n")
             assert not answer.done()
             assert broker.told.read_text() == ""
             broker.go_on()
             assert answer.result().request_id == 7
+            assert tls or broker.health("metrics")[0] == 200
         wait_until(broker.told.read_text)
         assert f":{broker.port}" in broker.told.read_text()
         broker.process.terminate()
