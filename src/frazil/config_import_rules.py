@@ -154,9 +154,17 @@ _ICEBERG: Final = {
     "writer.max_memory_bytes": _same("lake.writer.max_memory_bytes"),
 }
 
+
+def _namespaces(value: object) -> Mapping[str, object]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise InvalidRequest("is not a list of names, set it by hand")
+    return {"serve.bootstrap_namespaces": ",".join(value)}
+
+
 RULES: Final[Mapping[str, Rule]] = {
     **{f"{WAL_CLOUD}.{key}": rule for key, rule in _WAL_CLOUD.items()},
     **{f"{ICEBERG}.{key}": rule for key, rule in _ICEBERG.items()},
+    "bootstrap_namespaces": Rule("serve.bootstrap_namespaces", _namespaces),
     "storage.type": Rule(
         "lake.default", lambda value: {"lake.default": True} if value == "iceberg" else {}
     ),

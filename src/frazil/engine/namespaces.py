@@ -6,22 +6,20 @@ topics of dead letters are, does not bring a namespace into being.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from frazil.engine.states import StateTag
 
 if TYPE_CHECKING:
     from frazil.engine.registry import Registry
 
-__all__ = ["NAMESPACES_AT_BOOT", "has_namespace_for"]
-
-NAMESPACES_AT_BOOT: Final = ("default", "system")
+__all__ = ["has_namespace_for"]
 
 
 def has_namespace_for(engine: Registry, topic: str) -> bool:
     """Tell whether the namespace of a full topic name exists. For any thread; it never waits."""
     namespace = topic.split("/", 2)[1]
-    if namespace in NAMESPACES_AT_BOOT:
+    if namespace in engine.settings.serve.namespaces_at_boot:
         return True
     values = engine.main.journal.state.values
     if (int(StateTag.NAMESPACE), namespace) in values:

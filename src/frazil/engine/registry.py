@@ -365,9 +365,10 @@ class Registry:
         return states
 
     def _bind(self, spec: TopicSpec) -> None:
-        self._topics_version += 1
+        # The version counts what is there: who read it before looks again.
         if spec.partitions:
             self._parents[spec.name] = spec
+            self._topics_version += 1
             for part in self._runtimes(spec.name) if spec.primary_key else ():
                 # How many parts there are is known from here on: they are made before their parent.
                 part.routing = (part.state.spec.part_index, spec.partitions)
@@ -388,6 +389,7 @@ class Registry:
             if runtime.tiers.lookup is not None:
                 runtime.queue = Sequencer(lane.queue, runtime.tiers.lookup.image)
         self._topics[spec.name] = runtime
+        self._topics_version += 1
         self.objects.bind(runtime)
 
     def _chain(self, runtime: TopicRuntime) -> None:

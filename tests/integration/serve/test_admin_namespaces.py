@@ -9,6 +9,7 @@ import pytest
 
 from frazil.engine.states import StateTag
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
+from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerResponse
 from tests.integration.serve.test_admin_topics import new, wide
 from tests.integration.serve.test_admin_world import run
 
@@ -108,6 +109,49 @@ def test_namespaces_of_topics_that_nobody_asked_for_exist(tmp_path):
         ["/own/rows"],
         ["FAILED_PRECONDITION"] * 2,
         ["broken", "own"],
+    )
+
+
+def test_topics_are_made_where_one_is(tmp_path):
+    """What is told to exist exists: a namespace with a program's topic takes those of clients."""
+
+    async def scene(admin):
+        before = await admin.refused("CreateTopic", new("/own/t"))
+        await asyncio.to_thread(admin.engine.create_topic, "/own/rows", {"id": "long"})
+        await admin.ask("CreateTopic", new("/own/t"))
+        request = ProducerRequest(topic_name="/own/u", producer_name="p", dispatch_strategy=1)
+        path = "/danube.ProducerService/CreateProducer"
+        await admin.clients.ask(path, request, ProducerResponse)
+        return before, await topics_of(admin, "own")
+
+    before, topics = run(tmp_path, scene)
+    assert before[0] == "UNAVAILABLE"
+    assert topics == ["/own/rows", "/own/t", "/own/u"]
+
+
+def test_namespaces_of_the_settings_are_always_there(tmp_path):
+    """They are listed, take topics and dead letters, and can be neither made nor deleted."""
+
+    async def scene(admin):
+        await admin.ask("CreateTopic", new("/shop/t"))
+        await admin.ask("CreateTopic", new("/default/t"))
+        policy = wire.SubscriptionFailurePolicy(
+            poison_policy=0, dead_letter_topic="/river/dead", ack_timeout_ms=1000
+        )
+        request = wire.SetSubscriptionFailurePolicyRequest(
+            topic="/default/t", subscription="s", failure_policy=policy
+        )
+        await admin.ask("SetSubscriptionFailurePolicy", request)
+        refusals = [
+            await admin.refused(call, space("shop"), NAMESPACES)
+            for call in ("CreateNamespace", "DeleteNamespace")
+        ]
+        return await names_of(admin), [code for code, _ in refusals]
+
+    found = run(tmp_path, scene, **{"serve.bootstrap_namespaces": "shop, river"})
+    assert found == (
+        ["default", "river", "shop", "system"],
+        ["ALREADY_EXISTS", "FAILED_PRECONDITION"],
     )
 
 

@@ -8,6 +8,9 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
+from frazil.serve.danube.statuses import Refused
+from tests.integration.serve.consuming_world import next_of, until
+from tests.integration.serve.test_admin_topics import new
 from tests.integration.serve.test_admin_world import run
 from tests.integration.serve.test_unreliable_dead_letters import LETTERS, request
 
@@ -52,3 +55,23 @@ def test_a_program_names_a_namespace_that_exists(tmp_path):
         return topic.set_subscription("s", policy=given).dead_letter_topic
 
     assert run(tmp_path, scene) == TARGET
+
+
+def test_the_topic_that_a_policy_names_is_made_where_producers_make_none(tmp_path):
+    """Who set the policy asked for it; a producer is still refused a topic of its own."""
+
+    async def scene(admin):
+        await admin.ask("CreateTopic", new("/default/t"))
+        await admin.ask("SetSubscriptionFailurePolicy", request("/default/dead"))
+        _, stream = await admin.reading()
+        await admin.publish(b"bad")
+        message = await next_of(stream)
+        await admin.clients.nack(message.msg_id.topic_offset)
+        await until(lambda: "/default/dead" in admin.engine.topics())
+        with pytest.raises(Refused, match="Unable to find the topic"):
+            await admin.needs.topics.for_producer("/default/other", is_reliable=True)
+        stream.cancel()
+        return sorted(admin.engine.topics())
+
+    found = run(tmp_path, scene, **{"topics.auto_create": False})
+    assert found == ["/default/dead", "/default/t"]

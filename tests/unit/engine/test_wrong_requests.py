@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
 from frazil.engine.core import Engine
 from frazil.errors import InvalidRequest
+from frazil.model import NAME_TEXT_CHARACTERS_MAX
 from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.crash.engine_world import SETTINGS
 
@@ -101,6 +104,25 @@ def test_names_are_text_that_can_be_stored(engine, name):
     ):
         with pytest.raises(InvalidRequest):
             call()
+
+
+def test_a_name_that_is_too_long_is_not_brought_into_normal_form(engine, monkeypatch):
+    """That takes hours for megabytes of accents in the wrong order, and anybody can send some."""
+    accents = "\u0301\u0323"
+    lengths = []
+    normalize = unicodedata.normalize
+
+    def counting(form, text):
+        lengths.append(len(text))
+        return normalize(form, text)
+
+    monkeypatch.setattr(unicodedata, "normalize", counting)
+    for name in ("a" + accents * 1_500, f"/default/a{accents * 1_500}"):
+        with pytest.raises(InvalidRequest, match="too long"):
+            engine.create_topic(name)
+        with pytest.raises(InvalidRequest, match="too long"):
+            engine.topic(name)
+    assert max(lengths, default=0) <= NAME_TEXT_CHARACTERS_MAX
 
 
 @pytest.mark.parametrize("offset", ["0", 1.0, True, None, 2**70])

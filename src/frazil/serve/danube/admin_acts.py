@@ -6,11 +6,11 @@ is not told; who may not act at all never comes so far, and is told by the guard
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frazil.errors import FrazilError
+from frazil.serve.danube.completing import to_its_end
 from frazil.serve.danube.statuses import status_of
 from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.telemetry import event
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Acts"]
 
 _Result = TypeVar("_Result")
-
-_running: set[asyncio.Task[Any]] = set()
-"""The loop itself keeps no reference to a task that waits."""
 
 
 def _anybody(_caller: Caller) -> object:
@@ -42,7 +39,7 @@ class Acts:
     ) -> _Result:
         """Do what changes something; `names` are of what it changes."""
         who = {"path": caller.path, "principal": self.principal_of(caller), "peer": caller.peer}
-        return await _to_its_end(_told(work, {**who, **names}))
+        return await to_its_end(_told(work, {**who, **names}))
 
 
 async def _told(work: Coroutine[Any, Any, _Result], facts: dict[str, Any]) -> _Result:
@@ -59,18 +56,3 @@ async def _told(work: Coroutine[Any, Any, _Result], facts: dict[str, Any]) -> _R
     finally:
         event("admin_act", **facts, status=status.name)
     return found
-
-
-async def _to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Wait for work that goes on when its caller has gone: half of it would be worse than none."""
-    task = asyncio.get_running_loop().create_task(work)
-    _running.add(task)
-    task.add_done_callback(_forget)
-    return await asyncio.shield(task)
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    _running.discard(task)
-    if not task.cancelled():
-        # Taken here: a caller that has gone does not ask for it.
-        task.exception()

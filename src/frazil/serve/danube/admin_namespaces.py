@@ -11,9 +11,9 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from frazil.engine.states import StateTag
-from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.errors import Conflict, NotFound, Overloaded
 from frazil.serve.danube.admin_calls import admin_act, admin_call
-from frazil.serve.danube.names import NAMESPACES_AT_BOOT, is_namespace, namespace_of
+from frazil.serve.danube.names import check_namespace, namespace_of
 from frazil.serve.danube.proto.danube_admin_pb2 import (
     GetNamespacePoliciesResponse,
     GetNamespaceTopicsResponse,
@@ -39,12 +39,13 @@ class Namespaces:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._at_boot = engine.settings.serve.namespaces_at_boot
         self._changing = asyncio.Lock()
 
     async def names(self) -> list[str]:
         """Return all of them, sorted."""
         used = {namespace_of(topic) for topic in self._all_topics()}
-        return sorted({*NAMESPACES_AT_BOOT, *await self._made(), *used})
+        return sorted({*self._at_boot, *await self._made(), *used})
 
     async def checked(self, name: str) -> str:
         """Return the name of a namespace that exists.
@@ -53,7 +54,7 @@ class Namespaces:
             InvalidRequest: if no namespace may have this name.
             NotFound: if there is none.
         """
-        _check(name)
+        check_namespace(name)
         if name not in await self.names():
             raise NotFound("unable to find the namespace", namespace=name)
         return name
@@ -71,10 +72,10 @@ class Namespaces:
             Refused: if there is one.
             Overloaded: if there are too many.
         """
-        _check(name)
+        check_namespace(name)
         async with self._changing:
             made = await self._made()
-            if name in made or name in NAMESPACES_AT_BOOT:
+            if name in made or name in self._at_boot:
                 text = f"The namespace {name} already exists"
                 raise Refused(Status(Code.ALREADY_EXISTS, text))
             if len(made) >= NAMESPACES_MAX:
@@ -90,7 +91,7 @@ class Namespaces:
         """
         async with self._changing:
             await self.checked(name)
-            if name in NAMESPACES_AT_BOOT:
+            if name in self._at_boot:
                 raise Conflict("this namespace is always there", namespace=name)
             inside = [topic for topic in self._all_topics() if namespace_of(topic) == name]
             if inside:
@@ -155,10 +156,3 @@ class NamespaceAdmin:
     async def _delete(self, request: NamespaceRequest) -> NamespaceResponse:
         await self._namespaces.delete(request.name)
         return NamespaceResponse(success=True)
-
-
-def _check(name: str) -> None:
-    if not is_namespace(name):
-        raise InvalidRequest(
-            "a namespace has letters, digits, '_' and '-' only, and at least one", namespace=name
-        )

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.cursors import NAME_BYTES_MAX
-from frazil.engine.subscribing_settings import check_dead_letter_namespace
-from frazil.errors import InvalidRequest, NotFound, Overloaded
+from frazil.engine.subscribing_settings import check_dead_letters
+from frazil.errors import InvalidRequest, NotFound
 from frazil.model import topic_uid
 from frazil.serve.danube.admin_calls import admin_act, admin_call
 from frazil.serve.danube.admin_needs import uid_of
@@ -111,7 +111,10 @@ class SubscriptionAdmin:
         if not request.HasField("failure_policy"):
             raise InvalidRequest("the request has no failure_policy")
         policy = _policy_of(request.failure_policy)
-        self._check_dead_letters(request.topic, topics, policy)
+        if policy.dead_letter_topic is not None:
+            checked_topic(policy.dead_letter_topic)
+        runtimes = [topic.runtime for topic in topics]
+        check_dead_letters(self._needs.engine, runtimes, policy)
         await self._change(topics, request.subscription, policy=policy)
         return SubscriptionResponse(success=True)
 
@@ -123,27 +126,6 @@ class SubscriptionAdmin:
             failure_policy=_wire_policy(stored.policy),
             subscription_type=0 if stored.kind is None else int(stored.kind),
         )
-
-    def _check_dead_letters(self, name: str, topics: list[Topic], policy: FailurePolicy) -> None:
-        if policy.dead_letter_topic is None:
-            return
-        target = checked_topic(policy.dead_letter_topic)
-        if target == checked_topic(name) or any(target == topic.name for topic in topics):
-            raise InvalidRequest(
-                "a topic cannot take the dead letters of its own subscriptions",
-                dead_letter_topic=target,
-            )
-        check_dead_letter_namespace(self._needs.engine, target)
-        found = self._needs.topics.find(target)
-        if found is not None and not found.runtime.is_message:
-            raise InvalidRequest(
-                "the dead_letter_topic takes rows, not messages", dead_letter_topic=target
-            )
-        if found is not None and not self._needs.topics.is_reliable(found):
-            raise InvalidRequest(
-                "the dead_letter_topic stores nothing, name one that is reliable",
-                dead_letter_topic=target,
-            )
 
     # -- windows ---------------------------------------------------------------------------------
 
@@ -172,20 +154,12 @@ class SubscriptionAdmin:
     async def _change(self, topics: list[Topic], name: str, **changes: Any) -> None:
         """Make a change of settings durable, then let it count."""
         _check_name(name)
+        # Settings may be of names that nobody subscribed by, but not of ever more of them.
+        most = self._needs.engine.settings.serve.subscriptions_max
         for uid in {uid_of(topic) for topic in topics}:
-            self._check_room(uid, name)
-            await asyncio.to_thread(self._settings.change, uid, name, **changes)
+            await asyncio.to_thread(self._settings.change, uid, name, names_max=most, **changes)
         for topic in topics:
             self._needs.deliveries.configure(topic.name, name)
-
-    def _check_room(self, uid: str, name: str) -> None:
-        """Refuse settings of ever more names that nobody subscribed by."""
-        most = self._needs.engine.settings.serve.subscriptions_max
-        if self._settings.find(uid, name) is None and len(self._settings.names(uid)) >= most:
-            raise Overloaded(
-                "the topic has settings of too many subscriptions, unsubscribe some",
-                subscriptions_max=most,
-            )
 
     def _stored(self, topic: str, name: str) -> Stored:
         topics = self._needs.named(topic)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.model import topic_uid
+from frazil.serve.danube.completing import to_its_end
 from frazil.serve.danube.consumer_ids import ConsumerFacts, ConsumerIds
 from frazil.serve.danube.consumer_stream import Attachable, ConsumerStream
 from frazil.serve.danube.messages import (
@@ -137,8 +138,7 @@ class Consumers:
             tuple(request.key_filters),
         )
         try:
-            # Brought to its end in any case: a subscription that is half made helps nobody.
-            identity = await asyncio.shield(asyncio.ensure_future(self._admit(topic, facts)))
+            identity = await to_its_end(self._admit(topic, facts))
         except FrazilError as error:
             raise Refused(status_of(error)) from error
         return ConsumerResponse(

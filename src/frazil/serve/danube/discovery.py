@@ -58,7 +58,7 @@ class Discovery:
         """Answer TopicLookup: every topic that exists is here."""
         request = parse_request(TopicLookupRequest, message)
         name = checked_topic(request.topic)
-        if not self._topics.parts(name):
+        if not self._topics.has(name):
             raise Refused(topic_not_found(request.topic))
         call.ok(
             TopicLookupResponse(

@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from frazil.engine.namespaces import NAMESPACES_AT_BOOT
 from frazil.errors import InvalidRequest
 from frazil.model import full_topic_name
 from frazil.serve.danube.statuses import Refused, topic_name_invalid
 
 __all__ = [
-    "NAMESPACES_AT_BOOT",
+    "check_namespace",
     "checked_topic",
     "is_namespace",
     "namespace_of",
@@ -47,6 +46,18 @@ def is_namespace(name: str) -> bool:
         return full_topic_name(f"/{name}/topic") == f"/{name}/topic"
     except InvalidRequest:
         return False
+
+
+def check_namespace(name: str) -> None:
+    """Refuse a name that no namespace may have.
+
+    Raises:
+        InvalidRequest: if it is one.
+    """
+    if not is_namespace(name):
+        raise InvalidRequest(
+            "a namespace has letters, digits, '_' and '-' only, and at least one", namespace=name
+        )
 
 
 def namespace_of(topic: str) -> str:

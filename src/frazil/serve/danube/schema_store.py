@@ -17,6 +17,7 @@ from frazil.engine.states import StateTag
 from frazil.errors import FrazilError, NotFound, Overloaded, Unavailable
 from frazil.ingest.registry import Change, Planned, Registry, Verdict, Work
 from frazil.ingest.registry.entries import parse_key
+from frazil.serve.danube.completing import outcome
 from frazil.serve.danube.schema_thread import SchemaThread
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class SchemaStore:
         self._asked = asked = self._thread.ask(partial(self._run, ask))
         # Who gives up waiting does not end the turn: the thread is still at it.
         asked.add_done_callback(lambda _: self._turn.release())
-        return await asyncio.shield(asked)
+        return await outcome(asked)
 
     async def change(self, plan: Callable[[Registry], Planned[_Answer]]) -> _Answer:
         """Return a plan's reply when its changes are durable and visible.
@@ -99,7 +100,7 @@ class SchemaStore:
         task = asyncio.get_running_loop().create_task(self._change(plan))
         self._changing.add(task)
         task.add_done_callback(self._changed)
-        return await asyncio.shield(task)
+        return await outcome(task)
 
     def judge(self, topic: str, record: Message) -> Verdict:
         """Return the verdict on a record of a topic whose payloads are not looked at."""

@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.namespaces import has_namespace_for
 from frazil.engine.states import StateTag
 from frazil.engine.subscribing_settings import UNRELIABLE, UNRELIABLE_MAKING
 from frazil.engine.topic import Topic
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.model import part_name, topic_uid
-from frazil.serve.danube.names import (
-    NAMESPACES_AT_BOOT,
-    namespace_of,
-    part_of,
-)
+from frazil.serve.danube.completing import to_its_end
+from frazil.serve.danube.names import namespace_of, part_of
 from frazil.serve.danube.statuses import (
     CREATING_PRODUCER,
     Refused,
@@ -53,6 +51,9 @@ class Topics:
         """By the whole topic's name, the parts that clients made; some may be gone meanwhile."""
         for name in (*engine.topics(), *engine.unusable):
             self._note_part(name)
+        self._listed: dict[str, list[str]] = {}
+        """Lists of parts, as long as no topic is made or deleted."""
+        self._listed_version = -1
         self.on_released: Callable[[str], None] | None = None
         """Told the name of a topic whose producers have to come again."""
 
@@ -99,8 +100,34 @@ class Topics:
         """Tell whether a topic is still there, and not another one of its name."""
         return self.find(topic.name) is topic
 
+    def has(self, name: str) -> bool:
+        """Tell whether there is anything to connect to by a topic's name.
+
+        Raises:
+            Refused: if it is there and could not be opened.
+        """
+        try:
+            return self._first_part(name) is not None or bool(self.parts(name))
+        except FrazilError as error:
+            raise Refused(status_of(error)) from error
+
     def parts(self, name: str) -> list[str]:
-        """Return the names to publish to and to read from for a topic's name; none if unknown."""
+        """Return the names to publish to and to read from for a topic's name; none if unknown.
+
+        The list is kept until topics are made or deleted: it is not to be changed.
+        """
+        version = self._engine.topics_version
+        if version != self._listed_version:
+            self._listed.clear()
+            self._listed_version = version
+        found = self._listed.get(name)
+        if found is None:
+            found = self._find_parts(name)
+            if len(found) > 1:
+                self._listed[name] = found
+        return found
+
+    def _find_parts(self, name: str) -> list[str]:
         try:
             found = self._engine.topic(name)
         except NotFound:
@@ -108,6 +135,11 @@ class Topics:
         except FrazilError as error:
             raise Refused(status_of(error)) from error
         return [name] if isinstance(found, Topic) else [part.name for part in found.parts]
+
+    def _first_part(self, name: str) -> str | None:
+        """Return one of the parts that clients made one by one, None if none is known."""
+        some = (part_name(name, index) for index in self._loose.get(name, ()))
+        return next((part for part in some if self._is_there(part)), None)
 
     def _loose_parts(self, name: str) -> list[str]:
         """Return the parts that clients made one by one, by index; some may not be made yet."""
@@ -128,6 +160,14 @@ class Topics:
         found = part_of(name)
         if found is not None:
             self._loose.setdefault(found[0], set()).add(found[1])
+
+    def _forget_part(self, name: str) -> None:
+        found = part_of(name)
+        others = None if found is None else self._loose.get(found[0])
+        if found is not None and others is not None:
+            others.discard(found[1])
+            if not others:
+                del self._loose[found[0]]
 
     def _is_there(self, name: str) -> bool:
         """Tell whether a topic exists, though it could not be opened."""
@@ -182,37 +222,38 @@ class Topics:
             Conflict: if there is such a topic.
             FrazilError: if the engine cannot make it.
         """
-        making = self._make_alone(name, is_reliable=is_reliable, partitions=partitions)
-        # Once begun it is brought to its end, though its caller may not wait for it any more.
-        await asyncio.shield(asyncio.ensure_future(making))
+        # Who goes while others are at it has begun nothing, and leaves nothing to do.
+        await self._making.acquire()
+        await to_its_end(self._make_alone(name, is_reliable=is_reliable, partitions=partitions))
 
     async def _make_alone(self, name: str, *, is_reliable: bool, partitions: int) -> None:
-        async with self._making:
+        """Make a topic while the lock is held, which is released at the end."""
+        try:
             names = [part_name(name, index) for index in range(partitions)] or [name]
             await self._check_place(name, names[0])
             self._half_made = frozenset(() if is_reliable else names)
-            try:
-                await asyncio.to_thread(
-                    self._make, name, is_reliable=is_reliable, partitions=partitions
-                )
-            finally:
-                self._half_made = frozenset()
-                if not partitions:
-                    self._note_part(name)
+            await asyncio.to_thread(
+                self._make, name, is_reliable=is_reliable, partitions=partitions
+            )
+        finally:
+            self._half_made = frozenset()
+            self._making.release()
+            if not partitions and self._is_there(name):
+                self._note_part(name)
 
     async def _check_place(self, name: str, first: str) -> None:
         """See whether a topic may be made, whose only or first part has the name `first`."""
         namespace = namespace_of(name)
-        if namespace not in NAMESPACES_AT_BOOT:
-            states = self._engine.states
-            if await asyncio.to_thread(states.get, StateTag.NAMESPACE, namespace) is None:
-                raise Refused(namespace_missing(namespace))
+        is_known = namespace in self._engine.settings.serve.namespaces_at_boot
+        # In a thread: all topics may have to be looked at.
+        if not is_known and not await asyncio.to_thread(has_namespace_for, self._engine, name):
+            raise Refused(namespace_missing(namespace))
         whole = part_of(first)
         if whole is not None and self._is_there(whole[0]):
             raise Refused(name_clash(first, whole[0]))
-        parts = self._loose_parts(name)
-        if parts:
-            raise Refused(name_clash(name, parts[0]))
+        part = self._first_part(name) or next(iter(self._loose_parts(name)), None)
+        if part is not None:
+            raise Refused(name_clash(name, part))
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
         """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_load` ends."""
@@ -250,9 +291,7 @@ class Topics:
         """Let go of a topic that was deleted or unloaded: its producers have to come again."""
         if not self._is_there(name):
             self._handles.pop(name, None)
-            whole = part_of(name)
-            if whole is not None:
-                self._loose_parts(whole[0])
+            self._forget_part(name)
         if self.on_released is not None:
             self.on_released(name)
 
