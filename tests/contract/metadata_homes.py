@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from frazil.fs import RealFileSystem
-from frazil.metadata import MemoryStore, SqliteStore
+from frazil.metadata import CountedStore, MemoryStore, SqliteStore
 from frazil.metadata.etcd import EtcdStore
 
 
@@ -34,6 +34,20 @@ class MemoryHome:
         self.store.close()
         self.store = clone
         return clone
+
+
+class CountedHome(MemoryHome):
+    """A memory store whose calls are counted."""
+
+    def __init__(self, tmp_path, clock):
+        super().__init__(tmp_path, clock)
+        self._inner, self.store = self.store, CountedStore(self.store, clock=clock)
+
+    def reopen(self):
+        inner = self._inner.clone()
+        self.store.close()
+        self._inner, self.store = inner, CountedStore(inner)
+        return self.store
 
 
 class SqliteHome:

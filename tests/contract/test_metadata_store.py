@@ -11,7 +11,13 @@ from frazil.metadata import Compare, LeaseEpoch, Transaction, compare_and_set, e
 from frazil.metadata.etcd import EtcdStore
 from frazil.metadata.transaction import LIST_BYTES_MAX, NUMBER_MAX, VALUE_BYTES_MAX
 from frazil.metadata.watch import WATCH_BYTES_MAX, WATCHES_MAX
-from tests.contract.metadata_homes import EtcdHome, ManualClock, MemoryHome, SqliteHome
+from tests.contract.metadata_homes import (
+    CountedHome,
+    EtcdHome,
+    ManualClock,
+    MemoryHome,
+    SqliteHome,
+)
 from tests.servers.etcd import EtcdServer, need_etcd
 
 
@@ -29,7 +35,10 @@ def clock():
     return ManualClock()
 
 
-@pytest.fixture(params=[MemoryHome, SqliteHome, EtcdHome], ids=["memory", "sqlite", "etcd"])
+@pytest.fixture(
+    params=[MemoryHome, SqliteHome, EtcdHome, CountedHome],
+    ids=["memory", "sqlite", "etcd", "counted"],
+)
 def home(request, tmp_path, clock):
     if request.param is EtcdHome:
         request.getfixturevalue("etcd")

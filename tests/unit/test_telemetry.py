@@ -31,6 +31,41 @@ def test_events_are_text_with_facts():
     assert lines[0].endswith("INFO segment_sealed segment=3 note=a\\nb")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "s status=OK principal=user:root",
+        's" status=OK x="',
+        "s\\ status=OK",
+        "s\\",
+        's \\" status="OK',
+        "s\u2003status=OK",
+        "s\tstatus=OK",
+        "s\nINFO admin_act status=OK",
+        "status=OK",
+        "",
+    ],
+)
+def test_no_fact_can_be_taken_for_another(name):
+    """Whatever a client calls its things, a reader of the line finds each fact as it was told."""
+    stream = io.StringIO()
+    telemetry.configure(stream, log_level="info", log_format="text")
+    telemetry.event("admin_act", principal="user:m", subscription=name, status="NOT_FOUND", n=3)
+    (line,) = stream.getvalue().splitlines()
+    _, _, rest = line.partition(" INFO admin_act ")
+    found, decoder = {}, json.JSONDecoder()
+    while rest:
+        key, _, rest = rest.partition("=")
+        if rest.startswith('"'):
+            found[key], end = decoder.raw_decode(rest)
+            rest = rest[end:].removeprefix(" ")
+        else:
+            found[key], _, rest = rest.partition(" ")
+    shown = name if name.isprintable() else ascii(name)[1:-1]
+    told = {"principal": "user:m", "subscription": shown, "status": "NOT_FOUND", "n": "3"}
+    assert found == told
+
+
 def test_events_are_json_when_asked():
     """With the JSON format each line is an object with time, level, event and facts."""
     stream = io.StringIO()

@@ -241,6 +241,7 @@ def engine_stats(
             "query": _quantiles(list(engine.query_seconds)),
         },
         "tiers": None if engine.tiers is None else engine.tiers.stats(),
+        "metadata": {**engine.stores.facts(), "failing": bool(engine.metadata_failed)},
         "lake": engine.lake.status(),
         "objects": engine.objects.status(),
         "per_topic": per_topic,

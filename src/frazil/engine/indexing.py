@@ -18,6 +18,7 @@ from frazil.errors import (
 )
 from frazil.log.cursor_state import CursorState
 from frazil.metadata import (
+    CountedStore,
     MemoryStore,
     MetadataStore,
     SqliteStore,
@@ -79,11 +80,32 @@ class Stores:
     (topics, schemas, cursors, objects, leases). They are one store unless servers keep the second.
     """
 
-    local: MetadataStore
-    shared: MetadataStore
+    local: CountedStore
+    shared: CountedStore
     warnings: list[str]
     lease_ttl_s: float | None = None
     """How long the lease of an owner lasts; None where no other machine can take over."""
+
+    @classmethod
+    def counting(
+        cls,
+        local: MetadataStore,
+        shared: MetadataStore,
+        warnings: list[str],
+        lease_ttl_s: float | None = None,
+    ) -> Stores:
+        """Return stores whose calls are counted; one store is counted once."""
+        counted = CountedStore(local)
+        other = counted if shared is local else CountedStore(shared)
+        return cls(counted, other, warnings, lease_ttl_s)
+
+    def facts(self) -> dict[str, dict[str, float]]:
+        """Return what is counted of each store, by what it is."""
+        both = {"local": self.local, "shared": self.shared}
+        if self.shared is self.local:
+            del both["shared"]
+        names = ("operations", "failures", "seconds")
+        return {name: {each: getattr(both[each], name) for each in both} for name in names}
 
     def close(self) -> None:
         """Close both."""
@@ -100,10 +122,10 @@ def open_stores(
     """
     if settings.metadata.backend == "memory":
         store: MetadataStore = MemoryStore(clock=clock)
-        return Stores(store, store, [])
+        return Stores.counting(store, store, [])
     store, warnings = _open_file(settings, paths, file_system, clock)
     if settings.metadata.backend == "sqlite":
-        return Stores(store, store, warnings)
+        return Stores.counting(store, store, warnings)
     try:
         return _open_shared(settings, store, warnings, clock)
     except BaseException:
@@ -127,7 +149,7 @@ def _open_shared(
     except BaseException:
         shared.close()
         raise
-    return Stores(local, shared, warnings, lease_ttl_s=etcd.lease_ttl_s)
+    return Stores.counting(local, shared, warnings, lease_ttl_s=etcd.lease_ttl_s)
 
 
 def _recognise(local: MetadataStore, shared: MetadataStore, store_id: str) -> list[str]:
@@ -464,7 +486,8 @@ def _topic_rows(topic: TopicState) -> dict[str, bytes]:
 
 
 def _cursor_row(topic_id: int, name: str, cursor: CursorState) -> bytes:
-    return _encode(CursorRow(name=name, cursor=cursor.encode(), lsn=cursor.lsn, topic=topic_id))
+    copy = cursor.encode(is_copy=True)
+    return _encode(CursorRow(name=name, cursor=copy, lsn=cursor.lsn, topic=topic_id))
 
 
 def _segment_prefix(journal: Journal) -> str:

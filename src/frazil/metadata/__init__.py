@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from frazil.metadata.counted import CountedStore
 from frazil.metadata.lease import Lease
 from frazil.metadata.memory import MemoryStore
 from frazil.metadata.sqlite import SqliteStore
@@ -12,6 +13,7 @@ from frazil.metadata.watch import Event, Watch
 
 __all__ = [
     "Compare",
+    "CountedStore",
     "Entry",
     "Event",
     "Lease",

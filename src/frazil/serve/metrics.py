@@ -91,6 +91,7 @@ _LAKE: Final = one_of("state", "engine.lake.state", "off", "idle", "starting", "
 _PRESSURE: Final = "engine.tiers.pressure"
 _TOTALS: Final = "engine.lake.totals"
 _OBJECTS: Final = "engine.objects.totals"
+_METADATA: Final = "engine.metadata"
 
 METRICS: Final[tuple[Metric, ...]] = (
     # -- the engine
@@ -188,6 +189,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Duration of queries, of the last few thousand.",
         _quantiles("engine.latencies.query", suffix="_us", scale=_US),
     ),
+    # -- the metadata: `local` of this machine, `shared` on servers, where there are some
+    _counter("metadata_operations_total", "Calls.", by_key("store", f"{_METADATA}.operations")),
+    _counter("metadata_failures_total", "Not answered.", by_key("store", f"{_METADATA}.failures")),
+    _counter("metadata_seconds_total", "Time of calls.", by_key("store", f"{_METADATA}.seconds")),
+    _gauge("metadata_failing", "1 if it does not work.", at(f"{_METADATA}.failing")),
     # -- the broker's process
     _counter("process_cpu_seconds_total", "Time on processors.", at("process.cpu_s")),
     _gauge("process_resident_peak_bytes", "Most memory so far.", at("process.resident_bytes_max")),
