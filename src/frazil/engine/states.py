@@ -6,7 +6,9 @@ Each is a key with a tag, in `state` frames of the shared journal and in its che
 from __future__ import annotations
 
 import threading
+from collections import deque
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +20,9 @@ from frazil.log.committer import Pending
 from frazil.log.state import STATE_FIRST_FREE
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
     from frazil.engine.registry import Registry
     from frazil.log.codec import Waiter
 
@@ -26,6 +31,8 @@ VALUE_BYTES_MAX: Final = 1 << 20
 BYTES_MAX: Final = 64 << 20
 """All keys and values together: they are part of every checkpoint, which is one frame."""
 TAG_MAX: Final = (1 << 31) - 1
+Key = tuple[int, str]
+_NOTHING: Final = (0, 0)
 
 
 class StateTag(IntEnum):
@@ -47,8 +54,12 @@ class States:
         self._engine = engine
         self._lock = threading.Lock()
         values = engine.main.journal.state.values
-        self._sizes = {key: _size(key[1], value) for key, value in values.items()}
-        self._bytes = sum(self._sizes.values())
+        self._sizes = {key: (_size(key[1], value), 0) for key, value in values.items()}
+        """How much each takes, and the number of the change that made it so."""
+        self._bytes = sum(size for size, _number in self._sizes.values())
+        self._changes = 0
+        self._answered: deque[tuple[Key, int, bool]] = deque()
+        """Changes, and whether they were refused, as whichever thread heard of it."""
 
     def put(self, tag: int, key: str, value: bytes) -> None:
         """Set a value; durable on return.
@@ -73,27 +84,53 @@ class States:
         payload = msgspec.msgpack.encode((int(tag), key, value))
         control = Control(fmt.KIND_STATE, 0, payload)
         size = len(payload) + fmt.FRAME_HEAD_BYTES
-        waiter = Pending() if waiter is None else waiter
-        queue = self._engine.main.queue
+        queue, what = self._engine.main.queue, (int(tag), key)
         with self._lock:
-            self._make_room((int(tag), key), value)
+            self._take_back()
+            self._check_room(what, value)
+            self._changes += 1
+            answered = partial(self._was_answered, what, self._changes)
+            if waiter is None:
+                waiter = _Counted(answered)
+            else:
+                waiter.add_done_callback(partial(_tell, answered))
             if not queue.submit((None, None, control, 0, size, waiter, None)):
                 raise queue.overloaded()
+            self._count(what, value)
         return waiter
 
-    def _make_room(self, key: tuple[int, str], value: bytes | None) -> None:
-        size = 0 if value is None else _size(key[1], value)
-        total = self._bytes - self._sizes.get(key, 0) + size
-        if value is not None and total > BYTES_MAX:
+    def _was_answered(self, key: Key, number: int, is_refused: bool) -> None:  # noqa: FBT001
+        # Not under the lock: who answers may hold others.
+        self._answered.append((key, number, is_refused))
+
+    def _check_room(self, key: Key, value: bytes | None) -> None:
+        if value is None:
+            return
+        total = self._bytes - self._sizes.get(key, _NOTHING)[0] + _size(key[1], value)
+        if total > BYTES_MAX:
             raise Overloaded(
                 "the values that are no records take too much room, remove some",
                 bytes=total,
                 bytes_max=BYTES_MAX,
             )
-        self._bytes = total
-        self._sizes[key] = size
-        if value is None:
-            del self._sizes[key]
+
+    def _count(self, key: Key, value: object) -> None:
+        size = 0 if value is None else _size(key[1], value)
+        self._bytes += size - self._sizes.get(key, _NOTHING)[0]
+        self._sizes[key] = (size, self._changes)
+
+    def _take_back(self) -> None:
+        """Count what is there instead of changes that the journal refused."""
+        values = self._engine.main.journal.state.values
+        while self._answered:
+            key, number, is_refused = self._answered.popleft()
+            if self._sizes.get(key, _NOTHING)[1] != number:
+                # Another change of it came behind, which counts, or it never came so far.
+                continue
+            if is_refused:
+                self._count(key, values.get(key))
+            if not self._sizes[key][0]:
+                del self._sizes[key]
 
     def get(self, tag: int, key: str) -> bytes | None:
         """Return a durable value, None if there is none."""
@@ -113,6 +150,24 @@ class States:
 
         found: dict[str, bytes] = self._engine.main.queue.call(of_tag)
         return found
+
+
+class _Counted(Pending):
+    """An answer on its way, of a change that is counted already."""
+
+    __slots__ = ("_answered",)
+
+    def __init__(self, answered: Callable[[bool], None]) -> None:
+        super().__init__()
+        self._answered = answered
+
+    def settle(self, value: Any) -> None:
+        self._answered(isinstance(value, BaseException))
+        super().settle(value)
+
+
+def _tell(answered: Callable[[bool], None], waiter: asyncio.Future[Any]) -> None:
+    answered(not waiter.cancelled() and waiter.exception() is not None)
 
 
 def _size(key: str, value: Any) -> int:

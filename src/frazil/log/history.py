@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from frazil.errors import CorruptionError, NotFound
+from frazil.errors import CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.log.python_rows import python_rows
 from frazil.model import OffsetRange
 from frazil.telemetry import warn
@@ -214,33 +214,39 @@ class ChainedHistory:
 
         Records move from a source to the one before it while somebody reads: what none has at the
         first look is looked for once more.
-        """
-        try:
-            return self._read(topic, offset, bytes_max)
-        except NotFound:
-            return self._read(topic, offset, bytes_max)
 
-    def _read(self, topic: int, offset: int, bytes_max: int) -> Piece:
+        Raises:
+            NotFound: if no source has it, or has it to come.
+            Unavailable: if a source says that it has it and does not find it, twice.
+            CorruptionError: as the sources.
+        """
+        found = self._look(topic, offset, bytes_max)
+        if not isinstance(found, Piece):
+            found = self._look(topic, offset, bytes_max)
+        if not isinstance(found, Piece):
+            raise found
+        return found
+
+    def _look(self, topic: int, offset: int, bytes_max: int) -> Piece | FrazilError:
+        """Return what one look at all sources gives: records, or why there are none."""
         first = None
-        for source in self._sources:
-            found = source.range(topic)
-            if found.first <= offset < found.end:
+        is_claimed = False
+        behind = () if self._behind is None else (self._behind,)
+        for source in (*self._sources, *behind):
+            held = source.range(topic)
+            if held.first <= offset < held.end:
+                is_claimed = True
                 piece = self._try(source, topic, offset, bytes_max)
                 if piece is not None:
                     return piece
-            elif found.first > offset and found.end > found.first:
-                first = found.first if first is None else min(first, found.first)
+            elif offset < held.first < held.end:
+                first = held.first if first is None else min(first, held.first)
         last = self._sources[-1].range(topic)
-        if self._behind is not None:
-            found = self._behind.range(topic)
-            if found.first <= offset < found.end:
-                piece = self._try(self._behind, topic, offset, bytes_max)
-                if piece is not None:
-                    return piece
-            elif offset < found.first < found.end:
-                first = found.first if first is None else min(first, found.first)
+        if is_claimed:
+            # Not gone: who passes over what is gone must not pass over this.
+            return Unavailable("records are being moved, try again", topic_id=topic, offset=offset)
         if first is not None or offset < last.first:
-            raise NotFound(
+            return NotFound(
                 "offset is no longer held anywhere, start at the first available one",
                 offset=offset,
                 offset_first=last.first if first is None else first,
@@ -305,7 +311,7 @@ class ChainedHistory:
         near = ChainedHistory(self._sources)
         try:
             piece = near.read(topic, offset=offset, bytes_max=1)
-        except NotFound:
+        except (NotFound, Unavailable):
             return None if self._behind is None else self._behind.time_at(topic, offset=offset)
         return piece.batches[0].time_us if piece.batches else None
 

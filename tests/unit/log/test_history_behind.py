@@ -149,3 +149,17 @@ def test_the_time_of_a_record_far_away_does_not_ask_for_it():
         chain.time_at(1, offset=22)
     assert behind.asked == []
     assert ChainedHistory([Held("log", 20, 40)]).time_at(1, offset=7) is None
+
+
+def test_what_a_source_claims_and_does_not_find_is_not_gone():
+    """Files that move away under a reader, again and again, are no reason to begin further on."""
+    moving = Held("disk", 0, 30, fails=NotFound("files are being moved"))
+    chain = ChainedHistory([moving, Held("log", 20, 40)])
+    with pytest.raises(Unavailable, match="try again"):
+        chain.read(1, offset=7, bytes_max=1)
+    assert moving.asked == [7, 7]
+    assert source_of(chain, 25) == "log"
+    moving.held = OffsetRange(0, 5)
+    with pytest.raises(NotFound) as met:
+        chain.read(1, offset=7, bytes_max=1)
+    assert met.value.details["offset_first"] == 20
