@@ -43,6 +43,8 @@ OnFull = Literal["block", "expire"]
 UnknownKey = Literal["ignore", "error", "insert"]
 
 NAME_PART_CHARACTERS_MAX: Final = 200
+NAME_TEXT_CHARACTERS_MAX: Final = 2048
+"""Of a name as it is written: normal form makes it shorter, by less than this allows for."""
 NAMESPACE_DEFAULT: Final = "default"
 _NAME_PART: Final = re.compile(r"[\w-]+\Z")
 _PART_SUFFIX: Final = re.compile(r"-part-[0-9]+\Z")
@@ -131,6 +133,9 @@ def full_topic_name(name: str) -> str:
     """
     if not isinstance(name, str):
         raise InvalidRequest("topic name must be a string", got=type(name).__name__)
+    if len(name) > NAME_TEXT_CHARACTERS_MAX:
+        # Before it is brought into normal form, which takes hours for a few megabytes of accents.
+        raise InvalidRequest("topic name is too long", characters_max=NAME_PART_CHARACTERS_MAX)
     text = unicodedata.normalize("NFC", name)
     if "/" not in text:
         text = f"/{NAMESPACE_DEFAULT}/{text}"

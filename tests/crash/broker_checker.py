@@ -1,7 +1,8 @@
 """A process that compares the clients' ledgers with each other and with the topic they used.
 
-Arguments: the ledgers' directory, the data directory, the topic. The broker must have ended. Prints
-one line of JSON: counts, and under `broken` every promise that was not kept, with the first cases.
+Arguments: the ledgers' directory, the data directory, the topic, that of its dead letters. The broker
+must have ended. Prints one line of JSON: counts, and under `broken` every promise that was not kept,
+with the first cases.
 """
 
 from __future__ import annotations
@@ -88,21 +89,26 @@ class Broken:
         }
 
 
-def check(history, records, cursors):
+def check(history, records, cursors, letters=()):
     """Return what is broken.
 
     Args:
         history: what the ledgers say.
         records: the topic: (offset, (producer, number), key) in order.
         cursors: by subscription what is settled for good; a cursor contains offsets.
+        letters: (subscription, offset, (producer, number)) of the dead letters.
     """
     broken = Broken()
+    buried = defaultdict(dict)
+    for subscription, offset, record in letters:
+        buried[subscription][offset] = record
     check_topic(history, records, broken)
     held = {offset: (record, key) for offset, record, key in records}
     for subscription in history.types:
         check_contents(history, subscription, held, broken)
         check_complete(history, subscription, held, cursors.get(subscription, ()), broken)
         check_settled(history, subscription, broken)
+        check_reasons(history, subscription, held, cursors, buried[subscription], broken)
         for offset in history.acked[subscription]:
             if offset not in cursors.get(subscription, ()):
                 broken.note("ack forgotten", subscription=subscription, offset=offset)
@@ -173,6 +179,21 @@ def check_settled(history, subscription, broken):
         newest[stream] = max(newest.get(stream, 0), history.first_try.get(record, 0))
 
 
+def check_reasons(history, subscription, held, cursors, buried, broken):
+    """What is settled was acked, or is a dead letter; and only what was refused is one."""
+    cursor, since = cursors.get(subscription, ()), history.subscribed[subscription]
+    for offset, (record, _) in held.items():
+        is_asked_for = offset in history.acking[subscription] or offset in buried
+        is_new = history.first_try.get(record, 0) >= since
+        if is_new and offset in cursor and not is_asked_for:
+            broken.note("settled for no reason", subscription=subscription, offset=offset)
+    for offset, record in buried.items():
+        if offset not in history.nacking[subscription]:
+            broken.note("buried for no reason", subscription=subscription, offset=offset)
+        if held.get(offset, (None,))[0] != record:
+            broken.note("another record buried", subscription=subscription, offset=offset)
+
+
 def check_order(history, subscription, broken):
     """On a stream offsets rise, but for records that it had before or that were nacked."""
     highest, had = {}, defaultdict(set)
@@ -217,12 +238,28 @@ def read_topic(data, topic):
         return found, engine.cursors.load(topic), engine.stats()["health"]
 
 
+def read_letters(data, topic):
+    """Return the dead letters, as (subscription, offset, (producer, number))."""
+    found = []
+    with frazil.open(data, **{"log.ballast_bytes": 0}) as engine:
+        if topic not in engine.topics():
+            return found
+        for batch in engine.topic(topic).read("earliest"):
+            for row in batch.to_arrow().to_pylist():
+                told = dict(row["attributes"])
+                subscription = told["x-original-subscription"]
+                offset = int(told["x-original-topic-offset"])
+                found.append((subscription, offset, name_of(row["payload"])))
+    return found
+
+
 def main():
     """Check and print."""
-    ledgers, data, topic = sys.argv[1:]
+    ledgers, data, topic, dead = sys.argv[1:]
     history = History(Follower(ledgers).events())
     records, cursors, health = read_topic(data, topic)
-    broken = check(history, records, cursors)
+    letters = read_letters(data, dead)
+    broken = check(history, records, cursors, letters)
     if health != "ok":
         broken["health"] = health
     answer = {
@@ -232,6 +269,8 @@ def main():
         "published": len(history.published),
         "delivered": sum(map(len, history.got.values())),
         "acked": sum(map(len, history.acked.values())),
+        "letters": len(letters),
+        "buried": len({(subscription, offset) for subscription, offset, _ in letters}),
         "recreated": dict(history.recreated),
         "events": dict(history.kinds),
     }

@@ -73,6 +73,11 @@ def record_of(producer, number, size):
     return filling[: max(size, len(name) + 1)]
 
 
+def is_refused(number):
+    """Whether a consumer that refuses some records refuses this one, each time."""
+    return number % 7 == 3
+
+
 def name_of(payload):
     """Return producer and number of a payload; ValueError if not one bit of it is wrong."""
     name = bytes(payload).partition(b"|")[0].decode()

@@ -1,8 +1,10 @@
 """A process of clients: the published one, unchanged, with a ledger of what it did and saw.
 
 Arguments: the ledgers' directory, this process's name, and a JSON object of `url`, `topic`,
-`producers` (names), `consumers` (subscription, type, name) and `seed`. On stdin `drain` lets the
-producers finish their record and the consumers nack nothing more; the end of stdin ends it all.
+`producers` (names), `consumers` (subscription, type, name, habit) and `seed`. On stdin `drain` lets
+the producers finish their record and the consumers nack nothing more; the end of stdin ends it all.
+A consumer whose habit is `late` acks nothing before that; one that `refuses` nacks some records each
+time, to the end.
 
 The client's methods that try, open and receive are wrapped where they are called, to write down
 what they do; what they do is the same, with one exception: while nobody listens, the client asks
@@ -23,7 +25,7 @@ from pathlib import Path
 import grpc
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
-from tests.crash.broker_ledger import Ledger, name_of, record_of
+from tests.crash.broker_ledger import Ledger, is_refused, name_of, record_of
 
 PAUSE_S = 0.01
 RETRY_S = 0.1
@@ -158,7 +160,7 @@ class Worker:
 
         return watched
 
-    async def consume(self, subscription, kind, name, subscribed):
+    async def consume(self, subscription, kind, name, habit, subscribed):
         """Ack what comes, for as long as the process lives."""
         make = lambda: self.make_consumer(subscription, kind, name)  # noqa: E731
         consumer, queue = await self.until_made(make, name)
@@ -168,7 +170,9 @@ class Worker:
         while not self.ending.is_set():
             await asyncio.wait({coming}, timeout=LOOK_S)
             if coming.done():
-                await self.settle(consumer, coming.result(), subscription, unsure)
+                if habit == "late":
+                    await self.draining.wait()
+                await self.settle(consumer, coming.result(), subscription, unsure, habit)
             elif all(task.done() for task in consumer._tasks):
                 self.ledger.note("recreated", name, "its tasks have ended")
                 await consumer.close()
@@ -183,10 +187,14 @@ class Worker:
         coming.cancel()
         await consumer.close()
 
-    async def settle(self, consumer, message, subscription, unsure):
+    async def settle(self, consumer, message, subscription, unsure, habit):
         """Ack a record, or sometimes nack it; a failed ack is sometimes tried again."""
         offset = message.msg_id.topic_offset
-        if self.random.random() < NACK_SHARE and not self.draining.is_set():
+        if habit == "refuses":
+            is_nacked = is_refused(name_of(message.payload)[1])
+        else:
+            is_nacked = self.random.random() < NACK_SHARE and not self.draining.is_set()
+        if is_nacked:
             self.ledger.note("nacking", subscription, offset)
             try:
                 await consumer.nack(message, delay_ms=10, reason="a whim")

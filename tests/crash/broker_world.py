@@ -8,32 +8,44 @@ import subprocess
 import sys
 from collections import defaultdict
 
-from tests.crash.broker_ledger import Follower, Ledger
+import grpc
+
+from frazil.serve.danube.proto import danube_admin_pb2 as admin
+from tests.crash.broker_ledger import Follower, Ledger, is_refused
 from tests.crash.broker_process import Peer, environment, wait_until
 
 TOPIC = "/default/kills"
 PRODUCERS = ("p1", "p2")
+DEAD = "/default/kills-dead"
 FIRST = (
-    ("alone", "exclusive", "a1"),
-    ("spread", "shared", "s1"),
-    ("keys", "key_shared", "k1"),
-    ("next", "failover", "f1"),
+    ("alone", "exclusive", "a1", ""),
+    ("spread", "shared", "s1", ""),
+    ("keys", "key_shared", "k1", ""),
+    ("next", "failover", "f1", ""),
+    ("letters", "shared", "l1", "refuses"),
+    ("behind", "exclusive", "b1", "late"),
 )
-SECOND = (("spread", "shared", "s2"), ("keys", "key_shared", "k2"), ("next", "failover", "f2"))
+SECOND = (
+    ("spread", "shared", "s2", ""),
+    ("keys", "key_shared", "k2", ""),
+    ("next", "failover", "f2", ""),
+    ("letters", "shared", "l2", "refuses"),
+)
 DRAIN_S = 90.0
 
 
 class Clients:
     """The processes of clients, and what their ledgers say so far."""
 
-    def __init__(self, directory, url, *, seed):
+    def __init__(self, directory, url, *, admin_port, seed):
         self.directory = directory
         self.ledger = Ledger(directory, "world")
         self._follower = Follower(directory)
         self._workers = {}
         self._url, self._seed = url, seed
+        self._admin_port = admin_port
         self.published, self.finished = set(), set()
-        self.delivered = {name: {} for name, _, _ in FIRST}
+        self.delivered = {name: {} for name, *_ in FIRST}
         self.acking, self.acked = defaultdict(set), defaultdict(set)
         self.unknown = defaultdict(set)
         self._lives = 0
@@ -41,9 +53,32 @@ class Clients:
 
     def begin(self):
         """Start consumers, and producers when all have subscribed."""
+        self._set_policy()
         self._add("first", consumers=FIRST)
         self._add("second", consumers=SECOND)
         self._add("producers", producers=PRODUCERS)
+
+    def _set_policy(self):
+        """Have what is refused twice go to the dead letters."""
+        policy = admin.SubscriptionFailurePolicy(
+            max_redelivery_count=1,
+            base_redelivery_delay_ms=10,
+            max_redelivery_delay_ms=10,
+            poison_policy=admin.PoisonPolicy.DeadLetter,
+            dead_letter_topic=DEAD,
+        )
+        with grpc.insecure_channel(f"127.0.0.1:{self._admin_port}") as channel:
+            for method, request in (
+                ("CreateTopic", admin.NewTopicRequest(name=TOPIC, dispatch_strategy=1)),
+                (
+                    "SetSubscriptionFailurePolicy",
+                    admin.SetSubscriptionFailurePolicyRequest(
+                        topic=TOPIC, subscription="letters", failure_policy=policy
+                    ),
+                ),
+            ):
+                call = channel.unary_unary(f"/danube_admin.TopicAdmin/{method}")
+                call(request.SerializeToString(), timeout=60)
 
     def _add(self, name, *, producers=(), consumers=()):
         plan = {
@@ -101,10 +136,16 @@ class Clients:
         self.look()
         offsets = set().union(*self.delivered.values())
         return self.finished == set(PRODUCERS) and all(
-            offsets <= self.acked[name] | self.unknown[name]
+            offsets <= self.acked[name] | self.unknown[name] | self._refused(name)
             and self.published <= set(found.values())
             for name, found in self.delivered.items()
         )
+
+    def _refused(self, name):
+        """Return the offsets that a subscription's consumers never ack."""
+        if name != "letters":
+            return set()
+        return {offset for offset, record in self.delivered[name].items() if is_refused(record[1])}
 
     def drain(self):
         """Let producers stop; wait until consumers have had everything, or will never have."""
@@ -124,7 +165,7 @@ class Clients:
 def checked(directory, data):
     """Return what the checker's process says about ledgers and topic."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.crash.broker_checker", directory, data, TOPIC],
+        [sys.executable, "-m", "tests.crash.broker_checker", directory, data, TOPIC, DEAD],
         capture_output=True,
         text=True,
         env=environment(),

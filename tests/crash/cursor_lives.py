@@ -18,6 +18,7 @@ from frazil.errors import FrazilError
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control
 from frazil.log.cursor_state import (
+    Acked,
     CursorState,
     Dropped,
     acked,
@@ -55,10 +56,11 @@ SETTINGS = DEFAULTS.model_copy(
 
 
 class Progress:
-    """What one subscription was told: the acked offsets, and how often others were delivered."""
+    """What one subscription was told: what is acked, how often others were delivered, how far."""
 
     def __init__(self, below=0):
         self.acked = set(range(below))
+        self.reserved = below
         self.attempts = {}
         self.dues = {}
 
@@ -76,19 +78,24 @@ class Progress:
         if self.attempts.get(offset) == number:
             self.dues[offset] = due
 
+    def reserve(self, end, is_exact):
+        self.reserved = end if is_exact else max(self.reserved, end)
+
     @property
     def below(self):
         """The first offset that is not acked."""
         return next(offset for offset in range(len(self.acked) + 1) if offset not in self.acked)
 
     def shown(self):
-        return sorted(self.acked), sorted(self.attempts.items()), sorted(self.dues.items())
+        told = sorted(self.attempts.items()), sorted(self.dues.items())
+        return sorted(self.acked), *told, self.reserved
 
 
 def seen(cursor):
     """A cursor of the product as the model would show it."""
     offsets = set(range(cursor.acked_below)).union(*[range(*each) for each in cursor.ranges()])
-    return sorted(offsets), sorted(cursor.attempts.items()), sorted(cursor.dues.items())
+    told = sorted(cursor.attempts.items()), sorted(cursor.dues.items())
+    return sorted(offsets), *told, cursor.reserved
 
 
 def shown(model):
@@ -108,6 +115,8 @@ def apply_to(model, change):
                 model[name].ack(range(*numbers))
             elif verb == "delay":
                 model[name].delay(*numbers)
+            elif verb == "reserve":
+                model[name].reserve(*numbers)
             else:
                 model[name].attempt(*numbers)
 
@@ -116,9 +125,13 @@ def wire(change):
     """The change as the product takes it."""
     verb, name, *rest = change
     if verb == "place":
-        return placed(name, CursorState(rest[0]))
+        cursor = CursorState(rest[0])
+        cursor.reserve(rest[0])
+        return placed(name, cursor)
     if verb == "drop":
         return Dropped(name)
+    if verb == "reserve":
+        return Acked(name, [], *rest[0][0])
     make = {"ack": acked, "attempt": attempted, "delay": delayed}[verb]
     return make(name, *rest[0])
 
@@ -128,6 +141,11 @@ def some_changes(random, names, head, low=0):
     changes = []
     for _ in range(random.choice((1, 1, 2, 3))):
         name = random.choice(names)
+        if random.random() < 0.15:
+            # Beyond the head, too: it is for records that are to come.
+            end = random.randrange(low, head + 20)
+            changes.append(("reserve", name, [(end, random.random() < 0.3)]))
+            continue
         first = random.randrange(low, head)
         if random.random() < 0.3:
             number = random.randint(2, 6)

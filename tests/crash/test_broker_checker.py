@@ -21,7 +21,7 @@ class Story:
     """A ledger in the making: a clock, events, and the topic that they are about."""
 
     def __init__(self):
-        self.events, self.records = [], []
+        self.events, self.records, self.letters = [], [], []
         self.cursors = {kind: set() for kind in TYPES}
 
     def note(self, kind, *facts):
@@ -50,7 +50,7 @@ class Story:
 
     def broken(self):
         """Return the names of the promises that the checker finds broken."""
-        return set(check(History(self.events), self.records, self.cursors))
+        return set(check(History(self.events), self.records, self.cursors, self.letters))
 
 
 def told():
@@ -218,6 +218,29 @@ def overtake_a_key(story):
             story.ack(kind, offset)
 
 
+def settle_what_nobody_acked(story):
+    """A record is delivered and settled, though nobody acked it and it is no dead letter."""
+    without(story, "acking", "shared", 9)
+    without(story, "acked", "shared", 9)
+
+
+def refuse(story):
+    """One record is refused in place of its ack, and settled."""
+    settle_what_nobody_acked(story)
+    story.note("nacking", "shared", 9)
+
+
+def bury_what_nobody_refused(story):
+    """A dead letter of a record that was acked."""
+    story.letters.append(("shared", 10, story.records[10][1]))
+
+
+def bury_another_record(story):
+    """The dead letter of a refused record has the bytes of another."""
+    refuse(story)
+    story.letters.append(("shared", 9, story.records[8][1]))
+
+
 PLANTS = {
     lose_a_record: {"published record lost"},
     double_a_record: {"record doubled"},
@@ -229,11 +252,15 @@ PLANTS = {
     deliver_acked_ones_after_a_restart: {"delivered after its ack"},
     deliver_acked_ones_on_the_same_stream: {"delivered after its ack"},
     deliver_to_one_what_another_acked: {"delivered after its ack"},
-    forget_a_delivery: {"never delivered"},
+    forget_a_delivery: {"never delivered", "settled for no reason"},
     forget_an_ack: {"never settled"},
     forget_a_cursor: {"ack forgotten", "never settled"},
     deliver_backwards: {"out of order"},
     overtake_a_key: {"key out of order"},
+    settle_what_nobody_acked: {"settled for no reason"},
+    refuse: {"settled for no reason"},
+    bury_what_nobody_refused: {"buried for no reason"},
+    bury_another_record: {"another record buried"},
 }
 
 
@@ -243,6 +270,14 @@ def test_the_checker_finds_what_is_planted(plant):
     story = told()
     plant(story)
     assert story.broken() == PLANTS[plant]
+
+
+def test_a_dead_letter_is_a_reason():
+    """What was refused and is a dead letter may be settled."""
+    story = told()
+    refuse(story)
+    story.letters.append(("shared", 9, story.records[9][1]))
+    assert story.broken() == set()
 
 
 def test_a_payload_with_one_wrong_byte_is_no_record():
@@ -277,6 +312,7 @@ def test_the_checkers_process_reads_ledgers_and_topic(tmp_path, lost):
             tmp_path,
             tmp_path / "data",
             "/default/t",
+            "/default/none",
         ],
         capture_output=True,
         env=environment(),

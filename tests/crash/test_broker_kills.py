@@ -59,7 +59,9 @@ def test_no_kill_breaks_a_promise_to_a_client(tmp_path):
     with (
         contextlib.closing(Forks()) as forks,
         contextlib.closing(Broker(tmp_path, forks=forks)) as broker,
-        contextlib.closing(Clients(tmp_path, broker.url, seed=seed)) as clients,
+        contextlib.closing(
+            Clients(tmp_path, broker.url, admin_port=broker.admin_port, seed=seed)
+        ) as clients,
     ):
         kill_loop(broker, clients, kills=KILLS, seed=seed)
         clients.drain()
@@ -71,3 +73,4 @@ def test_no_kill_breaks_a_promise_to_a_client(tmp_path):
     assert found["published"] >= KILLS
     assert found["events"]["replaced"] >= KILLS // CLIENTS_EVERY
     assert found["acked"] > (TYPES - 1) * found["records"]
+    assert found["buried"] > 0

@@ -75,7 +75,12 @@ class Caller:
 
     def ack(self, message):
         """Ack a record."""
-        request = AckRequest(msg_id=message.msg_id, subscription_name="s")
+        self.ack_offset(message.msg_id.topic_offset)
+
+    def ack_offset(self, offset):
+        """Ack a record that may never have come."""
+        place = MsgID(topic_name=TOPIC, topic_offset=offset)
+        request = AckRequest(msg_id=place, subscription_name="s")
         self.ask(f"{CONSUMERS}/Ack", request, AckResponse)
 
 
@@ -127,6 +132,21 @@ def test_acks_that_come_before_the_stream_count(broker, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_acks_of_what_nobody_got_settle_nothing(broker, kind):
+    """Acks of records that no life delivered are answered, after a kill too, and lose none."""
+    with Caller(broker) as caller:
+        caller.publish(0)
+        consumer = caller.subscribe(kind)
+        caller.publish(3)
+        caller.ack_offset(1)
+    restart(broker)
+    with Caller(broker) as caller:
+        for offset in (0, 2):
+            caller.ack_offset(offset)
+        assert take_and_ack(caller, caller.receive(consumer), 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_oldest_unacked_record_comes_first(broker, kind):
     """After a kill the stream of a known id goes on at the first record without an ack."""
     with Caller(broker) as caller:
@@ -142,10 +162,10 @@ def test_the_oldest_unacked_record_comes_first(broker, kind):
         assert take_and_ack(caller, stream) == [2, 3]
 
 
-def take_and_ack(caller, stream):
-    """Receive and ack two records; return their offsets."""
+def take_and_ack(caller, stream, count=2):
+    """Receive and ack so many records; return their offsets."""
     found = []
-    for _ in range(2):
+    for _ in range(count):
         message = next(stream)
         caller.ack(message)
         found.append(message.msg_id.topic_offset)

@@ -19,6 +19,16 @@ def attempts_max_of(policy):
     return 1 + policy.max_redelivery_count
 
 
+class Until:
+    """The end of the time for an ack that was given in so many words."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def __add__(self, _timeout):
+        return self.end
+
+
 class Member:
     """A consumer as its stream sees it."""
 
@@ -56,6 +66,8 @@ class Specification:
         self.delivered = set()
         self.settling = set()
         self.returned = set()
+        # What goes before anything new, and is not to be tried again before a time.
+        self.held_back = {}
         self.blocked = set()
         self.owners = {}
         self.turns = {}
@@ -95,7 +107,12 @@ class Specification:
         self.members.remove(member)
         self.left.append((now, member))
         self.turns = {}
-        had = sorted(offset for offset, (whose, _) in self.hands.items() if whose is member)
+        mine = {offset: since for offset, (whose, since) in self.hands.items() if whose is member}
+        for offset in [offset for offset, since in mine.items() if since is None]:
+            # It never had these.
+            del self.hands[offset]
+            self.returned.add(offset)
+        had = sorted(offset for offset, since in mine.items() if since is not None)
         for offset in had:
             del self.hands[offset]
             self.returned.add(offset)
@@ -142,7 +159,8 @@ class Specification:
             self.before_ack[offset] = self.hands.pop(offset, None)
 
     def nack(self, offset, delay, change, now):
-        if offset not in self.hands:
+        if offset not in self.hands or self.hands[offset][1] is None:
+            # Nobody has it, or its new delivery is not sent yet: a late nack.
             assert change is None or change.is_empty
             return
         assert change is not None, "a nack without effect"
@@ -153,6 +171,46 @@ class Specification:
             self._drop(offset, now)
         else:
             assert change.attempts == [self.attempts.get(offset)]
+
+    def unsent(self, offsets):
+        """What is not sent yet has all the time."""
+        for offset in offsets:
+            self.hands[offset] = (self.hands[offset][0], None)
+
+    def sent(self, member, offsets, now):
+        """It goes out now, as far as it is still to go there."""
+        for offset in offsets:
+            if self.hands.get(offset, (None,))[0] is member:
+                self.hands[offset] = (member, now)
+
+    def put_off(self, member, offsets, now):
+        """It could not be sent: that is no failure, and where order counts nothing overtakes it."""
+        for offset in offsets:
+            if self.hands.get(offset, (None,))[0] is member:
+                del self.hands[offset]
+                self.not_before[offset] = now + self.limits.retry_ms
+                if self.kind in SINGLE:
+                    self.returned.add(offset)
+                    self.held_back[offset] = now + self.limits.retry_ms
+
+    def gone(self, offset):
+        """A quota took it before it could be sent."""
+        if offset in self.hands:
+            del self.hands[offset]
+            self.gaps.add(offset)
+            self.settling.add(offset)
+
+    def prolong(self, offset, until):
+        """Whoever has a record has it until then."""
+        if offset in self.hands and self.hands[offset][1] is not None:
+            self.hands[offset] = (self.hands[offset][0], Until(until))
+
+    def take_back(self, member, offsets):
+        """What a member has of these is nobody's, as if it had not been delivered."""
+        for offset in offsets:
+            if self.hands.get(offset, (None,))[0] is member:
+                del self.hands[offset]
+                self.not_before.pop(offset, None)
 
     def _is_dropped(self, offset):
         is_last = self.attempts.get(offset, 1) > attempts_max_of(self.policy)
@@ -202,6 +260,7 @@ class Specification:
                 self._deliver_first(offset)
             self.delivered.add(offset)
             self.returned.discard(offset)
+            self.held_back.pop(offset, None)
             self.timed_out.discard(offset)
             self.hands[offset] = (member, now)
             self.turns[member.id] = self.turns.get(member.id, 0) + 1
@@ -293,6 +352,7 @@ class Specification:
                 if offset in self.hands:
                     _, since = self.hands.pop(offset)
                     assert timeout, "a time-out without a limit"
+                    assert since is not None, f"{offset} timed out before it was sent"
                     assert now >= since + timeout, f"{offset} timed out too early"
                     wait = self.policy.delay_ms(self.attempts.get(offset, 1))
                     self.fail(offset, now + wait)
@@ -306,6 +366,9 @@ class Specification:
                 self._drop(offset, now)
         elif change.cause is Cause.SKIP:
             self._skip(change, now)
+        elif change.cause is Cause.GONE:
+            assert set(change.offsets) <= self.gaps, "a record was taken for gone"
+            self.settling |= set(change.offsets)
         else:
             assert change.cause is Cause.DEAD_LETTER
             assert set(change.offsets) <= self.buried
@@ -314,6 +377,7 @@ class Specification:
     def _drop(self, offset, now):
         if offset in self.hands:
             _, since = self.hands.pop(offset)
+            assert since is not None, f"{offset} timed out before it was sent"
             assert now >= since + self.policy.ack_timeout_ms
             self.fail(offset, now)
         assert offset in self.dropped or self._is_dropped(offset), f"{offset} was dropped too early"
@@ -338,7 +402,11 @@ class Specification:
         """After a poll nothing that is due is left."""
         self.now = now
         timeout = self.policy.ack_timeout_ms
-        late = [o for o, (_, since) in self.hands.items() if timeout and now >= since + timeout]
+        late = [
+            offset
+            for offset, (_, since) in self.hands.items()
+            if timeout and since is not None and now >= since + timeout
+        ]
         assert not late, f"{late} should have timed out"
 
     def _beside(self, size=None):
@@ -359,6 +427,7 @@ class Specification:
         takers = [each for each in self.members if each.messages > 0 and each.size_bytes > 0]
         if self.kind in SINGLE:
             takers = [each for each in takers if each is self.members[0]]
+        is_returning = is_returning or self._is_stuck()
         if not is_open or (self.kind in LINES and (self.blocked or is_returning)):
             return
         out = {key for offset, (_, key) in self.records.items() if offset not in self.settled}
@@ -373,6 +442,12 @@ class Specification:
             elif is_next and self.owners.get(key) not in self.members:
                 is_wanted = takers == self.members and any(each.accepts(key) for each in takers)
                 assert not is_wanted or not self._waits(offset), f"{offset} waits for nothing"
+
+    def _is_stuck(self):
+        """Whether something goes first whose time has not come, or whose ack is on its way."""
+        gone = self.settled | self.condemned | self.dropped
+        waits = {offset: due for offset, due in self.held_back.items() if offset not in gone}
+        return any(due > self.now or offset in self.settling for offset, due in waits.items())
 
     def progress(self, cursor):
         """What counts as acked is durable, and the other way round but for answers on their way."""
@@ -404,8 +479,9 @@ class Specification:
 
     def failed(self, change, now):
         """A change is not on disk: records are where they were."""
-        if change.is_returning:
-            self.returned -= set(change.offsets)
+        if change.is_returning and self.kind in LINES:
+            due = now + self.limits.retry_ms
+            self.held_back.update(dict.fromkeys(set(change.offsets) - self.settled, due))
         if change.cause is Cause.NACK:
             self._nack_failed(change.offsets[0], now)
         if not change.is_settling:
@@ -415,6 +491,8 @@ class Specification:
             if change.cause is not Cause.ACK:
                 continue
             self.acked.discard(offset)
+            if offset in self.held_back:
+                self.held_back[offset] = now + self.limits.retry_ms
             hand = self.before_ack.pop(offset)
             if hand is not None and hand[0] in self.members:
                 self.hands[offset] = (hand[0], now)

@@ -55,6 +55,7 @@ class World:
         self.now = 0
         self.end = self.ids = 0
         self.journal, self.graves, self.history = [], [], []
+        self.unsent = []
         self.answers = []
         self.spec = Specification(self.kind, self.policy(), self.limits)
         self.begin()
@@ -169,6 +170,46 @@ class World:
         self.spec.nack(offset, delay, change, self.now)
         self.write(change)
 
+    def send(self):
+        """What had to be read again goes out, or cannot be read."""
+        if not self.unsent:
+            return
+        member, offsets = self.unsent.pop(0)
+        if self.random.random() < 0.7:
+            self.tell("sent", offsets)
+            self.dispatch.sent(member.id, offsets, now_ms=self.now)
+            self.spec.sent(member, offsets, self.now)
+            return
+        if self.random.random() < 0.2 and self.dispatch.is_with(member.id, offsets[0]):
+            self.tell("gone", offsets[0])
+            self.dispatch.gone(offsets[0])
+            self.spec.gone(offsets[0])
+        self.tell("put off", offsets)
+        self.dispatch.put_off(member.id, offsets, now_ms=self.now)
+        self.spec.put_off(member, offsets, self.now)
+
+    def prolong(self):
+        """Give a consumer more time for a record, or for one that it does not have."""
+        pool = list(self.spec.hands) * 5 + list(self.spec.delivered) + [self.end + 3]
+        offset = self.random.choice(pool)
+        until = self.now + self.random.choice((0, 100, 700, 3000))
+        self.tell("prolong", offset, until)
+        self.dispatch.prolong(offset, until_ms=until)
+        self.spec.prolong(offset, until)
+
+    def take_back(self):
+        """Take some of what a consumer has back, unseen, and something that it does not have."""
+        if not self.spec.members:
+            return
+        member = self.random.choice(self.spec.members)
+        mine = [o for o, (whose, _) in self.spec.hands.items() if whose is member]
+        offsets = [each for each in mine if self.random.random() < 0.5]
+        offsets += self.random.sample(sorted(self.spec.hands), min(1, len(self.spec.hands)))
+        offsets = sorted({*offsets, self.end + 3})
+        self.tell("take back", member.id, offsets)
+        self.dispatch.take_back(member.id, offsets)
+        self.spec.take_back(member, offsets)
+
     def advance(self):
         due = self.dispatch.due_ms()
         if due is not None and self.random.random() < 0.5:
@@ -251,6 +292,7 @@ class World:
             self.spec.durable(change)
         self.tell("crash with durable", self.journal[:count])
         self.journal, self.graves, self.answers = [], [], []
+        self.unsent = []
         if self.random.random() < 0.3:
             self.spec.policy = self.policy()
         self.begin()
@@ -282,6 +324,7 @@ class World:
             self.tell("  ", action)
             if isinstance(action, Deliver):
                 self.spec.deliver(action, self.now)
+                self.leave_unsent(action)
             elif isinstance(action, DeadLetter):
                 self.spec.dead_letter(action)
                 self.graves.append(action.offset)
@@ -292,6 +335,14 @@ class World:
                 self.spec.change(action, self.now)
                 self.write(action)
 
+    def leave_unsent(self, action):
+        """Some deliveries must be read again before they can be sent."""
+        if self.random.random() < 0.2:
+            (member,) = [each for each in self.spec.members if each.id == action.consumer_id]
+            self.unsent.append((member, action.offsets))
+            self.dispatch.unsent(member.id, action.offsets)
+            self.spec.unsent(action.offsets)
+
     def live(self, steps=STEPS):
         verbs = {
             self.publish: 8,
@@ -301,9 +352,12 @@ class World:
             self.want_some: 8,
             self.ack: 16,
             self.nack: 6,
+            self.prolong: 4,
+            self.take_back: 2,
             self.advance: 12,
             self.configure: 1,
             self.dig: 6,
+            self.send: 6,
             self.sync: 20,
             self.refuse: 2,
             self.crash: 2,

@@ -59,11 +59,11 @@ def test_a_reader_that_leaves_out_a_record_is_found(monkeypatch):
 
 def test_a_chain_that_forgets_objects_is_found(monkeypatch):
     """The checks see a chain that does not ask behind the sources at hand."""
-    whole = ChainedHistory._read
+    whole = ChainedHistory._look
 
     def forgetting(self, topic, offset, bytes_max):
         near = ChainedHistory(self._sources)
         return whole(near, topic, offset, bytes_max)
 
-    monkeypatch.setattr(ChainedHistory, "_read", forgetting)
+    monkeypatch.setattr(ChainedHistory, "_look", forgetting)
     assert isinstance(found_by(), Violation)

@@ -12,11 +12,13 @@ import pytest
 
 from frazil.subscribe import Cause, Change, Dispatch, FailurePolicy, Poison
 from frazil.subscribe.alarms import Alarms
+from frazil.subscribe.flights import Flights
 from frazil.subscribe.key_owners import KeyOwners
 from frazil.subscribe.key_shared import KeyLines
 from frazil.subscribe.line import Line
-from frazil.subscribe.places import State
+from frazil.subscribe.places import Flight, State
 from frazil.subscribe.records import Records
+from frazil.subscribe.returning import Returning
 from frazil.subscribe.ring import Ring
 from frazil.subscribe.suspects import Suspects
 from tests.property.subscribe_world import command, failure
@@ -188,7 +190,7 @@ def attempts_delivered_before_durable(patch):
         for change in changes:
             if change.cause is Cause.LOST:
                 self._attempts.update(zip(change.offsets, change.attempts, strict=True))
-                self.returning -= 1
+                self.returning.release(change)
                 for offset in change.offsets:
                     self._make_ready(offset)
         return changes
@@ -261,11 +263,9 @@ def lost_records_forgotten(patch):
     """What a lost consumer had is not delivered again."""
 
     def wrong(self, consumer, *, now_ms, is_lost, and_timed_out):
-        for flight in self._flights.to(consumer):
-            for offset in flight.offsets:
-                if self.places.get(offset) is flight:
-                    self._flights.land(flight)
-                    self.places[offset] = State.WAITING
+        for offset in self.flights.to(consumer):
+            self.flights.land(self.places[offset])
+            self.places[offset] = State.WAITING
 
     patch.setattr(Records, "lose", wrong)
 
@@ -288,6 +288,35 @@ def ended_streams_condemn_at_once(patch):
         return policy.poison is Poison.DEAD_LETTER
 
     patch.setattr(Suspects, "is_to_blame", wrong)
+
+
+def time_that_was_given_is_forgotten(patch):
+    """A record times out although its consumer was given more time."""
+    patch.setattr(Records, "prolong", lambda self, offset, *, until_ms: None)
+
+
+def prolonged_records_are_lost(patch):
+    """What was given more time stays behind when its consumer goes."""
+    to = Flights.to
+
+    def wrong(self, consumer):
+        alone = {offset for flight in self._prolonged for offset in flight.offsets}
+        return [offset for offset in to(self, consumer) if offset not in alone]
+
+    patch.setattr(Flights, "to", wrong)
+
+
+def unseen_records_count(patch):
+    """What is taken back unseen counts as a failed delivery."""
+    take_back = Records.take_back
+
+    def wrong(self, consumer_id, offsets):
+        take_back(self, consumer_id, offsets)
+        for offset in offsets:
+            if self.places.get(offset) is State.READY:
+                self._attempts[offset] = self._attempts.get(offset, 1) + 1
+
+    patch.setattr(Records, "take_back", wrong)
 
 
 def oldest_not_first(patch):
@@ -315,6 +344,33 @@ def blocked_does_not_stop(patch):
     patch.setattr(Dispatch, "_is_stopped", lambda self: False)
 
 
+def refused_counts_let_others_pass(patch):
+    """When the journal refuses what a consumer had when it left, new records go before it."""
+    patch.setattr(Returning, "wait", lambda self, offset: None)
+
+
+def unsent_deliveries_time_out(patch):
+    """The time for an ack runs while a record is not even sent."""
+    patch.setattr(Dispatch, "unsent", lambda self, consumer_id, offsets: None)
+
+
+def sent_deliveries_never_time_out(patch):
+    """What was sent late has no time for its ack."""
+    patch.setattr(Dispatch, "sent", lambda self, consumer_id, offsets, *, now_ms: None)
+
+
+def put_off_counts_as_failed(patch):
+    """A record that could not be sent has failed once more."""
+
+    def wrong(self, offsets, *, now_ms, comes_first):
+        del comes_first
+        mine = [each for each in offsets if isinstance(self.places.get(each), Flight)]
+        if mine:
+            self._actions += self._fail(mine, Cause.TIMEOUT, now_ms)
+
+    patch.setattr(Records, "put_off", wrong)
+
+
 PLANTED = (
     ack_counts_unconfirmed,
     ack_frees_the_window_unconfirmed,
@@ -337,10 +393,17 @@ PLANTED = (
     lost_records_forgotten,
     ended_streams_drop_records,
     ended_streams_condemn_at_once,
+    time_that_was_given_is_forgotten,
+    prolonged_records_are_lost,
+    unseen_records_count,
     oldest_not_first,
     refused_ack_is_kept,
     filters_ignored,
     blocked_does_not_stop,
+    refused_counts_let_others_pass,
+    unsent_deliveries_time_out,
+    sent_deliveries_never_time_out,
+    put_off_counts_as_failed,
 )
 
 

@@ -57,6 +57,7 @@ def a_program_consumes(db: Engine, topic: Topic) -> None:
             assert_type(delivery, Delivery)
             assert_type(delivery.offset, int)
             assert_type(delivery.time, dt.datetime)
+            delivery.extend(60)
             delivery.nack(delay_s=0.5, reason="busy")
         assert_type(stream.receive(1.0), Delivery | None)
     policy = topic.set_subscription("s", policy={"max_redelivery_count": 3})
@@ -73,6 +74,7 @@ async def a_program_consumes_under_asyncio(topic: AsyncTopic) -> None:
         async for delivery in stream:
             assert_type(delivery, AsyncDelivery)
             await delivery.ack()
+            await delivery.extend(0.5)
             await delivery.nack()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frazil.engine.asynchronous import AsyncEngine, open_async
 from frazil.engine.core import Engine, open_engine
-from frazil.engine.subscribing_stream import Delivery
+from frazil.engine.subscribing_inbox import Delivery
 from frazil.engine.topic import Topic
 
 __all__ = ["AsyncEngine", "Delivery", "Engine", "Topic", "open_async", "open_engine"]

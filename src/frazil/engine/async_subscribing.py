@@ -7,16 +7,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.subscribing_calls import PREFETCH, PREFETCH_BYTES, request_of
-from frazil.engine.subscribing_stream import (
-    Delivery,
-    Inbox,
-    Part,
-    ack_all,
-    attach,
-    checked_wait,
-    detach,
-    let_go,
-)
+from frazil.engine.subscribing_inbox import Delivery, Inbox, Part
+from frazil.engine.subscribing_stream import ack_all, attach, checked_wait, detach, let_go
 from frazil.errors import Closed
 
 if TYPE_CHECKING:
@@ -39,13 +31,17 @@ class AsyncDelivery(Delivery):
 
     async def ack(self) -> None:  # type: ignore[override]  # the same call, awaited
         """Settle the record: it is not delivered again. Durable on return; see `Delivery.ack`."""
-        await asyncio.wrap_future(self.source.ack(self.offset))
+        await asyncio.wrap_future(self.source.ack([self]))
 
     async def nack(  # type: ignore[override]  # the same call, awaited
         self, *, delay_s: float = 0, reason: str = ""
     ) -> None:
         """Give the record back, durable on return; see `Delivery.nack`."""
-        await asyncio.wrap_future(self.source.nack(self.offset, delay_s, reason))
+        await asyncio.wrap_future(self.source.nack(self, delay_s, reason))
+
+    async def extend(self, seconds: float) -> None:  # type: ignore[override]  # the same, awaited
+        """Let the ack take so long from now on; see `Delivery.extend`."""
+        await asyncio.wrap_future(self.source.extend(self, seconds))
 
 
 class AsyncStream:

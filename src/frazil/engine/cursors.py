@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.committer import Pending
@@ -60,13 +60,16 @@ class Cursors:
         Raises:
             Conflict: if there is one of this name.
             InvalidRequest: if the name is not allowed or the place is not among the records.
+            Overloaded: if the topic has as many subscriptions as it may have.
         """
         _check_name(name)
-        place = CursorState(cursor) if isinstance(cursor, int) else cursor
+        place = _place(cursor)
         with self._engine.control_lock:
             runtime = self._engine.topic_runtime(topic)
             if name in runtime.state.cursors:
                 raise Conflict("subscription exists", topic=runtime.name, subscription=name)
+            # Here and under the lock: whoever asked before may have asked with many others.
+            self.check_room(runtime, name)
             self._check_place(runtime, place)
             # The hold first: a subscription without one could lose records before it reads them.
             hold = _hold_control(runtime.state, name, min(place.acked_below, runtime.state.durable))
@@ -81,7 +84,7 @@ class Cursors:
             NotFound: if there is no such subscription.
             InvalidRequest: if the place is not among the topic's records.
         """
-        place = CursorState(cursor) if isinstance(cursor, int) else cursor
+        place = _place(cursor)
         with self._engine.control_lock:
             runtime = self._engine.topic_runtime(topic)
             self._check_known(runtime, name)
@@ -152,6 +155,22 @@ class Cursors:
         return sorted(self._engine.topic_runtime(topic).state.cursors)
 
     # -- checks ----------------------------------------------------------------------------------
+
+    def check_room(self, runtime: TopicRuntime, name: str) -> None:
+        """Refuse a subscription that is new and one too many for its topic.
+
+        Raises:
+            Overloaded: if it is.
+        """
+        most = self._engine.settings.serve.subscriptions_max
+        names = runtime.state.cursors
+        if name not in names and len(names) >= most:
+            raise Overloaded(
+                "the topic has too many subscriptions, remove some or raise "
+                "serve.subscriptions_max",
+                topic=runtime.name,
+                subscriptions_max=most,
+            )
 
     def _check_known(self, runtime: TopicRuntime, name: str) -> None:
         if name not in runtime.state.cursors:
@@ -272,6 +291,13 @@ def _missing_holds(runtime: TopicRuntime) -> Iterable[Control]:
         if HOLD_PREFIX + name not in state.holds:
             start = runtime.history.range(state.id).first
             yield _hold_control(state, name, min(max(cursor.acked_below, start), state.durable))
+
+
+def _place(cursor: CursorState | int) -> CursorState:
+    """Return where a subscription is put; nothing has been delivered from there on."""
+    place = CursorState(cursor) if isinstance(cursor, int) else cursor.copy()
+    place.reserved = place.end
+    return place
 
 
 def _check_name(name: object) -> None:

@@ -13,9 +13,9 @@ from frazil.engine.subscribing_settings import (
     kind_of,
     policy_of,
 )
-from frazil.engine.subscribing_stream import Part, Request, Stream, checked_wait
+from frazil.engine.subscribing_stream import Request, Stream, checked_wait
 from frazil.engine.subscription_settings import Stored
-from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.model import full_topic_name, topic_uid
 from frazil.units import parse_bytes
 
@@ -71,7 +71,8 @@ class SubscriptionCalls(LakeCalls):
         _check_start(runtimes, start)
         if any(name in runtime.state.cursors for runtime in runtimes):
             raise Conflict("subscription exists", topic=full_topic_name(topic), subscription=name)
-        self._check_room(runtimes, name)
+        for runtime in runtimes:
+            self.cursors.check_room(runtime, name)
 
         async def make(deliveries: Deliveries) -> None:
             for runtime in runtimes:
@@ -111,11 +112,6 @@ class SubscriptionCalls(LakeCalls):
             found: dict[str, int] = {}
             for runtime in runtimes:
                 found[runtime.name] = await deliveries.reset(runtime.name, name, to)
-                # Before the loop's next turn, which delivers from there on.
-                at_work = deliveries.find(runtime.name, name)
-                for consumer in [] if at_work is None else at_work.consumers:
-                    if isinstance(consumer, Part):
-                        consumer.begin_anew()
             return found
 
         return self.subscribing.call(put)
@@ -186,18 +182,6 @@ class SubscriptionCalls(LakeCalls):
             raise NotFound("no such subscription", topic=full_topic_name(topic), subscription=name)
         return found
 
-    def _check_room(self, runtimes: Sequence[TopicRuntime], name: str) -> None:
-        most = self.settings.serve.subscriptions_max
-        for runtime in runtimes:
-            names = runtime.state.cursors
-            if name not in names and len(names) >= most:
-                raise Overloaded(
-                    "the topic has too many subscriptions, remove some or raise "
-                    "serve.subscriptions_max",
-                    topic=runtime.name,
-                    subscriptions_max=most,
-                )
-
     def subscribe_request(
         self, runtimes: Sequence[TopicRuntime], name: str, options: Mapping[str, Any]
     ) -> Request:
@@ -224,7 +208,8 @@ class SubscriptionCalls(LakeCalls):
         unacked = None if unacked is None else _whole_number(unacked, "max_unacked")
         _check_stored(fresh, unacked)
         check_dead_letters(self, runtimes, fresh)
-        self._check_room(runtimes, name)
+        for runtime in runtimes:
+            self.cursors.check_room(runtime, name)
         return Request(
             name=name,
             kind=kind_of(options["type"]),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from frazil.engine.subscribing_lag import Lags
 from frazil.engine.subscribing_settings import type_name_of
-from frazil.errors import FrazilError
 from frazil.model import topic_uid
 from frazil.subscribe import SubscriptionType
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from frazil.engine.delivery import Deliveries, Subscription
     from frazil.engine.runtime import TopicRuntime
     from frazil.engine.subscribing_calls import SubscriptionCalls
+    from frazil.engine.subscribing_lag import Lag
     from frazil.log.cursor_state import CursorState
 
 __all__ = ["subscription_facts"]
@@ -35,6 +36,7 @@ def subscription_facts(
         names = {runtime.name for runtime in runtimes}
         working = subscribing.call(lambda all_: _working(all_, names))
     by_name: dict[str, list[dict[str, Any]]] = {}
+    lags = Lags(engine)
     for runtime in runtimes:
         uid = topic_uid(runtime.state.spec)
         for name, cursor in sorted(engine.cursors.load(runtime.name).items()):
@@ -46,7 +48,7 @@ def subscription_facts(
                 "type": type_name_of(kind),
                 "stored": True,
                 "max_unacked": stored.max_unacked_messages,
-                **_lag(runtime, cursor),
+                **_lag(lags.of(runtime, cursor), cursor),
                 **(working.get((runtime.name, name)) or _resting(cursor)),
             }
             by_name.setdefault(name, []).append(facts)
@@ -92,52 +94,14 @@ def _resting(_cursor: CursorState) -> dict[str, Any]:
     }
 
 
-def _lag(runtime: TopicRuntime, cursor: CursorState) -> dict[str, Any]:
-    state = runtime.state
-    head = state.visible
-    first = runtime.history.range(state.id).first
-    below = min(max(cursor.acked_below, first), head)
-    above = sum(max(0, end - max(start, below)) for start, end in cursor.ranges())
-    records = max(0, head - below - above)
-    size_bytes = _bytes_from(runtime, below) * records // (head - below) if records else 0
+def _lag(lag: Lag, cursor: CursorState) -> dict[str, Any]:
     return {
         "acked_below": cursor.acked_below,
-        "head": head,
-        "lag_records": records,
-        "lag_bytes": size_bytes,
-        "lag_seconds": _age_s(runtime, below) if records else 0.0,
+        "head": lag.head,
+        "lag_records": lag.records,
+        "lag_bytes": lag.size_bytes,
+        "lag_seconds": lag.age_s,
     }
-
-
-def _bytes_from(runtime: TopicRuntime, offset: int) -> int:
-    """Estimate the stored bytes of the records from an offset on: files and log pro rata."""
-    state = runtime.state
-    flushed = 0
-    size = 0
-    if runtime.tiers is not None:
-        flushed = runtime.tiers.disk.flushed(state.id)
-        for file in runtime.tiers.disk.files(state.id):
-            span = file.offset_last + 1 - file.offset_first
-            behind = min(span, file.offset_last + 1 - offset)
-            if file.rows and behind > 0:
-                size += file.bytes * behind // span
-    first = max(offset, flushed)
-    kept = state.visible - state.start
-    if kept > 0 and state.visible > first:
-        size += state.bytes_local * min(state.visible - first, kept) // kept
-    return size
-
-
-def _age_s(runtime: TopicRuntime, offset: int) -> float | None:
-    """Return how old the oldest unacked record is, None if it cannot be read."""
-    try:
-        time_us = runtime.history.time_at(runtime.state.id, offset=offset)
-    except FrazilError:
-        return None
-    if time_us is None:
-        return None
-    age_us = runtime.clock.now_us() - time_us
-    return round(max(0, age_us) / 1e6, 3)
 
 
 def _sum(topic: str, parts: list[dict[str, Any]]) -> dict[str, Any]:

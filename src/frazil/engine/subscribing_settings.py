@@ -120,8 +120,8 @@ def check_dead_letters(
     """Refuse a policy whose dead letters could not be written.
 
     Raises:
-        InvalidRequest: if the topic has rows, or the target is the topic itself, has rows,
-            stores nothing, or would be in a namespace that does not exist.
+        InvalidRequest: if the topic has rows, or the target is the topic itself, has rows, is
+            partitioned, stores nothing, or would be in a namespace that does not exist.
     """
     if policy is None or policy.dead_letter_topic is None:
         return
@@ -138,6 +138,14 @@ def check_dead_letters(
             topic=runtimes[0].name,
         )
     check_dead_letter_namespace(engine, target)
+    if any(
+        topic.spec.name == target and topic.spec.partitions and not topic.spec.deleted_us
+        for topic in tuple(engine.main.journal.state.topics.values())
+    ):
+        raise InvalidRequest(
+            "the dead_letter_topic is partitioned, name one of its parts or another topic",
+            dead_letter_topic=target,
+        )
     found = {runtime.name: runtime for runtime in engine.runtimes}.get(target)
     if found is not None and not found.is_message:
         raise InvalidRequest(

@@ -7,6 +7,7 @@ parts of a partitioned topic have the identity of the whole, and with it one set
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,13 +15,13 @@ import attrs
 import msgspec
 
 from frazil.engine.states import StateTag
-from frazil.errors import CorruptionError, InvalidRequest
+from frazil.errors import CorruptionError, InvalidRequest, Overloaded
 from frazil.model import topic_uid
 from frazil.struct_types import learnt
 from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from frazil.engine.registry import Registry
 
@@ -78,6 +79,9 @@ class SubscriptionSettings:
         self._stored: dict[tuple[str, str], Stored] = {}
         # Changes of one subscription follow each other; those of others need not wait for them.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._counting = threading.Lock()
+        self._adding: set[tuple[str, str]] = set()
+        """Those whose setting is being written."""
 
     def load(self) -> None:
         """Read all of them; waits for the journal. What is left of topics that are gone, goes.
@@ -115,15 +119,18 @@ class SubscriptionSettings:
         with self._lock(uid, name):
             self._put(uid, name, stored)
 
-    def change(self, uid: str, name: str, **changes: Any) -> Stored:
+    def change(
+        self, uid: str, name: str, *, names_max: int | None = None, **changes: Any
+    ) -> Stored:
         """Set some fields of `Stored` and keep the others, whoever sets those at the same time.
 
         Durable on return, which is what counts then. Raises as `put` does, and
 
         Raises:
             InvalidRequest: if a value is out of range.
+            Overloaded: if the name is new, and the topic has `names_max` with settings.
         """
-        with self._lock(uid, name):
+        with self._lock(uid, name), self._place(uid, name, names_max):
             before = self.get(uid, name)
             stored = attrs.evolve(before, **changes)
             if stored != before or (uid, name) not in self._stored:
@@ -144,6 +151,24 @@ class SubscriptionSettings:
         self._delete([_key(*key) for key in gone])
         for key in gone:
             self._stored.pop(key, None)
+
+    @contextlib.contextmanager
+    def _place(self, uid: str, name: str, names_max: int | None) -> Iterator[None]:
+        """Keep a place for a name while its first setting is written; others count it, too."""
+        key = (uid, name)
+        with self._counting:
+            taken = {each for each in (*list(self._stored), *self._adding) if each[0] == uid}
+            if names_max is not None and key not in taken and len(taken) >= names_max:
+                raise Overloaded(
+                    "the topic has settings of too many subscriptions, unsubscribe some",
+                    subscriptions_max=names_max,
+                )
+            self._adding.add(key)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._adding.discard(key)
 
     def _put(self, uid: str, name: str, stored: Stored) -> None:
         assert "/" not in uid, uid

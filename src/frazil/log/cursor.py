@@ -6,10 +6,10 @@ What a subscription stores of it, and the bytes, is in `frazil.log.cursor_state`
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-__all__ = ["RANGES_MAX", "Cursor", "ranges_of"]
+__all__ = ["RANGES_MAX", "Cursor", "gaps_of", "ranges_of"]
 
 RANGES_MAX: Final = 10_000
 """Acked ranges above the contiguous one that a subscription may have."""
@@ -138,3 +138,13 @@ def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
         end = offset + 1
     ranges.append((first, end))
     return ranges
+
+
+def gaps_of(offsets: Sequence[int], *, first: int, end: int) -> list[tuple[int, int]]:
+    """Return the half-open ranges of `[first, end)` that are not among ascending offsets."""
+    gaps = []
+    for offset in (*offsets, end):
+        if offset > first:
+            gaps.append((first, offset))
+        first = offset + 1
+    return gaps

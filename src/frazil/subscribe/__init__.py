@@ -13,6 +13,7 @@ from frazil.subscribe.actions import (
     NoticeKind,
 )
 from frazil.subscribe.dispatch import Dispatch, Status
+from frazil.subscribe.flights import taken_by
 from frazil.subscribe.policy import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "Poison",
     "Status",
     "SubscriptionType",
+    "taken_by",
 ]

@@ -22,6 +22,7 @@ class Cause(enum.Enum):
     DEAD_LETTER = "dead_letter"
     DROP = "drop"
     SKIP = "skip"
+    GONE = "gone"
     NACK = "nack"
     TIMEOUT = "timeout"
     LOST = "lost"
@@ -31,10 +32,10 @@ class Change:
     """A change of the durable state: the caller journals it, then says `confirmed` or `failed`.
 
     `ranges` are half-open ranges of offsets that are settled from now on; `attempts` are the
-    numbers of the next delivery of `offsets`. A change has the one or the other. `after` are earlier
-    changes that must be durable before the same call is answered, because the call repeats what
-    they say; a change that is empty is not journalled. One that `is_returning` counts what a consumer
-    that left had: nothing new goes before it.
+    numbers of the next delivery of `offsets`, which ascend then. A change has the one or the other.
+    `after` are earlier changes that must be durable before the same call is answered, because the
+    call repeats what they say; a change that is empty is not journalled. One that `is_returning`
+    counts what a consumer that left had: nothing new goes before it.
     """
 
     __slots__ = (

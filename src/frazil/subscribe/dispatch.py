@@ -8,12 +8,12 @@ leaves, is in docs/internals/dispatch.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from frazil.errors import Conflict
-from frazil.log.cursor import Cursor
+from frazil.log.cursor import RANGES_MAX, Cursor
 from frazil.subscribe.actions import Action, Cause, Change, Deliver, Notice, NoticeKind
 from frazil.subscribe.key_filter import key_filter
 from frazil.subscribe.key_shared import KeyLines
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatch", "Status"]
 
+ROOM_TO_RESUME: Final = 0.25
+"""The part of a limit that must be free before it is told that a pause is over."""
+
 
 @attrs.frozen
 class Status:
     """What a subscription is doing, for lists and metrics.
 
-    Its lag in records is the head of the topic less `acked_below` and `acked_above`.
+    Its lag is what is not in its `cursor`, which is only for reading, nor in a gap of the topic.
     """
 
     consumers: int
@@ -42,6 +45,7 @@ class Status:
     unacked_bytes: int
     acked_below: int
     acked_above: int
+    cursor: Cursor
     ranges: int
     blocked: int
     paused: str | None
@@ -80,6 +84,7 @@ class Dispatch:
             actions=self._actions,
         )
         self._is_by_key = kind is SubscriptionType.KEY_SHARED
+        self._is_single = kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
         places, sizes = self._records.places, self._records.sizes
         self._schedule: Schedule = (
             KeyLines(places, sizes, cursor=self._records.cursor, limits=self._limits, now_ms=now_ms)
@@ -150,8 +155,13 @@ class Dispatch:
         consumer.is_attached = False
 
     def _take_back(self, consumer: Consumer, *, now_ms: int, is_lost: bool) -> None:
-        is_alone = self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
-        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=is_alone)
+        is_single = self._is_single
+        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=is_single)
+
+    def keep_keys(self, before: Dispatch) -> None:
+        """Let the keys of a KeyShared subscription stay with whom they had before a reset."""
+        if isinstance(self._schedule, KeyLines) and isinstance(before._schedule, KeyLines):
+            self._schedule.keep_owners(before._schedule)
 
     def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> None:
         """Say how much the consumer's stream takes from now on; deliveries use it up."""
@@ -190,6 +200,10 @@ class Dispatch:
         """How many records were fed and not yet delivered."""
         return self._schedule.held
 
+    def may_deliver(self, settled: int = 0) -> int:
+        """Return how many more records the window takes, were so many of those out settled."""
+        return max(0, self._window()[0] + settled)
+
     @property
     def is_hungry(self) -> bool:
         """Whether a record that was never delivered would go out now, were the right one fed."""
@@ -203,9 +217,28 @@ class Dispatch:
             and any(each.has_room for each in self._members.values())
         )
 
+    def take_parked(self) -> list[int]:
+        """Return the held records that `poll` met and did not deliver, each once.
+
+        They failed too often, or wait, since an earlier life, or are acked: whoever keeps their
+        contents need not keep them any longer.
+        """
+        parked, self._records.parked = self._records.parked, []
+        return parked
+
     def is_with(self, consumer_id: int, offset: int) -> bool:
         """Whether a record was given to this consumer and has not been acked or taken back."""
-        return self._records.is_with(consumer_id, offset)
+        return self._records.flights.holder(offset) == consumer_id
+
+    def are_with(self, consumer_id: int, offsets: list[int], attempts: list[int]) -> bool:
+        """Whether all of these records are with this consumer, as these attempts."""
+        records = self._records
+        is_with = records.flights.are_with(consumer_id, offsets)
+        return is_with and records.attempts_of(offsets) == attempts
+
+    def holder(self, offset: int) -> int | None:
+        """Return the id of the consumer that was given a record, while it has it."""
+        return self._records.flights.holder(offset)
 
     def feed(
         self,
@@ -240,9 +273,32 @@ class Dispatch:
         """
         return self._records.give_back(offset, now_ms=now_ms, delay_ms=delay_ms, reason=reason)
 
-    def put_off(self, offset: int, *, now_ms: int) -> None:
-        """Take a record back that could not be sent for now; nobody failed, so nothing counts."""
-        self._records.put_off(offset, now_ms=now_ms)
+    def unsent(self, consumer_id: int, offsets: Sequence[int]) -> None:
+        """Say that deliveries cannot be sent yet: their time for an ack has not begun."""
+        self._records.set_clock(consumer_id, offsets, None)
+
+    def sent(self, consumer_id: int, offsets: Sequence[int], *, now_ms: int) -> None:
+        """Say that deliveries that were `unsent` go out now."""
+        self._records.set_clock(consumer_id, offsets, now_ms)
+
+    def put_off(self, consumer_id: int, offsets: Sequence[int], *, now_ms: int) -> None:
+        """Take records back that could not be sent for now; nobody failed, so nothing counts.
+
+        Where one consumer gets everything in order, nothing goes before them.
+        """
+        mine = [offset for offset in offsets if self.is_with(consumer_id, offset)]
+        self._records.put_off(mine, now_ms=now_ms, comes_first=self._is_single)
+
+    def gone(self, offset: int) -> None:
+        """Settle a record that was to be delivered and is no more: nobody will ever have it."""
+        self._records.give_up(offset)
+
+    def take_back(self, consumer_id: int, offsets: Sequence[int]) -> None:
+        """Take records back that a consumer has and nobody saw there: nothing counts.
+
+        They are delivered at once, to whoever is next.
+        """
+        self._records.take_back(consumer_id, offsets)
 
     def dead_lettered(self, offset: int) -> Change | None:
         """Settle a record that is durable in the dead-letter topic: return the change to journal."""
@@ -268,6 +324,17 @@ class Dispatch:
         """Set another policy, and other limits; blocked records are judged by it anew."""
         self._limits = limits or self._limits
         self._records.configure(policy, self._limits, now_ms=now_ms)
+
+    def overdue(self, now_ms: int) -> list[int]:
+        """Return what is with consumers for longer than an ack may take.
+
+        The next `poll` counts it as failed, but for what is prolonged or taken back before.
+        """
+        return self._records.overdue(now_ms)
+
+    def prolong(self, offset: int, *, until_ms: int) -> None:
+        """Let a record's ack take until then, if it is with a consumer."""
+        self._records.prolong(offset, until_ms=until_ms)
 
     def due_ms(self) -> int | None:
         """Return when `poll` is due although nothing comes in."""
@@ -301,6 +368,7 @@ class Dispatch:
             unacked_bytes=records.unacked_bytes,
             acked_below=records.cursor.acked_below,
             acked_above=records.cursor.acked_above,
+            cursor=records.cursor,
             ranges=records.cursor.range_count,
             blocked=len(records.blocked),
             paused=self._why_paused(),
@@ -368,8 +436,19 @@ class Dispatch:
             return "ranges"
         return None
 
+    def _has_ample_room(self) -> bool:
+        """Whether so much room is back that what is at its limit will not be there again at once."""
+        free = RANGES_MAX - self._records.cursor.range_count
+        is_ample = free >= RANGES_MAX * ROOM_TO_RESUME
+        return is_ample and (
+            not self._is_by_key or self.room >= self._limits.held_max * ROOM_TO_RESUME
+        )
+
     def _tell_paused(self) -> None:
         paused = self._why_paused()
+        # At the limit each ack makes room for one, which is taken at once: that is not told.
+        if paused is None and self._paused == "ranges" and not self._has_ample_room():
+            return
         if paused != self._paused:
             kind = NoticeKind.PAUSED if paused else NoticeKind.RESUMED
             self._actions.append(Notice(kind, reason=paused or self._paused or ""))

@@ -80,6 +80,10 @@ class KeyLines:
         for key in orphans:
             self._offer(key)
 
+    def keep_owners(self, before: KeyLines) -> None:
+        """Have the same owners of keys as the schedule in whose place this one comes."""
+        self._owners = before._owners
+
     def leave(self, consumer: Consumer, now_ms: int) -> None:
         """Let a consumer take part no more: keys with records to deliver move to others."""
         del self._members[consumer.name]

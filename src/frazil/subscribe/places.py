@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Callable
 
 from frazil.subscribe.actions import Change
 
-__all__ = ["Consumer", "Flight", "Flights", "Place", "Places", "State"]
+__all__ = ["Consumer", "Flight", "Place", "Places", "State"]
 
 
 class State(enum.Enum):
@@ -54,59 +53,16 @@ class Consumer:
 
 
 class Flight:
-    """Records that were delivered to one consumer at one time."""
+    """Records that were delivered to one consumer at one time; None while they are not sent."""
 
     __slots__ = ("consumer", "delivered_ms", "offsets", "open_count")
 
-    def __init__(self, consumer: Consumer, offsets: list[int], now_ms: int) -> None:
+    def __init__(self, consumer: Consumer, offsets: list[int], since_ms: int | None) -> None:
         self.consumer = consumer
         self.offsets = offsets
-        self.delivered_ms = now_ms
+        self.delivered_ms = since_ms
         self.open_count = len(offsets)
 
 
 Place = Flight | Change | State
 Places = dict[int, Place]
-
-
-class Flights:
-    """The flights that still have records in them, oldest first.
-
-    A flight ends with its last record, so there are never more flights than unacked records.
-    """
-
-    __slots__ = ("_open",)
-
-    def __init__(self) -> None:
-        # Its first entry is found at once although entries before it were deleted; a dict's is not.
-        self._open: OrderedDict[Flight, None] = OrderedDict()
-
-    def start(self, consumer: Consumer, offsets: list[int], now_ms: int) -> Flight:
-        """Open a flight; `now_ms` never goes back."""
-        flight = Flight(consumer, offsets, now_ms)
-        self._open[flight] = None
-        return flight
-
-    def land(self, flight: Flight, count: int = 1) -> None:
-        """Take records out of a flight."""
-        flight.open_count -= count
-        if not flight.open_count:
-            del self._open[flight]
-
-    @property
-    def oldest_ms(self) -> int | None:
-        """When the oldest open flight was delivered."""
-        return next(iter(self._open)).delivered_ms if self._open else None
-
-    def delivered_until(self, until_ms: int) -> list[Flight]:
-        """Return the open flights that were delivered at `until_ms` or before."""
-        found = []
-        for flight in self._open:
-            if flight.delivered_ms > until_ms:
-                break
-            found.append(flight)
-        return found
-
-    def to(self, consumer: Consumer) -> list[Flight]:
-        """Return the open flights to a consumer."""
-        return [flight for flight in self._open if flight.consumer is consumer]

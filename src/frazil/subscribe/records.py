@@ -1,37 +1,23 @@
-"""The unsettled records of a subscription: where each is, and what its failures lead to.
-
-A record's attempt is the number of its current or next delivery. It grows when a delivery fails
-and is durable before the delivery it belongs to, so a restart neither forgets nor repeats a count.
-An attempt beyond the policy's last means that the record failed too often, also after a restart.
-"""
+"""The unsettled records of a subscription: where each is, and what acks and the journal do to it."""
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
 
-from frazil.log.cursor import Cursor, ranges_of
-from frazil.subscribe.actions import Action, Cause, Change, DeadLetter, Notice, NoticeKind
-from frazil.subscribe.alarms import Alarms
-from frazil.subscribe.places import Consumer, Flight, Flights, Place, Places, State
+from frazil.log.cursor import Cursor, gaps_of, ranges_of
+from frazil.subscribe.actions import Action, Cause, Change, Notice, NoticeKind
+from frazil.subscribe.failures import Failures
+from frazil.subscribe.places import Consumer, Flight, Place, Places, State
 from frazil.subscribe.policy import FailurePolicy, Limits, Poison
-from frazil.subscribe.suspects import Suspects
-
-if TYPE_CHECKING:
-    from frazil.subscribe.schedule import Schedule
 
 __all__ = ["Records"]
 
-REASON_CHARACTERS_MAX = 1_024
-REASONS = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream ended"}
 
-
-class Records:
+class Records(Failures):
     """The places of all records that were delivered and are not durably settled."""
-
-    schedule: Schedule
 
     def __init__(
         self,
@@ -44,27 +30,17 @@ class Records:
         delivered_below: int,
         actions: list[Action],
     ) -> None:
-        self._policy = policy
-        self._limits = limits
-        self._actions = actions
+        unsettled = {offset: n for offset, n in attempts.items() if offset not in cursor}
+        super().__init__(policy, limits, attempts=unsettled, actions=actions)
         self.cursor = cursor.copy()
         self.offset_next = cursor.acked_below
-        self.places: Places = {}
         self.sizes: dict[int, int] = {}
         self.unacked_bytes = 0
-        self.blocked: set[int] = set()
-        self.returning = 0
-        self._attempts = {offset: n for offset, n in attempts.items() if offset not in cursor}
-        self._dues_ms = {offset: due for offset, due in dues_ms.items() if offset in self._attempts}
+        self._dues_ms = {offset: due for offset, due in dues_ms.items() if offset in unsettled}
         self._delivered_below = delivered_below
-        self._reasons: dict[int, str] = {}
-        self._timed_out: set[int] = set()
-        self._plans: dict[int, tuple[int, int]] = {}
-        self._owed: dict[int, Cause] = {}
         self._gaps: list[tuple[int, int]] = []
-        self._suspects = Suspects()
-        self._flights = Flights()
-        self._alarms = Alarms()
+        self.parked: list[int] = []
+        """What was met and not delivered, since somebody looked last."""
 
     def not_plain(self) -> Iterator[int]:
         """Give the offsets that must not simply be delivered when they are met.
@@ -93,11 +69,7 @@ class Records:
             assert first <= offsets[0]
             assert offsets[-1] < offset_end
         if len(offsets) != offset_end - first:
-            at = first
-            for offset in (*offsets, offset_end):
-                if offset > at:
-                    self._gaps.append((at, offset))
-                at = offset + 1
+            self._gaps += gaps_of(offsets, first=first, end=offset_end)
             for gap in self._gaps:
                 self.cursor.ack_range(*gap)
         if first >= self.cursor.end:
@@ -119,17 +91,18 @@ class Records:
 
     def fly(self, consumer: Consumer, offsets: list[int], now_ms: int) -> list[int] | None:
         """Put records into a consumer's hands; return their attempts, None if all are first."""
-        flight = self._flights.start(consumer, offsets, now_ms)
+        flight = self.flights.start(consumer, offsets, now_ms)
         self.places.update(dict.fromkeys(offsets, flight))
         if self._timed_out:
             self._timed_out.difference_update(offsets)
         if not self._attempts:
             return None
-        attempts = [self._attempts.get(offset, 1) for offset in offsets]
+        attempts = self.attempts_of(offsets)
         return attempts if max(attempts) > 1 else None
 
     def meet(self, offset: int, size: int, *, now_ms: int) -> None:
         """Deal with a record that cannot simply be delivered: acked early, failed, or waiting."""
+        self.parked.append(offset)
         if offset in self.cursor:
             self.schedule.settle((offset,))
             return
@@ -137,61 +110,15 @@ class Records:
         if offset not in self.places:
             self._arrange(offset, self._dues_ms.pop(offset, now_ms), now_ms)
 
-    def lose(self, consumer: Consumer, *, now_ms: int, is_lost: bool, and_timed_out: bool) -> None:
-        """Take back what a consumer has; with `and_timed_out` also what waits since a time-out."""
-        offsets = []
-        for flight in self._flights.to(consumer):
-            offsets += [each for each in flight.offsets if self.places.get(each) is flight]
-        offsets.sort()
-        if offsets:
-            # Only the oldest can be why the client went; the others never fail for good this way.
-            is_judged = is_lost and self._suspects.is_to_blame(
-                offsets[0], self._policy, self._limits, now_ms=now_ms
-            )
-            self._actions += self._fail(
-                offsets, Cause.LOST, now_ms, suspect=offsets[0] if is_judged else -1
-            )
-        if and_timed_out:
-            self._hasten(now_ms)
+    def set_clock(self, consumer_id: int, offsets: Sequence[int], since_ms: int | None) -> None:
+        """Let the time for acks of a consumer's deliveries begin then, or not yet."""
+        mine = [offset for offset in offsets if self.flights.holder(offset) == consumer_id]
+        if mine:
+            self.flights.set_clock(mine, since_ms)
 
-    def _hasten(self, now_ms: int) -> None:
-        """Let what waits since a time-out come at once, with what a consumer had when it left."""
-        recount = Change(Cause.TIMEOUT)
-        for offset in sorted(self._timed_out):
-            place = self.places.get(offset)
-            if place is State.WAITING:
-                self._alarms.clear(offset)
-                self._make_ready(offset)
-            elif type(place) is Change and place.attempts:
-                place.dues_ms[place.offsets.index(offset)] = now_ms
-                self._hold_back(place)
-            elif place is State.UNCOUNTED:
-                attempt, _plan_ms = self._plans.pop(offset)
-                self._alarms.clear(offset)
-                self._recount(recount, offset, attempt, now_ms)
-        if recount.offsets:
-            self._hold_back(recount)
-            self._actions.append(recount)
-        self._timed_out.clear()
-
-    def _hold_back(self, change: Change) -> None:
-        """Let nothing new go before a change is durable."""
-        if not change.is_returning:
-            change.is_returning = True
-            self.returning += 1
-
-    def _recount(self, change: Change, offset: int, attempt: int, due_ms: int) -> None:
-        """Count a failure once more that the journal refused."""
-        change.offsets.append(offset)
-        change.priors.append(None)
-        change.attempts.append(attempt)
-        change.dues_ms.append(due_ms)
-        self.places[offset] = change
-
-    def is_with(self, consumer_id: int, offset: int) -> bool:
-        """Tell whether a record is in a consumer's hands."""
-        place = self.places.get(offset)
-        return type(place) is Flight and place.consumer.consumer_id == consumer_id
+    def attempts_of(self, offsets: Sequence[int]) -> list[int]:
+        """Return the numbers of records' deliveries, the current or the next."""
+        return [self._attempts.get(offset, 1) for offset in offsets]
 
     # -- acks and nacks --------------------------------------------------------------------------
 
@@ -217,15 +144,16 @@ class Records:
         settled: Places = dict.fromkeys(offsets, change)
         if len(flights) < len(met) or len(settled) < len(priors):
             return False
+        counts = {flights[0]: len(priors)} if len(flights) == 1 else Counter(priors)
         for flight in flights:
-            self._flights.land(flight, priors.count(flight))
+            self.flights.land(flight, counts[flight])
         self.places.update(settled)
         change.offsets, change.priors = list(offsets), priors
         return True
 
     def _settle_each(self, offsets: Sequence[int], change: Change) -> None:
         """Settle records wherever each is."""
-        places, flights = self.places, self._flights
+        places, flights = self.places, self.flights
         taken, priors = change.offsets, change.priors
         for offset in offsets:
             place = places.get(offset)
@@ -253,6 +181,9 @@ class Records:
     def give_back(self, offset: int, *, now_ms: int, delay_ms: int, reason: str) -> Change | None:
         """Count a delivery as failed by a nack; return the change, None if there is no effect."""
         place = self.places.get(offset)
+        if type(place) is Flight and place.delivered_ms is None:
+            # It is late, and meant for an earlier delivery: this one has not gone out yet.
+            return None
         if type(place) is Flight:
             (change,) = self._fail([offset], Cause.NACK, now_ms, asked_ms=delay_ms, reason=reason)
             return change
@@ -262,12 +193,36 @@ class Records:
             return repeat
         return None
 
-    def put_off(self, offset: int, *, now_ms: int) -> None:
-        """Let a record wait that was to be delivered and never reached its consumer."""
+    def put_off(self, offsets: Sequence[int], *, now_ms: int, comes_first: bool) -> None:
+        """Let records wait that were to be delivered and never reached their consumer."""
+        for offset in offsets:
+            place = self.places[offset]
+            assert isinstance(place, Flight)
+            self.flights.land(place)
+            self._put_off(offset, State.WAITING, now_ms)
+            if comes_first:
+                self.returning.wait(offset)
+
+    def prolong(self, offset: int, *, until_ms: int) -> None:
+        """Let a record that is with a consumer be there until then."""
+        place = self.places.get(offset)
+        if type(place) is Flight and place.delivered_ms is not None:
+            self.places[offset] = self.flights.prolong(offset, place, until_ms=until_ms)
+
+    def take_back(self, consumer_id: int, offsets: Sequence[int]) -> None:
+        """Take records back that a consumer has not seen: they are delivered as if for the first."""
+        for offset in offsets:
+            place = self.places.get(offset)
+            if type(place) is Flight and place.consumer.consumer_id == consumer_id:
+                self.flights.land(place)
+                self._make_ready(offset)
+
+    def give_up(self, offset: int) -> None:
+        """Settle a record that was to be delivered and is no more."""
         place = self.places.get(offset)
         if type(place) is Flight:
-            self._flights.land(place)
-            self._put_off(offset, State.WAITING, now_ms)
+            self.flights.land(place)
+            self._settle_owed([offset], Cause.GONE)
 
     def skip(self, offsets: list[int], sizes: list[int]) -> None:
         """Settle records that nobody accepts."""
@@ -292,7 +247,7 @@ class Records:
             self._settled(change)
 
     def _attempts_confirmed(self, change: Change, now_ms: int) -> None:
-        self.returning -= change.is_returning
+        self.returning.release(change)
         for offset, attempt, due_ms in zip(
             change.offsets, change.attempts, change.dues_ms, strict=True
         ):
@@ -315,7 +270,7 @@ class Records:
                 self._actions.append(
                     Notice(NoticeKind.DROPPED, offset=offset, attempt=attempt, reason=reason)
                 )
-        if self._attempts or self._reasons or self._suspects or len(self._alarms):
+        if self._attempts or self._reasons or self._suspects or len(self._alarms) or self.returning:
             for offset in offsets:
                 self._forget(offset)
         self.schedule.settle(offsets)
@@ -327,6 +282,7 @@ class Records:
         self._owed.pop(offset, None)
         self._dues_ms.pop(offset, None)
         self._timed_out.discard(offset)
+        self.returning.forget(offset)
         self._suspects.forget(offset)
         self._alarms.clear(offset)
         self._unblock(offset)
@@ -341,7 +297,7 @@ class Records:
             self._settling_failed(change, now_ms)
 
     def _attempts_failed(self, change: Change, now_ms: int) -> None:
-        self.returning -= change.is_returning
+        self.returning.release(change)
         is_nack = change.cause is Cause.NACK
         back: dict[Consumer, list[int]] = {}
         plans = zip(change.attempts, change.dues_ms, strict=True)
@@ -352,6 +308,8 @@ class Records:
                 continue
             if place is not None:
                 self._plans[offset] = plan
+                if change.is_returning:
+                    self.returning.wait(offset)
             if place is change:
                 self._put_off(offset, State.UNCOUNTED, now_ms)
         for consumer, offsets in back.items():
@@ -375,7 +333,7 @@ class Records:
         for consumer, offsets in back.items():
             self.fly(consumer, offsets, now_ms)
         if lost:
-            self._actions += self._fail(lost, Cause.LOST, now_ms, suspect=-1)
+            self._actions += self._fail(sorted(lost), Cause.LOST, now_ms, suspect=-1)
 
     def _put_back(self, offset: int, prior: Place | None, now_ms: int) -> None:
         """Put a record whose ack failed where it was, if that still is a place."""
@@ -392,7 +350,7 @@ class Records:
             if offset in self._plans:
                 self._put_off(offset, State.UNCOUNTED, now_ms)
             else:
-                due_ms = prior.dues_ms[prior.offsets.index(offset)]
+                due_ms = prior.dues_ms[bisect_left(prior.offsets, offset)]
                 self._arrange(offset, due_ms, now_ms)
         else:
             self.places[offset] = prior
@@ -410,160 +368,7 @@ class Records:
         if self._is_pardoned(offset):
             self.schedule.special.discard(offset)
 
-    # -- failures --------------------------------------------------------------------------------
-
-    def _fail(
-        self,
-        offsets: Sequence[int],
-        cause: Cause,
-        now_ms: int,
-        *,
-        asked_ms: int = 0,
-        reason: str = "",
-        suspect: int | None = None,
-    ) -> list[Change]:
-        """Count deliveries as failed; return the changes to journal before the next ones.
-
-        With a `suspect`, only that one may fail for good: the others' last attempt is repeated.
-        """
-        attempts_max, poison = self._policy.attempts_max, self._policy.poison
-        counted, dropped = Change(cause), Change(Cause.DROP)
-        reason = reason[:REASON_CHARACTERS_MAX] or REASONS.get(cause, "nacked")
-        for offset in offsets:
-            place = self.places.get(offset)
-            if type(place) is Flight:
-                self._flights.land(place)
-            attempt = self._attempts.get(offset, 1)
-            attempt_next = attempt + 1
-            if suspect is not None and offset != suspect and attempt_next > attempts_max:
-                self._make_ready(offset)
-                continue
-            self._reasons[offset] = reason
-            is_dropped = attempt_next > attempts_max and poison is Poison.DROP
-            change = dropped if is_dropped else counted
-            change.offsets.append(offset)
-            change.priors.append(place)
-            self.places[offset] = change
-            if not is_dropped:
-                delay_ms = 0 if cause is Cause.LOST else self._policy.delay_ms(attempt, asked_ms)
-                change.attempts.append(attempt_next)
-                change.dues_ms.append(now_ms + delay_ms)
-        dropped.ranges = ranges_of(dropped.offsets)
-        if cause is Cause.LOST and counted.offsets:
-            self._hold_back(counted)
-        return [change for change in (counted, dropped) if change.offsets]
-
-    def _arrange(self, offset: int, due_ms: int, now_ms: int) -> None:
-        """Decide what comes next for a record whose attempt is durable."""
-        if self._attempts.get(offset, 1) > self._policy.attempts_max:
-            self._exhausted(offset, now_ms)
-        elif due_ms <= now_ms:
-            self._make_ready(offset)
-        else:
-            self.places[offset] = State.WAITING
-            self._alarms.set(offset, due_ms)
-
-    def _exhausted(self, offset: int, now_ms: int) -> None:
-        """Do with a record that failed too often what the policy says."""
-        poison = self._policy.poison
-        if poison is Poison.BLOCK:
-            attempt, reason = self._attempts[offset] - 1, self._reason(offset)
-            self.places[offset] = State.BLOCKED
-            self.blocked.add(offset)
-            self._actions.append(
-                Notice(NoticeKind.BLOCKED, offset=offset, attempt=attempt, reason=reason)
-            )
-        elif poison is Poison.DEAD_LETTER:
-            # Asked for by the alarm: until then an ack may come, and then nobody buries it.
-            self.places[offset] = State.DEAD
-            self._alarms.set(offset, now_ms)
-        else:
-            self._owed[offset] = Cause.DROP
-            self.places[offset] = State.OWED
-            self._alarms.set(offset, now_ms)
-
-    def _bury(self, offset: int, now_ms: int) -> None:
-        """Ask for a dead letter, if the policy still says so."""
-        attempt = self._attempts[offset]
-        if self._policy.poison is Poison.DEAD_LETTER and attempt > self._policy.attempts_max:
-            self._actions.append(DeadLetter(offset, attempt - 1, self._reason(offset)))
-        else:
-            self._arrange(offset, now_ms, now_ms)
-
-    def _reason(self, offset: int) -> str:
-        return self._reasons.get(offset, "failed too often before a restart")
-
-    def _make_ready(self, offset: int) -> None:
-        self.places[offset] = State.READY
-        self.schedule.again(offset)
-
-    def _put_off(self, offset: int, state: State, now_ms: int) -> None:
-        self.places[offset] = state
-        self._alarms.set(offset, now_ms + self._limits.retry_ms)
-
-    def _unblock(self, offset: int) -> None:
-        if offset in self.blocked:
-            self.blocked.discard(offset)
-            if not self.blocked:
-                self._actions.append(Notice(NoticeKind.UNBLOCKED, offset=offset))
-
-    def _settle_owed(self, offsets: list[int], cause: Cause) -> None:
-        """Journal what is settled without an ack."""
-        change = Change(cause)
-        change.offsets = sorted(offsets)
-        change.priors = [None] * len(offsets)
-        change.ranges = ranges_of(change.offsets)
-        for offset in offsets:
-            self.places[offset] = change
-        self._actions.append(change)
-
-    # -- time ------------------------------------------------------------------------------------
-
-    def due_ms(self) -> int | None:
-        """Return when `ring` next has something to do."""
-        alarm_ms, oldest_ms = self._alarms.first_ms(), self._flights.oldest_ms
-        if oldest_ms is None or not self._policy.ack_timeout_ms:
-            return alarm_ms
-        timeout_ms = oldest_ms + self._policy.ack_timeout_ms
-        return timeout_ms if alarm_ms is None else min(alarm_ms, timeout_ms)
-
-    def ring(self, now_ms: int) -> None:
-        """Do what is due: time-outs of acks, then alarms."""
-        due_ms = self.due_ms()
-        if due_ms is None or due_ms > now_ms:
-            return
-        if self._policy.ack_timeout_ms:
-            until_ms = now_ms - self._policy.ack_timeout_ms
-            self._time_out(self._flights.delivered_until(until_ms), now_ms)
-        recount = Change(Cause.TIMEOUT)
-        owed: dict[Cause, list[int]] = {}
-        for offset in self._alarms.ring(now_ms):
-            place = self.places.get(offset)
-            if place is State.WAITING:
-                self._make_ready(offset)
-            elif place is State.DEAD:
-                self._bury(offset, now_ms)
-            elif place is State.OWED:
-                owed.setdefault(self._owed.pop(offset), []).append(offset)
-            elif place is State.UNCOUNTED:
-                self._recount(recount, offset, *self._plans.pop(offset))
-        if recount.offsets:
-            self._actions.append(recount)
-        for cause, offsets in owed.items():
-            self._settle_owed(offsets, cause)
-
-    def _time_out(self, flights: list[Flight], now_ms: int) -> None:
-        places = self.places
-        offsets = [
-            offset
-            for flight in flights
-            for offset in flight.offsets
-            if places.get(offset) is flight
-        ]
-        if offsets:
-            offsets.sort()
-            self._timed_out.update(offsets)
-            self._actions += self._fail(offsets, Cause.TIMEOUT, now_ms)
+    # -- policies --------------------------------------------------------------------------------
 
     def configure(self, policy: FailurePolicy, limits: Limits, *, now_ms: int) -> None:
         """Go on with another policy and other limits; judge blocked records by it."""

@@ -442,7 +442,7 @@ def test_a_reset_goes_back_and_ahead_under_a_consumer(tmp_path):
 
 
 def test_acks_before_a_reset_do_not_count_after_it(tmp_path):
-    """A reset waits for acks under way, and acks of deliveries before it change nothing."""
+    """A reset waits for acks under way, and acks that come while it is made change nothing."""
 
     async def work(db, deliveries, settings):
         db.create_topic("t").append_many(payloads(20))

@@ -271,6 +271,24 @@ def test_a_dead_letter_that_cannot_be_written_is_told(tmp_path):
     run(tmp_path, work)
 
 
+def test_a_dead_letter_is_synced_before_its_record_is_settled(tmp_path):
+    """Also where the topic of dead letters answers its publishers before it is on the disk."""
+
+    async def work(db, deliveries, settings):
+        dead = db.create_topic("dead", lane="dedicated", sync="none")
+        db.create_topic("t").append_many([b"0", b"1", b"2"])
+        settings.change(uid(db), "s", policy=letters())
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == 3)
+        for offset in range(3):
+            await consumer.nack(offset)
+            await until(lambda offset=offset: db.cursors.load(TOPIC)["s"].acked_below > offset)
+            assert dead.runtime.state.durable == offset + 1
+
+    run(tmp_path, work)
+
+
 def test_dead_letters_make_no_namespace(tmp_path):
     """One that is gone keeps its letters waiting, told and unlost, until it is back."""
 
@@ -309,7 +327,7 @@ def test_what_waits_behind_a_stuck_key_is_bounded_and_told(tmp_path, monkeypatch
         consumer.ack(0)
         await until(lambda: len(consumer.acked) == 40)
         assert found.status().paused is None
-        assert found._held_bytes == 0
+        assert found._held.size_bytes == 0
 
     run(tmp_path, work)
 

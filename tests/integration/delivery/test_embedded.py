@@ -156,20 +156,6 @@ def test_what_waits_for_a_program_is_bounded(db):
                 assert len(stream._inbox._waiting) <= 2 * most
 
 
-def test_a_record_that_times_out_unseen_waits_once(db):
-    """A program that is slow to take finds each record once, with the number it has by then."""
-    topic = filled(db, 3)
-    policy = {"ack_timeout_ms": 20, "max_redelivery_count": 1_000_000, **AT_ONCE}
-    with topic.subscribe("s", start="earliest", policy=policy) as stream:
-        waiting = stream._inbox._waiting
-        until(lambda: len(waiting) == 3 and min(d.attempt for d in list(waiting.values())) > 3)
-        assert len(waiting) == 3
-        topic.set_subscription("s", policy={"ack_timeout_ms": 0})
-        some = taken(stream, 3)
-        assert sorted(offsets(some)) == [0, 1, 2]
-        assert min(each.attempt for each in some) > 3
-
-
 def test_an_exclusive_subscription_has_one_consumer(db):
     """The second one is refused and changes nothing, until the first is gone."""
     topic = filled(db)

@@ -18,6 +18,7 @@ from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded
 from frazil.fs import RealFileSystem
 from frazil.log import format as fmt
 from frazil.log.codec import Control
+from frazil.log.committer import deliver
 from frazil.log.cursor import RANGES_MAX
 from frazil.log.cursor_state import CursorState, Dropped, acked, attempted, placed
 from frazil.log.state import STATE_HOLD
@@ -455,6 +456,54 @@ def test_what_cannot_be_a_value_is_refused(tmp_path):
             with pytest.raises(InvalidRequest):
                 db.states.put(tag, key, value)
         assert db.main.journal.state.lsn == lsn
+
+
+def test_what_was_refused_takes_no_room(tmp_path, monkeypatch):
+    """Values that a full queue or a full disk refused count no more than before."""
+    with open_small(tmp_path) as db:
+        states, big = db.states, bytes(VALUE_BYTES_MAX)
+        states.put(16, "kept", b"12")
+        states.put(16, "gone", b"1")
+        states.delete(16, "gone")
+        states.put(16, "kept", b"123")
+        counted = states._bytes, set(states._sizes)
+        with monkeypatch.context() as patch:
+            patch.setattr(db.main.queue, "submit", lambda _entry: False)
+            for number in range(2 * BYTES_MAX // VALUE_BYTES_MAX):
+                with pytest.raises(Overloaded, match="queue"):
+                    states.put(16, f"{number}", big)
+            with pytest.raises(Overloaded, match="queue"):
+                states.delete(16, "kept")
+        refuse_all(db, monkeypatch)
+        for number in range(2 * BYTES_MAX // VALUE_BYTES_MAX):
+            with pytest.raises(Unavailable, match="no room"):
+                states.put(16, f"{number}", big)
+        with pytest.raises(Unavailable, match="no room"):
+            states.put(16, "kept", big)
+        with pytest.raises(Unavailable, match="no room"):
+            states.delete(16, "kept")
+        asyncio.run(refused_in_a_loop(states, big))
+        monkeypatch.undo()
+        states.put(16, "kept", b"456")
+        assert (states._bytes, set(states._sizes)) == counted
+
+
+def refuse_all(db, monkeypatch):
+    """Let the journal refuse each entry when its turn comes, as on a full disk."""
+
+    def submit(entry):
+        deliver([entry[5]], [Unavailable("no room")])
+        return True
+
+    monkeypatch.setattr(db.main.queue, "submit", submit)
+
+
+async def refused_in_a_loop(states, value):
+    for key in ("a", "b"):
+        waiter = asyncio.get_running_loop().create_future()
+        states.submit(16, key, value, waiter)
+        with pytest.raises(Unavailable, match="no room"):
+            await waiter
 
 
 def test_values_are_bounded_together(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.log.cursor import RANGES_MAX, Cursor, ranges_of
+from frazil.log.cursor import RANGES_MAX, Cursor, gaps_of, ranges_of
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=30)
 
@@ -66,6 +66,15 @@ def test_ranges_of_ascending_offsets(offsets):
     ranges = ranges_of(sorted(offsets))
     assert {offset for first, end in ranges for offset in range(first, end)} == offsets
     assert all(end < first for (_, end), (first, _) in pairwise(ranges))
+
+
+@given(st.sets(st.integers(5, 40)))
+def test_gaps_are_what_the_ranges_leave_out(offsets):
+    """Gaps and ranges together are everything, once."""
+    gaps, ranges = gaps_of(sorted(offsets), first=5, end=41), ranges_of(sorted(offsets))
+    found = [offset for first, end in (*gaps, *ranges) for offset in range(first, end)]
+    assert sorted(found) == list(range(5, 41))
+    assert all(end < first for (_, end), (first, _) in pairwise(gaps))
 
 
 def test_a_cursor_shows_what_it_holds():

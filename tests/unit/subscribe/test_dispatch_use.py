@@ -1,15 +1,16 @@
-"""Dispatch as its callers use it: without a journal, at speed, at its limits."""
+"""Dispatch as its callers use it: with acks at once, at speed, at its limits."""
 
 from __future__ import annotations
 
 from frazil.log.cursor import RANGES_MAX
 from frazil.subscribe import Change, Cursor, Deliver, Dispatch, Limits, SubscriptionType
+from frazil.subscribe.places import Flight
 from tests.unit.ingest.registry.counted_lines import lines_at_most
 from tests.unit.subscribe.desk import MUCH, Desk
 
 
-def test_without_a_journal_each_delivery_is_settled_at_once():
-    """A topic that is not reliable: records reach who is there, evenly, and are forgotten."""
+def test_deliveries_that_are_settled_at_once_are_forgotten():
+    """Records that are acked and confirmed as they are delivered reach all evenly, and are gone."""
     dispatch = Dispatch(SubscriptionType.SHARED, limits=Limits(max_unacked_messages=100))
     got = {1: [], 2: []}
     for consumer in got:
@@ -92,3 +93,52 @@ def test_records_are_handled_in_batches():
     """Feeding, delivering, acking and confirming have no step that is done for each record."""
     with lines_at_most(40_000 * 3 // 2):
         assert run_through(40_000) == Cursor(40_000)
+
+
+class Compared(int):
+    """An offset that counts how often it is compared."""
+
+    count = 0
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_acks_of_many_small_deliveries_are_settled_in_one_go(monkeypatch):
+    """A thousand records that were delivered one by one are acked without comparing them all."""
+    desk = Desk(SubscriptionType.SHARED, limits={"max_unacked_messages": RANGES_MAX})
+    desk.attach(1)
+    for offset in range(1_000):
+        desk.feed(1)
+        assert desk.offsets() == [offset]
+    compared = 0
+
+    def is_equal(self, other):
+        nonlocal compared
+        compared += 1
+        return self is other
+
+    monkeypatch.setattr(Flight, "__eq__", is_equal)
+    desk.ack(*range(1_000))
+    assert compared <= 1_000
+    desk.sync()
+    assert desk.dispatch.cursor == Cursor(1_000)
+
+
+def test_what_timed_out_is_hastened_in_one_go():
+    """A thousand records whose time-out is being journalled return with a consumer that leaves."""
+    desk = Desk(SubscriptionType.EXCLUSIVE, limits={"max_unacked_messages": 1_000})
+    desk.attach(1)
+    offsets = [Compared(offset) for offset in range(1_000)]
+    desk.dispatch.feed(offsets, [1] * 1_000, offset_end=1_000)
+    assert desk.offsets() == offsets
+    assert desk.offsets(30_000) == []
+    Compared.count = 0
+    desk.detach(1)
+    assert Compared.count <= 50_000
+    desk.attach(2)
+    desk.sync()
+    assert desk.offsets() == offsets

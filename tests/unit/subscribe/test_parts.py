@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -49,10 +48,9 @@ def test_any_of_several_patterns_is_enough():
 
 
 def test_no_pattern_takes_for_ever():
-    """Many stars and a long key that almost matches are decided at once."""
-    started = time.perf_counter()
+    """Many stars and a long key that almost matches are decided, not tried in all ways there are."""
+    # To try all of them, 20,000 over 30, would go on until the test's time is over.
     assert not key_filter(["*a" * 30 + "b"])("a" * 20_000)
-    assert time.perf_counter() - started < 2
 
 
 def test_alarms_ring_once_in_order_of_their_times():

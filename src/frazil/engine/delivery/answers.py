@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from frazil.errors import FrazilError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from frazil.subscribe import Change
 
 __all__ = ["Answer", "AnswerAll", "Answers", "Waiting", "answer_each"]
@@ -28,9 +30,37 @@ def answer_each(dones: list[Answer], error: FrazilError | None) -> None:
 class Answers:
     """The calls of one subscription that were not answered yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._acks: list[int] = []
+        self._acking: dict[AnswerAll, list[Any]] = {}
+        """Who waits for the acks of this turn."""
         self._waiting: list[tuple[Change, Waiting]] = []
         self._failures: dict[Change, FrazilError] = {}
+        self._quiet: asyncio.Future[None] | None = None
+        self.under_way = 0
+        """How many frames the journal has not answered yet."""
+
+    def gather(self, offsets: Sequence[int], call: object, answer: AnswerAll) -> bool:
+        """Keep acks for the end of this turn; return whether they are the first for `answer`."""
+        self._acks += offsets
+        calls = self._acking.get(answer)
+        if calls is None:
+            self._acking[answer] = [call]
+            return True
+        calls.append(call)
+        return False
+
+    def take(self) -> tuple[list[int], Waiting]:
+        """Return the offsets that were acked in this turn, and the calls that wait for them."""
+        offsets, self._acks = self._acks, []
+        acking, self._acking = self._acking, {}
+        return offsets, list(acking.items())
+
+    @property
+    def has_acks(self) -> bool:
+        """Whether `take` would return any."""
+        return bool(self._acks)
 
     def add(self, change: Change | None, calls: Waiting) -> None:
         """Answer when a change, and those it repeats, are settled; at once if there is none."""
@@ -47,8 +77,21 @@ class Answers:
             self._failures[change] = error
         self._look()
 
+    def written(self) -> None:
+        """Take note that the journal has answered something that was `under_way`."""
+        self.under_way -= 1
+        if not self.under_way and self._quiet is not None and not self._quiet.done():
+            self._quiet.set_result(None)
+
+    async def quiet(self) -> None:
+        """Wait until nothing is under way."""
+        if self.under_way:
+            self._quiet = self._loop.create_future()
+            await self._quiet
+
     def end(self, error: FrazilError) -> None:
         """Answer all of them with an error."""
+        _answer(self.take()[1], error)
         waiting, self._waiting = self._waiting, []
         for _change, calls in waiting:
             _answer(calls, error)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from frazil.engine.delivery.record import Record
     from frazil.errors import FrazilError
 
-__all__ = ["Consumer", "Counts"]
+__all__ = ["Consumer", "Counts", "Keeper"]
 
 
 class Consumer(Protocol):
@@ -25,6 +27,23 @@ class Consumer(Protocol):
 
     def ended(self, error: FrazilError) -> None:
         """End: the subscription or its topic is gone."""
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A consumer that keeps what is delivered until a program takes it; called as `Consumer` is."""
+
+    def give_up(self, offsets: Sequence[int] | None) -> list[int]:
+        """Let go of those of some records that the program has not taken, None: of all.
+
+        Return them; the program will not get them.
+        """
+
+    def revoked(self, offsets: Sequence[int] | None) -> None:
+        """Let go of records that are not this consumer's any more, None: of all."""
+
+    def held_ms(self, offset: int) -> int | None:
+        """Return for how long the program has had a record, None if it did not take it yet."""
 
 
 class Counts:

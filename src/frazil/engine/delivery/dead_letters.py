@@ -12,12 +12,14 @@ from frazil.engine.stops import pass_stop_async
 from frazil.engine.subscribing_settings import check_dead_letter_namespace, is_stored
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.ingest.messages import Message
+from frazil.log.codec import Sender
 
 if TYPE_CHECKING:
     from frazil.engine.core import Engine
     from frazil.engine.delivery.record import Record
     from frazil.engine.delivery.subscription import Subscription
     from frazil.engine.runtime import TopicRuntime
+    from frazil.log.codec import Entry
     from frazil.subscribe import DeadLetter
 
 __all__ = ["DeadLetters"]
@@ -102,6 +104,8 @@ class DeadLetters:
         )
         codec, data, count, size = runtime.prepare_own(message, roomy)
         written: asyncio.Future[Any] = self._loop.create_future()
-        if not runtime.lane.queue.submit((runtime.state, codec, data, count, size, written, None)):
+        # Synced, whatever the topic's own acks mean: its record is settled durably next.
+        entry: Entry = (runtime.state, codec, data, count, size, written, Sender(sync=True))
+        if not runtime.lane.queue.submit(entry):
             raise runtime.lane.queue.overloaded()
         await written

@@ -13,9 +13,11 @@ from frazil.engine.delivery.dead_letters import DeadLetters
 from frazil.engine.delivery.feed import FeedCache, TopicFeed
 from frazil.engine.delivery.journalling import Journalling
 from frazil.engine.delivery.pace import Pace
+from frazil.engine.delivery.reserve import Reserve
 from frazil.engine.delivery.subscription import Subscription
 from frazil.engine.reading import start_offset
-from frazil.errors import Closed, FrazilError, NotFound
+from frazil.engine.subscribing_lag import Lags
+from frazil.errors import Closed, FrazilError, InvalidRequest, NotFound
 from frazil.log.cursor import RANGES_MAX
 from frazil.model import topic_uid
 from frazil.subscribe import Dispatch, Limits, SubscriptionType
@@ -96,8 +98,9 @@ class Deliveries:
         for each in (*(one.counts for one in some), self._past):
             for name in totals:
                 totals[name] += getattr(each, name)
+        of_all = Lags(self._engine)
         lags = [
-            each.feed.head - status.acked_below - status.acked_above
+            of_all.of(each.feed.runtime, status.cursor).records
             for each, status in zip(some, statuses, strict=True)
         ]
         kinds = Counter(each.kind.name.lower() for each in some)
@@ -131,7 +134,8 @@ class Deliveries:
 
         Raises:
             NotFound: if there is no such topic.
-            InvalidRequest: if the name is not allowed, or the start is not among the records.
+            InvalidRequest: if the name is not allowed, the start is not among the records, or it
+                would go by the keys of rows that have none.
         """
         async with self._changing(topic, name):
             found = self.find(topic, name)
@@ -176,14 +180,15 @@ class Deliveries:
             if found is None:
                 return await asyncio.to_thread(self._place, runtime, name, to)
             await found.rest()
-            dispatch = None
+            dispatch = reserve = None
             try:
                 offset = await asyncio.to_thread(self._place, runtime, name, to)
                 cursor = await asyncio.to_thread(self._load, runtime, name)
                 stored = self._settings.get(topic_uid(runtime.state.spec), name)
                 dispatch = self._dispatch(stored, cursor)
+                reserve = self._reserve(runtime, name, cursor)
             finally:
-                found.go_on(dispatch)
+                found.go_on(dispatch, reserve)
             return offset
 
     async def drop(self, topic: str, name: str) -> None:
@@ -226,8 +231,11 @@ class Deliveries:
     async def close(self) -> None:
         """Stop delivering, wait for acks under way, and end every stream."""
         self._is_closed = True
-        for found in self.subscriptions:
-            await found.rest()
+        some = self.subscriptions
+        await asyncio.gather(*(each.rest() for each in some))
+        # All at once: the journal syncs once for many of them.
+        await asyncio.gather(*(each.reserve.release() for each in some))
+        for found in some:
             found.end(Closed("the broker is shutting down"))
         self._open.clear()
         for feed, _journalling in list(self._feeds.values()):
@@ -260,6 +268,7 @@ class Deliveries:
     def _create(
         self, runtime: TopicRuntime, name: str, kind: SubscriptionType, start: Start
     ) -> Stored:
+        _check_keys(runtime, kind)
         offset = start_offset(runtime, start)
         uid = topic_uid(runtime.state.spec)
         stored = self._settings.get(uid, name)
@@ -309,13 +318,14 @@ class Deliveries:
         if self._is_closed:
             raise Closed("the broker is shutting down")
         feed, journalling = self._feed(runtime)
-        delivered_below = 0 if is_new else min(feed.head, _reach(cursor, runtime))
+        delivered_below = 0 if is_new else min(feed.head, _delivered_below(cursor, runtime))
         found = Subscription(
             name,
             feed,
             journalling,
             self._dead_letters,
             dispatch=self._dispatch(stored, cursor, delivered_below),
+            reserve=self._reserve(runtime, name, cursor, delivered_below),
             policy=stored.policy,
             loop=self._loop,
             pace=self.pace,
@@ -339,6 +349,14 @@ class Deliveries:
             dues_ms=dues_ms,
             delivered_below=delivered_below,
             now_ms=now_ms,
+        )
+
+    def _reserve(
+        self, runtime: TopicRuntime, name: str, cursor: CursorState, delivered_below: int = 0
+    ) -> Reserve:
+        _topic_feed, journalling = self._feed(runtime)
+        return Reserve(
+            name, journalling, self._loop, below=cursor.reserved, delivered_below=delivered_below
         )
 
     def _feed(self, runtime: TopicRuntime) -> tuple[TopicFeed, Journalling]:
@@ -368,12 +386,28 @@ def _limits(stored: Stored) -> Limits:
     return Limits(max_unacked_messages=stored.max_unacked_messages)
 
 
-def _reach(cursor: CursorState, runtime: TopicRuntime) -> int:
+def _check_keys(runtime: TopicRuntime, kind: SubscriptionType) -> None:
+    """Refuse to go by key where records have none.
+
+    Raises:
+        InvalidRequest: if the topic has rows without a primary key.
+    """
+    is_keyed = runtime.is_message or bool(runtime.state.spec.primary_key)
+    if kind is SubscriptionType.KEY_SHARED and not is_keyed:
+        raise InvalidRequest(
+            "key_shared goes by key and the rows of this topic have no primary key; use shared",
+            topic=runtime.name,
+        )
+
+
+def _delivered_below(cursor: CursorState, runtime: TopicRuntime) -> int:
     """Return the offset below which an earlier life may have delivered what is not acked.
 
-    Clients that outlived it may still ack those. First deliveries are not journalled, and the
-    window may have been another one then: it is as far as the largest window reaches.
+    Clients that outlived it may still ack those. A cursor from before it was written down, or one
+    that was restored, does not say; then it is as far as the largest window reaches.
     """
+    if cursor.reserved is not None:
+        return cursor.reserved
     gaps = sum(
         special.end - max(special.first, cursor.acked_below)
         for special in runtime.state.ranges

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from frazil.engine.runtime import TopicRuntime
+    from frazil.log.history import Piece
 
-__all__ = ["FeedCache", "TopicFeed"]
+__all__ = ["FeedCache", "Found", "TopicFeed"]
+
+Found = Chunk | FrazilError
+"""What came of a read."""
 
 READ_BYTES: Final = 512 << 10
 """How much a worker thread reads and decodes at once."""
@@ -77,7 +81,7 @@ class TopicFeed:
         self._executor = executor
         self._chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
-        self._reading: dict[int, list[Callable[[FrazilError | None], None]]] = {}
+        self._reading: dict[int, list[Callable[[Found], None]]] = {}
         self._followers: list[Callable[[], None]] = []
         self._is_closed = False
         # Before the look at what is there: nothing that comes in between may stay unnoticed.
@@ -99,43 +103,36 @@ class TopicFeed:
             return self._read_live(offset)
         return None
 
-    def record(self, offset: int) -> Record | None:
-        """Return one record if it is at hand."""
-        chunk = self.get(offset)
-        if chunk is None:
-            return None
-        at = bisect_right(chunk.offsets, offset) - 1
-        return chunk.records[at] if at >= 0 and chunk.offsets[at] == offset else None
-
-    async def fetch(self, offset: int) -> Record:
-        """Return one record from wherever it is.
+    async def fetch(self, offset: int) -> Record | None:
+        """Return one record from wherever it is, None if what was read says that there is none.
 
         Raises:
-            NotFound: if no record has this offset, or it is not held any more.
-            FrazilError: what else keeps it from being read.
+            NotFound: if it is not held any more, with `offset_first`.
+            FrazilError: what else keeps it from being read, for now perhaps.
         """
-        record = self.record(offset)
-        if record is None:
-            read: asyncio.Future[FrazilError | None] = self._loop.create_future()
-            self.request(offset, read.set_result)
-            error = await read
-            if error is not None:
-                raise error
-            record = self.record(offset)
-        if record is None:
-            raise NotFound("no record has this offset", topic=self.runtime.name, offset=offset)
-        return record
-
-    def is_gap(self, offset: int) -> bool:
-        """Tell whether what was read says that no record has this offset."""
         chunk = self.get(offset)
-        return chunk is not None and self.record(offset) is None
+        if chunk is None:
+            read: asyncio.Future[Found] = self._loop.create_future()
+            self.request(offset, partial(_hand_over, read))
+            # Not asked for again: the next thing that was read may have taken its room already.
+            found = await read
+            if isinstance(found, FrazilError):
+                raise found
+            chunk = found
+        if not chunk.offset <= offset < chunk.offset_next:
+            raise Unavailable(
+                "the record is on its way from one tier to the next, try again",
+                topic=self.runtime.name,
+                offset=offset,
+            )
+        return chunk.record(offset)
 
-    def request(self, offset: int, done: Callable[[FrazilError | None], None]) -> None:
-        """Read from `offset` on in a worker thread, then call `done`; `get` has it then.
+    def request(self, offset: int, done: Callable[[Found], None]) -> None:
+        """Read from `offset` on in a worker thread, then call `done` with what was read.
 
-        `done` gets what was met instead: `NotFound` with `offset_first` where nothing is held any
-        more, `CorruptionError` with `offset_next` behind the damage.
+        `get` has it for a while. What was read is empty while records are on their way from one tier
+        to the next. Where something else was met `done` gets that: `NotFound` with `offset_first`
+        where nothing is held any more, `CorruptionError` with `offset_next` behind the damage.
         """
         waiting = self._reading.get(offset)
         if waiting is not None:
@@ -199,7 +196,7 @@ class TopicFeed:
             return None
         if not piece.batches:
             return None
-        chunk = chunk_of(piece, offset=offset, is_message=self.runtime.is_message)
+        chunk = self._decoded(piece, offset)
         self._add(chunk)
         return chunk
 
@@ -211,22 +208,27 @@ class TopicFeed:
         if error is not None:
             raise error
         piece = runtime.history.read(topic, offset=offset, bytes_max=READ_BYTES)
-        return chunk_of(piece, offset=offset, is_message=runtime.is_message)
+        return self._decoded(piece, offset)
+
+    def _decoded(self, piece: Piece, offset: int) -> Chunk:
+        runtime = self.runtime
+        key = runtime.state.spec.primary_key
+        return chunk_of(piece, offset=offset, is_message=runtime.is_message, primary_key=key)
 
     def _read_done(self, offset: int, future: asyncio.Future[Chunk]) -> None:
         waiting = self._reading.pop(offset)
         met = None if future.cancelled() else future.exception()
-        error: FrazilError | None = None
+        found: Found
         if isinstance(met, FrazilError):
-            error = met
+            found = met
         elif met is not None or future.cancelled():
-            error = Unavailable("records could not be read", topic=self.runtime.name, cause=met)
+            found = Unavailable("records could not be read", topic=self.runtime.name, cause=met)
         else:
-            chunk = future.result()
-            if chunk.offset_next > chunk.offset:
-                self._add(chunk)
+            found = future.result()
+            if found.offset_next > found.offset:
+                self._add(found)
         for done in waiting:
-            done(error)
+            done(found)
 
     def _add(self, chunk: Chunk) -> None:
         self.decoded += len(chunk.records)
@@ -253,5 +255,11 @@ class TopicFeed:
             wake()
 
 
-def _ignore(_error: FrazilError | None) -> None:
-    """Leave an error to whoever asks for the same records."""
+def _hand_over(read: asyncio.Future[Found], found: Found) -> None:
+    """Give what was read to whoever waits for it, if somebody still does."""
+    if not read.done():
+        read.set_result(found)
+
+
+def _ignore(_found: Found) -> None:
+    """Leave it to whoever asks for the same records."""

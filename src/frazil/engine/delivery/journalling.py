@@ -42,20 +42,28 @@ class Journalling:
         self._waiting: list[Waiting] = []
         self._is_scheduled = False
 
-    def add(self, name: str, change: Change, answer: Answer) -> None:
+    def add(self, name: str, change: Change, answer: Answer, *, reserved: int = 0) -> None:
         """Write a change of the subscription `name` with the others of this turn.
 
-        `answer` is called when it is durable, or with what kept it from being written.
+        `answer` is called when it is durable, or with what kept it from being written. One that
+        settles records may say besides how far deliveries may go.
         """
-        self._waiting.append((self._written(name, change), answer))
+        self._add(self._written(name, change, reserved), answer)
+
+    def reserve(self, name: str, end: int, answer: Answer, *, is_exact: bool = False) -> None:
+        """Write how far the deliveries of a subscription may go, or exactly how far they went."""
+        self._add([Acked(name, [], end, is_exact)], answer)
+
+    def _add(self, changes: list[cursor_state.Change], answer: Answer) -> None:
+        self._waiting.append((changes, answer))
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def _written(self, name: str, change: Change) -> list[cursor_state.Change]:
+    def _written(self, name: str, change: Change, reserved: int) -> list[cursor_state.Change]:
         """Return what is written of a change; times are told by the clock on the wall."""
         if not change.attempts:
-            return [Acked(name, list(chain.from_iterable(sorted(change.ranges))))]
+            return [Acked(name, list(chain.from_iterable(sorted(change.ranges))), reserved)]
         pairs = zip(change.offsets, change.attempts, strict=True)
         written: list[cursor_state.Change] = [Attempted(name, list(chain.from_iterable(pairs)))]
         now_ms = int(self._loop.time() * 1000)

@@ -1,4 +1,7 @@
-"""What a subscription does of itself, as events: blocked, dropped, paused, promoted, resumed."""
+"""What a subscription does of itself, as events: blocked, dropped, paused, promoted, resumed.
+
+And how often something is told that goes wrong again and again.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,16 @@ from frazil.subscribe import NoticeKind
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from frazil.subscribe import Notice
 
-__all__ = ["tell_notice"]
+__all__ = ["Seldom", "tell_notice"]
 
+AGAIN_S: Final = 60.0
+"""So long something that was told is not told again."""
+TOLD_MAX: Final = 64
+"""So many different things are remembered."""
 BAD: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED, NoticeKind.PAUSED})
 
 
@@ -28,3 +37,26 @@ def tell_notice(notice: Notice, *, topic: str, subscription: str) -> None:
     level = logging.WARNING if notice.kind in BAD else logging.INFO
     name = f"subscription_{notice.kind.value}"
     event(name, level=level, **facts, topic=topic, subscription=subscription)
+
+
+class Seldom:
+    """Has the same thing told at once, and after that once in a while."""
+
+    def __init__(self, time_s: Callable[[], float]) -> None:
+        self._time_s = time_s
+        self._told_s: dict[str, float] = {}
+        self._times: dict[str, int] = {}
+
+    def times(self, what: str) -> int:
+        """Note that something happened; return how often since it was told, 0 not to tell it."""
+        now_s = self._time_s()
+        times = self._times.get(what, 0) + 1
+        if now_s - self._told_s.get(what, -AGAIN_S) < AGAIN_S:
+            self._times[what] = times
+            return 0
+        if len(self._told_s) >= TOLD_MAX:
+            self._told_s.clear()
+            self._times.clear()
+        self._told_s[what] = now_s
+        self._times[what] = 0
+        return times

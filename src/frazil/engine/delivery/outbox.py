@@ -6,16 +6,15 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from frazil.errors import NotFound
+from frazil.errors import FrazilError, NotFound
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from frazil.engine.delivery.consumer import Consumer
-    from frazil.engine.delivery.feed import TopicFeed
-    from frazil.engine.delivery.record import Record
-    from frazil.errors import FrazilError
+    from frazil.engine.delivery.feed import Found, TopicFeed
+    from frazil.engine.delivery.record import Chunk, Record
 
 __all__ = ["Outbox", "Sender"]
 
@@ -25,14 +24,27 @@ RETRY_S: Final = 0.05
 class Sender(Protocol):
     """The subscription that an outbox is of."""
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether nothing may go before what cannot be read."""
+
     def is_with(self, consumer: Consumer, offset: int) -> bool:
         """Tell whether a record is still to be delivered to a consumer."""
+
+    def sent(self, consumer: Consumer, offsets: list[int]) -> None:
+        """Take note that records go out only now."""
 
     def left_out(self, consumer: Consumer) -> None:
         """Take note that a consumer got less than was counted as delivered."""
 
-    def lost(self, offset: int, error: FrazilError) -> None:
-        """Take note that a record cannot be read again."""
+    def is_given_up(self, offset: int) -> bool:
+        """Tell whether a full quota took a record away."""
+
+    def gone(self, offset: int) -> None:
+        """Take note that there is no such record any more."""
+
+    def put_off(self, consumer: Consumer, offsets: list[int], error: FrazilError) -> None:
+        """Take records back, because the first of them cannot be read now."""
 
 
 class Outbox:
@@ -81,28 +93,56 @@ class Outbox:
                 self._feed.request(missing, partial(self._read, reading, missing))
                 return
             self._waiting.popleft()
-            # What was acked or taken back while it was being read must not go out any more.
-            records, attempts = delivery.kept(partial(self._sender.is_with, self._consumer))
-            if records:
-                self._consumer.deliver(records, attempts)
-            if len(records) < delivery.count:
-                self._sender.left_out(self._consumer)
+            self._send(delivery)
 
-    def _read(self, reading: object, offset: int, error: FrazilError | None) -> None:
+    def _send(self, delivery: _Delivery) -> None:
+        # What was acked or taken back while it was being read must not go out any more.
+        records, attempts = delivery.kept(partial(self._sender.is_with, self._consumer))
+        if records:
+            self._sender.sent(self._consumer, [record.offset for record in records])
+            self._consumer.deliver(records, attempts)
+        if len(records) < delivery.count:
+            self._sender.left_out(self._consumer)
+
+    def _read(self, reading: object, offset: int, found: Found) -> None:
         if reading is not self._reading:
             # It was cleared meanwhile.
             return
-        if error is None and self._feed.is_gap(offset):
-            error = NotFound("the record is gone", offset=offset)
-        if error is None and self._feed.record(offset) is None:
+        if isinstance(found, FrazilError):
+            self._reading = None
+            if isinstance(found, NotFound) and self._sender.is_given_up(offset):
+                self._leave_out([offset])
+            else:
+                self._put_off(offset, found)
+        elif found.offset <= offset < found.offset_next:
+            self._reading = None
+            # At once: what is read next may take its room.
+            self._leave_out(self._waiting[0].fill(found))
+        else:
             # On its way from one tier to the next: a look later finds it.
             self._loop.call_later(RETRY_S, self._look_again, reading)
             return
-        self._reading = None
-        if error is not None:
-            self._waiting[0].leave_out(offset)
-            self._sender.lost(offset, error)
         self._drain()
+
+    def _leave_out(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self._waiting[0].leave_out(offset)
+            self._sender.gone(offset)
+
+    def _put_off(self, offset: int, error: FrazilError) -> None:
+        """Do without a record for now, and where order counts without all behind it."""
+        delivery = self._waiting[0]
+        if not self._sender.keeps_order:
+            delivery.leave_out(offset)
+            self._sender.put_off(self._consumer, [offset], error)
+            return
+        rest = delivery.cut(offset)
+        self._waiting.popleft()
+        for later in self._waiting:
+            rest += later.offsets
+        self._waiting.clear()
+        self._send(delivery)
+        self._sender.put_off(self._consumer, rest, error)
 
     def _look_again(self, reading: object) -> None:
         if reading is self._reading:
@@ -125,11 +165,21 @@ class _Delivery:
         """Find the records that are at hand; return the first offset that is not, or None."""
         for at, record in enumerate(self.records):
             if record is None:
-                found = feed.record(self.offsets[at])
+                chunk = feed.get(self.offsets[at])
+                self.records[at] = found = None if chunk is None else chunk.record(self.offsets[at])
                 if found is None:
                     return self.offsets[at]
-                self.records[at] = found
         return None
+
+    def fill(self, chunk: Chunk) -> list[int]:
+        """Take records out of what was read; return the offsets of which it says that none is."""
+        gone: list[int] = []
+        for at, offset in enumerate(self.offsets):
+            if self.records[at] is None and chunk.offset <= offset < chunk.offset_next:
+                self.records[at] = found = chunk.record(offset)
+                if found is None:
+                    gone.append(offset)
+        return gone
 
     def leave_out(self, offset: int) -> None:
         """Do without a record that cannot be read."""
@@ -138,6 +188,15 @@ class _Delivery:
         self.records = self.records[:at] + self.records[at + 1 :]
         if self.attempts is not None:
             self.attempts = self.attempts[:at] + self.attempts[at + 1 :]
+
+    def cut(self, offset: int) -> list[int]:
+        """Keep what lies before a record; return the offsets of it and of all behind it."""
+        at = self.offsets.index(offset)
+        rest = self.offsets[at:]
+        self.offsets, self.records = self.offsets[:at], self.records[:at]
+        if self.attempts is not None:
+            self.attempts = self.attempts[:at]
+        return rest
 
     def kept(self, is_wanted: Callable[[int], bool]) -> tuple[list[Record], list[int] | None]:
         """Return the records that are still wanted, and their attempts."""

@@ -2,8 +2,8 @@
 
 Whoever is far behind takes as much as it can get, and publishers would wait for it: a record's way
 into the log goes through the loop's thread and the journal's in turn, and all run one at a time.
-So those that catch up have what publishers leave, in small steps and in turn; at least a fifth for
-one of them, and more for many: all publishers together count as four. What follows the head of its
+So those that catch up have what publishers leave, in small steps and in turn; at least a twelfth for
+one of them, and more for many: all publishers together count as eleven. What follows the head of its
 topic has no part in this, and what it takes is not counted.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 __all__ = ["Pace"]
 
-PUBLISHERS_WEIGHT: Final = 4
+PUBLISHERS_WEIGHT: Final = 11
 """Publishers who want all of the time have so many times as much as one that catches up."""
 SHARE_LARGE: Final = 0.5
 """With less than this, steps are small."""

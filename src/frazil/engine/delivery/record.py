@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from bisect import bisect_right
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from frazil.ingest.messages import Message
+from frazil.tiers.keys import column_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
     from frazil.log.history import Piece
     from frazil.model import OffsetRange
 
-__all__ = ["Chunk", "Record", "chunk_of", "size_of"]
+__all__ = ["Chunk", "Record", "chunk_of", "key_of_row", "size_of"]
 
 RECORD_OVERHEAD_BYTES: Final = 256
 """What a record takes in memory besides its payload, about."""
@@ -44,7 +48,7 @@ class Chunk:
     """Records of `[offset, offset_next)` without those of gaps, in order; never changed."""
 
     __slots__ = (
-        *("_keys", "expired", "offset", "offset_next", "offsets"),
+        *("_key_columns", "_keys", "expired", "offset", "offset_next", "offsets"),
         *("records", "size_bytes", "sizes"),
     )
 
@@ -55,6 +59,7 @@ class Chunk:
         records: list[Record],
         sizes: list[int],
         expired: Sequence[OffsetRange] = (),
+        key_columns: Sequence[tuple[int, Sequence[str]]] = (),
     ) -> None:
         self.offset = offset
         self.offset_next = offset_next
@@ -65,6 +70,13 @@ class Chunk:
         # Twice: a transport keeps the bytes that it made of a record with it.
         self.size_bytes = 2 * sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
         self._keys: list[str] | None = None
+        # How many records of rows have a key in which columns, in order.
+        self._key_columns = key_columns
+
+    def record(self, offset: int) -> Record | None:
+        """Return one record, None if there is none: `offset` is in a gap, or not in here."""
+        at = bisect_right(self.offsets, offset) - 1
+        return self.records[at] if at >= 0 and self.offsets[at] == offset else None
 
     def expired_in(self, first: int, end: int) -> int:
         """Return how many offsets of `[first, end)` a full quota took away."""
@@ -75,15 +87,23 @@ class Chunk:
     def keys(self) -> list[str]:
         """What a KeyShared subscription goes by, of each record."""
         if self._keys is None:
-            self._keys = [_key(record.value) for record in self.records]
+            names = [each for count, each in self._key_columns for _ in range(count)]
+            self._keys = (
+                [key_of_row(one.value, of) for one, of in zip(self.records, names, strict=True)]
+                if names
+                else [_key(record.value) for record in self.records]
+            )
         return self._keys
 
 
-def chunk_of(piece: Piece, *, offset: int, is_message: bool) -> Chunk:
-    """Decode what was read from `offset` on."""
+def chunk_of(
+    piece: Piece, *, offset: int, is_message: bool, primary_key: Sequence[int] = ()
+) -> Chunk:
+    """Decode what was read from `offset` on; `primary_key` are the column ids of a keyed topic."""
     batches = piece.batches
     records: list[Record] = []
     sizes: list[int] = []
+    key_columns: list[tuple[int, Sequence[str]]] = []
     for batch in batches:
         values: list[Any]
         if is_message:
@@ -92,12 +112,14 @@ def chunk_of(piece: Piece, *, offset: int, is_message: bool) -> Chunk:
         else:
             values = batch.records()
             own = [batch.data.nbytes // max(batch.count, 1)] * batch.count
+            if primary_key:
+                key_columns.append((batch.count, _names(batch.data.schema, primary_key)))
         sizes += own
         times = [time_us for count, time_us in batch.times for _ in range(count)]
         records += map(Record, range(batch.offset, batch.offset_next), values, times, own)
     gaps = [*piece.gaps, *(gap for batch in batches for gap in batch.gaps)]
     expired = [gap for gap in gaps if "expired" in gap.reason]
-    return Chunk(offset, piece.offset_next, records, sizes, expired)
+    return Chunk(offset, piece.offset_next, records, sizes, expired, key_columns)
 
 
 def size_of(message: Message) -> int:
@@ -129,7 +151,30 @@ def _messages(data: pa.RecordBatch) -> list[Any]:
     return list(map(Message, *columns))
 
 
+def key_of_row(row: Mapping[str, object], names: Sequence[str]) -> str:
+    """Return a row's primary key as a text: that of its value, of several a JSON list of theirs."""
+    if len(names) == 1:
+        return _text(row[names[0]])
+    return msgspec.json.encode([_text(row[name]) for name in names]).decode()
+
+
 def _key(value: Any) -> str:
-    if type(value) is Message:
-        return value.key or value.producer_name or ""
-    return ""
+    return (value.key or value.producer_name or "") if type(value) is Message else ""
+
+
+def _names(schema: pa.Schema, column_ids: Sequence[int]) -> list[str]:
+    """Return what columns are called in a batch: rows have their names of then."""
+    names = {column_id(field): field.name for field in schema}
+    return [names[each] for each in column_ids]
+
+
+def _text(value: object) -> str:
+    if type(value) is str:
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    return str(value).lower() if isinstance(value, bool) else str(value)

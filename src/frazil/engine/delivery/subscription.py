@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from frazil.engine.delivery.answers import Answer, AnswerAll, Answers, Waiting, answer_each
+from frazil.engine.cursors import HOLD_PREFIX
+from frazil.engine.delivery.answers import Answer, Waiting, answer_each
+from frazil.engine.delivery.attached import Attached, AttachedConsumers
+from frazil.engine.delivery.burials import Burials, not_held
+from frazil.engine.delivery.calls import Calls
 from frazil.engine.delivery.consumer import Consumer, Counts
 from frazil.engine.delivery.held import Held
-from frazil.engine.delivery.notices import tell_notice
+from frazil.engine.delivery.notices import Seldom, tell_notice
 from frazil.engine.delivery.outbox import Outbox
-from frazil.errors import Closed, FrazilError, NotFound, Unavailable
+from frazil.engine.delivery.timer import Timer
+from frazil.errors import Closed, FrazilError, NotFound
 from frazil.subscribe import (
     Action,
     Change,
@@ -37,13 +41,14 @@ from frazil.subscribe import (
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
 
     from frazil.engine.delivery.dead_letters import DeadLetters
-    from frazil.engine.delivery.feed import TopicFeed
+    from frazil.engine.delivery.feed import Found, TopicFeed
     from frazil.engine.delivery.journalling import Journalling
     from frazil.engine.delivery.pace import Pace
     from frazil.engine.delivery.record import Record
+    from frazil.engine.delivery.reserve import Reserve
 
 __all__ = ["Consumer", "Subscription"]
 
@@ -57,17 +62,7 @@ TURNS_MAX: Final = 2
 RETRY_S: Final = 1.0
 
 
-class _Attached:
-    """A consumer that takes part, with what it asked for and what is on its way to it."""
-
-    def __init__(self, consumer: Consumer, filters: Sequence[str], outbox: Outbox) -> None:
-        self.consumer = consumer
-        self.filters = filters
-        self.outbox = outbox
-        self.wanted = (0, 0)
-
-
-class Subscription:
+class Subscription(Calls):
     """One subscription of one topic. All methods belong to the loop's thread."""
 
     def __init__(
@@ -78,41 +73,35 @@ class Subscription:
         dead_letters: DeadLetters,
         *,
         dispatch: Dispatch,
+        reserve: Reserve,
         policy: FailurePolicy,
         loop: asyncio.AbstractEventLoop,
         pace: Pace,
     ) -> None:
+        super().__init__(loop)
         self._pace = pace
+        self.reserve = reserve
         self.name = name
         self.feed = feed
         self.policy = policy
         self._journalling = journalling
-        self._dead_letters = dead_letters
         self._dispatch = dispatch
         self._loop = loop
-        self._attached: dict[int, _Attached] = {}
-        self._held = Held()
-        self._held_bytes = 0
-        self._acks: list[int] = []
-        self._acking: dict[AnswerAll, list[Any]] = {}
-        """Who waits for the acks of this turn."""
-        self._answers = Answers()
-        self._under_way = 0
-        self._quiet: asyncio.Future[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._attached = AttachedConsumers()
+        self._held = Held(is_counted=dispatch.kind is SubscriptionType.KEY_SHARED)
+        self._burials = Burials(self, dead_letters, loop)
+        self._timer = Timer(loop, self._schedule)
         self._is_scheduled = False
         self._is_reading = False
         """Also while it waits for the time to read on."""
         self._is_following = False
-        self._is_resting = False
-        """While the cursor is put somewhere else nothing is delivered."""
-        self._late: list[Callable[[], None]] = []
-        """Nacks that came meanwhile."""
         self._damage: FrazilError | None = None
-        self._letters_error: FrazilError | None = None
-        self.end_error: FrazilError | None = None
+        self._unread: tuple[int, FrazilError] | None = None
+        """A record that is to be delivered once more, and what keeps it from being read."""
+        self._seldom = Seldom(loop.time)
         self.counts = Counts()
+        self.epoch = 0
+        """Grows when it is put somewhere else: what was delivered before is over."""
 
     def __repr__(self) -> str:
         return f"Subscription({self.topic!r}, {self.name!r})"
@@ -130,22 +119,22 @@ class Subscription:
     @property
     def consumers(self) -> list[Consumer]:
         """Return the attached consumers."""
-        return [each.consumer for each in self._attached.values()]
+        return [each.consumer for each in self._attached]
 
     @property
     def damage(self) -> FrazilError | None:
         """Return what keeps it from reading on, None while all is well."""
-        return self._damage
+        return self._damage or (self._unread[1] if self._unread else None)
 
     def status(self) -> Status:
         """Say what it is doing, and why it is not, if it is not."""
         status = self._dispatch.status()
         if status.paused is None:
-            if self._damage is not None:
+            if self.damage is not None:
                 return attrs.evolve(status, paused="cannot read")
-            if self._letters_error is not None:
+            if self._burials.error is not None:
                 return attrs.evolve(status, paused="dead letters")
-            if self._held_bytes >= HELD_BYTES_MAX and self._dispatch.is_hungry:
+            if self._held.size_bytes >= HELD_BYTES_MAX and self._dispatch.is_hungry:
                 return attrs.evolve(status, paused="held bytes")
         return status
 
@@ -162,17 +151,14 @@ class Subscription:
         """
         if self.end_error is not None:
             raise self.end_error
+        if self._dispatch.admits(consumer.name):
+            for other in self._attached.displaced_by(consumer):
+                other.give_up_unseen(self._dispatch)
         self._dispatch.attach(
             consumer.consumer_id, name=consumer.name, filters=filters, now_ms=self._now_ms()
         )
-        for other in list(self._attached.values()):
-            old = other.consumer
-            if old.consumer_id == consumer.consumer_id or old.name == consumer.name:
-                del self._attached[old.consumer_id]
-                other.outbox.close()
-                old.displaced()
         outbox = Outbox(consumer, self.feed, self, self._loop)
-        self._attached[consumer.consumer_id] = _Attached(consumer, filters, outbox)
+        self._attached.add(Attached(consumer, filters, outbox))
         self._schedule()
 
     def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:
@@ -180,18 +166,18 @@ class Subscription:
 
         `is_lost` says that its client went, not that the broker ended its part.
         """
-        found = self._attached.get(consumer.consumer_id)
-        if found is None or found.consumer is not consumer:
+        found = self._attached.find(consumer)
+        if found is None:
             return
-        del self._attached[consumer.consumer_id]
-        found.outbox.close()
+        found.give_up_unseen(self._dispatch)
+        self._attached.remove(consumer)
         self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms(), is_lost=is_lost)
         self._schedule()
 
     def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
         """Say how much a consumer takes from now on; deliveries use it up."""
-        found = self._attached.get(consumer.consumer_id)
-        if found is None or found.consumer is not consumer:
+        found = self._attached.find(consumer)
+        if found is None:
             return
         found.wanted = (messages, size_bytes)
         had_room = self._dispatch.has_room(consumer.consumer_id)
@@ -202,31 +188,12 @@ class Subscription:
 
     # -- acks ------------------------------------------------------------------------------------
 
-    def ack(self, offset: int, done: Answer) -> None:
-        """Settle a record; `done` is called when that is durable, or refused."""
-        self.ack_with((offset,), done, answer_each)
-
-    def ack_with(self, offsets: Sequence[int], call: object, answer: AnswerAll) -> None:
-        """Settle records; `answer` gets all calls of this turn that gave it, once."""
-        if self.end_error is not None:
-            answer([call], self.end_error)
-            return
-        self._acks += offsets
-        calls = self._acking.get(answer)
-        if calls is None:
-            self._acking[answer] = [call]
-            self._schedule()
-        else:
-            calls.append(call)
-
     def nack(self, offset: int, done: Answer, *, delay_ms: int = 0, reason: str = "") -> None:
         """Give a record back; `done` is called when that is durable, or refused."""
         if self.end_error is not None:
             done(self.end_error)
             return
-        if self._is_resting:
-            again = partial(self.nack, offset, done, delay_ms=delay_ms, reason=reason)
-            self._late.append(again)
+        if self.is_put_off(partial(self.nack, offset, done, delay_ms=delay_ms, reason=reason)):
             return
         self.counts.nacked += 1
         change = self._dispatch.nack(
@@ -235,11 +202,20 @@ class Subscription:
         self._answer_after(change, [(answer_each, [done])])
         self._schedule()
 
+    def all_stand(self, consumer: Consumer, offsets: list[int], attempts: list[int]) -> bool:
+        """Tell whether all of these deliveries are a consumer's still: not settled nor taken back."""
+        is_attached = self._attached.find(consumer) is not None
+        return is_attached and self._dispatch.are_with(consumer.consumer_id, offsets, attempts)
+
+    def prolong(self, offset: int, *, time_ms: int) -> None:
+        """Let the ack of a record that is with a consumer take as long from now on."""
+        self._dispatch.prolong(offset, until_ms=self._now_ms() + time_ms)
+        self._schedule()
+
     def _settle(self) -> None:
-        offsets, self._acks = self._acks, []
-        acking, self._acking = self._acking, {}
+        offsets, calls = self._answers.take()
         self.counts.acked += len(offsets)
-        self._answer_after(self._dispatch.ack(offsets), list(acking.items()))
+        self._answer_after(self._dispatch.ack(offsets), calls)
 
     def _answer_after(self, change: Change | None, calls: Waiting) -> None:
         self._answers.add(change, calls)
@@ -247,26 +223,32 @@ class Subscription:
             self._journal(change)
 
     def _journal(self, change: Change) -> None:
-        self._under_way += 1
-        dispatch = self._dispatch
+        self._answers.under_way += 1
+        dispatch, reserve, end = self._dispatch, self.reserve, 0
+        if change.is_settling:
+            # What it lets out is reserved with it, and needs no frame of its own.
+            end = reserve.wanted(dispatch, dispatch.offset_next, settled=len(change.offsets))
 
         def written(error: FrazilError | None) -> None:
             begun_s = self._loop.time()
-            self._under_way -= 1
             now_ms = self._now_ms()
             if error is None:
+                reserve.grant(end)
                 dispatch.confirmed(change, now_ms=now_ms)
+                self._attached.revoke(change)
                 if change.is_settling:
-                    self._drop_held(change.offsets)
+                    self._let_go(change.offsets)
             else:
                 dispatch.failed(change, now_ms=now_ms)
             self._answers.settle(change, error)
-            if not self._under_way and self._quiet is not None and not self._quiet.done():
-                self._quiet.set_result(None)
-            self._schedule()
+            self._was_written()
             self.spend(begun_s)
 
-        self._journalling.add(self.name, change, written)
+        self._journalling.add(self.name, change, written, reserved=end)
+
+    def _was_written(self) -> None:
+        self._answers.written()
+        self._schedule()
 
     def spend(self, begun_s: float) -> None:
         """Count the loop's time since then as used for this, if it catches up."""
@@ -286,26 +268,29 @@ class Subscription:
             return
         begun_s = self._loop.time()
         now_ms = self._now_ms()
-        if self._acks:
+        if self._answers.has_acks:
             self._settle()
         dispatch = self._dispatch
+        self._attached.spare(dispatch, timeout_ms=self.policy.ack_timeout_ms, now_ms=now_ms)
         for _ in range(TURNS_MAX):
             for action in dispatch.poll(now_ms):
                 self._act(action)
+            self._held.drop(dispatch.take_parked())
             if not dispatch.is_hungry or not self._fill():
                 break
         else:
             self._schedule()
-        self._set_timer()
+        self._timer.set(dispatch.due_ms())
         self.spend(begun_s)
 
     def _act(self, action: Action) -> None:
         if type(action) is Deliver:
             self._deliver(action)
         elif type(action) is Change:
+            self._attached.revoke(action)
             self._journal(action)
         elif type(action) is DeadLetter:
-            self._start(self._bury(action, self._dispatch))
+            self._burials.begin(action, self._dispatch)
         else:
             assert isinstance(action, Notice)
             self._tell(action)
@@ -315,13 +300,13 @@ class Subscription:
         if found is None:
             # It left in this very turn; dispatch knows.
             return
+        self.reserve.use(action.offsets)
         self.counts.delivered += len(action.offsets)
         if action.attempts is not None:
             self.counts.redelivered += sum(number > 1 for number in action.attempts)
         records = self._held.take(action.offsets)
-        if self._held_bytes:
-            self._held_bytes -= sum(record.size for record in records if record is not None)
         if None in records or found.outbox.is_busy:
+            self._dispatch.unsent(action.consumer_id, action.offsets)
             found.outbox.add(action.offsets, records, action.attempts)
         else:
             found.consumer.deliver(records, action.attempts)  # type: ignore[arg-type]
@@ -332,7 +317,7 @@ class Subscription:
         if self._is_reading:
             return False
         is_by_key = dispatch.kind is SubscriptionType.KEY_SHARED
-        if dispatch.held and (not is_by_key or self._held_bytes >= HELD_BYTES_MAX):
+        if dispatch.held and (not is_by_key or self._held.size_bytes >= HELD_BYTES_MAX):
             return False
         room = dispatch.room
         offset = dispatch.offset_next
@@ -351,6 +336,7 @@ class Subscription:
         if chunk is None:
             self._wait_for(offset)
             return False
+        self._damage = None
         first = 0 if chunk.offset == offset else bisect_left(chunk.offsets, offset)
         count = len(chunk.offsets)
         if chunk.offset_next > feed.head:
@@ -360,6 +346,12 @@ class Subscription:
                 self._wait_for(offset)
                 return False
         stop = min(first + room, first + count_max, count)
+        if chunk.offset_next > self.reserve.below:
+            allowed = bisect_left(chunk.offsets, self.reserve.below, first, stop)
+            if allowed == first < stop:
+                self._ask_for_more(chunk.offsets[first])
+                return False
+            stop = allowed
         offsets, sizes = chunk.offsets[first:stop], chunk.sizes[first:stop]
         end = chunk.offset_next if stop == len(chunk.offsets) else chunk.offsets[stop]
         dispatch.feed(
@@ -370,8 +362,13 @@ class Subscription:
             feed.prefetch(chunk.offset_next)
         missed = chunk.expired_in(offset, end) if chunk.expired else 0
         if missed:
-            self._note_missed(missed)
+            self.note_missed(missed)
         return True
+
+    def _ask_for_more(self, at: int) -> None:
+        """Reserve a window of deliveries from a record on; none of them goes before."""
+        end = max(at + 1, self.reserve.wanted(self._dispatch, at))
+        self._answers.under_way += self.reserve.ask(end, self._was_written, self._schedule)
 
     def _hold(self, offsets: list[int], records: list[Record]) -> None:
         cursor = self._dispatch.cursor
@@ -379,30 +376,17 @@ class Subscription:
             records = [record for record in records if record.offset not in cursor]
             offsets = [record.offset for record in records]
         self._held.add(offsets, records)
-        if self.kind is SubscriptionType.KEY_SHARED:
-            self._held_bytes += sum(record.size for record in records)
 
-    def _drop_held(self, offsets: Sequence[int]) -> None:
-        dropped = self._held.drop(offsets)
-        if self._held_bytes:
-            self._held_bytes -= sum(record.size for record in dropped)
-
-    def _set_timer(self) -> None:
-        due_ms = self._dispatch.due_ms()
-        if self._timer is not None:
-            if due_ms is not None and abs(self._timer.when() * 1000 - due_ms) < 1:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if due_ms is not None:
-            self._timer = self._loop.call_at(due_ms / 1000, self._timer_rang)
-
-    def _timer_rang(self) -> None:
-        self._timer = None
-        self._schedule()
+    def _let_go(self, offsets: Sequence[int]) -> None:
+        """Forget what was known of records that are settled."""
+        self._held.drop(offsets)
+        self._burials.forget(offsets)
+        if self._unread is not None and self._unread[0] in offsets:
+            self._unread = None
 
     def _now_ms(self) -> int:
-        return int(self._loop.time() * 1000)
+        # Rounded up a little: a timer that rings at its very time must find it come.
+        return int(self._loop.time() * 1000 + 0.001)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -412,42 +396,66 @@ class Subscription:
             self.end(error)
         elif offset < self.feed.head:
             self._is_reading = True
-            self.feed.request(offset, self._was_read)
-        elif not self._is_following:
-            self._is_following = True
-            self.feed.follow(self._has_news)
+            self.feed.request(offset, partial(self._was_read, offset))
+        else:
+            self._damage = None
+            if not self._is_following:
+                self._is_following = True
+                self.feed.follow(self._has_news)
 
     def _has_news(self) -> None:
         self._is_following = False
         self._schedule()
 
-    def _was_read(self, error: FrazilError | None) -> None:
+    def _was_read(self, offset: int, found: Found) -> None:
         self._is_reading = False
         if self.end_error is not None:
             return
-        if error is None:
+        if offset != self._dispatch.offset_next:
+            # It was read for a place that was left.
+            self._schedule()
+            return
+        if not isinstance(found, FrazilError):
             self._damage = None
-            is_here = self.feed.get(self._dispatch.offset_next) is not None
-            # Else it is on its way from one tier to the next, or read for a place that was left.
+            is_here = self.feed.get(offset) is not None
+            # Else it is on its way from one tier to the next.
             self._loop.call_later(0 if is_here else RETRY_S / 20, self._schedule)
             return
-        first = error.details.get("offset_first")
-        if isinstance(error, NotFound) and isinstance(first, int):
+        first = found.details.get("offset_first")
+        if isinstance(found, NotFound) and isinstance(first, int):
             self._pass_missing(first)
-        elif isinstance(error, Closed) or self.feed.end_error() is not None:
-            self.end(self.feed.end_error() or error)
+        elif isinstance(found, Closed) or self.feed.end_error() is not None:
+            self.end(self.feed.end_error() or found)
         else:
-            self._stall(error)
+            self._stall(found)
 
     def _pass_missing(self, first: int) -> None:
-        """Go on behind records that are gone: only a full quota with `on_full=expire` takes them."""
+        """Go on behind records that a full quota took, and stop at those that should be there."""
         offset = self._dispatch.offset_next
-        if first > offset and not self._is_resting:
-            self._note_missed(first - offset)
-            self._dispatch.feed((), (), offset_end=first)
-        self._schedule()
+        if self._is_resting or first <= offset:
+            self._schedule()
+            return
+        kept = self._kept_from()
+        end = first if kept is None else min(first, kept)
+        if end > offset:
+            self.note_missed(end - offset)
+            self._dispatch.feed((), (), offset_end=end)
+        if end == first:
+            self._damage = None
+            self._schedule()
+        else:
+            self._stall(not_held(self.topic, offset=max(offset, end), offset_first=first))
 
-    def _note_missed(self, count: int) -> None:
+    def _kept_from(self) -> int | None:
+        """Return the offset from which on all records are kept for it, None if none are.
+
+        Only a full quota with `on_full=expire` moves its hold beyond what is settled, and that is
+        durable before anything goes.
+        """
+        return self.feed.runtime.state.holds.get(HOLD_PREFIX + self.name)
+
+    def note_missed(self, count: int) -> None:
+        """Tell that records are gone that were not settled."""
         self.counts.missed += count
         self._warn("subscription_records_expired", records=count)
 
@@ -466,60 +474,58 @@ class Subscription:
 
     def is_with(self, consumer: Consumer, offset: int) -> bool:
         """Tell whether a record is still to be delivered to a consumer."""
-        found = self._attached.get(consumer.consumer_id)
-        is_attached = found is not None and found.consumer is consumer
+        is_attached = self._attached.find(consumer) is not None
         return is_attached and self._dispatch.is_with(consumer.consumer_id, offset)
 
     def left_out(self, consumer: Consumer) -> None:
         """Give a consumer its room back: less came than was counted."""
-        found = self._attached.get(consumer.consumer_id)
-        if found is not None and found.consumer is consumer:
+        found = self._attached.find(consumer)
+        if found is not None:
             self.ready(consumer, messages=found.wanted[0], size_bytes=found.wanted[1])
 
-    def lost(self, offset: int, error: FrazilError) -> None:
-        """Take note that a record to deliver again cannot be read."""
-        if isinstance(error, NotFound):
-            self._note_missed(1)
-            self.ack(offset, _ignore)
-        elif isinstance(error, Unavailable):
-            self._dispatch.put_off(offset, now_ms=self._now_ms())
-        else:
-            self._warn("record_cannot_be_read_again", offset=offset, error=error)
-            self.nack(offset, _ignore, reason=f"the record could not be read: {error}")
+    @property
+    def keeps_order(self) -> bool:
+        """Whether one consumer gets everything in order."""
+        return self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
 
-    # -- what failed too often -------------------------------------------------------------------
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _bury(self, letter: DeadLetter, dispatch: Dispatch) -> None:
-        try:
-            record = await self._letter_record(letter.offset)
-            if record is not None:
-                await self._dead_letters.publish(self, record, letter)
-        except FrazilError as error:
-            self._letters_error = error
-            self._warn("dead_letter_failed", offset=letter.offset, error=error)
-            dispatch.dead_letter_failed(letter.offset, now_ms=self._now_ms())
-        else:
-            self._letters_error = None
-            self.counts.dead_letters += record is not None
-            change = dispatch.dead_lettered(letter.offset)
-            if change is not None and not change.is_empty:
-                self._journal(change)
+    def sent(self, consumer: Consumer, offsets: list[int]) -> None:
+        """Let the time for acks begin: the records go out only now."""
+        self._unread = None
+        self._dispatch.sent(consumer.consumer_id, offsets, now_ms=self._now_ms())
         self._schedule()
 
-    async def _letter_record(self, offset: int) -> Record | None:
-        """Return a record that is to be a dead letter, None if a full quota took it away."""
-        try:
-            return self._held.pop(offset) or await self.feed.fetch(offset)
-        except NotFound:
-            if self.feed.end_error() is not None:
-                raise
-            self._note_missed(1)
-            return None
+    def is_given_up(self, offset: int) -> bool:
+        """Tell whether a full quota took a record away."""
+        kept = self._kept_from()
+        return kept is None or offset < kept
+
+    def gone(self, offset: int) -> None:
+        """Settle a record to deliver again that is no more."""
+        self.note_missed(1)
+        self._dispatch.gone(offset)
+        self._schedule()
+
+    def put_off(self, consumer: Consumer, offsets: list[int], error: FrazilError) -> None:
+        """Try later to deliver records again, of which the first cannot be read now."""
+        if self.is_with(consumer, offsets[0]):
+            self.warn_seldom("record_cannot_be_read_again", offset=offsets[0], error=error)
+            self._unread = (offsets[0], error)
+        self._dispatch.put_off(consumer.consumer_id, offsets, now_ms=self._now_ms())
+        self.left_out(consumer)
+        self._schedule()
+
+    # -- what failed too often (see `Burials`) ---------------------------------------------------
+
+    def held_record(self, offset: int) -> Record | None:
+        """Return a record that was read and not delivered, and keep it no longer."""
+        (record,) = self._held.take([offset])
+        return record
+
+    def letter_ended(self, change: Change | None) -> None:
+        """Journal that a record is settled, if one is."""
+        if change is not None and not change.is_empty:
+            self._journal(change)
+        self._schedule()
 
     def _tell(self, notice: Notice) -> None:
         self.counts.dropped += notice.kind is NoticeKind.DROPPED
@@ -527,6 +533,12 @@ class Subscription:
 
     def _warn(self, name: str, **facts: object) -> None:
         warn(name, topic=self.topic, subscription=self.name, **facts)
+
+    def warn_seldom(self, name: str, *, error: FrazilError, **facts: object) -> None:
+        """Tell what goes wrong again and again, at once and then each minute."""
+        times = self._seldom.times(f"{name}: {error.message}")
+        if times:
+            self._warn(name, **facts, error=error, times=times)
 
     # -- changes of itself -----------------------------------------------------------------------
 
@@ -538,37 +550,28 @@ class Subscription:
 
     async def rest(self) -> None:
         """Stop delivering, and wait until all acks that came are durable."""
-        if self._acks:
+        if self._answers.has_acks:
             self._settle()
         self._is_resting = True
         # Dead letters, too: what becomes of them belongs to the place that is left.
-        while self._under_way or self._tasks:
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            else:
-                self._quiet = self._loop.create_future()
-                await self._quiet
+        while self._answers.under_way or self._burials:
+            if self._burials:
+                await self._burials.end()
+            await self._answers.quiet()
 
-    def go_on(self, dispatch: Dispatch | None = None) -> None:
+    def go_on(self, dispatch: Dispatch | None = None, reserve: Reserve | None = None) -> None:
         """Deliver again, with a `dispatch` that begins somewhere else if one is given."""
         self._is_resting = False
-        if dispatch is not None:
-            self._dispatch = dispatch
+        if dispatch is not None and reserve is not None:
+            dispatch.keep_keys(self._dispatch)
+            self._dispatch, self.reserve = dispatch, reserve
+            self.epoch += 1
+            # Acks that came meanwhile are of what is delivered anew.
+            self._answer_acks(None)
             self._held.clear()
-            self._held_bytes = 0
-            self._damage = None
-            now_ms = self._now_ms()
-            for each in self._attached.values():
-                each.outbox.clear()
-                consumer = each.consumer
-                dispatch.attach(
-                    consumer.consumer_id, name=consumer.name, filters=each.filters, now_ms=now_ms
-                )
-                messages, size_bytes = each.wanted
-                dispatch.want(consumer.consumer_id, messages=messages, size_bytes=size_bytes)
-        late, self._late = self._late, []
-        for call in late:
-            call()
+            self._damage = self._unread = self._burials.error = None
+            self._attached.move_to(dispatch, now_ms=self._now_ms())
+        self._call_late()
         self._schedule()
 
     def end(self, error: FrazilError) -> None:
@@ -576,23 +579,9 @@ class Subscription:
         if self.end_error is not None:
             return
         self.end_error = error
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        acking, self._acking = self._acking, {}
-        late, self._late = self._late, []
-        for call in late:
-            call()
-        for answer, calls in acking.items():
-            answer(calls, error)
+        self._timer.set(None)
+        self._burials.cancel()
+        self._call_late()
         self._answers.end(error)
-        attached, self._attached = self._attached, {}
-        for each in attached.values():
-            each.outbox.close()
-            each.consumer.ended(error)
+        self._attached.end(error)
         self._held.clear()
-
-
-def _ignore(_error: FrazilError | None) -> None:
-    """Take the answer to a call that nobody made."""

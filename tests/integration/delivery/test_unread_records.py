@@ -1,0 +1,309 @@
+"""Records that cannot be read for a while: none is lost, passed over, counted or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from frazil.engine.delivery import feed
+from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
+from tests.integration.delivery.delivering import (
+    TOPIC,
+    Collector,
+    opened,
+    quiet,
+    run,
+    uid,
+    until,
+)
+from tests.integration.engine.opening import rows_of
+
+DEAD = "/default/dead"
+RECORDS = 3000
+"""More than are read on the loop."""
+
+
+class Obstructed:
+    """A topic's history in whose way something can be put."""
+
+    def __init__(self, runtime):
+        self._history = runtime.history
+        self.error = None
+        self.asked = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        runtime.history = self
+
+    def __getattr__(self, name):
+        return getattr(self._history, name)
+
+    def read(self, topic, *, offset, bytes_max):
+        """Read, unless something is in the way."""
+        self.asked += 1
+        assert self.may_go_on.wait(60)
+        if self.error is not None:
+            raise self.error
+        return self._history.read(topic, offset=offset, bytes_max=bytes_max)
+
+
+def no_longer_held(first=RECORDS - 100):
+    """Return what a history says of records that no source has."""
+    return NotFound("offset is no longer held anywhere", offset_first=first)
+
+
+def policy_of(poison=Poison.DROP, **more):
+    """Return a policy under which every failure but the first costs the record."""
+    given = {"max_redelivery_count": 1, "ack_timeout_ms": 0, "base_redelivery_delay_ms": 0}
+    letters = DEAD if poison is Poison.DEAD_LETTER else None
+    return FailurePolicy(
+        **{**given, **more}, backoff=Backoff.FIXED, poison=poison, dead_letter_topic=letters
+    )
+
+
+def forget_decoded(found):
+    """Let a feed forget all that it decoded."""
+    for chunk in list(found.feed._chunks.values()):
+        found.feed._cache.drop(chunk)
+        found.feed.forget(chunk)
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_every_dead_letter_is_written_whatever_else_is_read(tmp_path, monkeypatch, size):
+    """What is read for a letter is used although the next read takes its room at once."""
+    count = 30
+    monkeypatch.setattr(feed, "READ_BYTES", 1000)
+    monkeypatch.setattr(feed, "LIVE_RECORDS_MAX", 0)
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        for number in range(count):
+            topic.append(b"%d:" % number + b"x" * size)
+        limits = {"max_unacked_messages": count}
+        settings.change(
+            uid(db), "s", policy=policy_of(Poison.DEAD_LETTER, max_redelivery_count=0), **limits
+        )
+        found = await opened(deliveries, kind=SubscriptionType.SHARED)
+        found.feed._cache.bytes_max = 1
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == count)
+        answers = []
+        for offset in range(count):
+            found.nack(offset, answers.append)
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == count)
+        assert answers == [None] * count
+        letters = [row["payload"] for row in rows_of(db.topic("dead"))]
+        numbers = sorted(int(payload.partition(b":")[0]) for payload in letters)
+        assert numbers == list(range(count))
+        assert found.counts.missed == 0
+
+    run(tmp_path, work)
+
+
+def test_records_on_their_way_between_tiers_are_no_reason_to_settle(tmp_path):
+    """A dead letter whose record nothing gives for a moment waits for it."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
+        policy = policy_of(Poison.DEAD_LETTER, max_redelivery_count=0)
+        settings.change(uid(db), "s", policy=policy)
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == 10)
+        forget_decoded(found)
+        history = Obstructed(found.feed.runtime)
+        history.error = no_longer_held()
+        await consumer.nack(0)
+        await until(lambda: found.status().paused == "dead letters")
+        assert db.cursors.load(TOPIC)["s"].acked_below == 0
+        history.error = None
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
+        assert [row["payload"] for row in rows_of(db.topic("dead"))] == [b"0"]
+        assert found.counts.missed == 0
+
+    run(tmp_path, work)
+
+
+def test_what_nobody_gave_up_is_not_passed_over(tmp_path):
+    """Records that are held and not found stop the subscription; found again, all of them come."""
+
+    async def work(db, deliveries, _settings):
+        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
+        history = Obstructed(db.topic_runtime(TOPIC))
+        history.error = no_longer_held()
+        found = await opened(deliveries)
+        consumer = Collector(found)
+        await until(lambda: history.asked >= 2)
+        assert found.status().paused == "cannot read"
+        assert "check the settings" in found.damage.message
+        assert consumer.got == []
+        assert db.cursors.load(TOPIC)["s"].acked_below == 0
+        history.error = None
+        await until(lambda: len(consumer.acked) == RECORDS)
+        assert consumer.got == list(range(RECORDS))
+        assert found.counts.missed == 0
+        assert found.damage is None
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("error", [no_longer_held(), CorruptionError("damaged"), Unavailable("no")])
+def test_a_record_that_cannot_be_read_again_has_not_failed(tmp_path, error):
+    """Whatever is met, and however often, it is neither dropped nor settled, and comes at last."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
+        settings.change(uid(db), "s", policy=policy_of())
+        found = await opened(deliveries, kind=SubscriptionType.SHARED)
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == 10)
+        forget_decoded(found)
+        history = Obstructed(found.feed.runtime)
+        history.error = error
+        await consumer.nack(0)
+        # More often than it may be delivered.
+        await until(lambda: history.asked >= 4)
+        assert found.counts.dropped == found.counts.missed == 0
+        assert found.status().paused == "cannot read"
+        history.error = None
+        consumer.acks = True
+        for offset in range(1, 10):
+            consumer.ack(offset)
+        await until(lambda: len(set(consumer.acked)) == RECORDS)
+        assert consumer.got.count(0) == 2
+        assert consumer.attempts[consumer.got.index(0, 1)] == 2
+        assert found.damage is None
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
+def test_nothing_overtakes_what_cannot_be_read(tmp_path, kind):
+    """A consumer that comes back gets the oldest unacked record first, when that can be read."""
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        topic.append_many([b"%d" % number for number in range(RECORDS)])
+        settings.change(uid(db), "s", policy=policy_of(Poison.BLOCK), max_unacked_messages=5)
+        found = await opened(deliveries, kind=kind)
+        first = Collector(found, acks=False)
+        await until(lambda: len(first.got) == 5)
+        forget_decoded(found)
+        history = Obstructed(found.feed.runtime)
+        history.error = Unavailable("the store does not answer")
+        found.detach(first)
+        again = Collector(found, 2, first.name, acks=False)
+        await until(lambda: history.asked >= 3)
+        assert again.got == []
+        history.error = None
+        again.acks = True
+        await until(lambda: len(again.acked) == RECORDS)
+        assert again.got == list(range(RECORDS))
+        assert again.attempts[:6] == [2] * 5 + [1]
+
+    run(tmp_path, work)
+
+
+def test_the_time_for_an_ack_begins_when_a_record_is_sent(tmp_path):
+    """A read that takes longer than an ack may is no failure of the consumer."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
+        policy = policy_of(ack_timeout_ms=100, max_redelivery_count=1)
+        settings.change(uid(db), "s", policy=policy, max_unacked_messages=1)
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: consumer.got == [0])
+        forget_decoded(found)
+        history = Obstructed(found.feed.runtime)
+        history.may_go_on.clear()
+        await consumer.nack(0)
+        await until(lambda: history.asked >= 1)
+        now_ms = found._now_ms()
+        await until(lambda: found._now_ms() > now_ms + 500)
+        assert found.counts.dropped == 0
+        consumer.acks = True
+        history.may_go_on.set()
+        await until(lambda: 0 in consumer.acked)
+        assert consumer.got[:2] == [0, 0]
+        assert consumer.attempts[1] == 2
+
+    run(tmp_path, work)
+
+
+def test_blocked_records_of_an_earlier_life_leave_room_for_other_keys(tmp_path):
+    """What is blocked is not kept in memory: it stops its key and nothing else."""
+
+    async def begin(db, deliveries, settings):
+        topic = db.create_topic("t")
+        for number in range(12):
+            topic.append(b"x" * 900_000, key=f"blocked-{number}")
+        settings.change(uid(db), "s", policy=policy_of(Poison.BLOCK, max_redelivery_count=0))
+        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
+        consumer = Collector(found, acks=False)
+        await until(lambda: len(consumer.got) == 10)
+        for offset in range(10):
+            await consumer.nack(offset)
+        await until(lambda: found.status().blocked == 10)
+
+    async def go_on(db, deliveries, _settings):
+        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
+        consumer = Collector(found, acks=False)
+        await until(lambda: found.status().blocked == 10)
+        # One waits behind a key, so that what is held counts.
+        db.topic("t").append(b"behind", key="blocked-3")
+        for number in range(20):
+            db.topic("t").append(b"y", key=f"other-{number}")
+        consumer.acks = True
+        consumer.ack(10)
+        consumer.ack(11)
+        await until(lambda: len([each for each in consumer.acked if each > 12]) == 20)
+        assert found._held.size_bytes == sum(each.size for each in found._held)
+        assert found.status().paused is None
+
+    run(tmp_path, begin)
+    run(tmp_path, go_on)
+
+
+def test_a_policy_whose_letters_could_not_be_written_is_refused(tmp_path):
+    """A partitioned topic takes no dead letters by its own name."""
+
+    async def work(db, _deliveries, _settings):
+        db.create_topic("dead", partitions=2)
+        topic = db.create_topic("t")
+        letters = {"poison": "dead_letter", "dead_letter_topic": "dead"}
+        with pytest.raises(InvalidRequest, match="partitioned"):
+            await asyncio.to_thread(topic.set_subscription, "s", policy=letters)
+        letters["dead_letter_topic"] = "dead-part-0"
+        await asyncio.to_thread(topic.set_subscription, "s", policy=letters)
+
+    run(tmp_path, work)
+
+
+def test_a_bug_in_a_dead_letter_leaves_its_record_unsettled(tmp_path, monkeypatch):
+    """It is told, and tried again, whatever went wrong."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("t").append(b"x")
+        policy = policy_of(Poison.DEAD_LETTER, max_redelivery_count=0)
+        settings.change(uid(db), "s", policy=policy)
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: consumer.got == [0])
+        whole = deliveries._dead_letters.publish
+
+        async def broken(*_given):
+            raise AttributeError("a bug")
+
+        monkeypatch.setattr(deliveries._dead_letters, "publish", broken)
+        await consumer.nack(0)
+        await until(lambda: found.status().paused == "dead letters")
+        await quiet()
+        assert db.cursors.load(TOPIC)["s"].acked_below == 0
+        monkeypatch.setattr(deliveries._dead_letters, "publish", whole)
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
+        assert [row["payload"] for row in rows_of(db.topic("dead"))] == [b"x"]
+
+    run(tmp_path, work)

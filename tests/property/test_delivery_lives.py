@@ -1,0 +1,173 @@
+"""Deliveries keep their promises in random lives in virtual time, and the lives find planted bugs.
+
+`FRAZIL_DELIVERY_SEEDS` says how many lives are tried, `FRAZIL_DELIVERY_SEED_FIRST` where to begin.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from frazil.engine.delivery.burials import Burials
+from frazil.engine.delivery.feed import TopicFeed
+from frazil.engine.delivery.held import Held
+from frazil.engine.delivery.outbox import Outbox
+from frazil.engine.delivery.reserve import Reserve
+from frazil.engine.delivery.subscription import Subscription
+from frazil.errors import FrazilError, NotFound
+from frazil.subscribe import Dispatch
+from tests.property.delivery_world import command, failure
+
+SEEDS = int(os.environ.get("FRAZIL_DELIVERY_SEEDS", "200"))
+SEED_FIRST = int(os.environ.get("FRAZIL_DELIVERY_SEED_FIRST", "0"))
+PARTS = 4
+PLANTED_SEEDS_MAX = 300
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_lives_keep_every_promise(part):
+    """Whatever cannot be read or written: nothing is lost, settled for nothing, or out of order."""
+    for seed in range(SEED_FIRST + part, SEED_FIRST + SEEDS, PARTS):
+        world, error = failure(seed)
+        if error is not None:
+            print(*world.history[-30:], sep="\n")
+        assert error is None, f"{error!r}; repeat with: {command(seed)}"
+
+
+@pytest.mark.parametrize("seed", [37, 144, 529, 1313, 1318, 1391, 1581, 4727, 6428])
+def test_lives_that_broke_a_promise_once_keep_it(seed):
+    """Attempts nobody saw, records that are gone, late nacks, letters of acked records, old reads."""
+    assert failure(seed)[1] is None
+
+
+def test_the_same_seed_is_the_same_life():
+    """A seed repeats every step and every output."""
+    assert failure(7)[0].history == failure(7)[0].history
+
+
+# -- planted bugs: each of them breaks one promise, and the lives above must find it ---------------
+
+
+def not_found_is_expired(patch):
+    """Whatever a history does not find counts as taken by a quota."""
+    patch.setattr(Subscription, "_kept_from", lambda self: None)
+
+
+def letters_look_into_the_cache(patch):
+    """A letter's record is looked for in the cache behind its reading, and passes for gone."""
+
+    async def wrong(self, offset):
+        if self.get(offset) is None:
+            read = self._loop.create_future()
+            self.request(offset, read.set_result)
+            found = await read
+            if isinstance(found, FrazilError):
+                raise found
+        chunk = self.get(offset)
+        return None if chunk is None else chunk.record(offset)
+
+    patch.setattr(TopicFeed, "fetch", wrong)
+
+
+def unread_records_are_left_out(patch):
+    """What cannot be read is left out of its delivery, and the rest goes."""
+
+    def wrong(self, offset, error):
+        self._waiting[0].leave_out(offset)
+        self._sender.put_off(self._consumer, [offset], error)
+
+    patch.setattr(Outbox, "_put_off", wrong)
+
+
+def unread_records_are_gone(patch):
+    """What cannot be read is settled."""
+
+    def wrong(self, offset, error):
+        del error
+        self._leave_out([offset])
+
+    patch.setattr(Outbox, "_put_off", wrong)
+
+
+def reading_takes_the_consumers_time(patch):
+    """The time for an ack runs while a record is read again."""
+    patch.setattr(Dispatch, "unsent", lambda self, consumer_id, offsets: None)
+
+
+def acked_records_go_out(patch):
+    """What was acked while it was read again is delivered all the same."""
+    patch.setattr(Subscription, "is_with", lambda self, consumer, offset: True)
+
+
+def letters_settle_before_they_are_written(patch):
+    """A record is settled when its letter is asked for."""
+    begin = Burials.begin
+
+    def wrong(self, letter, dispatch):
+        begin(self, letter, dispatch)
+        self._subscription.letter_ended(dispatch.dead_lettered(letter.offset))
+
+    patch.setattr(Burials, "begin", wrong)
+
+
+def lost_letters_are_settled(patch):
+    """A letter whose record is not found is given up."""
+    record = Burials._record
+
+    async def wrong(self, offset):
+        try:
+            return await record(self, offset)
+        except (NotFound, FrazilError):
+            return None
+
+    patch.setattr(Burials, "_record", wrong)
+
+
+def parked_records_are_kept(patch):
+    """What is blocked since an earlier life stays among what was read ahead."""
+    patch.setattr(Dispatch, "take_parked", lambda self: [])
+
+
+def held_bytes_leak(patch):
+    """What is let go of still counts."""
+    patch.setattr(Held, "_let_go", lambda self, records: None)
+
+
+def deliveries_run_ahead(patch):
+    """What is reserved counts before it is durable."""
+    ask = Reserve.ask
+
+    def wrong(self, end, answered, retry):
+        self.grant(end)
+        return ask(self, end, answered, retry)
+
+    patch.setattr(Reserve, "ask", wrong)
+
+
+PLANTED = (
+    not_found_is_expired,
+    letters_look_into_the_cache,
+    unread_records_are_left_out,
+    unread_records_are_gone,
+    reading_takes_the_consumers_time,
+    acked_records_go_out,
+    letters_settle_before_they_are_written,
+    lost_letters_are_settled,
+    parked_records_are_kept,
+    held_bytes_leak,
+    deliveries_run_ahead,
+)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_the_lives_find_a_planted_bug(plant, monkeypatch):
+    """Some life within the budget breaks a promise."""
+    plant(monkeypatch)
+    for seed in range(PLANTED_SEEDS_MAX):
+        _, error = failure(seed)
+        if error is not None:
+            print(f"{plant.__name__}: seed {seed}: {error!r}")
+            assert isinstance(error, AssertionError)
+            return
+    pytest.fail(f"{PLANTED_SEEDS_MAX} lives did not find: {plant.__doc__}")
