@@ -187,7 +187,9 @@ def test_a_look_tells_size_mark_and_time(store):
     assert meta.etag
     [listed] = store.list("a/")
     assert (listed.key, listed.size, listed.etag) == ("a/k", 777, put.etag)
+    # The store's clock need not be ours, but it is no other unit and no other century.
     assert abs(meta.modified_us - put.modified_us) < 3_600_000_000
+    # One moment, told once in microseconds and once in whole seconds.
     assert abs(listed.modified_us - meta.modified_us) < 2_000_000
 
 

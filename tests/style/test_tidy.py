@@ -59,6 +59,7 @@ SEAM_EXCEPTIONS = {
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
     "engine/core.py": "what a failed creation wrote is taken back, whatever went wrong",
+    "engine/delivery/burials.py": "the top of a letter's task: a bug is told, the record stays",
     "engine/lake.py": "the top of the lake's thread: a bug is told, and the lake goes on",
     "engine/objects.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",

@@ -72,6 +72,7 @@ def test_what_waits_is_told_where_no_engine_runs(data):
     assert (found["state"], waits["state"], waits["lag_records"]) == ("at rest", "at rest", 5)
     assert "frazil lake flush" in waits["why"]
     assert waits["lag_bytes"] > 0
+    # An age in seconds, not in another unit: no test takes an hour.
     assert 0 <= waits["lag_seconds"] < 3600
     assert waits["last_commit_us"] == done["last_commit_us"]
     call(data, "lake", "pause")

@@ -127,6 +127,7 @@ def test_many_who_wait_share_one_commit_a_second(db, stand_in):
         pending.append(topic.send(id=number, text="", ack="committed"))
         time.sleep(0.05)
     assert [each.result().offset for each in pending] == list(range(1, 25))
+    # A rate, by the time that it took: a slow machine may commit more often, never less.
     assert len(stand_in.commits) - before <= time.monotonic() - begun + 1
     assert ids_of(db, "hurried") == list(range(25))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import msgspec
 import pytest
@@ -172,13 +171,12 @@ def test_nobody_waits_for_a_spark_that_says_it_cannot_start(tmp_path):
         stand_in.answers["hello"] = ("failed", {}, "unavailable", "there is no Java")
         topic = db.topic("safe")
         topic.append(id=2, text="")
-        begun = time.monotonic()
+        # A flush and a proof have five minutes at least, more than this test has.
         with pytest.raises(Unavailable, match="there is no Java"):
             db.lake.flush("safe")
         with pytest.raises(Unavailable, match="there is no Java"):
             db.lake.verify("safe")
         with pytest.raises(Unavailable, match="there is no Java"):
             topic.append(id=3, text="", ack="committed")
-        assert time.monotonic() - begun < 60
         stand_in.answers = {}
         assert db.lake.flush("safe") == {"/default/safe": {-1: 3}}

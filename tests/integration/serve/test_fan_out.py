@@ -7,7 +7,15 @@ import json
 
 import pytest
 
-from tests.integration.serve.wire_world_load import publish, read_all, readers, served, stopped
+from frazil.serve.danube.consumer_stream import GRANT_BYTES
+from tests.integration.serve.wire_world_load import (
+    Peak,
+    publish,
+    read_all,
+    readers,
+    served,
+    stopped,
+)
 from tests.integration.serve.wire_world_readers import is_whole
 
 pytestmark = pytest.mark.integration
@@ -15,8 +23,11 @@ pytestmark = pytest.mark.integration
 READERS = 100
 RECORDS = 140
 SIZE_BYTES = 120 << 10
+LOOKS_MIN = 100
 GROWTH_BYTES_MAX = 8 << 20
 """What is published between the looks, kept once for the one that stopped, is more than twice."""
+PEAK_BYTES_MAX = READERS * (GRANT_BYTES + SIZE_BYTES) + GROWTH_BYTES_MAX
+"""Each reader has a queue, and a record that is written; all of their records are 40 times that."""
 
 
 @pytest.mark.long
@@ -26,16 +37,20 @@ def test_one_stopped_and_a_hundred_fast_subscribers(tmp_path):
         asyncio.run(publish(broker.url, first=0, count=0, size=0))
         with stopped(broker, "stopped") as (methods, stream):
             fast = readers(broker, READERS, RECORDS)
-            # Both looks are at a broker that has nothing under way. Meanwhile each reader has a
-            # queue, which is bounded, and how full they all are is a matter of who runs when.
+            # Before and after the broker has nothing under way. Meanwhile each reader has a queue,
+            # which is bounded, and how full they all are is a matter of who runs when.
             before = broker.memory_bytes()
             assert RECORDS * SIZE_BYTES > 2 * GROWTH_BYTES_MAX
-            asyncio.run(publish(broker.url, first=0, count=RECORDS, size=SIZE_BYTES))
-            answer = json.loads(fast.process.stdout.readline())
+            assert RECORDS * SIZE_BYTES * READERS > 30 * PEAK_BYTES_MAX
+            with Peak(broker) as peak:
+                asyncio.run(publish(broker.url, first=0, count=RECORDS, size=SIZE_BYTES))
+                answer = json.loads(fast.process.stdout.readline())
             after = broker.memory_bytes()
             fast.close()
-            print(answer, before >> 20, after >> 20)
+            print(answer, before >> 20, peak.bytes >> 20, after >> 20)
             assert answer["whole"] == READERS, answer
+            assert peak.looks > LOOKS_MIN
+            assert peak.bytes - before < PEAK_BYTES_MAX
             assert after - before < GROWTH_BYTES_MAX
             found = read_all(methods, stream, "stopped", RECORDS)
             assert is_whole(found, RECORDS, acks=True)

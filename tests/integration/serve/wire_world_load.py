@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 
 import grpc
 from danube import DanubeClientBuilder, DispatchStrategy
@@ -27,17 +28,44 @@ GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(16 << 10)}
 Left to itself the C library keeps an amount that depends on what else was free at that moment.
 """
 OPTIONS = [("grpc.max_receive_message_length", -1)]
+LOOK_S = 0.005
 
 
 @contextlib.contextmanager
-def served(directory, **settings):
-    """Run a broker with a small budget of memory, which has no more memory than it uses."""
-    chosen = {**SETTINGS, **settings}
-    with contextlib.closing(Broker(directory, settings=chosen, variables=GIVE_BACK)) as broker:
+def served(directory, *, is_small=True, **settings):
+    """Run a broker with a small budget and no more memory than it uses, or with what is default."""
+    chosen = {**SETTINGS, **settings} if is_small else settings
+    variables = GIVE_BACK if is_small else {}
+    with contextlib.closing(Broker(directory, settings=chosen, variables=variables)) as broker:
         broker.start()
         broker.wait_ready()
         yield broker
         assert broker.stop() == 0, broker.last_words()
+
+
+class Peak:
+    """The most memory that a broker has while this is entered, looked at again and again."""
+
+    def __init__(self, broker):
+        self._broker = broker
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.looks = 0
+        self.bytes = 0
+
+    def _look(self):
+        while not self._over.wait(LOOK_S):
+            self.bytes = max(self.bytes, self._broker.memory_bytes())
+            self.looks += 1
+
+    def __enter__(self):
+        self.bytes = self._broker.memory_bytes()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error):
+        self._over.set()
+        self._thread.join()
 
 
 async def publish(url, *, first, count, size, reliable=True):

@@ -46,14 +46,13 @@ class Process:
         threading.Thread(target=self.run, daemon=True).start()
 
     def run(self):
-        while True:
-            try:
+        # A process that dies in the middle of an answer has its socket taken away.
+        with contextlib.suppress(Closed, OSError):
+            while True:
                 request = receive(self.ours)
-            except Closed:
-                return
-            self.asked.append(request.op)
-            for answer in self.script.get(request.op, ()):
-                send(self.ours, Answer(request.id, **answer))
+                self.asked.append(request.op)
+                for answer in self.script.get(request.op, ()):
+                    send(self.ours, Answer(request.id, **answer))
 
     def poll(self):
         return self.code
