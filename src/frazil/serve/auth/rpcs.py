@@ -23,7 +23,7 @@ from frazil.serve.auth.roles import (
     ResourceKind,
     topic_resource,
 )
-from frazil.serve.danube.messages import parse_request
+from frazil.serve.danube.messages import check_attributes, parse_request
 from frazil.serve.danube.names import check_namespace, checked_topic
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
@@ -61,6 +61,10 @@ class Scope(enum.Enum):
 
 class Owners(Protocol):
     """Whose topic an id of a producer or consumer is. Called in the loop, so it must not wait."""
+
+    @property
+    def attributes_max(self) -> int:
+        """How many attributes a message may have: one with many more is not even parsed."""
 
     def producer_topic(self, producer_id: int) -> str | None:
         """Return the full name of the producer's topic, None if there is no such producer."""
@@ -230,6 +234,8 @@ def needs(rpc: Rpc, message: bytes, owners: Owners) -> list[Need]:
         Refused: with the protocol's status, if the bytes are no message of this call, a name is
             no topic's, subject's or namespace's, or nobody has the id.
     """
+    if rpc.request is data.StreamMessage:
+        check_attributes(message, owners.attributes_max)
     request = parse_request(rpc.request, message)
     found = []
     for target in rpc.targets:

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from frazil.ingest.messages import Message, check_message
-from frazil.serve.danube.messages import parse_send, request_id_reply
+from frazil.serve.danube.messages import ATTRIBUTES_MAX, parse_send, request_id_reply
 from frazil.serve.danube.proto.danube_pb2 import MsgID, StreamMessage
 from frazil.serve.danube.statuses import Refused
 
@@ -79,7 +79,8 @@ class Envelope:
 class Envelopes:
     """Reads SendMessage requests as `parse_send` does, with what it remembers of earlier ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, attributes_max: int = ATTRIBUTES_MAX) -> None:
+        self._attributes_max = attributes_max
         self._ids: dict[bytes, int] = {}
         self._ends: dict[bytes, Envelope] = {}
         self._end_before = b""
@@ -130,7 +131,7 @@ class Envelopes:
         return data[:at], identity, message, envelope
 
     def _parsed(self, data: bytes) -> tuple[bytes, int, Message, None]:
-        request_id, identity, message = parse_send(data)
+        request_id, identity, message = parse_send(data, self._attributes_max)
         return request_id_reply(request_id), identity, message, None
 
     def _learn(self, field: bytes, end: bytes) -> None:
@@ -143,7 +144,7 @@ class Envelopes:
         try:
             identity = parse_send(field)[1]
             for number, probe in _PROBES:
-                sent_id, sent_by, message = parse_send(probe + end)
+                sent_id, sent_by, message = parse_send(probe + end, self._attributes_max)
                 if (sent_id, sent_by, message.payload) != (number, number, bytes((number,))):
                     # It has fields of the first part again, which go over those.
                     return

@@ -18,13 +18,19 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from frazil.ingest.messages import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
-from frazil.serve.danube.statuses import Refused, malformed_request, message_id_missing
+from frazil.serve.danube.statuses import (
+    Refused,
+    malformed_request,
+    message_id_missing,
+    too_many_attributes,
+)
 
 if TYPE_CHECKING:
     from frazil.engine.delivery import Record
 
 __all__ = [
     "DeliveryEncoder",
+    "check_attributes",
     "framed",
     "framed_all",
     "parse_ack",
@@ -36,6 +42,12 @@ __all__ = [
 ]
 
 TIME_UNIT_US: Final = 1000
+ATTRIBUTES_MAX: Final = 64
+"""As many as a message may have by default."""
+FIELDS_BESIDE: Final = 16
+"""More than all fields of a message but its attributes."""
+FIELD_BYTES: Final = 6
+"""A message with less than so many bytes for each field has at most a few too many."""
 KNOWN_MAX: Final = 1024
 """How many producers, and how many high parts of numbers, an encoder keeps."""
 
@@ -47,6 +59,8 @@ _PRODUCER_NAME, _SUBSCRIPTION_NAME, _ATTRIBUTES = b"\x2a", b"\x32", b"\x3a"
 _SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY = b"\x40", b"\x48", b"\x52"
 _ID_PRODUCER, _ID_TOPIC, _ID_BROKER, _ID_OFFSET = b"\x08", b"\x12", b"\x1a", b"\x28"
 _REQUEST_ID = b"\x08"
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+_SHIFT_MAX: Final = 63
 
 _LOW_BITS: Final = 14
 _LOW_COUNT: Final = 1 << _LOW_BITS
@@ -80,14 +94,63 @@ def parse_request(kind: type[_Request], data: bytes) -> _Request:
         raise Refused(malformed_request(kind.__name__)) from error
 
 
-def parse_send(data: bytes) -> tuple[int, int, Message]:
-    """Return a SendMessage request as request id, producer id and the message to publish.
+def check_attributes(data: bytes, attributes_max: int) -> None:
+    """Refuse a message with many more fields than attributes are allowed, before it is parsed.
 
-    A publish time of zero, which is how the wire has none, means "when it arrives".
+    To parse an attribute costs as much as to publish a small record, and a request has room for
+    half a million. What is no message passes: the parser says so.
 
     Raises:
-        Refused: if the bytes are no such message, or it has no `msg_id`.
+        Refused: if it has.
     """
+    fields_max = attributes_max + FIELDS_BESIDE
+    if len(data) > FIELD_BYTES * fields_max and _has_more_fields(data, fields_max):
+        raise Refused(too_many_attributes(attributes_max=attributes_max))
+
+
+def _has_more_fields(data: bytes, fields_max: int) -> bool:
+    """Tell whether a message has more fields; those inside of groups count, too."""
+    at, end = 0, len(data)
+    try:
+        for _ in range(fields_max):
+            tag, at = _read_number(data, at)
+            kind = tag & 7
+            if kind == 2:
+                size, at = _read_number(data, at)
+                at += size
+            elif kind == 0:
+                _value, at = _read_number(data, at)
+            elif kind in _FIXED_BYTES:
+                at += _FIXED_BYTES[kind]
+            if at >= end:
+                return False
+    except IndexError:
+        return False
+    return True
+
+
+def _read_number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins there, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128 or shift > _SHIFT_MAX:
+            return value, at
+        shift += 7
+
+
+def parse_send(data: bytes, attributes_max: int = ATTRIBUTES_MAX) -> tuple[int, int, Message]:
+    """Return a SendMessage request as request id, producer id and the message to publish.
+
+    A publish time of zero, which is how the wire has none, means "when it arrives". A message with
+    a few attributes too many is returned: whoever publishes it knows the limits of its topic.
+
+    Raises:
+        Refused: if the bytes are no such message, it has no `msg_id`, or far too many attributes.
+    """
+    check_attributes(data, attributes_max)
     try:
         sent = StreamMessage.FromString(data)
     except DecodeError as error:

@@ -17,7 +17,12 @@ from frazil.errors import FrazilError, InvalidRequest
 from frazil.ingest.messages import check_message
 from frazil.model import topic_uid
 from frazil.serve.danube.envelopes import Envelopes
-from frazil.serve.danube.messages import parse_request, parse_send, request_id_reply
+from frazil.serve.danube.messages import (
+    ATTRIBUTES_MAX,
+    parse_request,
+    parse_send,
+    request_id_reply,
+)
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto.danube_pb2 import (
     DispatchStrategy,
@@ -93,8 +98,10 @@ class Producers:
         schemas: Schemas | None = None,
         unreliable: Unreliable | None = None,
         pace: Pace | None = None,
+        attributes_max: int = ATTRIBUTES_MAX,
     ) -> None:
         self._topics = topics
+        self.attributes_max = attributes_max
         self._producers_max = producers_max
         self._schemas = schemas
         self._store = None if schemas is None else schemas.store
@@ -104,7 +111,7 @@ class Producers:
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
         self._publisher = Publisher(self._loop, pace or Pace(self._loop.time))
-        self._envelopes = Envelopes()
+        self._envelopes = Envelopes(attributes_max)
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
@@ -132,7 +139,7 @@ class Producers:
 
     def send(self, call: Call, message: bytes) -> None:
         """Answer SendMessage when the record is written and synced."""
-        request_id, identity, record = parse_send(message)
+        request_id, identity, record = parse_send(message, self.attributes_max)
         target = self._known.get(identity)
         if target is None:
             target = self._recognised(identity, message)

@@ -66,6 +66,7 @@ class Services:
             schemas=self.schemas,
             unreliable=self.unreliable,
             pace=self.deliveries.pace,
+            attributes_max=engine.settings.topics.attributes_max,
         )
         self.consumers = Consumers(
             self.deliveries,
@@ -128,6 +129,11 @@ class Services:
         return {**admin_routes(needs, facts), **registry_routes(self.schemas, self.acts)}
 
     # -- what the guard asks ---------------------------------------------------------------------
+
+    @property
+    def attributes_max(self) -> int:
+        """How many attributes a message may have."""
+        return self.producers.attributes_max
 
     def producer_topic(self, producer_id: int) -> str | None:
         """Return the full name of the producer's topic, None if there is no such producer."""

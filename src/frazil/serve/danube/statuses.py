@@ -272,6 +272,12 @@ def record_refused(reason: str) -> Status:
     return Status(Code.PERMISSION_DENIED, _cut(f"Unable to publish the message: {reason}"))
 
 
+def too_many_attributes(*, attributes_max: int) -> Status:
+    """Say that a message has so many attributes that it is not looked at."""
+    error = InvalidRequest("message has too many attributes", attributes_max=attributes_max)
+    return status_of(error, PUBLISHING)
+
+
 def message_too_large(*, size_bytes: int, size_bytes_max: int) -> Status:
     """Say that a message is above its limit."""
     return Status(

@@ -50,6 +50,8 @@ class FakeCall:
 class KnownIds:
     """Two producers, one of an earlier life, and a consumer, all of /default/orders."""
 
+    attributes_max = 64
+
     def producer_topic(self, producer_id):
         return "/default/orders" if producer_id == PRODUCER_ID else None
 
