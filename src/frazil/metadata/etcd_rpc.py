@@ -38,7 +38,8 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
     # A server that was away is noticed soon, and a connection that died as well.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
+    # It is the least time that setting up a connection gets: a busy machine may need a second.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
