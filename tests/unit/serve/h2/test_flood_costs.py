@@ -106,8 +106,8 @@ def test_a_flood_costs_no_more_than_some_thousand_calls(name, seconds_of_calls):
     assert seconds_of(work) < TIMES_MAX * seconds_of_calls
 
 
-def test_costly_headers_never_hold_the_others_up(seconds_of_calls):
-    """One turn with header blocks that are dear to read costs what some hundred calls cost."""
+def seconds_of_turns():
+    """Return what each turn costs in which header blocks are read that are dear."""
     peer = Peer(ServerLimits())
     plain = b"".join(literal(name.encode(), value.encode()) for name, value in REQUEST)
     blocks = (plain + b"\x90" * 400 + literal(b"n", b"%d" % sid) for sid in SIDS)
@@ -115,12 +115,21 @@ def test_costly_headers_never_hold_the_others_up(seconds_of_calls):
         f.frame(f.HEADERS, f.END_HEADERS | f.END_STREAM, sid, block)
         for sid, block in zip(SIDS, blocks, strict=True)
     )
-    worst = seconds_of(lambda: peer.connection.receive(calls))
-    turns = 1
+    turns = [seconds_of(lambda: peer.connection.receive(calls))]
     while peer.connection.has_input:
-        worst = max(worst, seconds_of(lambda: peer.connection.receive(b"")))
+        turns.append(seconds_of(lambda: peer.connection.receive(b"")))
         peer.sender.take()
-        turns += 1
     assert len(peer.app.requests) == len(SIDS)
-    assert turns > 100
-    assert worst < seconds_of_calls / 4
+    return turns
+
+
+def test_costly_headers_never_hold_the_others_up(seconds_of_calls):
+    """One turn with header blocks that are dear to read costs what some hundred calls cost.
+
+    The turns of each round are the same. Of some hundred of them one is interrupted by the machine
+    now and then, which counts as its time; not the same one in all rounds.
+    """
+    rounds = [seconds_of_turns() for _ in range(3)]
+    assert len(rounds[0]) > 100
+    turns = [min(turn) for turn in zip(*rounds, strict=True)]
+    assert max(turns) < seconds_of_calls / 4
