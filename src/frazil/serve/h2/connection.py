@@ -156,6 +156,8 @@ class Connection(Reception):
                 head = cache.get(buffer[start:stop])
                 if (
                     head is not None
+                    # A reserved bit is none of the number.
+                    and sid <= f.STREAM_LARGEST
                     and head.problem is None
                     and self._partial is None
                     and not self.is_refusing

@@ -33,6 +33,17 @@ def test_the_short_way_is_open_for_one_number_after_the_other_only():
     assert goaway_code(peer.send(peer.call(5))) == ErrorCode.PROTOCOL_ERROR
 
 
+def test_a_reserved_bit_is_none_of_a_stream_number():
+    """Behind the largest number there is none, also if the bit makes a frame's look like the next."""
+    peer = Peer()
+    largest = f.STREAM_LARGEST
+    peer.send(*(peer.headers(sid) for sid in (largest - 4, largest - 2, largest)))
+    assert list(peer.connection.table.open) == [largest - 4, largest - 2, largest]
+    frames = peer.send(peer.headers(largest + 2))
+    assert goaway_code(frames) == ErrorCode.PROTOCOL_ERROR
+    assert not peer.alive
+
+
 def test_padding_is_counted_and_left_out():
     """Padding uses the windows in full and is no part of the request."""
     peer = Peer()
