@@ -296,12 +296,13 @@ class Broker:
         if self.guard.enabled:
             # Who has no credentials does not stay.
             limits = attrs.evolve(limits, first_call_s=serve.handshake_s)
+        foresee = self.guard.foresee if self.guard.enabled else None
         data, admin = connection_counts(serve)
         for name, listener, routes, counts in (
             ("data", listeners.data, self.services.data_routes(), data),
             ("admin", listeners.admin, self.services.admin_routes(), admin),
         ):
-            router = Router(routes, self.guard, self.guard.free_calls)
+            router = Router(routes, self.guard, self.guard.free_calls, foresee)
             server = Server(router, limits, self._clock, counts)
             await server.start_on(listener, context)
             self._servers[name] = server

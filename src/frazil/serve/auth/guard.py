@@ -153,6 +153,17 @@ class Guard:
         found = self._admitted(call)
         return None if isinstance(found, Principal) else found
 
+    def foresee(self, call: Caller) -> Refusal | None:
+        """Tell why the caller of a request that still arrives is sent away without the rest of it.
+
+        Whoever is known is counted when all of it is here, others now, too: they may be guessing.
+        """
+        if self._credentials is None:
+            return None
+        header = call.metadata.get("authorization", "")
+        known = self._credentials.authenticator.known(header, now_s=self._wall_s())
+        return self.admit(call) if known is None else None
+
     def _admitted(self, call: Caller) -> Principal | Refusal | None:
         """Count a call; return who makes it or why it is refused, None without authentication."""
         now_s = self._monotonic()

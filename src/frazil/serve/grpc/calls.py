@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 GOES_AWAY: Final = "server is shutting down"
+TOO_SLOW: Final = "the request arrives too slowly"
 TOO_MANY_STREAMS: Final = "too many streams on this connection, open another one"
 _KEPT_BYTES_MAX: Final = 1024
 """A request's message is kept with its stream up to this size."""
@@ -206,6 +207,29 @@ class Calls:
     def refuse_large(self) -> CallHead:
         return self._router.large
 
+    def admits(self, stream: Stream) -> bool:
+        """Refuse at once what will be refused anyway: nobody keeps a part of its request."""
+        head = cast("CallHead", stream.head.target)
+        if head.handler is None:
+            self.counters.calls_total += 1
+            self._refuse(stream, head)
+            return False
+        foresee = self._router.foresee
+        if foresee is None:
+            return True
+        if head.is_stream:
+            # It is not counted as one yet.
+            head = attrs.evolve(head, is_stream=False)
+        call = Call(self, stream, head, b"")
+        try:
+            refusal = foresee(call)
+            if refusal is not None:
+                call.fail(*refusal)
+        except Exception as error:  # noqa: BLE001 - as for a handler
+            self.on_bug(call, error)
+        self.counters.calls_total += stream.closed
+        return not stream.closed
+
     def on_request(self, stream: Stream, body: bytes) -> None:
         head = cast("CallHead", stream.head.target)
         if head.many is not None and stream.head.problem is None:
@@ -324,6 +348,11 @@ class Calls:
 
     def on_excess(self, stream: Stream) -> None:
         self._turn_away(stream, Code.RESOURCE_EXHAUSTED, "too many unfinished requests")
+
+    def refuse_late(self, streams: Iterable[Stream]) -> None:
+        """Refuse requests that arrive too slowly."""
+        for stream in streams:
+            self._turn_away(stream, Code.DEADLINE_EXCEEDED, TOO_SLOW)
 
     def shed(self, streams: Iterable[Stream]) -> None:
         """Refuse the requests that are still arriving: the server holds too many bytes of such."""

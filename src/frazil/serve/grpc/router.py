@@ -23,6 +23,8 @@ Guard = Callable[["Call"], "tuple[Code, str] | None"]
 It is also told the calls that are refused without it, with an empty path, so that it can count
 them: RESOURCE_EXHAUSTED is then their status.
 """
+Foresee = Guard
+"""Tells from the headers alone how the guard will refuse a call whose request still arrives."""
 FreeCalls = Callable[[str, int], int]
 """Counts calls of a peer that the guard need not look at; returns how many of so many may pass."""
 
@@ -92,12 +94,14 @@ class Router:
         routes: Mapping[str, Route],
         guard: Guard | None = None,
         free_calls: FreeCalls | None = None,
+        foresee: Foresee | None = None,
     ) -> None:
         wrong = [path for path in routes if path.count("/") != 2 or not path.startswith("/")]
         assert not wrong, wrong
         self.routes: Mapping[str, Route] = MappingProxyType(dict(routes))
         self.guard = guard
         self.free_calls = free_calls
+        self.foresee = foresee
         self.large = CallHead(
             "", None, refusal=(Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
         )

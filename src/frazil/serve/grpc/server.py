@@ -179,6 +179,12 @@ class Server:
             assert most.held > 0
             most.cut_off()
 
+    def relieve_arriving(self) -> None:
+        while self.unfinished > self.limits.unfinished_bytes_server_max:
+            most = max(self._shells, key=Shell.burden)
+            assert most.unfinished > 0
+            most.shed()
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _arrive(self, peer: str) -> Shell | None:

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from frazil.serve.grpc.calls import Calls, Counters
+from frazil.serve.h2.arriving import Arrivals
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.frames import ErrorCode
 from frazil.telemetry import warn
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _ARRIVING_TIMES: Final = 12
 """So many times as long a first call may take to arrive."""
+_RESTING_TIMES: Final = 16
+"""What rests weighs so much more than what has just come: one request of the largest size that is on
+its way is lighter than the parts of others that stopped, however many share them."""
 
 
 class Host(Protocol):
@@ -38,9 +42,9 @@ class Host(Protocol):
     unanswered: int
     """Bytes of requests of all connections that wait for their answers."""
     unfinished: int
-    """Bytes of requests of all connections that are still arriving."""
+    """Bytes of requests of all connections that are still arriving, with what they cost."""
     held: int
-    """Bytes of answers of all connections that the peers have not taken."""
+    """Bytes of answers of all connections that the peers have not taken, with what they cost."""
 
     def forget(self, shell: Shell) -> None:
         """Take note that a connection is gone."""
@@ -53,6 +57,9 @@ class Host(Protocol):
 
     def relieve(self) -> None:
         """Cut off the connections that hold most, until all together hold no more than allowed."""
+
+    def relieve_arriving(self) -> None:
+        """Refuse the requests that arrive on the connections with most of them, until that fits."""
 
 
 class Shell(asyncio.BufferedProtocol):
@@ -74,7 +81,12 @@ class Shell(asyncio.BufferedProtocol):
         self._is_reading = True
         self._is_full = False
         self._unanswered = 0
-        self._unfinished = 0
+        self._rested = 0
+        """What `unfinished` was at the last tick."""
+        self._data_bytes = self._data_bytes_before = 0
+        """Bytes of DATA that had come by the last tick, and by the one before."""
+        self.unfinished = 0
+        """Bytes of requests that still arrive, and what they cost, when they were counted last."""
         self.held = 0
         """Bytes of answers that the peer has not taken, when they were counted last."""
         self._born = self._heard = self._busy = host.clock.monotonic()
@@ -110,6 +122,7 @@ class Shell(asyncio.BufferedProtocol):
         self._born = self._busy = self._host.clock.monotonic()
         self.connection = Connection(limits, self.calls, self._on_dirty)
         self.calls.sender = self.connection.sender
+        self._arrivals = Arrivals(limits, self.connection.table, number=self._number)
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the loop's interface
@@ -263,6 +276,24 @@ class Shell(asyncio.BufferedProtocol):
         warn("connection_cut", peer=self.peer, held_bytes=self.held)
         self.abort()
 
+    def burden(self) -> int:
+        """Return how much this connection's share of what still arrives weighs.
+
+        What was there at the last tick rests, but for as much as has come since the one before: who
+        sends one large request behind the other always has a part of one here.
+        """
+        if not self.unfinished:
+            return 0
+        came = self.connection.data_bytes - self._data_bytes_before
+        resting = max(0, min(self.unfinished, self._rested) - came)
+        return self.unfinished + (_RESTING_TIMES - 1) * resting
+
+    def shed(self) -> None:
+        """Refuse all requests that still arrive: the server holds too many bytes of such."""
+        table = self.connection.table
+        self.calls.shed(table.open.values())
+        self._count_unfinished(table.unfinished + table.arriving)
+
     @property
     def is_used(self) -> bool:
         """Whether a call was ever accepted."""
@@ -300,6 +331,10 @@ class Shell(asyncio.BufferedProtocol):
             self.calls.expire(now)
         if self.held:
             self._count()
+        self._rested = self.unfinished
+        self._data_bytes_before, self._data_bytes = self._data_bytes, connection.data_bytes
+        if not self._is_full:
+            self.calls.refuse_late(self._arrivals.tick(connection.data_bytes))
         if connection.is_draining and not connection.is_refusing:
             # A client that does not answer the ping has had a round trip's time anyway.
             if self._drained_since is None:
@@ -347,21 +382,25 @@ class Shell(asyncio.BufferedProtocol):
             self.connection.ping()
 
     def _count(self) -> None:
-        """Keep the server's sums; when they are too high, this connection's part goes first."""
+        """Keep the server's sums; when they are too high, whoever has most of them pays."""
         table = self.connection.table
         if table.unanswered != self._unanswered:
             self._host.unanswered += table.unanswered - self._unanswered
             self._unanswered = table.unanswered
-        if table.unfinished != self._unfinished:
-            self._host.unfinished += table.unfinished - self._unfinished
-            self._unfinished = table.unfinished
-            if table.unfinished and (
-                self._host.unfinished > self._limits.unfinished_bytes_server_max
-            ):
-                self.calls.shed(table.open.values())
+        unfinished = table.unfinished + table.arriving
+        if unfinished != self.unfinished:
+            self._count_unfinished(unfinished)
         if not self._is_aborted and self.transport is not None:
+            sender = self.connection.sender
             waiting = self.transport.get_write_buffer_size()
-            self._count_held(self.connection.sender.queued + waiting)
+            self._count_held(sender.queued + sender.ending + waiting)
+
+    def _count_unfinished(self, size: int) -> None:
+        grown = size - self.unfinished
+        self._host.unfinished += grown
+        self.unfinished = size
+        if grown > 0 and self._host.unfinished > self._limits.unfinished_bytes_server_max:
+            self._host.relieve_arriving()
 
     def _count_held(self, size: int) -> None:
         grown = size - self.held

@@ -168,6 +168,7 @@ class Connection(Reception):
                     stream.credit = self.limits.stream_window
                     open_streams[sid] = stream
                     table.header_bytes += head.size
+                    table.arriving += head.cost
                     position = stop
                     continue
             self.frame(kind, flags, sid & 0x7FFFFFFF, buffer[start:stop])
@@ -192,5 +193,7 @@ class Connection(Reception):
         self.spend(size)
         stream.ended = True
         stream.size = size
-        self.table.unanswered += size
+        table = self.table
+        table.arriving -= stream.head.cost
+        table.unanswered += size
         self.application.on_request(stream, body)

@@ -14,6 +14,7 @@ import attrs
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
+from frazil.serve.h2.costs import HEADERS_COST_TIMES, REQUEST_COST_BYTES
 from frazil.serve.h2.frames import ConnectionFailure, ErrorCode
 from frazil.serve.h2.validation import Fields, request_problem
 
@@ -43,6 +44,8 @@ class Head:
     target: object
     size: int = 0
     is_large: bool = False
+    cost: int = REQUEST_COST_BYTES
+    """What a stream with it costs: less if it is remembered, so that many streams have the same."""
 
 
 class CountingTable(HeaderTable):
@@ -112,7 +115,7 @@ class HeaderReader:
         elif len(block) <= self._limits.cached_block_bytes_max:
             if len(self.cache) >= self._limits.cached_blocks_max:
                 self.cache.clear()
-            self.cache[block] = head
+            self.cache[block] = attrs.evolve(head, cost=REQUEST_COST_BYTES)
         return head
 
     def _head(self, fields: Fields) -> Head:
@@ -121,4 +124,5 @@ class HeaderReader:
         if size > self._limits.header_bytes_max:
             return Head((), problem, content_length, self._refuse(), is_large=True)
         target = self._resolve(fields) if problem is None else None
-        return Head(fields, problem, content_length, target, size)
+        cost = REQUEST_COST_BYTES + HEADERS_COST_TIMES * size
+        return Head(fields, problem, content_length, target, size, cost=cost)

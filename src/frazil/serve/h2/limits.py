@@ -17,8 +17,11 @@ class ServerLimits:
     connections_max: int = 1_024
     unanswered_bytes_server_max: int = 256 << 20
     unfinished_bytes_server_max: int = 256 << 20
+    """Of requests that still arrive, with what their streams cost; above it those are refused of
+    the connection that holds most."""
     held_bytes_server_max: int = 256 << 20
-    """Bytes of answers that peers have not taken; above it the connection with most is cut off."""
+    """Of answers that peers have not taken, with what those cost that are whole; above it the
+    connection with most is cut off."""
     read_bytes_max: int = 256 << 10
     tick_s: float = 0.5
 
@@ -71,6 +74,16 @@ class ServerLimits:
     handshake_s: float = 10.0
     first_call_s: float | None = None
     """A connection on which no call was accepted for so long since it was set up is closed."""
+    arriving_s: float = 30.0
+    """How often requests that arrive are looked at; a tick in which nothing is read is no time."""
+    arriving_bytes_min: int = 64 << 10
+    """What a connection must have brought since they were looked at last, or those are refused that
+    were there then."""
+    arriving_looks_min: int = 64
+    """So often a request is looked at on a connection that brings enough, or as often as the largest
+    message takes at that rate; then it is refused."""
+    arriving_refused_max: int = 500
+    """So many of them at once, by the tick."""
     keepalive_s: float = 30.0
     keepalive_timeout_s: float = 20.0
     stall_s: float = 120.0

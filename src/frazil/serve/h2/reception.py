@@ -39,6 +39,12 @@ class Application(Protocol):
     def refuse_large(self) -> object:
         """Return what a request means whose headers are larger than allowed."""
 
+    def admits(self, stream: Stream) -> bool:
+        """Return whether a request is to be kept until it is whole; answer it if not.
+
+        It is asked once for each that does not come in one piece, with the first one.
+        """
+
     def on_request(self, stream: Stream, body: bytes) -> None:
         """Handle a whole request."""
 
@@ -79,6 +85,7 @@ class Reception:
         self.headers = HeaderReader(limits, application.resolve, application.refuse_large)
         self.credit = limits.connection_window
         """Bytes of DATA that the peer may still send."""
+        self._granted = limits.connection_window
         self.short_bytes_max = min(f.FRAME_BYTES_DEFAULT, limits.message_bytes_max + 5)
         self.is_over = False
         self.is_draining = False
@@ -137,7 +144,13 @@ class Reception:
         whole = self.limits.connection_window
         if self.credit < whole // 2:
             self.sender.emit(f.window_update(0, whole - self.credit))
+            self._granted += whole - self.credit
             self.credit = whole
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of DATA that ever came, with padding: what was granted and is not left."""
+        return self._granted - self.credit
 
     def has_room(self) -> bool:
         """Return whether one more call may be taken."""
@@ -247,9 +260,12 @@ class Reception:
     def _gather(self, stream: Stream, data: bytes, *, ends: bool) -> None:
         """Add to a request; end it, refuse it, or let the peer send more of it."""
         limits = self.limits
-        if stream.body is None:
-            stream.body = bytearray()
-        stream.body += data
+        body = stream.body
+        if body is None:
+            if not ends and not self.application.admits(stream):
+                return
+            body = self.table.begin_body(stream)
+        body += data
         stream.size += len(data)
         self.table.unfinished += len(data)
         if ends:
@@ -266,15 +282,10 @@ class Reception:
 
     def _end(self, stream: Stream) -> None:
         """Hand a whole request to the application."""
+        self.table.end(stream)
         if stream.head.content_length not in {-1, stream.size}:
-            stream.ended = True
-            self.table.unfinished -= stream.size
-            self.table.unanswered += stream.size
             self._reset(stream, ErrorCode.PROTOCOL_ERROR)
             return
-        stream.ended = True
-        self.table.unfinished -= stream.size
-        self.table.unanswered += stream.size
         body = bytes(stream.body or b"")
         stream.body = None
         if len(body) > self.limits.message_bytes_max + 5:
@@ -311,9 +322,7 @@ class Reception:
             return
         # The peer has ended it: nothing of it may come any more.
         if not stream.ended:
-            stream.ended = True
-            self.table.unfinished -= stream.size
-            self.table.unanswered += stream.size
+            self.table.end(stream)
         self.sender.drop(stream)
         self.application.on_cancel(stream)
 

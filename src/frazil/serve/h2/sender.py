@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from frazil.serve.h2 import frames as f
+from frazil.serve.h2.costs import ANSWER_COST_BYTES
 from frazil.serve.h2.reply_blocks import ReplyBlocks
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Sender:
         self.data_frames = 0
         """How many were sent."""
         self.queued = 0
+        """Bytes of messages that wait."""
+        self.ending = 0
+        """What the streams cost whose answers are whole and wait, beside `queued`."""
         self._limits = limits
         self._table = table
         self._on_dirty = on_dirty
@@ -177,6 +181,7 @@ class Sender:
         else:
             stream.code = code
             stream.text = text
+            self.ending += ANSWER_COST_BYTES + stream.head.cost
             self._wait_no_more(stream)
             self._writable[stream.sid] = stream
             self._mark_dirty()
@@ -190,6 +195,8 @@ class Sender:
         """Forget a stream that was reset: what is queued for it is never sent."""
         self.queued -= stream.queued
         stream.queued = 0
+        if stream.code is not None:
+            self.ending -= ANSWER_COST_BYTES + stream.head.cost
         self._writable.pop(stream.sid, None)
         self._wait_no_more(stream)
         self._table.close(stream)
@@ -324,6 +331,7 @@ class Sender:
                 if stream.window > 0:
                     self._writable[stream.sid] = stream
             elif stream.code is not None:
+                self.ending -= ANSWER_COST_BYTES + stream.head.cost
                 self._last(stream, self.blocks.end(stream.code, stream.text))
 
     def _pump_stream(self, stream: Stream, limit: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from frazil.serve.h2.costs import BODY_COST_BYTES
+
 if TYPE_CHECKING:
     from frazil.serve.h2.hpack_cache import Head
     from frazil.serve.h2.limits import ServerLimits
@@ -81,13 +83,15 @@ class StreamTable:
     """Which streams are open, and what is known of those that are not.
 
     `last` is the highest stream of the peer. `unfinished` and `unanswered` are bytes of requests:
-    of those still arriving, and of those that wait for their answer. `header_bytes` is of all.
+    of those still arriving, and of those that wait for their answer. `arriving` is what the streams
+    cost whose requests still arrive. `header_bytes` is of all.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
         self.open: dict[int, Stream] = {}
         self.last = -1
         self.unfinished = 0
+        self.arriving = 0
         self.unanswered = 0
         self.header_bytes = 0
         self._early: dict[int, None] = {}
@@ -104,6 +108,19 @@ class StreamTable:
         """Remember a stream as open."""
         self.open[stream.sid] = stream
         self.header_bytes += stream.head.size
+        self.arriving += stream.head.cost
+
+    def begin_body(self, stream: Stream) -> bytearray:
+        """Keep what comes of a request until it is whole."""
+        self.arriving += BODY_COST_BYTES
+        stream.body = bytearray()
+        return stream.body
+
+    def end(self, stream: Stream) -> None:
+        """Take note that the peer sends no more of a request."""
+        stream.ended = True
+        self._arrive_no_more(stream)
+        self.unanswered += stream.size
 
     def was_left_out(self, sid: int) -> bool:
         """Return whether a closed stream was never used (as far as is remembered)."""
@@ -121,9 +138,15 @@ class StreamTable:
         if stream.ended:
             self.unanswered -= stream.size
         else:
-            self.unfinished -= stream.size
+            self._arrive_no_more(stream)
             self.expect_late(stream.sid)
         stream.body = stream.queue = None
+
+    def _arrive_no_more(self, stream: Stream) -> None:
+        self.unfinished -= stream.size
+        self.arriving -= stream.head.cost
+        if stream.body is not None:
+            self.arriving -= BODY_COST_BYTES
 
     def answer_begins(self, stream: Stream) -> None:
         """Stop counting a request that is being answered: a stream's may stay open for ever."""

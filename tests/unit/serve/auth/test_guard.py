@@ -375,6 +375,25 @@ def test_a_caller_is_admitted_before_the_message_is_read():
     assert make_guard(enabled=False)[0].admit(FakeCall("/somewhere")) is None
 
 
+def test_who_will_be_refused_is_known_before_the_message_is_here():
+    """Strangers are counted and refused; the known are neither, they come again with all of it."""
+    guard, clock = make_guard(rate_s=4)
+    header = {"authorization": token("writer", clock)}
+    assert guard(FakeCall(SEND, send(), header)) is None
+    assert [guard.foresee(FakeCall(SEND, b"", header)) for _ in range(20)] == [None] * 20
+    assert guard(FakeCall(SEND, send(), header)) is None
+    fresh = {"authorization": token("reader", clock)}
+    assert guard.foresee(FakeCall(SEND, b"", fresh)) is None
+    guess = {"authorization": "Bearer guess"}
+    codes = [guard.foresee(FakeCall(SEND, b"", guess))[0] for _ in range(10)]
+    assert codes[0] is Code.UNAUTHENTICATED
+    assert codes[-1] is Code.RESOURCE_EXHAUSTED
+    assert guard.foresee(FakeCall(SEND, b"", header)) is None
+    ended = {"authorization": token("writer", clock, lives_s=-1)}
+    assert guard.foresee(FakeCall(SEND, b"", ended)) is not None
+    assert make_guard(enabled=False)[0].foresee(FakeCall(SEND)) is None
+
+
 # -- without authentication, and rates -----------------------------------------------------------
 
 

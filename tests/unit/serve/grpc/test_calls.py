@@ -10,7 +10,7 @@ import pytest
 
 from frazil.serve.auth.guard import Guard
 from frazil.serve.auth.rates import RateLimiter
-from frazil.serve.grpc.calls import Calls, Counters
+from frazil.serve.grpc.calls import TOO_SLOW, Calls, Counters
 from frazil.serve.grpc.codec import CallFailed, Code, framed
 from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.h2 import frames as f
@@ -25,13 +25,13 @@ GO_ON = f.window_update(0, 1 << 20)
 class Client(Peer):
     """A peer whose connection serves a router."""
 
-    def __init__(self, handler, guard=None, *, stream=False, limits=None):
+    def __init__(self, handler, guard=None, *, stream=False, limits=None, foresee=None):
         super().__init__()
         route = Stream(handler) if stream else Unary(handler)
         self.clock = SimulatedClock(1)
         self.counters = Counters()
         plain = Unary(lambda call, message: call.ok(message))
-        router = Router({"/t.T/Echo": route, "/t.T/Plain": plain}, guard)
+        router = Router({"/t.T/Echo": route, "/t.T/Plain": plain}, guard, None, foresee)
         self.calls = Calls(
             *(router, self.counters, self.clock),
             peer="here:1",
@@ -305,6 +305,62 @@ def test_unfinished_requests_are_shed():
     client.calls.shed(client.connection.table.open.values())
     assert list(client.answers(client.take())) == [3]
     assert list(client.connection.table.open) == [1]
+
+
+def test_who_will_be_refused_has_no_body_kept():
+    """From its first piece on, by the headers alone; the guard sees the others when all is here."""
+    asked, seen = [], []
+
+    def guard(call):
+        seen.append(call.path)
+
+    def foresee(call):
+        asked.append((call.path, call.peer, call.message))
+        if "bug" in call.metadata:
+            raise ValueError
+        known = call.metadata.get("authorization") == "good"
+        return None if known else (Code.UNAUTHENTICATED, "who are you")
+
+    client = Client(lambda call, message: call.finish(), guard, stream=True, foresee=foresee)
+    piece = prefixed(bytes(200))
+    fields = [*REQUEST, ("authorization", "good")]
+    for sid, head in ((1, REQUEST), (3, [*REQUEST, ("bug", "1")])):
+        begun = client.headers(sid, head) + f.frame(f.DATA, 0, sid, piece[:100])
+        expected = (Code.UNAUTHENTICATED, "who are you") if sid == 1 else (13, "internal error")
+        assert client.status(begun, sid=sid) == expected
+        client.send(f.frame(f.DATA, f.END_STREAM, sid, piece[100:]))
+    assert (client.connection.table.unfinished, client.connection.table.arriving) == (0, 0)
+    assert client.calls.long_calls == client.calls.accepted == 0
+    assert seen == []
+    client.send(client.headers(5, fields), f.frame(f.DATA, 0, 5, piece[:100]))
+    assert client.connection.table.unfinished == 100
+    assert client.status(f.frame(f.DATA, f.END_STREAM, 5, piece[100:]), sid=5)[0] == Code.OK
+    assert asked == [("/t.T/Echo", "here:1", b"")] * 3
+    assert seen == ["/t.T/Echo"]
+    assert client.counters.calls_total == 3
+    assert client.calls.long_calls == 0
+
+
+@pytest.mark.parametrize("change", [(":path", "/t.T/None"), ("content-type", "text/plain")])
+def test_what_no_handler_answers_has_no_body_kept(change):
+    """An unknown method, or no gRPC at all, is answered with the first piece of its body."""
+    client = Client(lambda call, message: call.ok(b""))
+    fields = [change if name == change[0] else (name, value) for name, value in REQUEST]
+    frames = client.send(client.headers(1, fields), f.frame(f.DATA, 0, 1, bytes(100)))
+    lists, _, ended = client.answers(frames)[1]
+    assert ended
+    assert (lists[0].get("grpc-status"), lists[0][":status"]) in {("12", "200"), (None, "415")}
+    assert client.connection.table.open == {}
+
+
+def test_requests_that_arrive_too_slowly_have_a_status():
+    """They are refused by it, and what was kept of them is let go of."""
+    client = Client(lambda call, message: call.ok(b""))
+    client.send(client.headers(1), f.frame(f.DATA, 0, 1, bytes(100)))
+    client.calls.refuse_late(list(client.connection.table.open.values()))
+    answer = client.answers(client.take())[1][0][0]
+    assert (answer["grpc-status"], answer["grpc-message"]) == ("4", TOO_SLOW)
+    assert client.connection.table.unfinished == 0
 
 
 @pytest.mark.parametrize("end", ["answer", "failure", "cancel"])

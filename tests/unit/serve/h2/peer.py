@@ -41,6 +41,7 @@ class Recorder:
 
     def __init__(self, answer=None):
         self.requests, self.cancelled, self.excess, self.refused = [], [], [], []
+        self.parted = []
         self.streams = {}
         self.resolved = 0
         self.answer = answer
@@ -52,6 +53,10 @@ class Recorder:
 
     def refuse_large(self):
         return "large"
+
+    def admits(self, stream):
+        self.parted.append(stream.sid)
+        return True
 
     def on_request(self, stream, body):
         self.requests.append((stream.sid, body))

@@ -36,6 +36,12 @@ def test_the_limits_on_the_page_are_the_limits():
         256 << 20,
     )
     assert "32 MiB a connection, 256 MiB in all" in rows["requests that arrive"]
+    assert (limits.arriving_bytes_min, limits.arriving_s) == (64 << 10, 30)
+    assert "64 KiB in 30 s" in rows["requests that arrive too slowly"]
+    assert limits.arriving_looks_min == 64
+    assert "64 x 30 s" in rows["a request on a connection that brings enough"]
+    assert limits.arriving_refused_max == 500
+    assert "at most 500 requests a connection and tick" in PAGE
     assert (limits.unanswered_bytes_max, limits.unanswered_bytes_server_max) == (
         16 << 20,
         256 << 20,

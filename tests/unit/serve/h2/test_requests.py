@@ -44,6 +44,30 @@ def test_a_reserved_bit_is_none_of_a_stream_number():
     assert not peer.alive
 
 
+def test_a_request_in_pieces_is_admitted_once():
+    """The application is asked with the first piece, and not about a request that is whole."""
+    peer = Peer()
+    piece = f.frame(f.DATA, 0, 3, bytes(100))
+    peer.send(peer.call(1), peer.headers(3), piece, piece, f.frame(f.DATA, 1, 3, bytes(100)))
+    assert [sid for sid, _ in peer.app.requests] == [1, 3]
+    assert peer.app.parted == [3]
+
+
+def test_all_data_that_came_is_counted():
+    """On both ways, with padding and without, over many grants of the window."""
+    limits = ServerLimits(stream_window=4_000, connection_window=70_000)
+    peer = Peer(limits)
+    came = 0
+    for sid in range(1, 200, 4):
+        whole, piece = bytes(3_000), f.frame(f.DATA, f.PADDED, sid + 2, b"\x09" + bytes(1_000))
+        peer.send(peer.headers(sid), f.frame(f.DATA, f.END_STREAM, sid, whole))
+        peer.send(peer.headers(sid + 2), piece, f.frame(f.DATA, f.END_STREAM, sid + 2, b"x"))
+        came += 3_000 + 1_001 + 1
+        assert peer.connection.data_bytes == came
+    assert came > 2 * limits.connection_window
+    assert len(peer.app.requests) == 100
+
+
 def test_padding_is_counted_and_left_out():
     """Padding uses the windows in full and is no part of the request."""
     peer = Peer()
