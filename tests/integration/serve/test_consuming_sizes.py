@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from frazil.serve.danube.consumer_stream import GRANT_BYTES
+from frazil.serve.danube.consumer_stream import GRANT_BYTES, GRANT_BYTES_LARGE
 from tests.integration.serve.consuming_world import (
     broker,
     make_producer,
@@ -24,6 +24,8 @@ SIZES = {
     "small": (3200, 120),
     "as large as the grant": (12, GRANT_BYTES),
     "larger than the grant": (12, 2 * GRANT_BYTES + 1),
+    "as large as the larger grant": (12, GRANT_BYTES_LARGE),
+    "larger than the larger grant": (6, 2 * GRANT_BYTES_LARGE - 4096),
 }
 
 

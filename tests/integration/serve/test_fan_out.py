@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from frazil.serve.danube.consumer_stream import GRANT_BYTES
+from frazil.serve.danube.consumer_stream import GRANT_BYTES_LARGE
 from tests.integration.serve.wire_world_load import (
     Peak,
     publish,
@@ -21,12 +21,12 @@ from tests.integration.serve.wire_world_readers import is_whole
 pytestmark = pytest.mark.integration
 
 READERS = 100
-RECORDS = 140
+RECORDS = 240
 SIZE_BYTES = 120 << 10
 LOOKS_MIN = 100
 GROWTH_BYTES_MAX = 8 << 20
 """What is published between the looks, kept once for the one that stopped, is more than twice."""
-PEAK_BYTES_MAX = READERS * (GRANT_BYTES + SIZE_BYTES) + GROWTH_BYTES_MAX
+PEAK_BYTES_MAX = READERS * (GRANT_BYTES_LARGE + SIZE_BYTES) + GROWTH_BYTES_MAX
 """Each reader has a queue, and a record that is written; all of their records are 40 times that."""
 
 

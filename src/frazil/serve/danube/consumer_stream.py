@@ -1,10 +1,10 @@
 """One stream of messages to a consumer: what a subscription delivers, as bytes, as fast as it reads.
 
 A record's bytes are made once, however many subscriptions it goes to; a batch is one write. The
-stream asks for as much as a stream may have queued, and for all of that again after every write
-that left room: whatever a subscription reckons for a record, a stream with room is never without.
-When the client does not keep up it asks for nothing more until there is room again, so that what
-waits for a slow client is bounded.
+stream asks for as much as a stream may have queued, twice as much once its client has shown that it
+reads, and for all of that again after every write that left room: whatever a subscription reckons
+for a record, a stream with room is never without. When the client does not keep up it asks for
+nothing more until there is room again, so that what waits for a slow client is bounded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Attachable", "ConsumerStream"]
 
 GRANT_BYTES: Final = 256 << 10
+GRANT_BYTES_LARGE: Final = 512 << 10
+"""Of a client that has read as much before: each delivery costs something, however small it is."""
 GRANT_RECORDS: Final = 1 << 20
 
 
@@ -91,6 +93,7 @@ class ConsumerStream:
         self._field = subscription_field(subscription.name)
         self._on_end = on_end
         self._is_over = False
+        self._grant_bytes = GRANT_BYTES
 
     def start(self, filters: Sequence[str]) -> None:
         """Take part in the subscription; another stream of this consumer is displaced.
@@ -100,7 +103,7 @@ class ConsumerStream:
             FrazilError: what ended the subscription.
         """
         self.subscription.attach(self, filters)
-        self.call.on_ready = self._grant
+        self.call.on_ready = self._read_on
         self.call.on_cancel = self._lost
         self._grant()
 
@@ -141,8 +144,13 @@ class ConsumerStream:
         self.subscription.detach(self, is_lost=not self.call.is_ended_here)
         self._over(is_gone=False)
 
+    def _read_on(self) -> None:
+        """Take note that the client has taken most of what was queued."""
+        self._grant_bytes = GRANT_BYTES_LARGE
+        self._grant()
+
     def _grant(self) -> None:
-        self.subscription.ready(self, messages=GRANT_RECORDS, size_bytes=GRANT_BYTES)
+        self.subscription.ready(self, messages=GRANT_RECORDS, size_bytes=self._grant_bytes)
 
     def _over(self, *, is_gone: bool) -> None:
         if not self._is_over:
