@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from frazil.ingest.registry.json_text import JsonValue
     from frazil.ingest.registry.work import Work
 
-__all__ = ["Identities", "Listed"]
+__all__ = ["Identities", "Listed", "leaf_key"]
 
 TEXT_SHIFT: Final = 10
 """1,024 characters that are hashed or compared are one unit of work."""
+_LARGE: Final = 1 << 64
+"""Whole numbers from here on may have one hash, as many of them as somebody likes to write."""
 
 
 class Listed:
@@ -43,7 +45,7 @@ class Listed:
             parts = ((name, self._number(each)) for name, each in value.items())
             key = ("object", frozenset(parts))
         else:
-            key = _leaf(value)
+            key = leaf_key(value)
         return self.numbers.setdefault(key, len(self.numbers))
 
 
@@ -57,6 +59,8 @@ class Identities:
         self._known: dict[int, int] = {}
         """By the id of a value that lives as long as the check."""
         self._different: dict[int, bool] = {}
+        self._sets: dict[int, frozenset[int]] = {}
+        """As those of the definition, of lists that were taken for data."""
 
     def number(self, value: JsonValue) -> int:
         """Return the number of a value: true is not 1, and 1 is 1.0."""
@@ -66,17 +70,16 @@ class Identities:
                 found = self._known[id(value)] = self._find(value)
             return found
         self._work.charge(1)
-        return self._number_of(_leaf(value))
+        return self._number_of(leaf_key(value))
 
     def is_listed(self, value: JsonValue, values: JsonValue) -> bool:
         """Say whether a value is one of an `enum`."""
-        found = self._listed.sets.get(id(values))
-        if found is not None:
-            return self.number(value) in found
-        # A reference may lead into what was taken for data, and make a schema of it.
-        wanted = self.number(value)
-        listed = values if isinstance(values, list) else []
-        return any(self.number(each) == wanted for each in listed)
+        found = self._listed.sets.get(id(values), self._sets.get(id(values)))
+        if found is None:
+            # A reference may lead into what was taken for data, and make a schema of it.
+            listed = values if isinstance(values, list) else []
+            found = self._sets[id(values)] = frozenset(self.number(each) for each in listed)
+        return self.number(value) in found
 
     def is_constant(self, value: JsonValue, schema: dict[str, JsonValue]) -> bool:
         """Say whether a value is the `const` of a schema."""
@@ -94,7 +97,7 @@ class Identities:
     def _find(self, value: list[JsonValue] | dict[str, JsonValue] | str) -> int:
         if isinstance(value, str):
             self._work.charge(1 + (len(value) >> TEXT_SHIFT))
-            return self._number_of(_leaf(value))
+            return self._number_of(leaf_key(value))
         self._work.charge(1 + len(value))
         if isinstance(value, list):
             return self._number_of(("array", tuple(map(self.number, value))))
@@ -106,7 +109,22 @@ class Identities:
         return self._others.setdefault(key, -1 - len(self._others)) if found is None else found
 
 
-def _leaf(value: str | float | bool | None) -> object:  # noqa: FBT001 - a JSON value
+def leaf_key(value: str | float | bool | None) -> object:  # noqa: FBT001 - a JSON value
+    """Return what equal values have in common, with few others of its hash: true is not 1."""
     if isinstance(value, bool) or value is None:
         return ("constant", str(value))
+    if isinstance(value, int) and not -_LARGE < value < _LARGE:
+        return _large_key(value)
     return value
+
+
+def _large_key(value: int) -> object:
+    """Return a large number as text, for texts have hashes that nobody can foresee.
+
+    One that is a floating-point number, too, is that: it is equal to one that was written so.
+    """
+    try:
+        near = float(value)
+    except OverflowError:
+        near = 0.0
+    return near if near == value else ("number", hex(value))
