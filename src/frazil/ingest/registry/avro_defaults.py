@@ -19,43 +19,57 @@ from frazil.ingest.registry.kinds import quoted
 
 if TYPE_CHECKING:
     from frazil.ingest.registry.json_text import JsonValue
+    from frazil.ingest.registry.work import Work
 
-__all__ = ["default_problem"]
+__all__ = ["Defaults"]
 
+_PAIR_UNITS: Final = 2
+"""A type and a value, looked at."""
+_TEXT_SHIFT: Final = 10
+"""1,024 characters that are bytes are looked at in one unit of work."""
+_PROBLEM_CHARACTERS_MAX: Final = 400
 _NOT_JSON: Final = frozenset(("NaN", "Infinity", "-Infinity"))
 
 
-def default_problem(node: Node, value: JsonValue) -> str:
-    """Return why `value` is no default of the type, empty when it is one.
+class Defaults:
+    """The defaults of one schema, whose types and values live as long as this.
 
-    The recursion is bounded by the nesting of the JSON value, and each pair of a type and a value
-    is looked at once: unions of records that contain each other would take time without end.
+    The recursion is bounded by the nesting of a JSON value, and each pair of a type and a value
+    is looked at once: unions of records that contain each other would take time without end. What
+    is left of that, each value with each branch of a large union, is charged for.
     """
-    return _Comparison().problem(node, value)
 
-
-class _Comparison:
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
+        self._charge = work.charge
         self._known: dict[tuple[int, int], str] = {}
+        self._symbols: dict[int, frozenset[str]] = {}
 
     def problem(self, node: Node, value: JsonValue) -> str:
+        """Return why `value` is no default of the type, empty when it is one.
+
+        Raises:
+            TooMuchWork: if that cannot be said with as much work as there is.
+        """
         key = (id(node), id(value))
         known = self._known.get(key)
         if known is None:
+            self._charge(_PAIR_UNITS)
             known = self._known[key] = self._problem(node, value)
         return known
 
     def _problem(self, node: Node, value: JsonValue) -> str:
         if isinstance(node, Primitive):
+            if node.kind == "bytes" and isinstance(value, str):
+                return "" if self._is_bytes(value) else "it is no bytes"
             return _of_primitive(node.kind, value)
         if isinstance(node, Union):
             fits = any(not self.problem(branch, value) for branch in node.branches)
             return "" if fits else f"it is none of {quoted(node.label)}"
         if isinstance(node, Enum):
-            fits = isinstance(value, str) and value in node.symbols
+            fits = isinstance(value, str) and value in self._symbols_of(node)
             return "" if fits else f"it is no symbol of {node.label}"
         if isinstance(node, Fixed):
-            fits = isinstance(value, str) and _is_bytes(value) and len(value) == node.size
+            fits = isinstance(value, str) and len(value) == node.size and self._is_bytes(value)
             return "" if fits else f"it is no {node.label}"
         if isinstance(node, Array):
             if not isinstance(value, list):
@@ -75,10 +89,25 @@ class _Comparison:
             if field.name in value:
                 problem = self.problem(field.type, value[field.name])
             else:
+                self._charge(1)
                 problem = "" if field.has_default else "it is missing"
             if problem:
-                return f"field '{field.name}': {problem}"
+                return f"field '{quoted(field.name)}': {problem}"[:_PROBLEM_CHARACTERS_MAX]
         return ""
+
+    def _symbols_of(self, node: Enum) -> frozenset[str]:
+        found = self._symbols.get(id(node))
+        if found is None:
+            found = self._symbols[id(node)] = frozenset(node.symbols)
+        return found
+
+    def _is_bytes(self, text: str) -> bool:
+        self._charge(len(text) >> _TEXT_SHIFT)
+        try:
+            text.encode("latin-1")
+        except UnicodeEncodeError:
+            return False
+        return True
 
 
 def _of_primitive(kind: str, value: JsonValue) -> str:
@@ -94,15 +123,9 @@ def _of_primitive(kind: str, value: JsonValue) -> str:
     elif kind in {"float", "double"}:
         # Many writers give what JSON has no number for as text.
         fits = is_number or (isinstance(value, str) and value in _NOT_JSON)
-    elif kind == "bytes":
-        fits = isinstance(value, str) and _is_bytes(value)
     else:
-        fits = isinstance(value, str)
+        fits = kind == "string" and isinstance(value, str)
     return "" if fits else f"it is no {kind}"
-
-
-def _is_bytes(text: str) -> bool:
-    return all(ord(character) < 256 for character in text)
 
 
 def _first(problems: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from frazil.errors import InvalidRequest
 from frazil.ingest.registry import limits
-from frazil.ingest.registry.avro_defaults import default_problem
+from frazil.ingest.registry.avro_defaults import Defaults
 from frazil.ingest.registry.avro_nodes import (
     PRIMITIVES,
     Array,
@@ -28,13 +28,16 @@ from frazil.ingest.registry.avro_nodes import (
     has_no_width,
 )
 from frazil.ingest.registry.json_text import JsonValue
-from frazil.ingest.registry.kinds import quoted
+from frazil.ingest.registry.kinds import below, quoted
+from frazil.ingest.registry.work import TooMuchWork, Work
 
 __all__ = ["parse_avro"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _FULL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
 _FIXED_BYTES_MAX: Final = 1 << 30
+_NAME_SHIFT: Final = 5
+"""32 characters of a name, with its namespace, are one unit of work."""
 _NOTHING: Final = frozenset[str]()
 _Object = dict[str, JsonValue]
 
@@ -61,14 +64,19 @@ class _Parser:
     def __init__(self) -> None:
         self._named: dict[str, Named] = {}
         self._defaults: list[tuple[Field, str]] = []
+        self._work = Work.of_definition()
 
     def check_defaults(self) -> None:
         """Check them when all is read: the type of a default may be a record around it."""
+        defaults = Defaults(Work.of_definition())
         for field, place in self._defaults:
             try:
-                problem = default_problem(field.type, field.default)
+                problem = defaults.problem(field.type, field.default)
             except RecursionError:
                 problem = "it is nested too deep"
+            except TooMuchWork:
+                text = "the defaults need too much work to check, use fewer or smaller ones"
+                raise _refuse(place, text) from None
             if problem:
                 raise _refuse(place, f"the default is wrong: {problem}")
 
@@ -137,7 +145,7 @@ class _Parser:
         if key not in value:
             raise _refuse(path, f"a type '{kind}' needs '{key}'")
         inner = self.type_of(
-            value[key], path + mark, namespace=namespace, depth=depth + 1, direct=_NOTHING
+            value[key], below(path, mark), namespace=namespace, depth=depth + 1, direct=_NOTHING
         )
         return Array(inner) if kind == "array" else Map(inner)
 
@@ -169,7 +177,7 @@ class _Parser:
         name = value.get("name")
         if not isinstance(name, str) or not _NAME.match(name):
             raise _refuse(path, f"'{quoted(name)}' is no name of a field")
-        place = f"{path}.{name}"
+        place = below(path, ".", name)
         if "type" not in value:
             raise _refuse(place, "the field needs a 'type'")
         node = self.type_of(
@@ -178,6 +186,7 @@ class _Parser:
         aliases = _names(value, "aliases", place)
         if not all(_NAME.match(alias) for alias in aliases):
             raise _refuse(place, "an alias is no name of a field")
+        self._check_names(place, name, *aliases)
         field = Field(name, frozenset(aliases), node, "default" in value, value.get("default"))
         if field.has_default:
             self._defaults.append((field, place))
@@ -226,10 +235,27 @@ class _Parser:
         above = name.rpartition(".")[0]
         aliases = _names(value, "aliases", path)
         if not all(_FULL_NAME.match(alias) for alias in aliases):
-            raise _refuse(path, f"an alias of {name} is no name of a type")
-        return name, frozenset(
-            alias if "." in alias or not above else f"{above}.{alias}" for alias in aliases
-        )
+            raise _refuse(path, f"an alias of {quoted(name)} is no name of a type")
+        self._check_names(path, name)
+        found: list[str] = []
+        for alias in aliases:
+            found.append(alias if "." in alias or not above else f"{above}.{alias}")
+            self._check_names(path, found[-1])
+        return name, frozenset(found)
+
+    def _check_names(self, path: str, *names: str) -> None:
+        """Refuse names that are too long, each or together: a namespace is in all names below."""
+        for name in names:
+            if len(name) > limits.TYPE_NAME_CHARACTERS_MAX:
+                text = (
+                    f"'{quoted(name)}' has more than {limits.TYPE_NAME_CHARACTERS_MAX} characters"
+                )
+                raise _refuse(path, text)
+            try:
+                self._work.charge(1 + (len(name) >> _NAME_SHIFT))
+            except TooMuchWork:
+                text = "names of types and fields are too many or too long, all together"
+                raise _refuse(path, text) from None
 
 
 def _names(value: _Object, key: str, path: str) -> list[str]:

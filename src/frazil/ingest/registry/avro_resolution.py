@@ -7,7 +7,10 @@ to each other in a circle, and a chain of them may be longer than the stack.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import attrs
 
 from frazil.ingest.registry.avro_nodes import (
     Array,
@@ -21,8 +24,12 @@ from frazil.ingest.registry.avro_nodes import (
     Record,
     Union,
 )
-from frazil.ingest.registry.kinds import quoted
+from frazil.ingest.registry.kinds import below, quoted
 from frazil.ingest.registry.reasons import Reasons
+from frazil.ingest.registry.work import TooMuchWork, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["avro_reasons"]
 
@@ -38,19 +45,45 @@ _PROMOTIONS: Final[dict[str, frozenset[str]]] = {
 _SYMBOLS_TOLD_MAX: Final = 5
 
 
-def avro_reasons(*, reader: Node, writer: Node) -> tuple[str, ...]:
-    """Return why `reader` cannot read everything `writer` wrote, nothing if it can."""
-    resolution = _Resolution()
-    resolution.run(reader, writer)
+_PAIR_UNITS: Final = 4
+"""Two types, compared."""
+_SYMBOLS_SHIFT: Final = 3
+"""8 symbols are found in an enum in one unit of work."""
+
+
+def avro_reasons(*, reader: Node, writer: Node, work: Work | None = None) -> tuple[str, ...]:
+    """Return why `reader` cannot read everything `writer` wrote, nothing if it can.
+
+    Raises:
+        Unavailable: if `work` says that all is to stop.
+    """
+    resolution = _Resolution(work or Work.of_comparison())
+    try:
+        resolution.run(reader, writer)
+    except TooMuchWork:
+        resolution.reasons.give_up()
     return resolution.reasons.lines()
 
 
+@attrs.define
+class _Index:
+    """The branches of a union, which may be thousands."""
+
+    named: dict[str, Named] = attrs.field(factory=dict)
+    """By full name."""
+    known: dict[str, list[Named]] = attrs.field(factory=dict)
+    """By short name and by alias."""
+    others: list[Node] = attrs.field(factory=list)
+    """Those without a name: one of each kind at most."""
+
+
 class _Resolution:
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
         self.reasons = Reasons()
+        self._charge = work.charge
         self._seen: set[tuple[int, int]] = set()
         self._work: deque[tuple[Node, Node, str]] = deque()
-        self._indexes: dict[int, dict[str, list[Named]]] = {}
+        self._indexes: dict[int, _Index] = {}
 
     def run(self, reader: Node, writer: Node) -> None:
         self._later(reader, writer, "$")
@@ -64,6 +97,7 @@ class _Resolution:
             self._work.append((reader, writer, path))
 
     def _compare(self, reader: Node, writer: Node, path: str) -> None:
+        self._charge(_PAIR_UNITS)
         if isinstance(writer, Union):
             for branch in writer.branches:
                 self._later(reader, branch, path)
@@ -81,9 +115,9 @@ class _Resolution:
         if problem:
             self.reasons.add(path, problem)
         elif isinstance(reader, Array) and isinstance(writer, Array):
-            self._later(reader.items, writer.items, path + "[*]")
+            self._later(reader.items, writer.items, below(path, "[*]"))
         elif isinstance(reader, Map) and isinstance(writer, Map):
-            self._later(reader.values, writer.values, path + "{*}")
+            self._later(reader.values, writer.values, below(path, "{*}"))
         elif isinstance(reader, Record) and isinstance(writer, Record):
             self._compare_fields(reader, writer, path)
         elif isinstance(reader, Enum) and isinstance(writer, Enum):
@@ -92,36 +126,45 @@ class _Resolution:
     def _branch_for(self, union: Union, writer: Node) -> Node | None:
         """Return the branch that takes the writer's type: the same type first, then any."""
         if isinstance(writer, Named):
-            named = self._index_of(union)
-            found = [*named.get(writer.short_name, ()), *named.get(writer.name, ())]
-            candidates: list[Node] = [
-                *(branch for branch in found if branch.name == writer.name),
-                *found,
-            ]
+            index = self._index_of(union)
+            same = index.named.get(writer.name)
+            candidates: Iterable[Node] = chain(
+                (same,) if same is not None else (),
+                index.known.get(writer.short_name, ()),
+                index.known.get(writer.name, ()),
+            )
         else:
-            others = [branch for branch in union.branches if not isinstance(branch, Named)]
-            candidates = [
-                *(branch for branch in others if branch.label == writer.label),
-                *others,
-            ]
-        return next((branch for branch in candidates if not _mismatch(branch, writer)), None)
+            others = self._index_of(union).others
+            candidates = chain(
+                (branch for branch in others if branch.label == writer.label), others
+            )
+        for branch in candidates:
+            # Branches with the same short name may be thousands, and none of them fit.
+            self._charge(1)
+            if not _mismatch(branch, writer):
+                return branch
+        return None
 
-    def _index_of(self, union: Union) -> dict[str, list[Named]]:
-        """Return the named branches by short name and by alias: a union may have thousands."""
+    def _index_of(self, union: Union) -> _Index:
         index = self._indexes.get(id(union))
         if index is None:
-            index = self._indexes[id(union)] = {}
+            index = self._indexes[id(union)] = _Index()
             for branch in union.branches:
                 if isinstance(branch, Named):
+                    index.named[branch.name] = branch
                     for name in {branch.short_name, *branch.aliases}:
-                        index.setdefault(name, []).append(branch)
+                        index.known.setdefault(name, []).append(branch)
+                else:
+                    index.others.append(branch)
         return index
 
     def _compare_fields(self, reader: Record, writer: Record, path: str) -> None:
+        self._charge(len(reader.fields) + len(writer.fields))
         written = {field.name: field for field in writer.fields}
         for field in reader.fields:
+            self._charge(len(field.aliases))
             source = _source(field, written)
-            place = f"{path}.{field.name}"
+            place = below(path, ".", field.name)
             if source is not None:
                 self._later(field.type, source.type, place)
             elif not field.has_default:
@@ -130,6 +173,7 @@ class _Resolution:
     def _compare_symbols(self, reader: Enum, writer: Enum, path: str) -> None:
         if reader.default is not None:
             return
+        self._charge((len(reader.symbols) + len(writer.symbols)) >> _SYMBOLS_SHIFT)
         known = set(reader.symbols)
         missing = [symbol for symbol in writer.symbols if symbol not in known]
         if missing:

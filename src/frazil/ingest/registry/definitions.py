@@ -128,31 +128,43 @@ def parse_definition(kind: SchemaType, data: bytes) -> Definition:
 
 
 def incompatibilities(
-    *, old: Definition, new: Definition, mode: CompatibilityMode
+    *, old: Definition, new: Definition, mode: CompatibilityMode, work: Work | None = None
 ) -> tuple[str, ...]:
-    """Return why `new` may not follow `old` in a mode, nothing if it may."""
+    """Return why `new` may not follow `old` in a mode, nothing if it may.
+
+    `work` bounds and counts all of it, both directions together; what is too much is a reason.
+
+    Raises:
+        Unavailable: if `work` says that all is to stop.
+    """
     if mode == "none" or (old.type, old.fingerprint) == (new.type, new.fingerprint):
         return ()
     if old.type != new.type:
         return (f"schema type changed from {old.type} to {new.type}",)
     found: list[str] = []
+    work = work or Work.of_comparison()
     if mode in {"backward", "full"}:
-        told = _reasons(reader=new, writer=old, reader_is_newer=True)
+        told = _reasons(reader=new, writer=old, reader_is_newer=True, work=work)
         found += [f"backward: {reason}" for reason in told]
     if mode in {"forward", "full"}:
-        told = _reasons(reader=old, writer=new, reader_is_newer=False)
+        told = _reasons(reader=old, writer=new, reader_is_newer=False, work=work)
         found += [f"forward: {reason}" for reason in told]
     return tuple(found)
 
 
-def _reasons(*, reader: Definition, writer: Definition, reader_is_newer: bool) -> tuple[str, ...]:
+def _reasons(
+    *, reader: Definition, writer: Definition, reader_is_newer: bool, work: Work
+) -> tuple[str, ...]:
     if isinstance(reader, _Avro) and isinstance(writer, _Avro):
-        return avro_reasons(reader=reader.node, writer=writer.node)
+        return avro_reasons(reader=reader.node, writer=writer.node, work=work)
     if isinstance(reader, _Json) and isinstance(writer, _Json):
-        return json_reasons(reader=reader.schema.value, writer=writer.schema.value)
+        return json_reasons(reader=reader.schema.value, writer=writer.schema.value, work=work)
     if isinstance(reader, _Protobuf) and isinstance(writer, _Protobuf):
         return proto_reasons(
-            reader=reader.schema, writer=writer.schema, reader_is_newer=reader_is_newer
+            reader=reader.schema,
+            writer=writer.schema,
+            reader_is_newer=reader_is_newer,
+            work=work,
         )
     return ()
 

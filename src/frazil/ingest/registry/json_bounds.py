@@ -10,11 +10,22 @@ if TYPE_CHECKING:
 
     from frazil.ingest.registry.json_text import JsonValue
 
-__all__ = ["bounds_problems", "shown"]
+__all__ = ["BOUNDS", "bounds_problems", "bounds_units", "shown"]
 
 _LOWER: Final = ("minLength", "minItems", "minProperties")
 _UPPER: Final = ("maxLength", "maxItems", "maxProperties")
 _EXACT: Final = ("pattern",)
+BOUNDS: Final = frozenset(
+    (
+        *(*_LOWER, *_UPPER, *_EXACT, "minimum", "maximum", "exclusiveMinimum"),
+        *("exclusiveMaximum", "uniqueItems", "multipleOf"),
+    )
+)
+"""The keywords that are compared here."""
+_TEXT_SHIFT: Final = 6
+"""64 characters of a pattern are compared and shown in one unit of work."""
+_NUMBER_SHIFT: Final = 5
+"""32 bits of a number are: they are divided and written out, all of them."""
 _SHOWN_CHARACTERS_MAX: Final = 60
 _TOP: Final = float("inf")
 
@@ -23,6 +34,18 @@ def shown(value: JsonValue) -> str:
     """Return a value as it stands in a message."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else text[:_SHOWN_CHARACTERS_MAX] + "…"
+
+
+def bounds_units(schema: dict[str, JsonValue]) -> int:
+    """Return the work that the bounds of a schema are, one comparison of them."""
+    units = 0
+    for key in BOUNDS.intersection(schema):
+        value = schema[key]
+        if isinstance(value, str):
+            units += len(value) >> _TEXT_SHIFT
+        elif isinstance(value, int):
+            units += value.bit_length() >> _NUMBER_SHIFT
+    return units
 
 
 def bounds_problems(reader: dict[str, JsonValue], writer: dict[str, JsonValue]) -> Iterator[str]:

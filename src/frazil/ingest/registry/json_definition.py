@@ -11,6 +11,7 @@ from frazil.errors import InvalidRequest
 from frazil.ingest.registry import json_text, limits
 from frazil.ingest.registry.json_keywords import check_keywords
 from frazil.ingest.registry.json_payload import PayloadCheck
+from frazil.ingest.registry.json_places import told_place
 from frazil.ingest.registry.json_references import Missing, References, subschemas
 from frazil.ingest.registry.kinds import quoted
 from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork
@@ -29,6 +30,7 @@ _DRAFTS: Final = {
     "json-schema.org/draft/2020-12/schema": 2020,
 }
 _DRAFT_DEFAULT: Final = 2020
+_LINKS: Final = frozenset(("$id", "id", "$ref", "$dynamicRef", "$recursiveRef"))
 _READ_SHIFT: Final = 5
 """32 bytes are read in one unit of work."""
 
@@ -77,13 +79,15 @@ def _draft(value: dict[str, JsonValue] | bool) -> int:  # noqa: FBT001
 def _check_references(value: JsonValue) -> None:
     """Follow each reference once; a part that is a document of its own is refused."""
     references = References(value)
-    for schema, path in subschemas(value):
+    for schema, place in subschemas(value):
+        if _LINKS.isdisjoint(schema):
+            continue
         for key in ("$id", "id"):
             own = schema.get(key)
-            if path != "$" and isinstance(own, str) and not own.startswith("#"):
+            if place is not None and isinstance(own, str) and not own.startswith("#"):
                 raise InvalidRequest(
-                    f"invalid JSON Schema at {quoted(path)}: '{key}' inside a definition is not"
-                    " supported, write the part into '$defs'"
+                    f"invalid JSON Schema at {quoted(told_place(place))}: '{key}' inside a"
+                    " definition is not supported, write the part into '$defs'"
                 )
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             target = schema.get(key)
@@ -93,6 +97,6 @@ def _check_references(value: JsonValue) -> None:
                 references.resolve(target)
             except Missing as error:
                 raise InvalidRequest(
-                    f"invalid JSON Schema at {quoted(path)}: '{key}' to '{quoted(target)}':"
-                    " there is nothing of that name"
+                    f"invalid JSON Schema at {quoted(told_place(place))}: '{key}' to"
+                    f" '{quoted(target)}': there is nothing of that name"
                 ) from error

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Final
 from frazil.errors import InvalidRequest
 from frazil.ingest.registry import limits
 from frazil.ingest.registry.json_patterns import check_pattern, match_units, pattern_size
+from frazil.ingest.registry.json_places import told_place
+from frazil.ingest.registry.json_references import Missing, References
 from frazil.ingest.registry.kinds import quoted
 
 if TYPE_CHECKING:
+    from frazil.ingest.registry.json_places import Place
     from frazil.ingest.registry.json_text import JsonValue
 
 __all__ = ["check_keywords"]
@@ -92,78 +95,112 @@ _SCHEMAS: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _SCHEMAS_BY_NAME: Final = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 )
-_Work = list[tuple["JsonValue", str]]
+_Work = list[tuple["JsonValue", "Place"]]
 
 
 def check_keywords(root: JsonValue, *, is_draft4: bool) -> None:
     """Refuse a definition with a keyword whose value has no meaning, with its place."""
-    work: _Work = [(root, "$")]
-    patterns: dict[str, str] = {}
-    while work:
-        schema, path = work.pop()
-        if isinstance(schema, bool):
-            continue
-        if not isinstance(schema, dict):
-            raise _refuse(path, "a schema is an object, true or false")
+    check = _Check(root, is_draft4=is_draft4)
+    check.run()
+    _check_patterns(check.patterns)
+
+
+class _Check:
+    """One pass over a definition, and over what is a schema only because a reference leads there."""
+
+    def __init__(self, root: JsonValue, *, is_draft4: bool) -> None:
+        self.patterns: dict[str, Place] = {}
+        """With the places where they stand."""
+        self._is_draft4 = is_draft4
+        self._references = References(root)
+        self._seen: set[int] = set()
+        self._work: _Work = [(root, None)]
+        self._targets: _Work = []
+
+    def run(self) -> None:
+        while self._work:
+            schema, path = self._work.pop()
+            if isinstance(schema, dict):
+                if id(schema) not in self._seen:
+                    self._seen.add(id(schema))
+                    self._check(schema, path)
+            elif not isinstance(schema, bool):
+                raise _refuse(path, "a schema is an object, true or false")
+            if not self._work:
+                # In their own place at first: that is what is told.
+                self._work, self._targets = self._targets, []
+
+    def _check(self, schema: dict[str, JsonValue], path: Place) -> None:
         for key, value in schema.items():
-            place = f"{path}.{key}"
             if key in _VALUES:
-                _check_value(key, value, place, is_draft4=is_draft4)
+                _check_value(key, value, path, is_draft4=self._is_draft4)
                 if key == "pattern" and isinstance(value, str):
-                    patterns.setdefault(value, place)
+                    self.patterns.setdefault(value, (path, key))
             elif key in _SCHEMA:
-                work.append((value, place))
+                self._work.append((value, (path, key)))
             elif key in _SCHEMAS:
+                place = (path, key)
                 if not isinstance(value, list) or not value:
                     raise _refuse(place, "it is a list of schemas, not an empty one")
-                work += [(each, f"{place}[{index}]") for index, each in enumerate(value)]
+                self._work += [(each, (place, index)) for index, each in enumerate(value)]
             elif key in _SCHEMAS_BY_NAME:
-                work += _by_name(key, value, place)
+                place = (path, key)
+                self._work += _by_name(key, value, place)
                 if key == "patternProperties" and isinstance(value, dict):
-                    patterns.update(dict.fromkeys(value, place))
+                    self.patterns.update(dict.fromkeys(value, place))
             elif key == "items":
                 listed = value if isinstance(value, list) else [value]
-                work += [(each, place) for each in listed]
-    _check_patterns(patterns)
+                place = (path, key)
+                self._work += [(each, place) for each in listed]
+            if key in _REFERENCES and isinstance(value, str):
+                self._follow(value, (path, key))
+
+    def _follow(self, target: str, place: Place) -> None:
+        try:
+            self._targets.append((self._references.resolve(target), place))
+        except Missing:
+            # Told by who follows the references of the whole definition.
+            return
 
 
-def _refuse(path: str, text: str) -> InvalidRequest:
-    return InvalidRequest(f"invalid JSON Schema at {quoted(path)}: {text}")
+def _refuse(path: Place, text: str) -> InvalidRequest:
+    return InvalidRequest(f"invalid JSON Schema at {quoted(told_place(path))}: {text}")
 
 
-def _check_value(key: str, value: JsonValue, place: str, *, is_draft4: bool) -> None:
+def _check_value(key: str, value: JsonValue, path: Place, *, is_draft4: bool) -> None:
     fits, what = _VALUES[key]
     if is_draft4 and key.startswith("exclusive"):
         fits, what = _VALUES["uniqueItems"]
     if not fits(value):
-        raise _refuse(place, f"it is {what}")
+        raise _refuse((path, key), f"it is {what}")
     if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
         raise _refuse(
-            place,
+            (path, key),
             f"to '{quoted(value)}': only references inside the definition ('#…') are followed",
         )
 
 
-def _by_name(key: str, value: JsonValue, place: str) -> _Work:
+def _by_name(key: str, value: JsonValue, place: Place) -> _Work:
     if not isinstance(value, dict):
         raise _refuse(place, "it is an object of schemas")
     found: _Work = []
     for name, each in value.items():
         if key == "dependencies" and isinstance(each, list):
             if not _is_names(each):
-                raise _refuse(f"{place}.{name}", "it is a list of different names")
+                raise _refuse((place, name), "it is a list of different names")
         else:
-            found.append((each, f"{place}.{name}"))
+            found.append((each, (place, name)))
     return found
 
 
-def _check_patterns(patterns: dict[str, str]) -> None:
-    """Check patterns, which are told with their places: each, and what all of them take."""
+def _check_patterns(patterns: dict[str, Place]) -> None:
+    """Check patterns, which are told with their places: what all of them take, then each."""
     units = 0
     for pattern, place in patterns.items():
         units += match_units(pattern_size(pattern), 0)
         if units > limits.PATTERN_UNITS_MAX:
             raise _refuse(place, "the patterns need too much work, use fewer or repeat less")
+    for pattern, place in patterns.items():
         try:
             check_pattern(pattern)
         except InvalidRequest as error:

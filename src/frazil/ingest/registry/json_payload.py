@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from frazil.ingest.registry.json_bounds import shown
 from frazil.ingest.registry.json_identity import Identities, Listed
 from frazil.ingest.registry.json_patterns import match_units, matches, pattern_size
+from frazil.ingest.registry.json_places import told_place
 from frazil.ingest.registry.json_references import Missing, References, subschemas
 from frazil.ingest.registry.kinds import quoted
 from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork, Work
@@ -24,6 +25,7 @@ from frazil.ingest.registry.work import TOO_MUCH_WORK, TooMuchWork, Work
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from frazil.ingest.registry.json_places import Place
     from frazil.ingest.registry.json_text import JsonValue
 
 __all__ = ["PayloadCheck"]
@@ -40,36 +42,21 @@ _Evaluated = frozenset[object]
 """Names of an object or positions of an array that some keyword has looked at."""
 
 
-_Path = tuple["_Path", str | int] | None
-"""Where a value is: where that is which has it, and its name there. The whole is at `None`.
-
-Put into words only when told: a name may be as long as the definition.
-"""
-
-
 class _Wrong(Exception):
     """The value does not fit; choices catch it, so its text is made only when it is told."""
 
-    def __init__(self, path: _Path, text: str | Callable[[], str]) -> None:
+    def __init__(self, path: Place, text: str | Callable[[], str]) -> None:
         super().__init__()
         self.path = path
         self.text = text
 
     def told(self) -> str:
         text = self.text if isinstance(self.text, str) else self.text()
-        return f"at {quoted(_shown_path(self.path))}: {text}"
+        return f"at {quoted(told_place(self.path))}: {text}"
 
 
 class _Endless(Exception):
     """The check went too deep; nothing catches it but the top."""
-
-
-def _shown_path(path: _Path) -> str:
-    parts: list[str] = []
-    while path is not None:
-        path, part = path
-        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}")
-    return "$" + "".join(reversed(parts))
 
 
 def _kind_of(value: JsonValue) -> str:
@@ -134,7 +121,7 @@ class PayloadCheck:
             self._listed = Listed(root)
         return self._listed
 
-    def _check(self, schema: JsonValue, value: JsonValue, path: _Path, depth: int) -> _Evaluated:
+    def _check(self, schema: JsonValue, value: JsonValue, path: Place, depth: int) -> _Evaluated:
         self._work.charge(_SCHEMA_UNITS)
         if depth > _DEPTH_MAX:
             raise _Endless
@@ -157,14 +144,14 @@ class PayloadCheck:
             self._check_number(schema, value, path)
         return seen
 
-    def _target(self, reference: JsonValue, path: _Path) -> JsonValue:
+    def _target(self, reference: JsonValue, path: Place) -> JsonValue:
         try:
             return self._references.resolve(str(reference))
         except Missing:
             raise _Wrong(path, f"the schema has nothing named '{quoted(reference)}'") from None
 
     def _fits(
-        self, schema: JsonValue, value: JsonValue, path: _Path, depth: int
+        self, schema: JsonValue, value: JsonValue, path: Place, depth: int
     ) -> _Evaluated | None:
         try:
             return self._check(schema, value, path, depth + 1)
@@ -173,7 +160,7 @@ class PayloadCheck:
 
     # ------------------------------------------------------------------------- any value
 
-    def _check_value(self, schema: _Schema, value: JsonValue, path: _Path) -> None:
+    def _check_value(self, schema: _Schema, value: JsonValue, path: Place) -> None:
         kinds = schema.get("type")
         if kinds is not None:
             named = kinds if isinstance(kinds, list) else [kinds]
@@ -199,7 +186,7 @@ class PayloadCheck:
         kinds = {"string": str, "array": list, "object": dict}
         return isinstance(value, kinds.get(str(kind), ()))
 
-    def _in_place(self, schema: _Schema, value: JsonValue, path: _Path, depth: int) -> _Evaluated:
+    def _in_place(self, schema: _Schema, value: JsonValue, path: Place, depth: int) -> _Evaluated:
         """Apply the schemas that are about the same value."""
         seen = _NOTHING
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
@@ -228,7 +215,7 @@ class PayloadCheck:
             seen = self._with(seen, self._check(part, value, path, depth + 1))
         return seen
 
-    def _check_text(self, schema: _Schema, value: str, path: _Path) -> None:
+    def _check_text(self, schema: _Schema, value: str, path: Place) -> None:
         _check_size(schema, len(value), path, ("minLength", "maxLength"), "characters")
         pattern = schema.get("pattern")
         if isinstance(pattern, str) and not self._matches(pattern, value):
@@ -241,7 +228,7 @@ class PayloadCheck:
         self._work.charge(match_units(size, len(text)))
         return matches(pattern, text)
 
-    def _check_number(self, schema: _Schema, value: float, path: _Path) -> None:
+    def _check_number(self, schema: _Schema, value: float, path: Place) -> None:
         low, high = schema.get("minimum"), schema.get("maximum")
         below, above = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         if self._draft == 4:
@@ -266,7 +253,7 @@ class PayloadCheck:
     # ---------------------------------------------------------------------------- arrays
 
     def _check_array(
-        self, schema: _Schema, value: list[JsonValue], path: _Path, depth: int, seen: _Evaluated
+        self, schema: _Schema, value: list[JsonValue], path: Place, depth: int, seen: _Evaluated
     ) -> _Evaluated:
         _check_size(schema, len(value), path, ("minItems", "maxItems"), "items")
         unique = schema.get("uniqueItems") is True
@@ -307,7 +294,7 @@ class PayloadCheck:
         return [], items
 
     def _check_contains(
-        self, schema: _Schema, value: list[JsonValue], path: _Path, depth: int
+        self, schema: _Schema, value: list[JsonValue], path: Place, depth: int
     ) -> _Evaluated:
         found = [
             index
@@ -327,7 +314,7 @@ class PayloadCheck:
     # --------------------------------------------------------------------------- objects
 
     def _check_object(
-        self, schema: _Schema, value: _Schema, path: _Path, depth: int, seen: _Evaluated
+        self, schema: _Schema, value: _Schema, path: Place, depth: int, seen: _Evaluated
     ) -> _Evaluated:
         _check_size(schema, len(value), path, ("minProperties", "maxProperties"), "properties")
         required = _listed(schema, "required")
@@ -351,7 +338,7 @@ class PayloadCheck:
         return seen
 
     def _check_fields(
-        self, schema: _Schema, value: _Schema, path: _Path, depth: int
+        self, schema: _Schema, value: _Schema, path: Place, depth: int
     ) -> Collection[object]:
         """Check each property by all that is said of its name; return those looked at."""
         fields, patterns = _named(schema, "properties"), _named(schema, "patternProperties")
@@ -391,7 +378,7 @@ class PayloadCheck:
         return True
 
     def _check_dependencies(
-        self, schema: _Schema, value: _Schema, path: _Path, depth: int
+        self, schema: _Schema, value: _Schema, path: Place, depth: int
     ) -> _Evaluated:
         seen = _NOTHING
         newer = ("dependentRequired", "dependentSchemas")
@@ -456,7 +443,7 @@ def _named(schema: _Schema, key: str) -> _Schema:
     return found if isinstance(found, dict) else {}
 
 
-def _check_size(schema: _Schema, size: int, path: _Path, keys: tuple[str, str], what: str) -> None:
+def _check_size(schema: _Schema, size: int, path: Place, keys: tuple[str, str], what: str) -> None:
     low, high = schema.get(keys[0]), schema.get(keys[1])
     if isinstance(low, (int, float)) and size < low:
         raise _Wrong(path, f"it has {size} {what}, at least {shown(low)} are needed")

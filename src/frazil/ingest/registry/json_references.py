@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
+    from frazil.ingest.registry.json_places import Place
     from frazil.ingest.registry.json_text import JsonValue
 
 __all__ = ["Missing", "References", "subschemas"]
@@ -68,19 +69,19 @@ class References:
         return self._anchors[name]
 
 
-def subschemas(root: JsonValue) -> list[tuple[dict[str, JsonValue], str]]:
+def subschemas(root: JsonValue) -> list[tuple[dict[str, JsonValue], Place]]:
     """Return all objects that may be schemas, with their places."""
-    found: list[tuple[dict[str, JsonValue], str]] = []
-    work: list[tuple[JsonValue, str, bool]] = [(root, "$", True)]
+    found: list[tuple[dict[str, JsonValue], Place]] = []
+    work: list[tuple[JsonValue, Place, bool]] = [(root, None, True)]
     while work:
-        each, path, is_schema = work.pop()
+        each, place, is_schema = work.pop()
         if isinstance(each, list):
-            work.extend((item, f"{path}[{index}]", True) for index, item in enumerate(each))
+            work.extend((item, (place, index), True) for index, item in enumerate(each))
         elif isinstance(each, dict):
             if is_schema:
-                found.append((each, path))
+                found.append((each, place))
             work.extend(
-                (inner, f"{path}.{name}", not (is_schema and name in _NAME_KEYWORDS))
+                (inner, (place, name), not (is_schema and name in _NAME_KEYWORDS))
                 for name, inner in each.items()
                 if not (is_schema and name in _DATA_KEYWORDS)
             )

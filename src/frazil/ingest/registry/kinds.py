@@ -12,6 +12,7 @@ __all__ = [
     "CompatibilityMode",
     "SchemaType",
     "ValidationPolicy",
+    "below",
     "check_subject",
     "check_text",
     "check_topic",
@@ -46,6 +47,16 @@ def quoted(text: object) -> str:
     if len(line) > _SHOWN_CHARACTERS_MAX:
         line = line[:_SHOWN_CHARACTERS_MAX] + "…"
     return line if line.isprintable() else ascii(line)[1:-1]
+
+
+def below(place: str, mark: str, name: str = "") -> str:
+    """Return a place inside of another one, no longer than what is told of it.
+
+    A name may be as long as a definition, and have thousands of places below it.
+    """
+    if len(place) > _SHOWN_CHARACTERS_MAX:
+        return place
+    return f"{place}{mark}{name[: _SHOWN_CHARACTERS_MAX + 1]}"
 
 
 def schema_type(text: str) -> SchemaType:

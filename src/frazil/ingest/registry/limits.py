@@ -36,8 +36,18 @@ PATTERN_UNITS_MAX: Final = 1_000_000
 """Of work, in microseconds: to read all patterns of a definition."""
 WORK_UNITS_MAX: Final = 400_000
 """Of the check of one payload. A unit is about a microsecond, so that is well under a second."""
+DEFINITION_UNITS_MAX: Final = 400_000
+"""Of what grows faster than a definition when it is read: defaults of Avro, names in names."""
+COMPARISON_UNITS_MAX: Final = 500_000
+"""Of the comparison of two definitions, in both directions together if the mode is `full`."""
+PROTOBUF_WORDS_MAX: Final = 250_000
+"""Words and signs of a .proto text: those of a megabyte that somebody wrote are fewer."""
+TYPE_NAME_CHARACTERS_MAX: Final = 1_024
+"""Of the full name of a type of Avro or Protobuf, or of a field."""
 
 REASONS_MAX: Final = 100
 """Reasons told of one comparison; one more line says how many there are besides."""
 DEFINITIONS_CACHED_MAX: Final = 256
 """Parsed definitions that are kept for the checks of payloads."""
+DEFINITIONS_CACHED_BYTES_MAX: Final = 8 << 20
+"""Of the texts of those: what is parsed takes up to a hundred times the room."""

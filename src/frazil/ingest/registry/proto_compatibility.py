@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from frazil.ingest.registry.kinds import below, quoted
 from frazil.ingest.registry.reasons import Reasons
+from frazil.ingest.registry.work import TooMuchWork, Work
 
 if TYPE_CHECKING:
     from frazil.ingest.registry.proto_model import (
@@ -28,24 +30,50 @@ _FAMILIES: Final = {
 }
 """Kinds that are read as each other; every other kind only as itself."""
 _AS_BYTES: Final = frozenset(("string", "message"))
-_PAIRS_MAX: Final = 100_000
 _LENGTH_DELIMITED: Final = frozenset(("string", "bytes", "message"))
+_PAIR_UNITS: Final = 4
+"""Two messages, compared."""
+_FIELD_UNITS: Final = 3
+"""A field of the reader, in all that is looked at."""
+_REASON_UNITS: Final = 3
+"""A reserved range, or a value that is missing, which is told."""
+_VALUES_SHIFT: Final = 3
+"""8 values are found in an enum in one unit of work."""
 
 
 def proto_reasons(
-    *, reader: ProtobufSchema, writer: ProtobufSchema, reader_is_newer: bool
+    *,
+    reader: ProtobufSchema,
+    writer: ProtobufSchema,
+    reader_is_newer: bool,
+    work: Work | None = None,
 ) -> tuple[str, ...]:
-    """Return why `reader` cannot read everything `writer` wrote, nothing if it can."""
-    comparison = _Comparison(reader, writer, reader_is_newer=reader_is_newer)
-    comparison.run()
+    """Return why `reader` cannot read everything `writer` wrote, nothing if it can.
+
+    Raises:
+        Unavailable: if `work` says that all is to stop.
+    """
+    comparison = _Comparison(
+        reader, writer, work or Work.of_comparison(), reader_is_newer=reader_is_newer
+    )
+    try:
+        comparison.run()
+    except TooMuchWork:
+        comparison.reasons.give_up()
     return comparison.reasons.lines()
 
 
 class _Comparison:
     def __init__(
-        self, reader: ProtobufSchema, writer: ProtobufSchema, *, reader_is_newer: bool
+        self,
+        reader: ProtobufSchema,
+        writer: ProtobufSchema,
+        work: Work,
+        *,
+        reader_is_newer: bool,
     ) -> None:
         self.reasons = Reasons()
+        self._charge = work.charge
         self._reader = reader
         self._writer = writer
         self._reader_is_newer = reader_is_newer
@@ -59,9 +87,6 @@ class _Comparison:
             if name in self._reader.messages:
                 self._later(name, name)
         while self._work:
-            if len(self._seen) > _PAIRS_MAX:
-                self.reasons.add("the definition", "too many messages to compare")
-                return
             ours, theirs = self._work.popleft()
             self._compare(self._reader.messages[ours], self._writer.messages[theirs])
 
@@ -71,9 +96,10 @@ class _Comparison:
             self._work.append((reader, writer))
 
     def _compare(self, reader: ProtoMessage, writer: ProtoMessage) -> None:
+        self._charge(_PAIR_UNITS + _FIELD_UNITS * len(reader.fields) + len(writer.fields))
         for number, field in reader.fields.items():
             source = writer.fields.get(number)
-            place = f"{reader.name}.{field.name}"
+            place = below(reader.name, ".", field.name)
             if source is not None:
                 self._compare_field(field, source, place)
             promised = source is not None and source.label == "required"
@@ -85,7 +111,7 @@ class _Comparison:
     def _compare_field(self, reader: ProtoField, writer: ProtoField, place: str) -> None:
         number = reader.number
         if not _reads_kind(reader.kind, writer.kind):
-            was = f"'{writer.name}' of {_kind_text(writer)}"
+            was = f"'{quoted(writer.name)}' of {_kind_text(writer)}"
             self.reasons.add(place, f"number {number} is {_kind_text(reader)}, the writer's {was}")
             return
         many_to_one = reader.label != "repeated" and writer.label == "repeated"
@@ -102,9 +128,13 @@ class _Comparison:
         # An open enum keeps a number that is new to it; one that was removed is an oversight.
         if not (reader.is_closed or self._reader_is_newer):
             return
+        # Thousands of fields may be of one large enum.
+        self._charge(len(writer.values) >> _VALUES_SHIFT)
         for number, name in writer.values.items():
             if number not in reader.values:
-                self.reasons.add(place, f"enum {reader.name} has no value {number} ({name})")
+                self._charge(_REASON_UNITS)
+                value = f"{number} ({quoted(name)})"
+                self.reasons.add(place, f"enum {reader.name} has no value {value}")
 
     def _compare_oneofs(self, reader: ProtoMessage, writer: ProtoMessage) -> None:
         """Fields that the writer sets side by side must not push each other out in the reader."""
@@ -115,7 +145,7 @@ class _Comparison:
         for fields in groups.values():
             sources = {writer.fields[field.number].oneof for field in fields}
             if len(fields) > 1 and (None in sources or len(sources) > 1):
-                names = ", ".join(field.name for field in fields[:5])
+                names = ", ".join(quoted(field.name) for field in fields[:5])
                 self.reasons.add(
                     reader.name, f"fields share a oneof that the writer may set together: {names}"
                 )
@@ -124,9 +154,9 @@ class _Comparison:
         old, new = (writer, reader) if self._reader_is_newer else (reader, writer)
         for number, field in new.fields.items():
             if number in old.reserved:
-                self.reasons.add(
-                    f"{new.name}.{field.name}", f"number {number} was reserved and is used again"
-                )
+                place = below(new.name, ".", field.name)
+                self.reasons.add(place, f"number {number} was reserved and is used again")
+        self._charge(_REASON_UNITS * len(old.reserved.ranges))
         for first, end in old.reserved.ranges:
             gap = new.reserved.first_outside(first, end)
             if gap is not None and gap not in new.fields:

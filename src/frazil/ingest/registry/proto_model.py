@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -12,9 +13,10 @@ import attrs
 from frazil.errors import InvalidRequest
 from frazil.ingest.registry import json_text, limits
 from frazil.ingest.registry.kinds import quoted
-from frazil.ingest.registry.proto_parser import WELL_KNOWN, canonical_proto, parse_proto
+from frazil.ingest.registry.proto_parser import WELL_KNOWN, canonical_proto, parse_tokens
 from frazil.ingest.registry.proto_payload import protobuf_refusal
-from frazil.ingest.registry.work import Work
+from frazil.ingest.registry.proto_tokens import tokenize
+from frazil.ingest.registry.work import TooMuchWork, Work
 
 __all__ = [
     "NumberRanges",
@@ -49,6 +51,10 @@ _LABELS: Final = {1: "optional", 2: "required", 3: "repeated"}
 _UNPACKED: Final = frozenset(("string", "bytes", "message", "group"))
 _LIBRARY_NUMBERS: Final = range(19_000, 20_000)
 _FILES_MAX: Final = 256
+_PART_UNITS: Final = 5
+"""A message, an enum, a field or a value."""
+_NAME_SHIFT: Final = 6
+"""64 characters of a full name are one unit of work."""
 _TEXT_CONTROLS: Final = frozenset("\t\n\r\f\v")
 
 
@@ -142,8 +148,9 @@ def parse_protobuf(data: bytes) -> ProtobufSchema:
         files = _read_set(data)
         fingerprint = json_text.fingerprint(data)
     else:
-        files = [parse_proto(text)]
-        fingerprint = json_text.fingerprint(canonical_proto(text))
+        tokens = tokenize(text)
+        files = [parse_tokens(tokens)]
+        fingerprint = json_text.fingerprint(canonical_proto(tokens))
     if not files[-1].message_type:
         raise InvalidRequest("the Protobuf definition has no message")
     pool, resolved = _resolve(files)
@@ -154,10 +161,26 @@ def parse_protobuf(data: bytes) -> ProtobufSchema:
     package = files[-1].package
     first = files[-1].message_type[0].name
     root = f"{package}.{first}" if package else first
-    factory = importlib.import_module("google.protobuf.message_factory")
-    message_class = factory.GetMessageClass(pool.FindMessageTypeByName(root))
+    message_class = _message_class(pool, root, messages)
     has_maps = any(message.is_map_entry for message in messages.values())
     return ProtobufSchema(root, messages, enums, fingerprint, message_class, has_maps)
+
+
+def _message_class(pool: Any, root: str, messages: Iterable[str]) -> Any:
+    """Return the class of a message.
+
+    The library makes a class, and then those of its fields, one inside of the other. In a chain of
+    messages that is longer than the stack those that were made stay, and the rest is made after.
+    """
+    factory = importlib.import_module("google.protobuf.message_factory")
+    wanted = pool.FindMessageTypeByName(root)
+    try:
+        return factory.GetMessageClass(wanted)
+    except RecursionError:
+        for name in messages:
+            with contextlib.suppress(RecursionError):
+                factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    return factory.GetMessageClass(wanted)
 
 
 def _text_of(data: bytes) -> str | None:
@@ -207,8 +230,11 @@ def _resolve(files: list[Any]) -> tuple[Any, list[Any]]:
     try:
         for path in {path for each in files for path in each.dependency} - given:
             _add_well_known(pool, path)
+        sizes = _Sizes()
         for each in files:
-            _check_names(each)
+            _check_names(each, sizes)
+        sizes.check_references()
+        for each in files:
             pool.AddSerializedFile(each.SerializeToString())
         resolved = []
         for name in dict.fromkeys(_all_names(pool, files)):
@@ -233,17 +259,64 @@ def _all_names(pool: Any, files: list[Any]) -> list[str]:
     return [name for name in names if pool.FindFileByName(name)]
 
 
-def _check_names(file: Any) -> None:
+class _Sizes:
+    """The parts of a definition and their full names, which the library writes out for each.
+
+    Parts are counted before any of them is looked at: half a million empty messages are one
+    megabyte, and each is an object of Python once it is.
+    """
+
+    def __init__(self) -> None:
+        self._work = Work.of_definition()
+        self._fields = 0
+        self._longest = 0
+
+    def add(self, name: str, parts: int, *, fields: int = 0) -> None:
+        """Count so many parts of a package, a message or an enum, which all have its name."""
+        if len(name) > limits.TYPE_NAME_CHARACTERS_MAX:
+            raise InvalidRequest(
+                f"a full name of the Protobuf definition is too long: '{quoted(name)}'",
+                characters=len(name),
+                characters_max=limits.TYPE_NAME_CHARACTERS_MAX,
+            )
+        self._fields += fields
+        self._longest = max(self._longest, len(name))
+        self._charge(parts * (_PART_UNITS + (len(name) >> _NAME_SHIFT)))
+
+    def check_references(self) -> None:
+        """Count the full names of the types of fields: none is longer than the longest."""
+        self._charge(self._fields * (self._longest >> _NAME_SHIFT))
+
+    def _charge(self, units: int) -> None:
+        try:
+            self._work.charge(units)
+        except TooMuchWork:
+            raise InvalidRequest(
+                "the Protobuf definition has too many messages, fields and values, or their full"
+                " names are too long, all together"
+            ) from None
+
+
+def _check_names(file: Any, sizes: _Sizes) -> None:
     """Refuse what the library lets pass: numbers and names twice, or reserved, or its own."""
-    work = [(message, 1) for message in file.message_type]
+    sizes.add(file.package, len(file.message_type) + len(file.enum_type))
+    work = [(message, 1, file.package) for message in file.message_type]
+    enums = [(each, file.package) for each in file.enum_type]
     while work:
-        message, depth = work.pop()
+        message, depth, scope = work.pop()
         if depth > limits.NESTING_MAX:
             raise InvalidRequest("messages are nested too deep", levels_max=limits.NESTING_MAX)
-        work.extend((inner, depth + 1) for inner in message.nested_type)
+        name = f"{scope}.{message.name}"
+        fields = len(message.field)
+        parts = fields + len(message.nested_type) + len(message.enum_type)
+        sizes.add(name, parts, fields=fields)
+        work.extend((inner, depth + 1, name) for inner in message.nested_type)
+        enums.extend((each, name) for each in message.enum_type)
         if message.extension:
             raise InvalidRequest("extensions of other messages are not supported")
         _check_fields(message)
+    for each, scope in enums:
+        sizes.add(f"{scope}.{each.name}", len(each.value))
 
 
 def _check_fields(message: Any) -> None:

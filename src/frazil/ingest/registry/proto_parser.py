@@ -7,13 +7,18 @@ editions and imports of other files are refused: a definition stands alone.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.ingest.registry import limits
 from frazil.ingest.registry.kinds import quoted
 from frazil.ingest.registry.proto_tokens import END, Tokens, tokenize
 
-__all__ = ["FILE_NAME", "WELL_KNOWN", "canonical_proto", "parse_proto"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.ingest.registry.proto_tokens import Token
+
+__all__ = ["FILE_NAME", "WELL_KNOWN", "canonical_proto", "parse_proto", "parse_tokens"]
 
 FILE_NAME: Final = "schema.proto"
 WELL_KNOWN: Final = {
@@ -49,19 +54,24 @@ _REFUSED: Final = {
 }
 
 
-def canonical_proto(text: str) -> bytes:
+def canonical_proto(tokens: Sequence[Token]) -> bytes:
     """Return the words of a text alone: spaces and comments make no other schema."""
-    return " ".join(token.text for token in tokenize(text)).encode()
+    return " ".join(token.text for token in tokens).encode()
 
 
 def parse_proto(text: str) -> Any:
     """Return the FileDescriptorProto of a text."""
-    return _Parser(text).file()
+    return parse_tokens(tokenize(text))
+
+
+def parse_tokens(tokens: list[Token]) -> Any:
+    """Return the FileDescriptorProto of the words of a text."""
+    return _Parser(tokens).file()
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
-        self._tokens = Tokens(tokenize(text))
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = Tokens(tokens)
         self._descriptors = importlib.import_module("google.protobuf.descriptor_pb2")
         self._is_proto3 = False
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final
-
-import attrs
+from typing import Final, NamedTuple
 
 from frazil.errors import InvalidRequest
+from frazil.ingest.registry import limits
 from frazil.ingest.registry.kinds import quoted
 
 __all__ = ["END", "Token", "Tokens", "tokenize"]
@@ -23,10 +22,10 @@ _TOKEN: Final = re.compile(
     re.VERBOSE,
 )
 END: Final = "end"
+_DIGITS_MAX: Final = 64
 
 
-@attrs.frozen
-class Token:
+class Token(NamedTuple):
     """One word: `kind` is name, number, text, sign or end."""
 
     kind: str
@@ -44,11 +43,16 @@ def tokenize(text: str) -> list[Token]:
             raise InvalidRequest(
                 f"invalid .proto text at line {line}: '{quoted(text[at : at + 20])}' is no word"
             )
-        kind = match.lastgroup or ""
+        kind, word, at = match.lastgroup or "", match[0], match.end()
         if kind != "space":
-            found.append(Token(kind, match.group(), line))
-        line += match.group().count("\n")
-        at = match.end()
+            found.append(Token(kind, word, line))
+            if len(found) > limits.PROTOBUF_WORDS_MAX:
+                raise InvalidRequest(
+                    "the .proto text has too many words and signs",
+                    words_max=limits.PROTOBUF_WORDS_MAX,
+                )
+        if "\n" in word:
+            line += word.count("\n")
     found.append(Token(END, "", line))
     return found
 
@@ -100,6 +104,8 @@ class Tokens:
         """Take a whole number with or without a sign."""
         sign = -1 if self.accept("-") else 1
         text = self.take("number", what)
+        if len(text) > _DIGITS_MAX:
+            raise self.refuse(f"{what} expected, found '{quoted(text)}'")
         try:
             if text[:2] in {"0x", "0X"}:
                 return sign * int(text, 16)

@@ -7,9 +7,13 @@ from typing import Final
 from frazil.ingest.registry import limits
 from frazil.ingest.registry.kinds import quoted
 
-__all__ = ["Reasons"]
+__all__ = ["TOO_MUCH", "Reasons"]
 
 _REASON_CHARACTERS_MAX: Final = 400
+TOO_MUCH: Final = (
+    "there are too many parts, or choices in choices, to compare: split the schema into smaller"
+    " ones, or set the subject's mode to 'none' if you know that it is compatible"
+)
 
 
 class Reasons:
@@ -18,6 +22,7 @@ class Reasons:
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
         self._more = 0
+        self._is_given_up = False
 
     def add(self, path: str, text: str) -> None:
         """Add a reason at a place of the schema."""
@@ -31,6 +36,10 @@ class Reasons:
         else:
             self._more += 1
 
+    def give_up(self) -> None:
+        """Tell, behind all others, that there was too much to compare."""
+        self._is_given_up = True
+
     @property
     def count(self) -> int:
         """How many there are, told or not."""
@@ -39,4 +48,5 @@ class Reasons:
     def lines(self) -> tuple[str, ...]:
         """Return them in the order they were found."""
         rest = (f"and {self._more} more",) if self._more else ()
-        return (*self._found, *rest)
+        last = (f"at $: {TOO_MUCH}",) if self._is_given_up else ()
+        return (*self._found, *rest, *last)

@@ -31,10 +31,14 @@ ACCEPTED: Final = Verdict(is_accepted=True)
 
 
 class DefinitionCache:
-    """Parsed definitions of versions; the one that was made first goes first."""
+    """Parsed definitions of versions; the one that was made first goes first.
+
+    What is parsed takes up to a hundred times the room of its text, so texts are counted, too.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], Definition] = {}
+        self._found: dict[tuple[int, int], tuple[Definition, int]] = {}
+        self._bytes = 0
 
     def get(self, subject: Subject, version: int) -> Definition:
         """Return a version's definition, parsed."""
@@ -42,11 +46,20 @@ class DefinitionCache:
         found = self._found.get(key)
         if found is None:
             schema = subject.schema(version)
-            found = parse_definition(schema.type, schema.definition)
-            if len(self._found) >= limits.DEFINITIONS_CACHED_MAX:
-                del self._found[next(iter(self._found))]
-            self._found[key] = found
-        return found
+            size = len(schema.definition)
+            self._make_room(size)
+            found = self._found[key] = parse_definition(schema.type, schema.definition), size
+            self._bytes += size
+        return found[0]
+
+    def _make_room(self, size: int) -> None:
+        """Forget definitions until one more of a size fits; the largest one does when alone."""
+        while self._found and (
+            len(self._found) >= limits.DEFINITIONS_CACHED_MAX
+            or self._bytes + size > limits.DEFINITIONS_CACHED_BYTES_MAX
+        ):
+            _, forgotten = self._found.pop(next(iter(self._found)))
+            self._bytes -= forgotten
 
 
 def judge(
