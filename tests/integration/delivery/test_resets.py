@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
+import pytest
+
+from frazil.errors import Closed
 from frazil.subscribe import SubscriptionType
 from tests.integration.delivery.delivering import TOPIC, Collector, opened, quiet, run, uid, until
 
@@ -101,5 +107,106 @@ def test_by_the_wire_an_ack_counts_for_what_was_delivered_since(tmp_path):
         consumer.ack(0)
         await until(lambda: len(consumer.acked) == 6)
         assert db.cursors.load(TOPIC)["s"].acked_below == 1
+
+    run(tmp_path, work)
+
+
+class Hindered:
+    """A function that waits in its thread until it may go on."""
+
+    def __init__(self, function):
+        self.function = function
+        self.is_begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def __call__(self, *args, **kwargs):
+        """Wait, then do it."""
+        self.is_begun.set()
+        assert self.may_go_on.wait(60)
+        return self.function(*args, **kwargs)
+
+
+async def two_opened(db, deliveries, monkeypatch, **hindered):
+    """Return a consumer that has acked all, another subscription, and what is hindered."""
+    db.create_topic("t").append_many(payloads(5))
+    found, other = await opened(deliveries), await opened(deliveries, "other")
+    consumer = Collector(found)
+    await until(lambda: len(consumer.acked) == 5)
+    ((name, owner),) = hindered.items()
+    step = Hindered(getattr(owner, name))
+    monkeypatch.setattr(owner, name, step)
+    return consumer, other, step
+
+
+def test_a_reset_that_ends_while_the_broker_stops_delivers_nothing(tmp_path, monkeypatch):
+    """Its place is durable; its consumer gets nothing from it while others are waited for."""
+
+    async def work(db, deliveries, _settings):
+        hindered = {"_place": deliveries}
+        consumer, other, step = await two_opened(db, deliveries, monkeypatch, **hindered)
+        reset = asyncio.ensure_future(deliveries.reset(TOPIC, "s", "earliest"))
+        await until(step.is_begun.is_set)
+        # The end has to wait for an ack of the other one.
+        other._answers.under_way += 1
+        end = asyncio.ensure_future(deliveries.close())
+        await quiet()
+        step.may_go_on.set()
+        assert await reset == 0
+        await asyncio.to_thread(db.topic("t").append, b"late")
+        await quiet()
+        assert consumer.got == [*range(5)]
+        other._answers.written()
+        await end
+        assert isinstance(consumer.end, Closed)
+
+    run(tmp_path, work)
+
+    async def next_life(_db, deliveries, _settings):
+        consumer = Collector(await deliveries.existing(TOPIC, "s"))
+        await until(lambda: consumer.got == [*range(6)])
+
+    run(tmp_path, next_life)
+
+
+@pytest.mark.parametrize("how", ["reset", "drop"])
+def test_a_change_that_would_begin_while_the_broker_stops_is_refused(tmp_path, how):
+    """It had to wait for an ack, and the end came first: it is `Closed` and nothing was changed."""
+
+    async def work(db, deliveries, _settings):
+        db.create_topic("t").append_many(payloads(5))
+        found = await opened(deliveries)
+        consumer = Collector(found)
+        await until(lambda: len(consumer.acked) == 5)
+        found._answers.under_way += 1
+        call = (
+            deliveries.reset(TOPIC, "s", "earliest")
+            if how == "reset"
+            else deliveries.drop(TOPIC, "s")
+        )
+        change = asyncio.ensure_future(call)
+        await quiet()
+        end = asyncio.ensure_future(deliveries.close())
+        await quiet()
+        found._answers.written()
+        with pytest.raises(Closed):
+            await change
+        await end
+        assert db.cursors.load(TOPIC)["s"].acked_below == 5
+
+    run(tmp_path, work)
+
+
+def test_a_subscription_may_be_removed_while_the_broker_stops(tmp_path, monkeypatch):
+    """What had begun before the end is done, and the end is in order."""
+
+    async def work(db, deliveries, _settings):
+        hindered = {"drop": db.cursors}
+        _consumer, _other, step = await two_opened(db, deliveries, monkeypatch, **hindered)
+        drop = asyncio.ensure_future(deliveries.drop(TOPIC, "s"))
+        await until(step.is_begun.is_set)
+        await deliveries.close()
+        step.may_go_on.set()
+        await drop
+        assert list(db.cursors.load(TOPIC)) == ["other"]
 
     run(tmp_path, work)

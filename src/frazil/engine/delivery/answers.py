@@ -37,7 +37,8 @@ class Answers:
         """Who waits for the acks of this turn."""
         self._waiting: list[tuple[Change, Waiting]] = []
         self._failures: dict[Change, FrazilError] = {}
-        self._quiet: asyncio.Future[None] | None = None
+        self._quiet: list[asyncio.Future[None]] = []
+        """Those who wait until nothing is under way."""
         self.under_way = 0
         """How many frames the journal has not answered yet."""
 
@@ -80,14 +81,19 @@ class Answers:
     def written(self) -> None:
         """Take note that the journal has answered something that was `under_way`."""
         self.under_way -= 1
-        if not self.under_way and self._quiet is not None and not self._quiet.done():
-            self._quiet.set_result(None)
+        if not self.under_way:
+            quiet, self._quiet = self._quiet, []
+            for each in quiet:
+                if not each.done():
+                    each.set_result(None)
 
     async def quiet(self) -> None:
         """Wait until nothing is under way."""
         if self.under_way:
-            self._quiet = self._loop.create_future()
-            await self._quiet
+            # Each has its own: who gives up must not take it from the others.
+            own: asyncio.Future[None] = self._loop.create_future()
+            self._quiet.append(own)
+            await own
 
     def end(self, error: FrazilError) -> None:
         """Answer all of them with an error."""
@@ -108,8 +114,13 @@ class Answers:
                 error = error or self._failures.get(each)
             _answer(calls, error)
         self._waiting = waiting
-        if not waiting and self._failures:
-            self._failures.clear()
+        if self._failures:
+            self._forget_failures()
+
+    def _forget_failures(self) -> None:
+        """Keep only what somebody who waits will be answered with."""
+        named = {each for change, _calls in self._waiting for each in (change, *change.after)}
+        self._failures = {each: self._failures[each] for each in named & self._failures.keys()}
 
 
 def _answer(calls: Waiting, error: FrazilError | None) -> None:

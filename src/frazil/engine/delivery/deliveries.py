@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.delivery.consumer import Counts
@@ -23,7 +24,7 @@ from frazil.model import topic_uid
 from frazil.subscribe import Dispatch, Limits, SubscriptionType
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from frazil.engine.core import Engine
     from frazil.engine.reading import Start
@@ -179,16 +180,17 @@ class Deliveries:
             found = self.find(topic, name)
             if found is None:
                 return await asyncio.to_thread(self._place, runtime, name, to)
-            await found.rest()
+            await self._rest(found)
             dispatch = reserve = None
             try:
                 offset = await asyncio.to_thread(self._place, runtime, name, to)
                 cursor = await asyncio.to_thread(self._load, runtime, name)
-                stored = self._settings.get(topic_uid(runtime.state.spec), name)
-                dispatch = self._dispatch(stored, cursor)
-                reserve = self._reserve(runtime, name, cursor)
+                if not self._is_closed:
+                    stored = self._settings.get(topic_uid(runtime.state.spec), name)
+                    dispatch = self._dispatch(stored, cursor)
+                    reserve = self._reserve(runtime, name, cursor)
             finally:
-                found.go_on(dispatch, reserve)
+                self._go_on(found, dispatch, reserve)
             return offset
 
     async def drop(self, topic: str, name: str) -> None:
@@ -201,12 +203,12 @@ class Deliveries:
             runtime = self._runtime(topic)
             found = self.find(topic, name)
             if found is not None:
-                await found.rest()
+                await self._rest(found)
             try:
                 await asyncio.to_thread(self._engine.cursors.drop, runtime.name, name)
             except BaseException:
                 if found is not None:
-                    found.go_on()
+                    self._go_on(found)
                 raise
             if found is not None:
                 found.end(NotFound("subscription was removed", topic=topic, subscription=name))
@@ -260,6 +262,26 @@ class Deliveries:
             else:
                 self._locks[key] = (lock, users - 1)
 
+    async def _rest(self, found: Subscription) -> None:
+        """Stop a subscription for a change.
+
+        Raises:
+            Closed: if all of them are being ended meanwhile.
+        """
+        await found.rest()
+        if self._is_closed:
+            raise Closed("the broker is shutting down")
+
+    def _go_on(
+        self,
+        found: Subscription,
+        dispatch: Dispatch | None = None,
+        reserve: Reserve | None = None,
+    ) -> None:
+        """Let a subscription deliver again; not while all of them are being ended."""
+        if not self._is_closed:
+            found.go_on(dispatch, reserve)
+
     def _runtime(self, topic: str) -> TopicRuntime:
         if self._is_closed:
             raise Closed("the broker is shutting down")
@@ -269,6 +291,7 @@ class Deliveries:
         self, runtime: TopicRuntime, name: str, kind: SubscriptionType, start: Start
     ) -> Stored:
         _check_keys(runtime, kind)
+        create = partial(self._engine.cursors.create, runtime.name, name)
         offset = start_offset(runtime, start)
         uid = topic_uid(runtime.state.spec)
         stored = self._settings.get(uid, name)
@@ -277,13 +300,13 @@ class Deliveries:
             before = self._settings.find(uid, name)
             stored = self._settings.change(uid, name, kind=kind)
             try:
-                self._engine.cursors.create(runtime.name, name, offset)
+                _put(runtime, start, offset, create)
             except FrazilError:
                 if before is None:
                     self._settings.delete(uid, name)
                 raise
         else:
-            self._engine.cursors.create(runtime.name, name, offset)
+            _put(runtime, start, offset, create)
         return stored
 
     def _forget_settings(self, runtime: TopicRuntime, name: str) -> None:
@@ -301,9 +324,8 @@ class Deliveries:
         )
 
     def _place(self, runtime: TopicRuntime, name: str, to: Start) -> int:
-        offset = start_offset(runtime, to)
-        self._engine.cursors.reset(runtime.name, name, offset)
-        return offset
+        reset = partial(self._engine.cursors.reset, runtime.name, name)
+        return _put(runtime, to, start_offset(runtime, to), reset)
 
     def _load(self, runtime: TopicRuntime, name: str) -> CursorState:
         found = self._engine.cursors.load(runtime.name).get(name)
@@ -375,15 +397,40 @@ class Deliveries:
             self._decoded_past += feed.decoded
 
     def _forget(self, topic: str, name: str) -> None:
-        gone, feed = self._open[topic, name].counts, self._open.pop((topic, name)).feed
-        if all(each.feed is not feed for each in self._open.values()):
-            self._forget_feed(feed)
+        found = self._open.pop((topic, name), None)
+        if found is None:
+            # All of them were ended meanwhile.
+            return
+        if all(each.feed is not found.feed for each in self._open.values()):
+            self._forget_feed(found.feed)
         for each in Counts.__slots__:
-            setattr(self._past, each, getattr(self._past, each) + getattr(gone, each))
+            setattr(self._past, each, getattr(self._past, each) + getattr(found.counts, each))
 
 
 def _limits(stored: Stored) -> Limits:
     return Limits(max_unacked_messages=stored.max_unacked_messages)
+
+
+def _put(runtime: TopicRuntime, start: Start, offset: int, put: Callable[[int], None]) -> int:
+    """Put a subscription at the offset that a start means, or meant a moment ago; return where.
+
+    A start by time is looked up in files and objects, so nothing is locked meanwhile, and the oldest
+    records may go. Then the first that is left is what was meant, unless somebody named an offset.
+
+    Raises:
+        InvalidRequest: if the place is not among the topic's records.
+    """
+    while True:
+        try:
+            put(offset)
+        except InvalidRequest:
+            first = runtime.history.range(runtime.state.id).first
+            if isinstance(start, int) or first <= offset:
+                raise
+            # It grows each time, so this ends.
+            offset = first
+        else:
+            return offset
 
 
 def _check_keys(runtime: TopicRuntime, kind: SubscriptionType) -> None:
