@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.engine.states import StateTag
+from frazil.model import full_topic_name
 
 if TYPE_CHECKING:
     from frazil.engine.registry import Registry
@@ -17,8 +18,14 @@ __all__ = ["has_namespace_for"]
 
 
 def has_namespace_for(engine: Registry, topic: str) -> bool:
-    """Tell whether the namespace of a full topic name exists. For any thread; it never waits."""
-    namespace = topic.split("/", 2)[1]
+    """Tell whether the namespace of a topic's name exists. For any thread; it never waits.
+
+    A bare name is in the default namespace: policies were stored with such names once.
+
+    Raises:
+        InvalidRequest: if no topic can have this name.
+    """
+    namespace = full_topic_name(topic).split("/", 2)[1]
     if namespace in engine.settings.serve.namespaces_at_boot:
         return True
     values = engine.main.journal.state.values

@@ -64,11 +64,13 @@ def policy_of(
 ) -> FailurePolicy:
     """Return a policy; of a mapping, `before` with the named fields changed.
 
+    Its dead-letter topic has its full name.
+
     Raises:
         InvalidRequest: if a field is unknown or its value cannot be used.
     """
     if isinstance(given, FailurePolicy):
-        return given
+        return attrs.evolve(given, **{name: _value(name, getattr(given, name)) for name in _NAMES})
     if not isinstance(given, Mapping):
         raise InvalidRequest("a policy is a FailurePolicy or a mapping", got=type(given).__name__)
     unknown = sorted(set(given) - set(_NAMES), key=str)

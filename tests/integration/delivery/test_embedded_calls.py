@@ -189,6 +189,16 @@ def test_policies_are_kept_and_used(tmp_path):
             until(lambda: facts_of(topic)["blocked"] == 1)
 
 
+def test_a_policy_has_the_full_name_of_its_dead_letter_topic(db):
+    """However it is given: as a policy or as a mapping."""
+    topic = filled(db, 0)
+    given = {"poison": Poison.DEAD_LETTER, "dead_letter_topic": "dead"}
+    for policy in (given, FailurePolicy(**given)):
+        assert topic.set_subscription("s", policy=policy).dead_letter_topic == "/default/dead"
+    with pytest.raises(InvalidRequest, match="topic name"):
+        topic.set_subscription("s", policy=FailurePolicy(**{**given, "dead_letter_topic": "a/b"}))
+
+
 def test_policies_that_cannot_work_are_refused(db):
     """Nothing of a refused policy is kept, and a table's rows have no dead letters."""
     topic = filled(db)
