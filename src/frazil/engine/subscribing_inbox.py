@@ -17,6 +17,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from frazil.engine.subscription_settings import DURATION_MS_MAX
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest
 from frazil.ingest.messages import Message
@@ -35,6 +37,8 @@ __all__ = ["Delivery", "Inbox", "Part"]
 
 _IDS: Final = count(1 << 53)
 """Ids of consumers in a program: those of the wire are smaller."""
+_NESTED: Final = frozenset((dict, list, tuple))
+"""What a value of a row is that has others in it."""
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -54,8 +58,7 @@ class Delivery:
         self.epoch = epoch
         self.end: End | None = None
         self.time_us = record.time_us
-        # Rows are shared with other subscriptions, who must not see what a program does to its own.
-        self.value: Any = dict(record.value) if type(record.value) is dict else record.value
+        self.value: Any = _own(record.value)
         self.size_bytes = _size(self.value)
 
     def __repr__(self) -> str:
@@ -494,6 +497,28 @@ def _in_own_words(error: FrazilError) -> FrazilError:
     """Return an error in the words of a program, which knows an engine and no broker."""
     is_plain = isinstance(error, Closed) and not error.details
     return Closed("the engine is closed") if is_plain else error
+
+
+def _own(value: Any) -> Any:
+    """Return a record's value for one program alone.
+
+    Records are shared with other subscriptions, who must not see what a program does to its own.
+    """
+    if type(value) is Message:
+        attributes = value.attributes
+        return msgspec.structs.replace(value, attributes=dict(attributes)) if attributes else value
+    own = dict(value)
+    if not _NESTED.isdisjoint(map(type, own.values())):
+        own = {name: _copied(each) for name, each in own.items()}
+    return own
+
+
+def _copied(value: Any) -> Any:
+    """Return a value of a row with lists, structs and maps of its own."""
+    kind = type(value)
+    if kind is dict:
+        return {name: _copied(each) for name, each in value.items()}
+    return kind(map(_copied, value)) if kind in _NESTED else value
 
 
 def _size(value: Any) -> int:

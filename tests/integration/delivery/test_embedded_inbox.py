@@ -344,3 +344,21 @@ def test_deliveries_under_asyncio_end_and_are_extended_alike(tmp_path):
             assert (facts["lag_records"], facts["acked_below"]) == (1, 1)
 
     asyncio.run(main())
+
+
+def test_a_program_has_values_of_its_own(db):
+    """What it does to attributes, lists and structs of a record another subscription does not see."""
+    messages = db.create_topic("m")
+    messages.append(b"x", attributes={"a": "1"})
+    rows = db.create_topic("rows", {"tags": "list<string>", "at": "struct<x:long>"})
+    rows.append({"tags": ["one"], "at": {"x": 1}})
+    for name in ("first", "second"):
+        with messages.subscribe(name, start="earliest") as stream:
+            (one,) = taken(stream, 1)
+            assert one.value.attributes == {"a": "1"}
+            one.value.attributes["a"] = "2"
+        with rows.subscribe(name, start="earliest") as stream:
+            (one,) = taken(stream, 1)
+            assert (one.value["tags"], one.value["at"]) == (["one"], {"x": 1})
+            one.value["tags"].append("two")
+            one.value["at"]["x"] = 2
