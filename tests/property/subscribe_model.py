@@ -9,6 +9,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from frazil.subscribe import Cause, NoticeKind, Poison, SubscriptionType
+from tests.property.subscribe_shares import Shares, has_room
 
 LINES = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED}
 SINGLE = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
@@ -40,7 +41,7 @@ class Member:
         return not self.filters or any(fnmatchcase(key, pattern) for pattern in self.filters)
 
 
-class Specification:
+class Specification(Shares):
     """The truth about one subscription, through all its lives."""
 
     def __init__(self, kind, policy, limits):
@@ -76,13 +77,19 @@ class Specification:
         self.attempts = dict(self.counted)
         self.known = set(self.counted)
         self.attempts_max = attempts_max_of(self.policy)
-        self.started = now
+        # Since when somebody is attached.
+        self.since = None
         self.left = []
+        self.restart_shares()
         self.timed_out = set()
         # When clients went whose oldest record this was.
         self.went = {}
         self.coming, self.condemned = set(), set()
         self.before_ack, self.before_nack = {}, {}
+        # What clients of earlier lives gave back before this one delivered it, until that is known.
+        self.giving_back = set()
+        # What the journal refused to hear of those clients: it may be in line by now, as new.
+        self.refused_early = set()
         # Intentions that did not become durable are forgotten.
         self.acked &= self.settled
         self.dropped &= self.settled
@@ -91,6 +98,8 @@ class Specification:
     # -- inputs ----------------------------------------------------------------------------------
 
     def attach(self, member, now):
+        if not self.members:
+            self.since = now
         same = [each for each in self.members if member.name == each.name]
         place = self.members.index(same[0]) if same else len(self.members)
         for other in same:
@@ -104,6 +113,7 @@ class Specification:
 
     def detach(self, consumer_id, now, *, lost):
         (member,) = [each for each in self.members if each.id == consumer_id]
+        is_active = self.kind in SINGLE and self.members[0] is member
         self.members.remove(member)
         self.left.append((now, member))
         self.turns = {}
@@ -119,7 +129,7 @@ class Specification:
             self.fail(
                 offset, now, judged=lost and offset == had[0] and self.is_to_blame(offset, now)
             )
-        if self.kind in SINGLE:
+        if is_active:
             self.not_before.update(dict.fromkeys(self.timed_out, now))
             self.returned |= self.timed_out - self.settled - self.settling
             self.timed_out.clear()
@@ -159,18 +169,43 @@ class Specification:
             self.before_ack[offset] = self.hands.pop(offset, None)
 
     def nack(self, offset, delay, change, now):
+        if self._is_of_an_earlier_life(offset):
+            self._nack_of_an_earlier_life(offset, delay, change, now)
+            return
         if offset not in self.hands or self.hands[offset][1] is None:
             # Nobody has it, or its new delivery is not sent yet: a late nack.
             assert change is None or change.is_empty
             return
         assert change is not None, "a nack without effect"
         self.before_nack[offset] = self.hands.pop(offset)
+        self.failed_by[offset] = self.before_nack[offset][0]
         wait = self.policy.delay_ms(self.attempts.get(offset, 1), delay)
         self.fail(offset, now + wait)
         if change.cause is Cause.DROP:
             self._drop(offset, now)
         else:
             assert change.attempts == [self.attempts.get(offset)]
+
+    def _is_of_an_earlier_life(self, offset):
+        """Whether a client can have had it from an earlier life only."""
+        gone = self.delivered | self.settled | self.settling | self.skipped
+        return offset in self.had | self.known and offset not in gone
+
+    def _nack_of_an_earlier_life(self, offset, delay, change, now):
+        """It counts if nothing was counted yet; else the delay may begin anew, but no number grows."""
+        if change is None or change.is_empty:
+            assert offset in self.attempts.keys() | self.refused_early, "a nack without effect"
+            return
+        before = self.attempts.get(offset), self.not_before.get(offset)
+        attempt = self.attempts.setdefault(offset, 2)
+        self.not_before[offset] = now + self.policy.delay_ms(attempt - 1, delay)
+        if change.cause is Cause.DROP:
+            assert before[0] is None, f"{offset} was dropped for a delivery that was counted before"
+            self._drop(offset, now)
+            return
+        assert change.attempts == [attempt], f"{offset}: counted {change.attempts}"
+        self.before_nack[offset] = before
+        self.giving_back.add(offset)
 
     def unsent(self, offsets):
         """What is not sent yet has all the time."""
@@ -211,6 +246,8 @@ class Specification:
             if self.hands.get(offset, (None,))[0] is member:
                 del self.hands[offset]
                 self.not_before.pop(offset, None)
+                if self.kind is SubscriptionType.KEY_SHARED:
+                    self.unseen.add(offset)
 
     def _is_dropped(self, offset):
         is_last = self.attempts.get(offset, 1) > attempts_max_of(self.policy)
@@ -256,8 +293,11 @@ class Specification:
                 self._deliver_in_line(offset, member)
             else:
                 self._deliver_by_key(offset, key, member)
-            if offset not in self.delivered | self.known | self.had:
+            is_new = offset not in self.delivered or offset in self.unseen
+            if offset not in self.known | self.had and is_new:
                 self._deliver_first(offset)
+            self.give(member, is_new=is_new, now=now)
+            self.take(offset, member)
             self.delivered.add(offset)
             self.returned.discard(offset)
             self.held_back.pop(offset, None)
@@ -266,12 +306,16 @@ class Specification:
             self.turns[member.id] = self.turns.get(member.id, 0) + 1
 
     def _deliver_first(self, offset):
-        ahead = {each for each in self.coming if each < offset}
-        unacked = (self.delivered - self.settled - self.coming) | ahead
-        if self.kind not in LINES:
-            unacked -= self.blocked
+        if self.kind in LINES:
+            ahead = {each for each in self.coming if each < offset}
+            unacked = (self.delivered - self.settled - self.coming) | ahead
+            last = 0
+        else:
+            # Any of those that come together may be the one that crossed the limit in bytes.
+            unacked = self.delivered - self.settled - self.blocked - self.unseen
+            last = max(self.records[each][0] for each in self.coming)
         assert len(unacked) < self.limits.max_unacked_messages, "the window is not respected"
-        size_bytes = sum(self.records[each][0] for each in unacked)
+        size_bytes = sum(self.records[each][0] for each in unacked) - last
         assert size_bytes < self.limits.max_unacked_bytes, "the window in bytes is not respected"
 
     def _waits(self, offset):
@@ -283,6 +327,7 @@ class Specification:
             and offset not in self.condemned | self.skipped | self.dropped
             and (offset in self.delivered or self.now >= self.not_before.get(offset, 0))
             and self.attempts.get(offset, 1) <= attempts_max_of(self.policy)
+            and offset not in self.giving_back
         )
 
     def _coming_back(self):
@@ -323,6 +368,9 @@ class Specification:
 
     def even(self):
         """Deliveries to Shared consumers that all have room differ by one at most."""
+        if any(map(self.is_sated, self.members)):
+            # One that has its share loses its turn.
+            self.turns = {}
         counts = [self.turns.get(each.id, 0) for each in self.members]
         if self.kind is SubscriptionType.SHARED and counts:
             assert max(counts) - min(counts) <= 1, f"not even: {counts}"
@@ -350,7 +398,7 @@ class Specification:
             timeout = self.policy.ack_timeout_ms
             for offset, attempt in zip(change.offsets, change.attempts, strict=True):
                 if offset in self.hands:
-                    _, since = self.hands.pop(offset)
+                    self.failed_by[offset], since = self.hands.pop(offset)
                     assert timeout, "a time-out without a limit"
                     assert since is not None, f"{offset} timed out before it was sent"
                     assert now >= since + timeout, f"{offset} timed out too early"
@@ -387,13 +435,13 @@ class Specification:
     def _skip(self, change, now):
         assert self.kind is SubscriptionType.KEY_SHARED
         grace = self.limits.skip_grace_ms
-        assert now >= self.started + grace
         for offset in change.offsets:
             key = self.records[offset][1]
             fresh = offset not in self.skipped
             claims = [m for at, m in self.left if now < at + grace] + self.members
-            assert self.members or not fresh
             if fresh:
+                assert self.members, f"{key} was passed over while nobody is there"
+                assert now >= self.since + grace, f"{key} was passed over too early"
                 assert not any(each.accepts(key) for each in claims), f"{key} is wanted"
             self.skipped.add(offset)
             self.settling.add(offset)
@@ -410,9 +458,9 @@ class Specification:
         assert not late, f"{late} should have timed out"
 
     def _beside(self, size=None):
-        """What blocks its key only, in messages or bytes, is beside the window."""
-        stops_all = self.kind in LINES
-        return 0 if stops_all else sum(size or self.records[o][0] for o in self.blocked)
+        """What blocks its key only, or was not seen, in messages or bytes, is beside the window."""
+        beside = set() if self.kind in LINES else self.blocked | self.unseen
+        return sum(size or self.records[offset][0] for offset in beside)
 
     def idle(self, status, offset_next, *, is_returning):
         """After a poll nothing waits that could be delivered: not for a tick, not for luck.
@@ -420,11 +468,12 @@ class Specification:
         Unless what consumers that left had is on its way to the journal: that goes first.
         """
         limits = self.limits
-        is_open = (
-            status.unacked - self._beside(1) < limits.max_unacked_messages
-            and status.unacked_bytes - self._beside() < limits.max_unacked_bytes
-        )
-        takers = [each for each in self.members if each.messages > 0 and each.size_bytes > 0]
+        free = limits.max_unacked_messages - status.unacked + self._beside(1)
+        self.fair(free, offset_next)
+        is_open = free > 0 and status.unacked_bytes - self._beside() < limits.max_unacked_bytes
+        takers = [each for each in self.members if has_room(each)]
+        if self.kind is SubscriptionType.SHARED:
+            takers = [each for each in takers if not self.is_sated(each)]
         if self.kind in SINGLE:
             takers = [each for each in takers if each is self.members[0]]
         is_returning = is_returning or self._is_stuck()
@@ -439,8 +488,12 @@ class Specification:
             out.discard(key)
             if self.kind in LINES:
                 assert not takers or not self._waits(offset), f"{offset} waits for nothing"
-            elif is_next and self.owners.get(key) not in self.members:
-                is_wanted = takers == self.members and any(each.accepts(key) for each in takers)
+            elif is_next:
+                owner = self.owners.get(key)
+                # Without an owner it may be anybody's that accepts it.
+                wanting = [each for each in self.members if each.accepts(key)]
+                wanting = [owner] if owner in wanting else wanting
+                is_wanted = wanting and all(self.may_have_more(each, free) for each in wanting)
                 assert not is_wanted or not self._waits(offset), f"{offset} waits for nothing"
 
     def _is_stuck(self):
@@ -472,8 +525,10 @@ class Specification:
                 self.dues[offset] = due
 
     def confirmed(self, change):
+        self.giving_back -= set(change.offsets)
         done = set(change.offsets) if change.is_settling else set()
         self.settling -= done
+        self.unseen -= done
         self.blocked -= done
         self.returned -= done
 
@@ -494,14 +549,28 @@ class Specification:
             if offset in self.held_back:
                 self.held_back[offset] = now + self.limits.retry_ms
             hand = self.before_ack.pop(offset)
-            if hand is not None and hand[0] in self.members:
+            if hand is None:
+                self.refused_early.add(offset)
+            elif hand[1] is None:
+                # Its consumer was never sent it.
+                self.returned.add(offset)
+            elif hand[0] in self.members:
                 self.hands[offset] = (hand[0], now)
-            elif hand is not None:
+            else:
                 self.returned.add(offset)
                 self.fail(offset, now, judged=False)
 
     def _nack_failed(self, offset, now):
         if offset in self.settling or offset in self.settled:
+            return
+        if offset in self.giving_back:
+            self.giving_back.discard(offset)
+            self.refused_early.add(offset)
+            attempt, due = self.before_nack.pop(offset)
+            for known, before in ((self.attempts, attempt), (self.not_before, due)):
+                known.pop(offset)
+                if before is not None:
+                    known[offset] = before
             return
         member, _ = self.before_nack.pop(offset)
         if member in self.members:

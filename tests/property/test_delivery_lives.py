@@ -97,6 +97,8 @@ def reading_takes_the_consumers_time(patch):
 
 def acked_records_go_out(patch):
     """What was acked while it was read again is delivered all the same."""
+    # Two things keep it from that: it is withdrawn when the ack comes, and looked at when it goes.
+    patch.setattr(Outbox, "withdraw", lambda self, offsets: None)
     patch.setattr(Subscription, "is_with", lambda self, consumer, offset: True)
 
 

@@ -12,10 +12,12 @@ import pytest
 
 from frazil.subscribe import Cause, Change, Dispatch, FailurePolicy, Poison
 from frazil.subscribe.alarms import Alarms
+from frazil.subscribe.failures import Failures
 from frazil.subscribe.flights import Flights
 from frazil.subscribe.key_owners import KeyOwners
-from frazil.subscribe.key_shared import KeyLines
+from frazil.subscribe.key_shared import KeyLines, _Deal
 from frazil.subscribe.line import Line
+from frazil.subscribe.orphans import Orphans
 from frazil.subscribe.places import Flight, State
 from frazil.subscribe.records import Records
 from frazil.subscribe.returning import Returning
@@ -114,9 +116,9 @@ def key_order_broken_at_a_join(patch):
     """A consumer that joins gets the next record of keys whose last is still out."""
     join = KeyLines.join
 
-    def wrong(self, consumer):
+    def wrong(self, consumer, now_ms):
         self._out.clear()
-        join(self, consumer)
+        join(self, consumer, now_ms)
         for key in self._lines:
             self._offer(key)
 
@@ -224,7 +226,7 @@ def standby_never_promoted(patch):
 def standby_gets_records(patch):
     """All Failover consumers take part."""
 
-    def wrong(self, consumer):
+    def wrong(self, consumer, now_ms):
         self._members.append(consumer)
         self._ring.add(consumer)
 
@@ -235,9 +237,9 @@ def round_begins_anew(patch):
     """Each burst on a Shared subscription begins with the first consumer."""
     deal = Ring.deal
 
-    def wrong(self, offsets, sizes):
+    def wrong(self, offsets, sizes, share):
         self._turn = 0
-        return deal(self, offsets, sizes)
+        return deal(self, offsets, sizes, share)
 
     patch.setattr(Ring, "deal", wrong)
 
@@ -371,6 +373,109 @@ def put_off_counts_as_failed(patch):
     patch.setattr(Records, "put_off", wrong)
 
 
+def shares_not_respected(patch):
+    """One of several consumers of a Shared subscription may have the whole window."""
+    share_out = Dispatch._share_out
+
+    def wrong(self):
+        share_out(self)
+        self._share = self._limits.max_unacked_messages
+
+    patch.setattr(Dispatch, "_share_out", wrong)
+
+
+def shares_by_key_not_respected(patch):
+    """A KeyShared consumer that has its share goes before those that have less."""
+    patch.setattr(_Deal, "is_sated", lambda self, consumer: False)
+
+
+def the_rest_is_kept_for_ever(patch):
+    """What is left of a KeyShared window is nobody's."""
+    patch.setattr(KeyLines, "_kept", lambda self, deal, now_ms: 1 << 40)
+
+
+def no_place_is_kept(patch):
+    """A KeyShared consumer that has its share takes the last place of one that is at work."""
+    patch.setattr(KeyLines, "_kept", lambda self, deal, now_ms: 0)
+
+
+def failures_are_owed_for_ever(patch):
+    """A consumer has less of the window with each record that it failed at."""
+    patch.setattr(Failures, "_discharge", lambda self, offset: None)
+
+
+def landed_records_are_still_out(patch):
+    """What a consumer gave back or acked is counted as its own."""
+    land = Flights.land
+
+    def wrong(self, flight, count=1):
+        land(self, flight, count)
+        flight.consumer.out += count
+
+    patch.setattr(Flights, "land", wrong)
+
+
+def unseen_records_are_set_aside_for_ever(patch):
+    """What was set aside and is with a consumer again is no part of the window."""
+    patch.setattr(KeyLines, "_take_aside", lambda self, offset: self._aside.get(offset, 0))
+
+
+def met_records_are_met_again(patch):
+    """A policy that shrinks takes what is delivered already for records of an earlier life."""
+
+    def wrong(self):
+        attempts_max = self._policy.attempts_max
+        yield from (offset for offset, n in self._attempts.items() if n > attempts_max)
+        yield from self._dues_ms
+
+    patch.setattr(Records, "not_plain", wrong)
+
+
+def keys_do_not_wait_for_who_left(patch):
+    """Keys of a consumer that left just now are passed over."""
+    patch.setattr(Orphans, "claim", lambda self, accepts, now_ms: None)
+
+
+def keys_do_not_wait_for_who_comes(patch):
+    """Keys are passed over as soon as the first consumer is there."""
+
+    def wrong(self, now_ms):
+        self._claims.clear()
+        self._from_ms = now_ms
+
+    patch.setattr(Orphans, "begin", wrong)
+
+
+def nacks_of_earlier_lives_count_twice(patch):
+    """What was counted before a restart is counted again when its client gives it back."""
+
+    def wrong(self, offset, now_ms, delay_ms, reason):
+        if not self._had_before(offset) or offset in self._dues_ms:
+            return None
+        self.schedule.special.add(offset)
+        (change,) = self._fail([offset], Cause.NACK, now_ms, asked_ms=delay_ms, reason=reason)
+        return change
+
+    patch.setattr(Records, "_give_back_early", wrong)
+
+
+def nacks_of_earlier_lives_ignored(patch):
+    """A client that outlived a restart gives a record back in vain."""
+    patch.setattr(Records, "_give_back_early", lambda self, *_: None)
+
+
+def refused_acks_of_unsent_records_are_with_consumers(patch):
+    """A consumer that was never sent a record is waited for when the ack of another is refused."""
+    settle = Records._settle_each
+
+    def wrong(self, offsets, change):
+        before = {offset: self.places.get(offset) for offset in offsets}
+        settle(self, offsets, change)
+        change.priors[:] = [before[offset] for offset in change.offsets]
+
+    patch.setattr(Records, "_settle_each", wrong)
+
+
 PLANTED = (
     ack_counts_unconfirmed,
     ack_frees_the_window_unconfirmed,
@@ -404,6 +509,19 @@ PLANTED = (
     unsent_deliveries_time_out,
     sent_deliveries_never_time_out,
     put_off_counts_as_failed,
+    shares_not_respected,
+    shares_by_key_not_respected,
+    the_rest_is_kept_for_ever,
+    no_place_is_kept,
+    failures_are_owed_for_ever,
+    landed_records_are_still_out,
+    unseen_records_are_set_aside_for_ever,
+    met_records_are_met_again,
+    keys_do_not_wait_for_who_left,
+    keys_do_not_wait_for_who_comes,
+    nacks_of_earlier_lives_count_twice,
+    nacks_of_earlier_lives_ignored,
+    refused_acks_of_unsent_records_are_with_consumers,
 )
 
 

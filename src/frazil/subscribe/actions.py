@@ -35,12 +35,13 @@ class Change:
     numbers of the next delivery of `offsets`, which ascend then. A change has the one or the other.
     `after` are earlier changes that must be durable before the same call is answered, because the
     call repeats what they say; a change that is empty is not journalled. One that `is_returning`
-    counts what a consumer that left had: nothing new goes before it.
+    counts what a consumer that left had: nothing new goes before it. What was `unsent` when it was
+    settled, by the ids of the consumers, must not go out.
     """
 
     __slots__ = (
         *("after", "attempts", "cause", "dues_ms", "gaps"),
-        *("is_open", "is_returning", "offsets", "priors", "ranges"),
+        *("is_open", "is_returning", "offsets", "priors", "ranges", "unsent"),
     )
 
     def __init__(self, cause: Cause) -> None:
@@ -52,6 +53,7 @@ class Change:
         self.priors: list[Place | None] = []
         self.dues_ms: list[int] = []
         self.gaps: list[tuple[int, int]] = []
+        self.unsent: dict[int, list[int]] = {}
         self.is_open = True
         self.is_returning = False
 
@@ -95,6 +97,7 @@ class NoticeKind(enum.Enum):
     BLOCKED = "blocked"
     UNBLOCKED = "unblocked"
     DROPPED = "dropped"
+    SKIPPED = "skipped"
     DISPLACED = "displaced"
     PROMOTED = "promoted"
     PAUSED = "paused"
@@ -109,6 +112,7 @@ class Notice(NamedTuple):
     offset: int = -1
     attempt: int = 0
     reason: str = ""
+    records: int = 1
 
 
 Action = Deliver | DeadLetter | Notice | Change

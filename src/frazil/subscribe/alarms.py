@@ -23,14 +23,12 @@ class Alarms:
         """Set or move the alarm of an offset."""
         self._dues_ms[offset] = due_ms
         heapq.heappush(self._heap, (due_ms, offset))
+        self._tidy()
 
     def clear(self, offset: int) -> int | None:
         """Take back the alarm of an offset; return when it would have rung."""
         due_ms = self._dues_ms.pop(offset, None)
-        # Entries of alarms taken back stay in the heap until their time; they must not pile up.
-        if len(self._heap) > 64 + 2 * len(self._dues_ms):
-            self._heap = [(due, offset) for offset, due in self._dues_ms.items()]
-            heapq.heapify(self._heap)
+        self._tidy()
         return due_ms
 
     def due_ms(self, offset: int) -> int | None:
@@ -65,3 +63,10 @@ class Alarms:
             del self._dues_ms[offset]
             rung.add(offset)
         return sorted(rung)
+
+    def _tidy(self) -> None:
+        # Entries of alarms taken back or moved stay in the heap until their time; they must not
+        # pile up.
+        if len(self._heap) > 64 + 2 * len(self._dues_ms):
+            self._heap = [(due_ms, offset) for offset, due_ms in self._dues_ms.items()]
+            heapq.heapify(self._heap)

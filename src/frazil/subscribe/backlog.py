@@ -40,10 +40,9 @@ class Backlog:
     ) -> tuple[list[int], list[int]]:
         """Return the first records within the limits; they stay until `drop`."""
         end = min(self._at + messages, len(self._offsets))
+        if below is not None:
+            end = bisect_left(self._offsets, below, self._at, max(end, self._at))
         offsets, sizes = self._offsets[self._at : end], self._sizes[self._at : end]
-        if below is not None and offsets and offsets[-1] >= below:
-            count = next(at for at, offset in enumerate(offsets) if offset >= below)
-            offsets, sizes = offsets[:count], sizes[:count]
         count = fitting(sizes, size_bytes)
         return (offsets, sizes) if count == len(offsets) else (offsets[:count], sizes[:count])
 

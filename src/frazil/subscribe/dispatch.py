@@ -87,13 +87,14 @@ class Dispatch:
         self._is_single = kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
         places, sizes = self._records.places, self._records.sizes
         self._schedule: Schedule = (
-            KeyLines(places, sizes, cursor=self._records.cursor, limits=self._limits, now_ms=now_ms)
+            KeyLines(places, sizes, cursor=self._records.cursor, limits=self._limits)
             if self._is_by_key
             else Line(kind, places, sizes)
         )
         self._records.schedule = self._schedule
         self._schedule.special.update(self._records.not_plain())
         self._members: dict[int, Consumer] = {}
+        self._share_out()
         self._paused: str | None = None
 
     # -- consumers -------------------------------------------------------------------------------
@@ -124,13 +125,15 @@ class Dispatch:
         old = next((each for each in self._members.values() if each.name == name), None)
         consumer = Consumer(consumer_id, name, key_filter(filters))
         if old is None:
-            self._schedule.join(consumer)
+            self._schedule.join(consumer, now_ms)
         else:
             self._forget(old)
+            was_active = self._schedule.active is old
             self._schedule.replace(old, consumer, now_ms)
-            self._take_back(old, now_ms=now_ms, is_lost=False)
+            self._records.lose(old, now_ms=now_ms, is_lost=False, and_timed_out=was_active)
             self._actions.append(Notice(NoticeKind.DISPLACED, old.consumer_id))
         self._members[consumer_id] = consumer
+        self._share_out()
 
     def detach(self, consumer_id: int, *, now_ms: int, is_lost: bool = True) -> None:
         """End a consumer's part; what it has not acked is delivered again at once.
@@ -145,7 +148,7 @@ class Dispatch:
         self._forget(consumer)
         was_active = self._schedule.active is consumer
         self._schedule.leave(consumer, now_ms)
-        self._take_back(consumer, now_ms=now_ms, is_lost=is_lost)
+        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=was_active)
         active = self._schedule.active
         if was_active and active is not None:
             self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
@@ -153,10 +156,7 @@ class Dispatch:
     def _forget(self, consumer: Consumer) -> None:
         del self._members[consumer.consumer_id]
         consumer.is_attached = False
-
-    def _take_back(self, consumer: Consumer, *, now_ms: int, is_lost: bool) -> None:
-        is_single = self._is_single
-        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=is_single)
+        self._share_out()
 
     def keep_keys(self, before: Dispatch) -> None:
         """Let the keys of a KeyShared subscription stay with whom they had before a reset."""
@@ -214,8 +214,15 @@ class Dispatch:
             and size_bytes > 0
             and not self._is_stopped()
             and not (records.cursor.is_full and records.places)
-            and any(each.has_room for each in self._members.values())
+            and any(each.has_room for each in self._takers())
         )
+
+    def _takers(self) -> Iterable[Consumer]:
+        """Return those that may get a record that was never delivered."""
+        members = self._members.values()
+        if self.kind is not SubscriptionType.SHARED or len(members) < 2:
+            return members
+        return [each for each in members if each.out < self._share]
 
     def take_parked(self) -> list[int]:
         """Return the held records that `poll` met and did not deliver, each once.
@@ -323,6 +330,7 @@ class Dispatch:
     ) -> None:
         """Set another policy, and other limits; blocked records are judged by it anew."""
         self._limits = limits or self._limits
+        self._share_out()
         self._records.configure(policy, self._limits, now_ms=now_ms)
 
     def overdue(self, now_ms: int) -> list[int]:
@@ -338,7 +346,7 @@ class Dispatch:
 
     def due_ms(self) -> int | None:
         """Return when `poll` is due although nothing comes in."""
-        dues = (self._records.due_ms(), self._schedule.skip_due_ms())
+        dues = (self._records.due_ms(), self._schedule.due_ms())
         return min((due for due in dues if due is not None), default=None)
 
     def poll(self, now_ms: int) -> list[Action]:
@@ -381,11 +389,16 @@ class Dispatch:
         records, limits = self._records, self._limits
         messages = limits.max_unacked_messages - len(records.places)
         size_bytes = limits.max_unacked_bytes - records.unacked_bytes
-        if records.blocked and self._is_by_key:
+        schedule = self._schedule
+        if isinstance(schedule, KeyLines):
             # They stop their keys and nothing else; what is read ahead of them has its own bound.
-            messages += len(records.blocked)
-            size_bytes += sum(records.sizes[offset] for offset in records.blocked)
+            messages += len(records.blocked) + schedule.aside
+            size_bytes += records.blocked_bytes + schedule.aside_bytes
         return messages, size_bytes
+
+    def _share_out(self) -> None:
+        """Reckon how many messages of the window are each consumer's."""
+        self._share = -(-self._limits.max_unacked_messages // max(1, len(self._members)))
 
     def _is_stopped(self) -> bool:
         """Whether a blocked record stops everybody."""
@@ -402,8 +415,10 @@ class Dispatch:
         self._deliver_again(now_ms)
         while not records.cursor.is_full or not records.places:
             messages, size_bytes = self._window()
-            assignment = schedule.assign_new(messages=messages, size_bytes=size_bytes)
-            if not assignment.offsets:
+            assignment = schedule.assign_new(
+                messages=messages, size_bytes=size_bytes, share=self._share, now_ms=now_ms
+            )
+            if not assignment.offsets and not assignment.dealt:
                 return
             if assignment.is_special:
                 records.meet(assignment.offsets[0], assignment.sizes[0], now_ms=now_ms)
@@ -416,7 +431,7 @@ class Dispatch:
             self._deliver_new(assignment, now_ms)
 
     def _deliver_again(self, now_ms: int) -> None:
-        for consumer, offsets in self._schedule.assign_again():
+        for consumer, offsets in self._schedule.assign_again(self._share):
             self._deliver(consumer, offsets, now_ms)
 
     def _deliver_new(self, assignment: Assignment, now_ms: int) -> None:

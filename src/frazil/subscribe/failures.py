@@ -33,6 +33,7 @@ class Failures:
     """Where records are that were delivered, how often that failed, and what is due by time."""
 
     schedule: Schedule
+    sizes: dict[int, int]
 
     def __init__(
         self,
@@ -46,11 +47,15 @@ class Failures:
         self._limits = limits
         self._actions = actions
         self.places: Places = {}
-        self.blocked: set[int] = set()
+        self.blocked: dict[int, int] = {}
+        """Offsets of blocked records, with their sizes."""
+        self.blocked_bytes = 0
         self.returning = Returning()
         self._attempts = attempts
         self._reasons: dict[int, str] = {}
         self._timed_out: set[int] = set()
+        self._charged: dict[int, Consumer] = {}
+        """Who failed at a record that waits: it counts as if that consumer still had it."""
         self._plans: dict[int, tuple[int, int]] = {}
         self._owed: dict[int, Cause] = {}
         self._suspects = Suspects()
@@ -133,6 +138,8 @@ class Failures:
                 delay_ms = 0 if cause is Cause.LOST else self._policy.delay_ms(attempt, asked_ms)
                 change.attempts.append(attempt_next)
                 change.dues_ms.append(now_ms + delay_ms)
+                if type(place) is Flight and cause is not Cause.LOST:
+                    self._charge(offset, place.consumer)
         dropped.ranges = ranges_of(dropped.offsets)
         if cause is Cause.LOST and counted.offsets:
             self.returning.hold(counted)
@@ -162,11 +169,13 @@ class Failures:
 
     def _exhausted(self, offset: int, now_ms: int) -> None:
         """Do with a record that failed too often what the policy says."""
+        self._discharge(offset)
         poison = self._policy.poison
         if poison is Poison.BLOCK:
             attempt, reason = self._attempts[offset] - 1, self._reason(offset)
             self.places[offset] = State.BLOCKED
-            self.blocked.add(offset)
+            self.blocked[offset] = self.sizes[offset]
+            self.blocked_bytes += self.sizes[offset]
             self._actions.append(
                 Notice(NoticeKind.BLOCKED, offset=offset, attempt=attempt, reason=reason)
             )
@@ -192,8 +201,22 @@ class Failures:
 
     def _make_ready(self, offset: int) -> None:
         self.returning.forget(offset)
+        self._discharge(offset)
         self.places[offset] = State.READY
         self.schedule.again(offset)
+
+    def _charge(self, offset: int, consumer: Consumer) -> None:
+        """Count a record as a consumer's while it waits because that one failed at it.
+
+        Otherwise one that lets everything time out would have room for more each time.
+        """
+        self._charged[offset] = consumer
+        consumer.out += 1
+
+    def _discharge(self, offset: int) -> None:
+        consumer = self._charged.pop(offset, None)
+        if consumer is not None:
+            consumer.out -= 1
 
     def _put_off(self, offset: int, state: State, now_ms: int) -> None:
         self.places[offset] = state
@@ -201,7 +224,7 @@ class Failures:
 
     def _unblock(self, offset: int) -> None:
         if offset in self.blocked:
-            self.blocked.discard(offset)
+            self.blocked_bytes -= self.blocked.pop(offset)
             if not self.blocked:
                 self._actions.append(Notice(NoticeKind.UNBLOCKED, offset=offset))
 

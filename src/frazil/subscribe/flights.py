@@ -53,6 +53,7 @@ class Flights:
     def land(self, flight: Flight, count: int = 1) -> None:
         """Take records out of a flight."""
         flight.open_count -= count
+        flight.consumer.out -= count
         if flight.open_count:
             return
         if flight.delivered_ms is None:

@@ -38,19 +38,28 @@ class KeyOwners:
             if owner is not None and owner.accepts(key):
                 return owner
         eligible = [each for each in members.values() if each.accepts(key)]
-        if not eligible:
-            return None
+        return self.choose(key, eligible, members) if eligible else None
+
+    def choose(
+        self, key: str, eligible: Sequence[Consumer], members: dict[str, Consumer]
+    ) -> Consumer:
+        """Give a key without an owner among the members to one of those that accept it."""
+        name, counts = self._owners.get(key), self._counts
         if name is None and len(self._owners) >= self._keys_max:
             self._sweep(members)
             if len(self._owners) >= self._keys_max:
                 return _by_hash(key, eligible)
-        counts = self._counts
         chosen = min(eligible, key=lambda each: counts.get(each.name, 0))
         if name is not None:
-            counts[name] -= 1
+            self._uncount(name)
         self._owners[key] = chosen.name
         counts[chosen.name] = counts.get(chosen.name, 0) + 1
         return chosen
+
+    def _uncount(self, name: str) -> None:
+        self._counts[name] -= 1
+        if not self._counts[name]:
+            del self._counts[name]
 
     def _sweep(self, members: dict[str, Consumer]) -> None:
         """Forget the keys of consumers that are gone."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from frazil.subscribe.key_owners import KeyOwners
+from frazil.subscribe.orphans import Orphans
 from frazil.subscribe.places import Consumer, Places, State
 from frazil.subscribe.schedule import NOTHING, Assignment
 
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyLines"]
 
+KEPT_MS: Final = 1_000
+"""So long after it got a record a place in the window is kept for a consumer that has nothing."""
+
 
 class KeyLines:
     """Records wait in lines by key; the head of a line waits at the key's owner.
 
     A key that nobody accepts is an orphan. It is skipped, but not while a consumer that left
-    less than `skip_grace_ms` ago would accept it, nor so soon after the start: consumers come back
-    one by one.
+    less than `skip_grace_ms` ago would accept it, nor so soon after the first consumer came:
+    consumers come back one by one.
+
+    What was delivered and not seen may be set aside: it waits for its key's owner as if it had
+    never been delivered, but before all else of its key, and it is no part of the window.
     """
 
     def __init__(
@@ -38,27 +45,32 @@ class KeyLines:
         *,
         cursor: Cursor,
         limits: Limits,
-        now_ms: int,
     ) -> None:
         self._cursor = cursor
         self._places = places
         self._sizes = sizes
-        self._grace_ms = limits.skip_grace_ms
         self._owners = KeyOwners(limits.keys_max)
         self._members: dict[str, Consumer] = {}
         self._keys: dict[int, str] = {}
         self._lines: dict[str, deque[int]] = {}
         self._held: dict[int, int] = {}
         self._out: dict[str, int] = {}
-        self._orphans: dict[str, None] = {}
-        self._claims: list[tuple[int, Callable[[str], bool]]] = []
-        self._skip_from_ms = now_ms + self._grace_ms
+        self._orphans = Orphans(limits.skip_grace_ms)
+        self._retry_ms = limits.retry_ms
+        self._aside: dict[int, int] = {}
+        self._kept_until_ms: int | None = None
+        self.aside_bytes = 0
         self.special: set[int] = set()
 
     @property
     def held(self) -> int:
         """How many records were read and not yet delivered."""
         return len(self._held)
+
+    @property
+    def aside(self) -> int:
+        """How many records are set aside, or were and are being acked."""
+        return len(self._aside)
 
     @property
     def active(self) -> Consumer | None:
@@ -73,11 +85,14 @@ class KeyLines:
         """
         return held_max - len(self._held) - unacked
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: Consumer, now_ms: int) -> None:
         """Let a consumer take part: in keys that have no owner."""
+        if not self._members:
+            self._orphans.begin(now_ms)
         self._members[consumer.name] = consumer
-        orphans, self._orphans = self._orphans, {}
-        for key in orphans:
+        for key in self._orphans.adopt(consumer.accepts):
+            # Nobody else accepts it.
+            self._owners.choose(key, (consumer,), self._members)
             self._offer(key)
 
     def keep_owners(self, before: KeyLines) -> None:
@@ -87,16 +102,19 @@ class KeyLines:
     def leave(self, consumer: Consumer, now_ms: int) -> None:
         """Let a consumer take part no more: keys with records to deliver move to others."""
         del self._members[consumer.name]
+        if not self._members:
+            self._orphans.end()
         self._offer_waiting(consumer, now_ms)
 
     def replace(self, old: Consumer, new: Consumer, now_ms: int) -> None:
         """Let a consumer take the place of another of the same name: its keys stay."""
-        self.join(new)
+        self.join(new, now_ms)
         self._offer_waiting(old, now_ms)
 
     def _offer_waiting(self, consumer: Consumer, now_ms: int) -> None:
         """Offer again what waited for a consumer that is gone."""
-        self._claims.append((now_ms + self._grace_ms, consumer.accepts))
+        if self._members:
+            self._orphans.claim(consumer.accepts, now_ms)
         waiting = (*consumer.again, *consumer.fresh)
         consumer.again, consumer.fresh = [], []
         for offset in sorted(waiting):
@@ -122,6 +140,16 @@ class KeyLines:
         """Take in a record whose place is `State.READY`, for another delivery."""
         self._offer(self._keys[offset])
 
+    def set_aside(self, offset: int) -> None:
+        """Let a record that its consumer has not seen wait as if it had not been delivered."""
+        self._aside[offset] = self._sizes[offset]
+        self.aside_bytes += self._sizes[offset]
+
+    def _take_aside(self, offset: int) -> int:
+        size = self._aside.pop(offset, 0)
+        self.aside_bytes -= size
+        return size
+
     def settle(self, offsets: Sequence[int]) -> None:
         """Forget records that are durably settled; the next of their keys may leave."""
         keys, out, lines = self._keys, self._out, self._lines
@@ -130,16 +158,22 @@ class KeyLines:
             if offset in self._held:
                 continue
             key = keys.pop(offset, None)
+            if self._aside:
+                self._take_aside(offset)
             if key is not None and out.get(key) == offset:
                 del out[key]
                 if key in lines:
                     self._offer(key)
 
-    def assign_again(self) -> Dealt:
-        """Deal out records for another delivery, lowest offset first."""
+    def assign_again(self, share: int) -> Dealt:
+        """Deal out records for another delivery, lowest offset first.
+
+        They are part of the window already: whether their owner has its share makes no difference.
+        """
+        del share
         dealt = []
         # A key that moved may have left an entry with its old owner.
-        taken: set[int] = set()
+        taken: set[int] = set(self._aside)
         for consumer in self._members.values():
             hand: list[int] = []
             while consumer.again and consumer.has_room:
@@ -153,60 +187,72 @@ class KeyLines:
                 dealt.append((consumer, hand))
         return dealt
 
-    def assign_new(self, *, messages: int, size_bytes: int) -> Assignment:
-        """Deal out the heads of the lines, lowest offset first."""
-        heads = [
-            (each.fresh[0], at, each)
-            for at, each in enumerate(self._members.values())
-            if each.fresh and each.has_room
-        ]
-        if not heads or messages <= 0 or size_bytes <= 0:
+    def assign_new(self, *, messages: int, size_bytes: int, share: int, now_ms: int) -> Assignment:
+        """Deal out the heads of the lines, lowest offset first.
+
+        Those that have their share wait for the others: then they may have what is left, but for
+        a place for each that is at work and has nothing, or it would find the window full.
+        """
+        if messages <= 0 or size_bytes <= 0:
             return NOTHING
-        heapq.heapify(heads)
-        hands: dict[Consumer, list[int]] = {}
-        offsets: list[int] = []
-        sizes: list[int] = []
-        while heads and messages > len(offsets) and size_bytes > 0:
-            offset, at, consumer = heads[0]
-            if self._is_head(offset):
-                if offset in self.special:
-                    if offsets:
-                        break
-                    self.special.discard(offset)
-                    heapq.heappop(consumer.fresh)
-                    return Assignment([], [offset], [self._take(offset)], is_special=True)
+        deal = _Deal(self._members, share)
+        taken: list[tuple[int, int]] = []
+        while deal.count < messages and size_bytes > 0:
+            if not deal.heads:
+                if not deal.sated:
+                    break
+                messages -= self._kept(deal, now_ms)
+                deal.begin_rest()
+                continue
+            offset, _, consumer = deal.heads[0]
+            if not self._is_next(offset):
+                deal.drop()
+            elif offset in self.special:
+                if deal.count:
+                    break
+                self.special.discard(offset)
+                deal.drop()
+                return Assignment([], [offset], [self._take(offset)], is_special=True)
+            else:
+                is_held = offset in self._held
                 size = self._take(offset)
                 size_bytes -= size
-                consumer.messages -= 1
-                consumer.size_bytes -= size
-                hands.setdefault(consumer, []).append(offset)
-                offsets.append(offset)
-                sizes.append(size)
-            heapq.heappop(consumer.fresh)
-            if consumer.fresh and consumer.has_room:
-                heapq.heapreplace(heads, (consumer.fresh[0], at, consumer))
-            else:
-                heapq.heappop(heads)
-        return Assignment(list(hands.items()), offsets, sizes, is_special=False)
+                consumer.given_ms = now_ms
+                deal.give(size)
+                if is_held:
+                    taken.append((offset, size))
+        offsets, sizes = [offset for offset, _ in taken], [size for _, size in taken]
+        return Assignment(deal.dealt(), offsets, sizes, is_special=False)
+
+    def _kept(self, deal: _Deal, now_ms: int) -> int:
+        """Return how many consumers have nothing now and had something just before."""
+        given = [
+            each.given_ms
+            for each in self._members.values()
+            if each.given_ms is not None
+            and each.given_ms > now_ms - KEPT_MS
+            and each.has_room
+            and not deal.count_of(each)
+        ]
+        if given:
+            self._kept_until_ms = min(given) + KEPT_MS
+        return len(given)
 
     def skip(self, now_ms: int) -> tuple[list[int], list[int]]:
         """Take out the records of keys that nobody accepts, nor did until lately."""
+        self._kept_until_ms = None
         offsets: list[int] = []
         sizes: list[int] = []
-        self._claims = [claim for claim in self._claims if claim[0] > now_ms]
-        if not self._members or not self._orphans or now_ms < self._skip_from_ms:
-            return offsets, sizes
-        for key in list(self._orphans):
-            if not any(accepts(key) for _, accepts in self._claims):
+        for key in self._orphans.take_due(now_ms):
+            if any(offset in self._places for offset in self._lines.get(key, ())):
+                # One of them is being acked: that is to be known first.
+                self._orphans.add(key, from_ms=now_ms + self._retry_ms)
+            else:
                 self._skip_key(key, offsets, sizes)
         return offsets, sizes
 
     def _skip_key(self, key: str, offsets: list[int], sizes: list[int]) -> None:
         line, out = self._lines.get(key, ()), self._out.get(key)
-        if any(offset in self._places for offset in line):
-            # One of them is being acked: that is to be known first.
-            return
-        del self._orphans[key]
         if out is not None:
             if self._places.get(out) is not State.READY:
                 return
@@ -224,11 +270,10 @@ class KeyLines:
             # Out until that is durable, so that no later record of the key goes before.
             self._out[key] = offset
 
-    def skip_due_ms(self) -> int | None:
-        """Return when `skip` may next have something."""
-        if not self._members or not self._orphans:
-            return None
-        return max(self._skip_from_ms, min((due for due, _ in self._claims), default=0))
+    def due_ms(self) -> int | None:
+        """Return when there may be something to skip, or the rest of the window to be had."""
+        dues = (self._orphans.due_ms(), self._kept_until_ms)
+        return min((due for due in dues if due is not None), default=None)
 
     def _offer(self, key: str) -> None:
         """Put what is next of a key, if anything, before its owner."""
@@ -240,21 +285,26 @@ class KeyLines:
             return
         owner = self._owners.find(key, self._members)
         if owner is None:
-            self._orphans[key] = None
+            self._orphans.add(key)
         elif out is not None:
-            heapq.heappush(owner.again, out)
+            heapq.heappush(owner.fresh if out in self._aside else owner.again, out)
         elif line:
             heapq.heappush(owner.fresh, line[0])
 
-    def _is_head(self, offset: int) -> bool:
-        """Whether an entry is still true: held, first of its key, and nothing of the key is out."""
+    def _is_next(self, offset: int) -> bool:
+        """Whether an entry is still true: first of its key, and nothing of the key is out.
+
+        Or it was set aside, and was not acked since.
+        """
         if offset not in self._held:
-            return False
+            return offset in self._aside and self._places.get(offset) is State.READY
         key = self._keys[offset]
         return key not in self._out and self._lines[key][0] == offset
 
     def _take(self, offset: int) -> int:
-        """Take the head of a line out; return its size."""
+        """Take out the head of a line, or what was set aside; return its size."""
+        if offset in self._aside:
+            return self._take_aside(offset)
         key = self._keys[offset]
         line = self._lines[key]
         line.popleft()
@@ -262,3 +312,60 @@ class KeyLines:
             del self._lines[key]
         self._out[key] = offset
         return self._held.pop(offset)
+
+
+class _Deal:
+    """Consumers with records that wait for them: who is next, and who has its share."""
+
+    def __init__(self, members: dict[str, Consumer], share: int) -> None:
+        self._share = share
+        self._hands: dict[Consumer, list[int]] = {}
+        self.count = 0
+        self.heads: list[tuple[int, int, Consumer]] = []
+        """A heap of those that have less than their share, by the offset that waits."""
+        self.sated: list[tuple[int, int, Consumer]] = []
+        """The others; a heap as soon as they have their turn."""
+        self._is_rest = len(members) == 1
+        for at, each in enumerate(members.values()):
+            if each.fresh and each.has_room:
+                is_sated = each.out >= share and not self._is_rest
+                (self.sated if is_sated else self.heads).append((each.fresh[0], at, each))
+        heapq.heapify(self.heads)
+
+    def count_of(self, consumer: Consumer) -> int:
+        """Return how many records a consumer has, with those that it is given now."""
+        return consumer.out + len(self._hands.get(consumer, ()))
+
+    def is_sated(self, consumer: Consumer) -> bool:
+        """Whether a consumer has its share."""
+        return self.count_of(consumer) >= self._share
+
+    def begin_rest(self) -> None:
+        """Let those have their turn that have their share."""
+        self.heads, self.sated, self._is_rest = self.sated, [], True
+        heapq.heapify(self.heads)
+
+    def give(self, size: int) -> None:
+        """Give what is next to the consumer it waits for."""
+        offset, _, consumer = self.heads[0]
+        consumer.messages -= 1
+        consumer.size_bytes -= size
+        self._hands.setdefault(consumer, []).append(offset)
+        self.count += 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Go on behind what is next."""
+        _, at, consumer = self.heads[0]
+        heapq.heappop(consumer.fresh)
+        if not consumer.fresh or not consumer.has_room:
+            heapq.heappop(self.heads)
+        elif self._is_rest or not self.is_sated(consumer):
+            heapq.heapreplace(self.heads, (consumer.fresh[0], at, consumer))
+        else:
+            heapq.heappop(self.heads)
+            self.sated.append((consumer.fresh[0], at, consumer))
+
+    def dealt(self) -> Dealt:
+        """Return what each got."""
+        return list(self._hands.items())

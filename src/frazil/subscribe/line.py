@@ -10,6 +10,7 @@ from frazil.subscribe.places import Consumer, Places, State
 from frazil.subscribe.policy import SubscriptionType
 from frazil.subscribe.ring import Dealt, Ring
 from frazil.subscribe.schedule import NOTHING, Assignment
+from frazil.subscribe.specials import Specials
 
 __all__ = ["Line"]
 
@@ -17,7 +18,8 @@ __all__ = ["Line"]
 class Line:
     """Records wait in one line; those to deliver again go before those never delivered.
 
-    Unless the subscription is Shared, only the consumer that came first takes part in dealing.
+    Unless the subscription is Shared, only the consumer that came first takes part in dealing. Of
+    several that share it, none has more than its share of the window out.
     """
 
     def __init__(self, kind: SubscriptionType, places: Places, sizes: Mapping[int, int]) -> None:
@@ -28,7 +30,8 @@ class Line:
         self._ready: list[int] = []
         self._members: list[Consumer] = []
         self._ring = Ring()
-        self.special: set[int] = set()
+        self._specials = Specials()
+        self.special: set[int] = self._specials
 
     @property
     def held(self) -> int:
@@ -45,8 +48,9 @@ class Line:
         """The one consumer that gets everything; None for Shared and without consumers."""
         return self._members[0] if self._members and not self._is_shared else None
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: Consumer, now_ms: int) -> None:
         """Let a consumer take part."""
+        del now_ms
         self._members.append(consumer)
         if self._is_shared or len(self._members) == 1:
             self._ring.add(consumer)
@@ -74,6 +78,9 @@ class Line:
         """Put a record that is ready for another delivery in line."""
         heapq.heappush(self._ready, offset)
 
+    def set_aside(self, offset: int) -> None:
+        """Do nothing: whoever is next may have what somebody did not see."""
+
     def settle(self, offsets: Sequence[int]) -> None:
         """Forget settled records; the line knows only what waits."""
 
@@ -82,42 +89,45 @@ class Line:
         del now_ms
         return [], []
 
-    def skip_due_ms(self) -> int | None:
-        """Return None: there is nothing to skip."""
+    def due_ms(self) -> int | None:
+        """Return None: nothing depends on the time."""
         return None
 
-    def assign_again(self) -> Dealt:
+    def assign_again(self, share: int) -> Dealt:
         """Deal out records that are ready for another delivery, lowest offset first."""
         ready, places = self._ready, self._places
         offsets: list[int] = []
-        room = self._ring.room if ready else 0
+        room = self._ring.room(share) if ready else 0
         while ready and len(offsets) < room:
             offset = heapq.heappop(ready)
             # An entry may be stale (the record was acked meanwhile) or there twice.
             if places.get(offset) is State.READY and (not offsets or offsets[-1] != offset):
                 offsets.append(offset)
-        dealt, count = self._ring.deal(offsets, [self._sizes[offset] for offset in offsets])
+        sizes = [self._sizes[offset] for offset in offsets]
+        dealt, count = self._ring.deal(offsets, sizes, share)
         for offset in offsets[count:]:
             heapq.heappush(ready, offset)
         return dealt
 
-    def assign_new(self, *, messages: int, size_bytes: int) -> Assignment:
+    def assign_new(self, *, messages: int, size_bytes: int, share: int, now_ms: int) -> Assignment:
         """Deal out records never delivered, lowest offset first."""
+        del now_ms
         backlog = self._backlog
         if not len(backlog) or messages <= 0 or size_bytes <= 0:
             return NOTHING
         below = None
         if self.special:
             head = backlog.head
-            if head in self.special:
+            below = self._specials.first_from(head)
+            if below == head:
                 self.special.discard(head)
                 offsets, sizes = backlog.peek(messages=1, size_bytes=1)
                 backlog.drop(1)
                 return Assignment([], offsets, sizes, is_special=True)
-            below = min((each for each in self.special if each > head), default=None)
+        room = self._ring.room(share)
         offsets, sizes = backlog.peek(
-            messages=min(messages, self._ring.room), size_bytes=size_bytes, below=below
+            messages=min(messages, room), size_bytes=size_bytes, below=below
         )
-        dealt, count = self._ring.deal(offsets, sizes)
+        dealt, count = self._ring.deal(offsets, sizes, share)
         backlog.drop(count)
         return Assignment(dealt, offsets[:count], sizes[:count], is_special=False)

@@ -31,8 +31,8 @@ class Consumer:
     """An attached consumer: who it is and how much its stream takes now."""
 
     __slots__ = (
-        *("accepts", "again", "consumer_id", "fresh"),
-        *("is_attached", "messages", "name", "size_bytes"),
+        *("accepts", "again", "consumer_id", "fresh", "given_ms"),
+        *("is_attached", "messages", "name", "out", "size_bytes"),
     )
 
     def __init__(self, consumer_id: int, name: str, accepts: Callable[[str], bool]) -> None:
@@ -42,9 +42,13 @@ class Consumer:
         self.is_attached = True
         self.messages = 0
         self.size_bytes = 0
+        # What it has, and what it failed at and waits to be delivered again.
+        self.out = 0
         # Heaps of offsets that wait for this consumer (KeyShared only).
         self.again: list[int] = []
         self.fresh: list[int] = []
+        # When it last got something that was new (KeyShared only).
+        self.given_ms: int | None = None
 
     @property
     def has_room(self) -> bool:
@@ -62,6 +66,7 @@ class Flight:
         self.offsets = offsets
         self.delivered_ms = since_ms
         self.open_count = len(offsets)
+        consumer.out += self.open_count
 
 
 Place = Flight | Change | State

@@ -45,10 +45,13 @@ class Records(Failures):
     def not_plain(self) -> Iterator[int]:
         """Give the offsets that must not simply be delivered when they are met.
 
-        They had failed too often when this life began, or wait since an earlier one.
+        They had failed too often when this life began, or wait since an earlier one. Those that
+        were met already have a place that says what comes next.
         """
-        attempts_max = self._policy.attempts_max
-        yield from (offset for offset, n in self._attempts.items() if n > attempts_max)
+        attempts_max, met = self._policy.attempts_max, self.sizes
+        for offset, attempt in self._attempts.items():
+            if attempt > attempts_max and offset not in met:
+                yield offset
         yield from self._dues_ms
 
     # -- in and out of the hands of consumers ----------------------------------------------------
@@ -72,6 +75,7 @@ class Records(Failures):
             self._gaps += gaps_of(offsets, first=first, end=offset_end)
             for gap in self._gaps:
                 self.cursor.ack_range(*gap)
+            self._forget_gaps()
         if first >= self.cursor.end:
             return offsets, sizes, keys
         kept = [at for at, offset in enumerate(offsets) if offset not in self.cursor]
@@ -84,6 +88,14 @@ class Records(Failures):
             [keys[at] for at in kept] if keys else keys,
         )
 
+    def _forget_gaps(self) -> None:
+        """Forget the failures of records that a quota took since."""
+        known = [offset for offset in self._attempts if offset in self.cursor]
+        for offset in known:
+            if offset not in self.places:
+                self._forget(offset)
+                self.schedule.special.discard(offset)
+
     def count(self, offsets: list[int], sizes: list[int]) -> None:
         """Count records as unacked that leave the schedule for the first time."""
         self.sizes.update(zip(offsets, sizes, strict=True))
@@ -95,6 +107,9 @@ class Records(Failures):
         self.places.update(dict.fromkeys(offsets, flight))
         if self._timed_out:
             self._timed_out.difference_update(offsets)
+        if self._charged:
+            for offset in offsets:
+                self._discharge(offset)
         if not self._attempts:
             return None
         attempts = self.attempts_of(offsets)
@@ -137,10 +152,12 @@ class Records(Failures):
         return change
 
     def _settle_plain(self, offsets: Sequence[int], change: Change) -> bool:
-        """Settle different records that are all with consumers, which most are; else do nothing."""
+        """Settle different records that were all sent, as most were; else do nothing."""
         priors = list(map(self.places.get, offsets))
         met = set(priors)
-        flights = [place for place in met if isinstance(place, Flight)]
+        flights = [
+            place for place in met if isinstance(place, Flight) and place.delivered_ms is not None
+        ]
         settled: Places = dict.fromkeys(offsets, change)
         if len(flights) < len(met) or len(settled) < len(priors):
             return False
@@ -156,9 +173,13 @@ class Records(Failures):
         places, flights = self.places, self.flights
         taken, priors = change.offsets, change.priors
         for offset in offsets:
-            place = places.get(offset)
+            place: Place | None = places.get(offset)
             if type(place) is Flight:
                 flights.land(place)
+                if place.delivered_ms is None:
+                    # It never came to its consumer: without the ack it goes to whoever is next.
+                    change.unsent.setdefault(place.consumer.consumer_id, []).append(offset)
+                    place = State.READY
             elif place is None:
                 if not self._had_before(offset):
                     continue
@@ -184,6 +205,8 @@ class Records(Failures):
         if type(place) is Flight and place.delivered_ms is None:
             # It is late, and meant for an earlier delivery: this one has not gone out yet.
             return None
+        if place is None:
+            return self._give_back_early(offset, now_ms, delay_ms, reason)
         if type(place) is Flight:
             (change,) = self._fail([offset], Cause.NACK, now_ms, asked_ms=delay_ms, reason=reason)
             return change
@@ -192,6 +215,24 @@ class Records(Failures):
             repeat.after.append(place)
             return repeat
         return None
+
+    def _give_back_early(
+        self, offset: int, now_ms: int, delay_ms: int, reason: str
+    ) -> Change | None:
+        """Count a delivery of an earlier life as failed, before this life delivers the record."""
+        if not self._had_before(offset) or offset in self._dues_ms:
+            # Nobody had it, or it was given back and waits already.
+            return None
+        self.schedule.special.add(offset)
+        if offset not in self._attempts:
+            (change,) = self._fail([offset], Cause.NACK, now_ms, asked_ms=delay_ms, reason=reason)
+            return change
+        # The nack may be why it was counted: nobody pays twice for one delivery. So the number of
+        # the next stays, whether or not the earlier life came to it, and only its delay is new.
+        change, attempt = Change(Cause.NACK), self._attempts[offset]
+        due_ms = now_ms + self._policy.delay_ms(attempt - 1, delay_ms)
+        self._recount(change, offset, attempt, due_ms)
+        return change
 
     def put_off(self, offsets: Sequence[int], *, now_ms: int, comes_first: bool) -> None:
         """Let records wait that were to be delivered and never reached their consumer."""
@@ -215,6 +256,7 @@ class Records(Failures):
             place = self.places.get(offset)
             if type(place) is Flight and place.consumer.consumer_id == consumer_id:
                 self.flights.land(place)
+                self.schedule.set_aside(offset)
                 self._make_ready(offset)
 
     def give_up(self, offset: int) -> None:
@@ -270,6 +312,9 @@ class Records(Failures):
                 self._actions.append(
                     Notice(NoticeKind.DROPPED, offset=offset, attempt=attempt, reason=reason)
                 )
+        elif change.cause is Cause.SKIP:
+            skipped = Notice(NoticeKind.SKIPPED, offset=offsets[0], records=len(offsets))
+            self._actions.append(skipped)
         if self._attempts or self._reasons or self._suspects or len(self._alarms) or self.returning:
             for offset in offsets:
                 self._forget(offset)
@@ -282,6 +327,7 @@ class Records(Failures):
         self._owed.pop(offset, None)
         self._dues_ms.pop(offset, None)
         self._timed_out.discard(offset)
+        self._discharge(offset)
         self.returning.forget(offset)
         self._suspects.forget(offset)
         self._alarms.clear(offset)
@@ -305,6 +351,9 @@ class Records(Failures):
             place = self.places.get(offset)
             if place is change and is_nack and type(prior) is Flight and prior.consumer.is_attached:
                 back.setdefault(prior.consumer, []).append(offset)
+                continue
+            if place is change and is_nack and type(prior) is not Flight:
+                self._put_back(offset, prior, now_ms)
                 continue
             if place is not None:
                 self._plans[offset] = plan
@@ -359,8 +408,21 @@ class Records(Failures):
             if has_alarm and self._alarms.due_ms(offset) is None:
                 self._alarms.set(offset, now_ms + self._limits.retry_ms)
 
+    def _arrange(self, offset: int, due_ms: int, now_ms: int) -> None:
+        """Decide what comes next for a record whose attempt is durable, as soon as it is met."""
+        if offset in self.sizes:
+            super()._arrange(offset, due_ms, now_ms)
+            return
+        del self.places[offset]
+        if offset in self.cursor:
+            # A quota took it meanwhile.
+            self._forget(offset)
+            self.schedule.special.discard(offset)
+        else:
+            self._dues_ms[offset] = due_ms
+
     def _put_back_held(self, offset: int, now_ms: int) -> None:
-        """Put a record back that was acked before this life delivered it."""
+        """Put a record back that was acked or given back before this life delivered it."""
         if offset in self.sizes:
             self._arrange(offset, self._dues_ms.pop(offset, now_ms), now_ms)
             return

@@ -14,7 +14,8 @@ class Ring:
     """Consumers in the order they came; each record goes to the next one that has room.
 
     While all have room, n records among m consumers differ by at most one. A consumer without room
-    loses its turn: it never holds up the others.
+    loses its turn: it never holds up the others. Of several consumers none has more than its share
+    out, so that one that acks nothing does not collect what the others would work on.
     """
 
     __slots__ = ("_turn", "consumers")
@@ -43,22 +44,42 @@ class Ring:
         """Let a consumer have the turns of another, if that takes part."""
         self.consumers = [new if each is old else each for each in self.consumers]
 
-    @property
-    def room(self) -> int:
-        """How many records the streams take now."""
-        return sum(each.messages for each in self.consumers if each.has_room)
+    def room(self, share: int) -> int:
+        """Return how many records the streams take now; `share` is what one of several may have."""
+        if len(self.consumers) == 1:
+            (only,) = self.consumers
+            return only.messages if only.has_room else 0
+        room = 0
+        for each in self.consumers:
+            if each.messages > 0 and each.size_bytes > 0 and each.out < share:
+                room += min(each.messages, share - each.out)
+        return room
 
-    def deal(self, offsets: list[int], sizes: list[int]) -> tuple[Dealt, int]:
+    def deal(self, offsets: list[int], sizes: list[int], share: int) -> tuple[Dealt, int]:
         """Give records out in turn; return the hands, and how many records were dealt."""
-        count, among = len(offsets), len(self.consumers)
-        if not count or not among:
+        if not offsets or not self.consumers:
             return [], 0
-        if among == 1:
+        if len(self.consumers) == 1:
             return self._deal_all(offsets, sizes)
-        share, total = -(-count // among), sum(sizes)
-        if all(each.messages >= share and each.size_bytes >= total for each in self.consumers):
-            return self._deal_evenly(offsets, sizes), count
-        return self._deal_in_turn(offsets, sizes)
+        takers = self._takers(share)
+        if not takers:
+            return [], 0
+        most, total = -(-len(offsets) // len(takers)), sum(sizes)
+        out_max = share - most
+        for each in takers:
+            if each.messages < most or each.out > out_max or each.size_bytes < total:
+                return self._deal_in_turn(offsets, sizes, share)
+        return self._deal_evenly(offsets, sizes, takers), len(offsets)
+
+    def _takers(self, share: int) -> list[Consumer]:
+        """Return those that take another record, in turn."""
+        consumers, turn = self.consumers, self._turn
+        in_turn = [*consumers[turn:], *consumers[:turn]] if turn else consumers
+        return [
+            each
+            for each in in_turn
+            if each.messages > 0 and each.size_bytes > 0 and each.out < share
+        ]
 
     def _deal_all(self, offsets: list[int], sizes: list[int]) -> tuple[Dealt, int]:
         """Give the only consumer what it has room for."""
@@ -72,34 +93,35 @@ class Ring:
         consumer.size_bytes -= sum(sizes)
         return [(consumer, offsets)], count
 
-    def _deal_evenly(self, offsets: list[int], sizes: list[int]) -> Dealt:
-        among, dealt = len(self.consumers), []
-        for at in range(min(among, len(offsets))):
-            consumer = self.consumers[(self._turn + at) % among]
+    def _deal_evenly(self, offsets: list[int], sizes: list[int], takers: list[Consumer]) -> Dealt:
+        among, dealt = len(takers), []
+        for at, consumer in enumerate(takers[: len(offsets)]):
             hand = offsets[at::among]
             consumer.messages -= len(hand)
             consumer.size_bytes -= sum(sizes[at::among])
             dealt.append((consumer, hand))
-        self._turn = (self._turn + len(offsets)) % among
+        last = self.consumers.index(takers[(len(offsets) - 1) % among])
+        self._turn = (last + 1) % len(self.consumers)
         return dealt
 
-    def _deal_in_turn(self, offsets: list[int], sizes: list[int]) -> tuple[Dealt, int]:
-        hands: dict[Consumer, list[int]] = {}
+    def _deal_in_turn(self, offsets: list[int], sizes: list[int], share: int) -> tuple[Dealt, int]:
+        hands: dict[Consumer, list[int]] = {each: [] for each in self.consumers}
         count = 0
         for offset, size in zip(offsets, sizes, strict=True):
-            consumer = self._next()
+            consumer = self._next(hands, share)
             if consumer is None:
                 break
             consumer.messages -= 1
             consumer.size_bytes -= size
-            hands.setdefault(consumer, []).append(offset)
+            hands[consumer].append(offset)
             count += 1
-        return list(hands.items()), count
+        return [(consumer, hand) for consumer, hand in hands.items() if hand], count
 
-    def _next(self) -> Consumer | None:
+    def _next(self, hands: dict[Consumer, list[int]], share: int) -> Consumer | None:
         for _ in self.consumers:
             consumer = self.consumers[self._turn]
             self._turn = (self._turn + 1) % len(self.consumers)
-            if consumer.has_room:
+            out = consumer.out + len(hands[consumer])
+            if consumer.has_room and out < share:
                 return consumer
         return None

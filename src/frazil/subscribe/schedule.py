@@ -13,7 +13,10 @@ __all__ = ["NOTHING", "Assignment", "Schedule"]
 
 
 class Assignment(NamedTuple):
-    """Records taken out of what is held: dealt to consumers, or one special record, not dealt."""
+    """Records to deliver: dealt to consumers, or one special record, not dealt.
+
+    `offsets` are those of them that were held until now.
+    """
 
     dealt: Dealt
     offsets: list[int]
@@ -44,7 +47,7 @@ class Schedule(Protocol):
     def room(self, *, held_max: int, unacked: int) -> int:
         """Return how many more records may be fed."""
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: Consumer, now_ms: int) -> None:
         """Let a consumer take part."""
 
     def leave(self, consumer: Consumer, now_ms: int) -> None:
@@ -59,17 +62,23 @@ class Schedule(Protocol):
     def again(self, offset: int) -> None:
         """Take in a record whose place is `State.READY`, for another delivery."""
 
+    def set_aside(self, offset: int) -> None:
+        """Let a record that its consumer has not seen not hold up those of others."""
+
     def settle(self, offsets: Sequence[int]) -> None:
         """Forget records that are durably settled."""
 
-    def assign_again(self) -> Dealt:
-        """Deal out records for another delivery, as far as streams have room."""
+    def assign_again(self, share: int) -> Dealt:
+        """Deal out records for another delivery, as far as streams have room.
 
-    def assign_new(self, *, messages: int, size_bytes: int) -> Assignment:
+        `share` is how much of the window is each consumer's.
+        """
+
+    def assign_new(self, *, messages: int, size_bytes: int, share: int, now_ms: int) -> Assignment:
         """Deal out records never delivered, as far as streams and the window have room."""
 
     def skip(self, now_ms: int) -> tuple[list[int], list[int]]:
         """Take out records that nobody will accept; return their offsets and sizes."""
 
-    def skip_due_ms(self) -> int | None:
-        """Return when `skip` may next have something."""
+    def due_ms(self) -> int | None:
+        """Return when there may be something to do because of the time."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import attrs
 import pytest
 
-from frazil.engine.delivery import feed
+from frazil.engine.delivery import feed, reserve
+from frazil.engine.delivery.journalling import Journalling
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
 from tests.integration.delivery.delivering import (
@@ -233,6 +235,62 @@ def test_the_time_for_an_ack_begins_when_a_record_is_sent(tmp_path):
     run(tmp_path, work)
 
 
+def test_what_is_acked_while_it_is_read_goes_once_if_the_ack_is_refused(tmp_path, monkeypatch):
+    """It is delivered anew, and not also as it was when the ack came."""
+
+    async def work(db, deliveries, settings):
+        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
+        settings.change(uid(db), "s", policy=policy_of(), max_unacked_messages=1)
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: consumer.got == [0])
+        forget_decoded(found)
+        history = Obstructed(found.feed.runtime)
+        history.may_go_on.clear()
+        await consumer.nack(0)
+        await until(lambda: history.asked >= 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Journalling, "add", refuse_later)
+            consumer.ack(0)
+            await until(lambda: consumer.refused == [0])
+        await quiet()
+        history.may_go_on.set()
+        await until(lambda: len(consumer.got) > 1)
+        await quiet()
+        assert (consumer.got, consumer.attempts) == ([0, 0], [1, 2])
+
+    run(tmp_path, work)
+
+
+def refuse_later(_journalling, _name, _change, answer, **_more):
+    """Refuse a change as a journal without room does."""
+    asyncio.get_running_loop().call_soon(answer, Unavailable("the disk is full"))
+
+
+def test_deliveries_that_cannot_be_reserved_are_told_and_come_later(tmp_path, monkeypatch, caplog):
+    """Nothing goes out that is not reserved; the status says why, and it is logged once."""
+
+    def refuse(_journalling, _name, _end, answer, **_more):
+        asyncio.get_running_loop().call_soon(answer, Unavailable("the disk is full"))
+
+    async def work(db, deliveries, _settings):
+        monkeypatch.setattr(reserve, "RETRY_S", 0.01)
+        db.create_topic("t").append(b"0")
+        with monkeypatch.context() as patch:
+            patch.setattr(Journalling, "reserve", refuse)
+            found = await opened(deliveries)
+            consumer = Collector(found)
+            await until(lambda: found.status().paused == "journal")
+            await quiet()
+            assert consumer.got == []
+        await until(lambda: consumer.acked == [0])
+        assert found.status().paused is None
+
+    run(tmp_path, work)
+    told = [each for each in caplog.records if each.message == "deliveries_not_reserved"]
+    assert len(told) == 1
+
+
 def test_blocked_records_of_an_earlier_life_leave_room_for_other_keys(tmp_path):
     """What is blocked is not kept in memory: it stops its key and nothing else."""
 
@@ -278,6 +336,24 @@ def test_a_policy_whose_letters_could_not_be_written_is_refused(tmp_path):
             await asyncio.to_thread(topic.set_subscription, "s", policy=letters)
         letters["dead_letter_topic"] = "dead-part-0"
         await asyncio.to_thread(topic.set_subscription, "s", policy=letters)
+
+    run(tmp_path, work)
+
+
+def test_a_policy_that_was_stored_with_a_bare_name_is_used(tmp_path):
+    """Letters go to the topic of that name in the namespace `default`."""
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        topic.append(b"0")
+        policy = policy_of(Poison.DEAD_LETTER, max_redelivery_count=0)
+        settings.change(uid(db), "s", policy=attrs.evolve(policy, dead_letter_topic="dead"))
+        found = await opened(deliveries)
+        consumer = Collector(found, acks=False)
+        await until(lambda: consumer.got == [0])
+        await consumer.nack(0)
+        await until(lambda: found.status().acked_below == 1)
+        assert DEAD in db.topics()
 
     run(tmp_path, work)
 

@@ -134,6 +134,25 @@ def test_what_nobody_else_may_have_stays(kind):
     assert scene.waiting() == before
 
 
+def test_what_a_program_does_not_take_leaves_its_place_to_other_keys():
+    """A KeyShared window is not full of what a program never looks at."""
+    scene = Scene(SubscriptionType.KEY_SHARED, 1, 2)
+    scene.feed(20)
+    stuck, busy = scene.programs.values()
+    assert [len(each) for each in scene.waiting()] == [5, 5]
+    scene.turn(500)
+    for offset in list(busy.waiting):
+        busy.take(offset)
+    before = list(stuck.waiting)
+    scene.dispatch.want(1, messages=0, size_bytes=0)
+    assert scene.turn(1_000) == []
+    assert stuck.waiting == []
+    assert len(busy.waiting) == 5
+    scene.dispatch.want(1, messages=100, size_bytes=1 << 20)
+    scene.turn(1_001)
+    assert set(before).isdisjoint(busy.waiting)
+
+
 def test_what_is_taken_while_it_is_given_up_has_its_time():
     """A program that takes a record at the last moment keeps it, and all of the time for it."""
     scene = Scene(SubscriptionType.SHARED, 1, 2)

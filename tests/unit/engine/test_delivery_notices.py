@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from frazil.engine.delivery.notices import AGAIN_S, TOLD_MAX, Seldom
+import logging
+
+from frazil.engine.delivery.notices import AGAIN_S, TOLD_MAX, Seldom, tell_notice
+from frazil.subscribe import Notice, NoticeKind
 
 
 def test_what_goes_on_is_told_at_once_and_then_once_in_a_while():
@@ -22,3 +25,22 @@ def test_different_things_do_not_pile_up():
     seldom = Seldom(lambda: 0.0)
     assert all(seldom.times(str(number)) == 1 for number in range(5 * TOLD_MAX))
     assert len(seldom._told_s) <= TOLD_MAX
+
+
+def test_that_records_are_passed_over_is_told_with_their_number(caplog):
+    """At once, and then each minute: not each time, which may be a thousand times a second."""
+    now_s = 0.0
+    seldom = Seldom(lambda: now_s)
+
+    def skip(records):
+        notice = Notice(NoticeKind.SKIPPED, offset=7, records=records)
+        tell_notice(notice, seldom=seldom, topic="/default/t", subscription="s")
+
+    with caplog.at_level(logging.INFO):
+        skip(2)
+        skip(3)
+        skip(4)
+        now_s = AGAIN_S
+        skip(5)
+    told = [each.facts for each in caplog.records if each.message == "subscription_skipped"]
+    assert [facts["records"] for facts in told] == [2, 12]

@@ -246,3 +246,17 @@ def test_an_id_that_comes_with_another_name_is_a_new_consumer():
     desk.sync()
     assert desk.poll() == [(1, 0, 2)]
     assert desk.dispatch.status().consumers == 1
+
+
+def test_a_standby_that_leaves_hastens_nothing():
+    """What waits since a time-out of the active consumer waits on; others have no part in it."""
+    desk = Desk(SubscriptionType.FAILOVER, ack_timeout_ms=100, base_redelivery_delay_ms=1_000)
+    desk.attach(1)
+    desk.attach(2)
+    desk.feed(1)
+    desk.poll()
+    desk.poll(100)
+    desk.sync()
+    desk.detach(2)
+    assert desk.poll(999) == []
+    assert desk.poll(1) == [(1, 0, 2)]

@@ -116,7 +116,8 @@ class AttachedConsumers:
     def spare(self, dispatch: Dispatch, *, timeout_ms: int, now_ms: int) -> None:
         """Let the time for an ack run from when a program took the record.
 
-        One that it has not taken when the time is over goes to others, if others may have it.
+        One that it has not taken when the time is over goes to others, if others may have it. On
+        KeyShared it waits for the same program, and leaves its place in the window to others.
         """
         if not self.has_keepers:
             return
@@ -130,7 +131,8 @@ class AttachedConsumers:
                 unseen.setdefault(found, []).append(offset)
             elif held_ms < timeout_ms:
                 dispatch.prolong(offset, until_ms=now_ms + timeout_ms - held_ms)
-        is_for_others = dispatch.kind is SubscriptionType.SHARED and len(self) > 1
+        is_shared = dispatch.kind in {SubscriptionType.SHARED, SubscriptionType.KEY_SHARED}
+        is_for_others = is_shared and len(self) > 1
         for found, offsets in unseen.items():
             for offset in offsets:
                 dispatch.prolong(offset, until_ms=now_ms + timeout_ms)

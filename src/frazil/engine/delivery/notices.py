@@ -1,4 +1,4 @@
-"""What a subscription does of itself, as events: blocked, dropped, paused, promoted, resumed.
+"""What a subscription does of itself, as events: blocked, dropped, paused, promoted, skipped.
 
 And how often something is told that goes wrong again and again.
 """
@@ -25,11 +25,18 @@ TOLD_MAX: Final = 64
 BAD: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED, NoticeKind.PAUSED})
 
 
-def tell_notice(notice: Notice, *, topic: str, subscription: str) -> None:
-    """Log a notice of a subscription; that a stream was displaced is told by its end."""
+def tell_notice(notice: Notice, *, seldom: Seldom, topic: str, subscription: str) -> None:
+    """Log a notice of a subscription; that a stream was displaced is told by its end.
+
+    That records were passed over is told at once, and then each minute with their number.
+    """
     if notice.kind is NoticeKind.DISPLACED:
         return
     facts: dict[str, object] = {}
+    if notice.kind is NoticeKind.SKIPPED:
+        facts["records"] = seldom.times(notice.kind.value, notice.records)
+        if not facts["records"]:
+            return
     if notice.offset >= 0:
         facts["offset"] = notice.offset
     if notice.reason:
@@ -47,10 +54,10 @@ class Seldom:
         self._told_s: dict[str, float] = {}
         self._times: dict[str, int] = {}
 
-    def times(self, what: str) -> int:
+    def times(self, what: str, count: int = 1) -> int:
         """Note that something happened; return how often since it was told, 0 not to tell it."""
         now_s = self._time_s()
-        times = self._times.get(what, 0) + 1
+        times = self._times.get(what, 0) + count
         if now_s - self._told_s.get(what, -AGAIN_S) < AGAIN_S:
             self._times[what] = times
             return 0

@@ -10,7 +10,7 @@ from frazil.errors import FrazilError, NotFound
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from frazil.engine.delivery.consumer import Consumer
     from frazil.engine.delivery.feed import Found, TopicFeed
@@ -77,6 +77,12 @@ class Outbox:
         if self._reading is None:
             self._drain()
 
+    def withdraw(self, offsets: Sequence[int]) -> None:
+        """Take out what is settled: if the journal refuses that it is added anew, and goes once."""
+        gone = set(offsets)
+        for delivery in self._waiting:
+            delivery.withdraw(gone)
+
     def clear(self) -> None:
         """Forget what waits: it will be delivered anew."""
         self._waiting.clear()
@@ -110,10 +116,7 @@ class Outbox:
             return
         if isinstance(found, FrazilError):
             self._reading = None
-            if isinstance(found, NotFound) and self._sender.is_given_up(offset):
-                self._leave_out([offset])
-            else:
-                self._put_off(offset, found)
+            self._cannot_read(offset, found)
         elif found.offset <= offset < found.offset_next:
             self._reading = None
             # At once: what is read next may take its room.
@@ -123,6 +126,15 @@ class Outbox:
             self._loop.call_later(RETRY_S, self._look_again, reading)
             return
         self._drain()
+
+    def _cannot_read(self, offset: int, error: FrazilError) -> None:
+        if offset not in self._waiting[0].offsets:
+            # It was withdrawn meanwhile.
+            return
+        if isinstance(error, NotFound) and self._sender.is_given_up(offset):
+            self._leave_out([offset])
+        else:
+            self._put_off(offset, error)
 
     def _leave_out(self, offsets: list[int]) -> None:
         for offset in offsets:
@@ -188,6 +200,15 @@ class _Delivery:
         self.records = self.records[:at] + self.records[at + 1 :]
         if self.attempts is not None:
             self.attempts = self.attempts[:at] + self.attempts[at + 1 :]
+
+    def withdraw(self, gone: set[int]) -> None:
+        """Do without records that are not to be delivered."""
+        places = [at for at, offset in enumerate(self.offsets) if offset not in gone]
+        if len(places) < len(self.offsets):
+            self.offsets = [self.offsets[at] for at in places]
+            self.records = [self.records[at] for at in places]
+            if self.attempts is not None:
+                self.attempts = [self.attempts[at] for at in places]
 
     def cut(self, offset: int) -> list[int]:
         """Keep what lies before a record; return the offsets of it and of all behind it."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from frazil.engine.delivery.answers import Answer
     from frazil.engine.delivery.journalling import Journalling
     from frazil.errors import FrazilError
     from frazil.subscribe import Dispatch
@@ -52,6 +53,8 @@ class Reserve:
         self._journalling = journalling
         self._loop = loop
         self._is_asked = False
+        self.error: FrazilError | None = None
+        """Why the journal refused what was asked for last, None if it did not."""
         self.below = below or 0
         """Records below it may be delivered: that is durable."""
         self.delivered_below = delivered_below
@@ -69,7 +72,9 @@ class Reserve:
 
     def grant(self, end: int) -> None:
         """Take note that an end is durable."""
-        self.below = max(self.below, end)
+        if end > self.below:
+            self.below = end
+            self.error = None
 
     def use(self, offsets: Sequence[int]) -> None:
         """Take note of deliveries."""
@@ -78,7 +83,7 @@ class Reserve:
             assert end <= self.below
             self.delivered_below = end
 
-    def ask(self, end: int, answered: Callable[[], None], retry: Callable[[], None]) -> bool:
+    def ask(self, end: int, answered: Answer, retry: Callable[[], None]) -> bool:
         """Reserve up to `end` with a frame of its own; False if one is on its way already.
 
         `answered` is called when the journal has taken or refused it, and `retry` when after a
@@ -91,10 +96,12 @@ class Reserve:
         def written(error: FrazilError | None) -> None:
             if error is None:
                 self._is_asked = False
+                self.error = None
                 self.grant(end)
             else:
+                self.error = error
                 self._loop.call_later(RETRY_S, self._ask_again, retry)
-            answered()
+            answered(error)
 
         self._journalling.reserve(self._name, end, written)
         return True

@@ -134,6 +134,8 @@ class Subscription(Calls):
                 return attrs.evolve(status, paused="cannot read")
             if self._burials.error is not None:
                 return attrs.evolve(status, paused="dead letters")
+            if self.reserve.error is not None and self._dispatch.is_hungry:
+                return attrs.evolve(status, paused="journal")
             if self._held.size_bytes >= HELD_BYTES_MAX and self._dispatch.is_hungry:
                 return attrs.evolve(status, paused="held bytes")
         return status
@@ -223,6 +225,10 @@ class Subscription(Calls):
             self._journal(change)
 
     def _journal(self, change: Change) -> None:
+        for consumer_id, offsets in change.unsent.items():
+            found = self._attached.get(consumer_id)
+            if found is not None:
+                found.outbox.withdraw(offsets)
         self._answers.under_way += 1
         dispatch, reserve, end = self._dispatch, self.reserve, 0
         if change.is_settling:
@@ -368,7 +374,12 @@ class Subscription(Calls):
     def _ask_for_more(self, at: int) -> None:
         """Reserve a window of deliveries from a record on; none of them goes before."""
         end = max(at + 1, self.reserve.wanted(self._dispatch, at))
-        self._answers.under_way += self.reserve.ask(end, self._was_written, self._schedule)
+        self._answers.under_way += self.reserve.ask(end, self._was_reserved, self._schedule)
+
+    def _was_reserved(self, error: FrazilError | None) -> None:
+        if error is not None:
+            self.warn_seldom("deliveries_not_reserved", error=error)
+        self._was_written()
 
     def _hold(self, offsets: list[int], records: list[Record]) -> None:
         cursor = self._dispatch.cursor
@@ -529,7 +540,7 @@ class Subscription(Calls):
 
     def _tell(self, notice: Notice) -> None:
         self.counts.dropped += notice.kind is NoticeKind.DROPPED
-        tell_notice(notice, topic=self.topic, subscription=self.name)
+        tell_notice(notice, seldom=self._seldom, topic=self.topic, subscription=self.name)
 
     def _warn(self, name: str, **facts: object) -> None:
         warn(name, topic=self.topic, subscription=self.name, **facts)

@@ -1,0 +1,260 @@
+"""How much of the window each of several consumers may have, so that none starves the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.subscribe import Poison, SubscriptionType
+from frazil.subscribe.key_shared import KEPT_MS
+from tests.unit.subscribe.desk import Desk
+
+SHARED, BY_KEY = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
+
+
+def desk_of(kind, *consumers, window=10, **policy):
+    desk = Desk(kind, limits={"max_unacked_messages": window}, **policy)
+    for consumer in consumers:
+        desk.attach(consumer)
+    return desk
+
+
+def got_by(delivered, consumer):
+    return [offset for who, offset, _ in delivered if who == consumer]
+
+
+def work(desk, consumer, delivered):
+    """Ack all that one consumer gets, until nothing comes any more; return all deliveries."""
+    done = list(delivered)
+    while mine := got_by(delivered, consumer):
+        desk.ack(*mine)
+        desk.sync()
+        delivered = desk.poll()
+        done += delivered
+    return done
+
+
+def test_one_that_acks_nothing_leaves_the_others_their_share():
+    """It has its share of the window and gets no more; all else goes to who acks."""
+    desk = desk_of(SHARED, 1, 2)
+    desk.feed(100)
+    done = work(desk, 2, desk.poll())
+    assert got_by(done, 1) == [0, 2, 4, 6, 8]
+    assert len(got_by(done, 2)) == 95
+    assert not desk.dispatch.is_hungry or desk.dispatch.held == 0
+
+
+def test_an_only_consumer_has_the_whole_window():
+    """Also one that is left alone; when another joins it gets nothing beyond its share."""
+    desk = desk_of(SHARED, 1, 2)
+    desk.feed(30)
+    assert len(got_by(desk.poll(), 1)) == 5
+    desk.detach(2)
+    desk.poll()
+    desk.sync()
+    assert len(got_by(desk.poll(), 1)) == 5
+    desk.attach(3)
+    desk.ack(0, 2, 4, 6)
+    desk.sync()
+    assert [who for who, _, _ in desk.poll()] == [3, 3, 3, 3]
+
+
+def test_shares_follow_the_window():
+    """With a larger window a consumer that had its share may have more."""
+    desk = desk_of(SHARED, 1, 2, window=2)
+    desk.feed(10)
+    assert len(desk.poll()) == 2
+    desk.dispatch.configure(
+        desk.dispatch._records._policy,
+        now_ms=desk.now,
+        limits=type(desk.dispatch._limits)(max_unacked_messages=6),
+    )
+    assert sorted(who for who, _, _ in desk.poll()) == [1, 1, 2, 2]
+
+
+def test_what_a_consumer_failed_at_and_waits_is_its_own():
+    """One that lets everything time out has no room for more each time."""
+    policy = {"ack_timeout_ms": 100, "base_redelivery_delay_ms": 10_000}
+    desk = desk_of(SHARED, 1, 2, window=4, **policy)
+    desk.feed(20)
+    assert desk.poll() == [(1, 0, 1), (1, 2, 1), (2, 1, 1), (2, 3, 1)]
+    desk.ack(1, 3)
+    desk.sync()
+    assert got_by(desk.poll(99), 1) == []
+    desk.ack(4, 5)
+    desk.sync()
+    assert got_by(desk.poll(1), 1) == []
+    desk.sync()
+    assert got_by(desk.poll(), 1) == []
+
+
+@pytest.mark.parametrize("how", ["comes again", "is settled", "is dropped"])
+def test_what_a_consumer_failed_at_is_its_own_no_longer(how):
+    """When the record goes to somebody or is settled, the consumer's share is free for others."""
+    policy = {"max_redelivery_count": 0} if how == "is dropped" else {}
+    desk = desk_of(
+        SHARED, 1, 2, window=2, base_redelivery_delay_ms=100, poison=Poison.DROP, **policy
+    )
+    desk.feed(20)
+    assert desk.poll() == [(1, 0, 1), (2, 1, 1)]
+    desk.nack(0)
+    if how == "is settled":
+        desk.ack(0)
+    desk.sync()
+    if how == "comes again":
+        assert desk.poll(99) == []
+        assert desk.poll(1) == [(1, 0, 2)]
+        desk.ack(0)
+        desk.sync()
+    assert desk.poll() == [(1, 2, 1)]
+
+
+def test_a_refused_nack_is_counted_once():
+    """The record is back with its consumer, who has one of the window and not two."""
+    desk = desk_of(SHARED, 1, 2, window=4)
+    desk.feed(20)
+    assert got_by(desk.poll(), 1) == [0, 2]
+    desk.nack(0)
+    desk.refuse()
+    desk.ack(2, 1)
+    desk.sync()
+    assert sorted(who for who, _, _ in desk.poll()) == [1, 2]
+
+
+def test_by_key_those_that_have_less_go_first():
+    """Whoever has its share waits for the others, and then has what is left."""
+    desk = desk_of(BY_KEY, 1, 2, window=4)
+    desk.feed(keys=["a", "b"])
+    assert sorted(desk.poll()) == [(1, 0, 1), (2, 1, 1)]
+    desk.feed(keys=["c", "d", "e", "f"])
+    assert sorted(desk.poll()) == [(1, 2, 1), (2, 3, 1)]
+
+
+def test_by_key_a_place_is_kept_for_a_consumer_at_work():
+    """One that acks nothing does not take the last place, which another leaves between two records."""
+    desk = Desk(BY_KEY, limits={"max_unacked_messages": 4})
+    desk.attach(1, filters=["a*"])
+    desk.attach(2, filters=["b"])
+    desk.feed(keys=["b"])
+    for number in range(5):
+        ((consumer, offset, _),) = desk.poll(KEPT_MS - 1)
+        assert consumer == 2
+        desk.ack(offset)
+        desk.sync()
+        if not number:
+            desk.feed(keys=[f"a{each}" for each in range(9)])
+            assert got_by(desk.poll(), 1) == [1, 2, 3]
+        assert desk.poll() == []
+        desk.feed(keys=["b"])
+
+
+def test_by_key_nothing_is_kept_for_one_that_has_something():
+    """Records of different keys fill the window, however unevenly their owners have them."""
+    desk = Desk(BY_KEY, limits={"max_unacked_messages": 10})
+    desk.attach(1, filters=["a*"])
+    desk.attach(2, filters=["b"])
+    desk.feed(keys=["b", *(f"a{number}" for number in range(9))])
+    assert sorted(desk.offsets()) == [*range(10)]
+
+
+def test_by_key_nobody_waits_for_a_consumer_that_has_nothing_to_do():
+    """The place that was kept is free a second after its consumer got something."""
+    desk = Desk(BY_KEY, limits={"max_unacked_messages": 10})
+    desk.attach(1, filters=["a*"])
+    desk.attach(2, filters=["b"])
+    desk.feed(keys=["b"])
+    assert desk.poll() == [(2, 0, 1)]
+    desk.ack(0)
+    desk.sync()
+    desk.feed(keys=[f"a{number}" for number in range(20)])
+    assert desk.offsets() == [*range(1, 10)]
+    assert desk.dispatch.due_ms() == desk.now + KEPT_MS
+    assert desk.offsets(KEPT_MS - 1) == []
+    assert desk.offsets(1) == [10]
+
+
+def test_by_key_a_consumer_without_room_has_nothing_kept_for_it():
+    """A stream that takes nothing holds up nobody, whatever it got just now."""
+    desk = Desk(BY_KEY, limits={"max_unacked_messages": 4})
+    desk.attach(1, filters=["a*"])
+    desk.attach(2, filters=["b"], messages=1)
+    desk.feed(keys=["b", "a1", "a2", "a3"])
+    assert sorted(desk.offsets()) == [0, 1, 2, 3]
+
+
+def test_ten_records_of_different_keys_are_out_at_once():
+    """However many consumers there are: a new key goes to the one that has fewest."""
+    for consumers in range(1, 12):
+        desk = desk_of(BY_KEY, *range(1, consumers + 1))
+        desk.feed(keys=[f"k{number}" for number in range(10)])
+        assert sorted(desk.offsets()) == [*range(10)]
+
+
+def test_by_key_what_nobody_saw_leaves_its_place_to_others():
+    """It waits for its owner beside the window, before all else of its key, and is delivered once."""
+    desk = Desk(BY_KEY, limits={"max_unacked_messages": 2})
+    desk.attach(1, filters=["a*"])
+    desk.feed(keys=["a1", "a2"])
+    assert desk.offsets() == [0, 1]
+    desk.attach(2, filters=["b*"])
+    desk.dispatch.want(1, messages=0, size_bytes=0)
+    desk.feed(keys=["a1", "b1", "b2", "b3"])
+    assert desk.poll() == []
+    desk.dispatch.take_back(1, [0, 1])
+    assert desk.poll() == [(2, 3, 1), (2, 4, 1)]
+    desk.dispatch.want(1, messages=10, size_bytes=1000)
+    assert desk.poll() == []
+    desk.ack(3, 4)
+    desk.sync()
+    assert desk.poll() == [(1, 0, 1), (2, 5, 1)]
+    desk.ack(0, 5)
+    desk.sync()
+    assert desk.poll() == [(1, 1, 1)]
+    assert desk.poll(KEPT_MS) == [(1, 2, 1)]
+
+
+def test_by_key_what_nobody_saw_may_be_acked():
+    """A late ack settles it where it waits, and the next of its key follows."""
+    desk = Desk(BY_KEY, limits={"max_unacked_messages": 2})
+    desk.attach(1)
+    desk.feed(keys=["a", "a"])
+    assert desk.offsets() == [0]
+    desk.dispatch.take_back(1, [0])
+    desk.ack(0)
+    desk.sync()
+    assert desk.offsets() == [1]
+    assert desk.dispatch._window() == (1, desk.dispatch._limits.max_unacked_bytes - 10)
+
+
+def test_a_policy_that_shrinks_delivers_what_was_set_aside():
+    """It was met in this life, so it is not judged as one that failed before it began."""
+    desk = Desk(BY_KEY, base_redelivery_delay_ms=0, max_redelivery_count=5)
+    desk.attach(1)
+    desk.feed(keys=["a", "a"])
+    desk.poll()
+    desk.nack(0)
+    desk.sync()
+    assert desk.poll() == [(1, 0, 2)]
+    policy = desk.dispatch._records._policy
+    desk.dispatch.configure(type(policy)(max_redelivery_count=0), now_ms=desk.now)
+    desk.dispatch.take_back(1, [0])
+    assert desk.poll() == [(1, 0, 2)]
+    assert desk.dispatch.status().unacked_bytes == 10
+
+
+@pytest.mark.parametrize("limit", [{"max_unacked_messages": 2}, {"max_unacked_bytes": 20}])
+def test_blocked_records_are_beside_the_window_of_other_keys(limit):
+    """Neither their number nor their bytes stop keys that are not blocked; once settled they are not."""
+    desk = Desk(BY_KEY, limits=limit, max_redelivery_count=0, poison=Poison.BLOCK)
+    desk.attach(1)
+    desk.feed(keys=["a", "b", "c", "d", "e"])
+    assert desk.offsets() == [0, 1]
+    desk.nack(0)
+    desk.nack(1)
+    desk.sync()
+    assert desk.offsets() == [2, 3]
+    desk.ack(0)
+    desk.sync()
+    assert desk.offsets() == []
+    desk.ack(2)
+    desk.sync()
+    assert desk.offsets() == [4]
