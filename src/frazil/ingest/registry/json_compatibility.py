@@ -154,23 +154,19 @@ class _Comparison:
                 self._compare_branches(key, ours, theirs, path)
             elif isinstance(theirs, list):
                 # The rest of the writer holds for each of its choices.
-                rest = self._without(writer, key)
+                rest = _without(writer, key)
                 merged = (self._parts.writer.merged(rest, branch) for branch in theirs)
                 if not all(each is not None and self._accepts(reader, each) for each in merged):
                     self.reasons.add(path, f"the reader does not accept all of '{key}'")
                 return False
             elif isinstance(ours, list):
-                rest = self._without(reader, key)
+                rest = _without(reader, key)
                 merged = (self._parts.reader.merged(rest, branch) for branch in ours)
                 if not any(each is not None and self._accepts(each, writer) for each in merged):
                     self.reasons.add(path, f"no choice of the reader's new '{key}' accepts it")
                 self._check_apart(key, ours, path)
                 return False
         return True
-
-    def _without(self, schema: Schema, key: str) -> Schema:
-        self._charge(len(schema))
-        return {name: value for name, value in schema.items() if name != key}
 
     def _compare_branches(
         self, key: str, ours: list[JsonValue], theirs: list[JsonValue], path: str
@@ -329,6 +325,11 @@ class _Comparison:
                 self._charge(len(first))
                 for each in first:
                     self._later(ours, each, place)
+
+
+def _without(schema: Schema, key: str) -> Schema:
+    """Return the rest of a schema; who merges it with a choice pays for both."""
+    return {name: value for name, value in schema.items() if name != key}
 
 
 def _pairs(ours: JsonValue, theirs: JsonValue) -> list[tuple[JsonValue, JsonValue]] | None:

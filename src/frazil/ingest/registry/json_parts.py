@@ -278,13 +278,11 @@ class Parts:
         found: dict[str, list[str]] = {}
         if not patterns or not names:
             return found
-        self.work.charge(len(names))
         texts = list(names)
         length = sum(map(len, texts))
         for pattern in patterns:
             size = self._pattern_sizes.get(pattern)
             if size is None:
-                self.work.charge(len(pattern))
                 size = self._pattern_sizes[pattern] = pattern_size(pattern)
             self.work.charge(match_units(size, length) + len(texts))
             for name in matching(pattern, texts):

@@ -10,6 +10,8 @@ from google.protobuf import descriptor_pb2
 
 from frazil.errors import InvalidRequest
 from frazil.ingest.registry import Registry, Work, limits
+from frazil.ingest.registry.avro_defaults import Defaults
+from frazil.ingest.registry.avro_nodes import Enum
 from frazil.ingest.registry.definitions import parse_definition
 from tests.unit.ingest.registry.counted_lines import lines_at_most
 
@@ -96,7 +98,7 @@ def sized(number):
 
 
 DEFAULTS = {
-    "each value with each branch": (chosen(100, 100), chosen(1_000, 1_000)),
+    "each value with each branch": (chosen(100, 100), chosen(300, 600)),
     "fields that are not there": (absent(100, 100), absent(1_000, 1_000)),
     "bytes": (
         record(field("f", ["bytes"], default=TEXT)),
@@ -112,6 +114,26 @@ def test_defaults_are_checked_up_to_a_limit(name):
     assert avro(fine).type == "avro"
     with pytest.raises(InvalidRequest, match="the defaults need too much work to check, use fewer"):
         avro(wrong)
+
+
+class Walked(tuple):
+    """Symbols that count how often somebody looks at all of them."""
+
+    __slots__ = ()
+    times = 0
+
+    def __iter__(self):
+        Walked.times += 1
+        return super().__iter__()
+
+
+def test_the_symbols_of_an_enum_are_walked_once_for_all_defaults():
+    """Neither the next value nor one that fits nothing looks at all symbols again."""
+    node = Enum("E", frozenset(), Walked(("a", "b")))
+    defaults = Defaults(Work.of_definition())
+    told = [defaults.problem(node, value) for value in ("a", "b", "c")]
+    assert told == ["", "", "it is no symbol of enum E"]
+    assert Walked.times == 1
 
 
 def test_a_default_is_found_in_an_enum_by_its_hash():
@@ -178,10 +200,11 @@ def test_a_proto_text_has_a_number_of_words():
         proto("message M { }" + ";" * limits.PROTOBUF_WORDS_MAX)
 
 
-def test_a_number_in_a_proto_text_is_no_page():
-    """A hundred thousand digits are no number of a field."""
-    with pytest.raises(InvalidRequest, match="the number of a field expected, found '999"):
-        proto(f"message M {{ int32 a = {'9' * 100_000}; }}")
+@pytest.mark.parametrize("number", ["9" * 100_000, "0x" + "9" * 100_000])
+def test_a_number_in_a_proto_text_is_no_page(number):
+    """A hundred thousand digits are no number of a field, and are told as text."""
+    with pytest.raises(InvalidRequest, match=r"the number of a field expected, found '(0x)?999"):
+        proto(f"message M {{ int32 a = {number}; }}")
 
 
 def test_empty_messages_of_a_set_are_counted_before_they_are_looked_at():
