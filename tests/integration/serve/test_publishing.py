@@ -304,8 +304,9 @@ NAMES = ("foo", "wide", "none")
 class World:
     """Producers behind a server, and a plain client that calls them."""
 
-    def __init__(self, engine, producers_max):
+    def __init__(self, engine, producers_max, *, in_runs=False):
         self.engine = engine
+        self.in_runs = in_runs
         self.topics = Topics(engine)
         self.unreliable = Unreliable(asyncio.get_running_loop())
         self.producers = Producers(
@@ -314,10 +315,8 @@ class World:
         self.caller = None
 
     def routes(self):
-        return {
-            CREATE: Unary(awaited(self.producers.create)),
-            SEND: Unary(self.producers.send),
-        }
+        send = Unary(self.producers.send, self.producers.send_all if self.in_runs else None)
+        return {CREATE: Unary(awaited(self.producers.create)), SEND: send}
 
     async def create(self, name="p", topic=TOPIC, *, reliable=True):
         """Return the id of a new producer, or code and text of the refusal."""
@@ -349,11 +348,11 @@ class World:
         return [payload for payload, _, _ in messages_of(self.engine, topic)]
 
 
-def run(path, scene, *, producers_max=1000):
+def run(path, scene, *, producers_max=1000, in_runs=False):
     """Run a scene, a coroutine function of a world, with a broker of its own."""
 
     async def play(engine):
-        w = World(engine, producers_max)
+        w = World(engine, producers_max, in_runs=in_runs)
         server = Server(Router(w.routes()))
         _, port = await server.start("127.0.0.1", 0)
         try:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Producers", "producer_id"]
 
 IDLE_S: Final = 60.0
-"""A producer that has not asked for its health for so long makes room when there are too many."""
+"""A producer that sent nothing and did not ask for its health for so long makes room for others."""
 TARGETS_SWEPT_MIN: Final = 1_000
 """From so many topics on, those that are gone are looked for when their number has doubled."""
 _ID_BITS: Final = 53
@@ -143,6 +143,7 @@ class Producers:
         target = self._known.get(identity)
         if target is None:
             target = self._recognised(identity, message)
+        target.seen[identity] = self._loop.time()
         reply = request_id_reply(request_id)
         store = self._store
         try:
@@ -202,6 +203,7 @@ class Producers:
         runtime = target.runtime
         if runtime.refusal is not None or runtime.pressure.level:
             return None
+        target.seen[identity] = self._loop.time()
         return target
 
     def _end_part(

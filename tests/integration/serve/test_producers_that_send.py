@@ -1,0 +1,30 @@
+"""Producers that send are there, whether or not they ask for their health."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.serve.grpc import calls
+from tests.integration.serve.test_publishing import run
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_producers_that_send_keep_their_places(tmp_path, monkeypatch, in_runs):
+    """A send is a sign of life, taken one by one or in runs: a newcomer is refused, not they."""
+    monkeypatch.setattr(calls, "RUN_CALLS_MIN", 1)
+
+    async def scene(w):
+        first, second = await w.create("a"), await w.create("b")
+        target = w.producers._known[first]
+        # Both were heard of long ago; then one of them sends.
+        target.seen.update({first: -1000.0, second: -1000.0})
+        assert await w.send(first, name="a") == 9
+        third = await w.create("c")
+        assert w.producers.is_known(first)
+        assert w.producers.is_known(third)
+        assert not w.producers.is_known(second)
+        assert (await w.create("d"))[0] == "RESOURCE_EXHAUSTED"
+
+    run(tmp_path, scene, producers_max=2, in_runs=in_runs)
