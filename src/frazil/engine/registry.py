@@ -402,6 +402,11 @@ class Registry:
             lane.journal.on_kept = self.tiers.pressure.grew
         lane.queue.start()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a journal, that of all topics or one of its own, takes nothing any more."""
+        return any(lane.journal.failed is not None for lane in self._all_lanes())
+
     def _all_lanes(self) -> list[LaneRuntime]:
         return [self.main, *self._lanes.values()]
 

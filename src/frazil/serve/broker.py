@@ -328,7 +328,7 @@ class Broker:
     def _failure(self) -> str | None:
         """Return what only another start can mend."""
         # The whole of `stats` would hold up the loop where there are many topics.
-        failed = self._state == "ready" and self.engine.main.journal.failed is not None
+        failed = self._state == "ready" and self.engine.has_failed
         return "the log has failed, start the broker again" if failed else None
 
     def _ready(self) -> subscription_http.Serving | None:
