@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from frazil.cli.failures import quiet_stdout
 from frazil.cli.output import note, to_json, write_out
 from frazil.cli.serve_lake import tell_lake
 from frazil.cli.serve_text import greeting
@@ -18,7 +19,7 @@ from frazil.config import Settings, load_settings
 from frazil.config_sources import parse_assignments
 from frazil.engine.lake_calls import lake_missing
 from frazil.errors import InvalidRequest
-from frazil.telemetry import configure
+from frazil.telemetry import configure, warn
 
 if TYPE_CHECKING:
     from frazil.serve.broker import Broker
@@ -75,7 +76,12 @@ def serve(
     watching: list[asyncio.Task[None]] = []
 
     def on_ready(broker: Broker) -> None:
-        _tell(session, broker)
+        try:
+            _tell(session, broker)
+        except OSError as error:
+            # Clients are served already, and records acked: nobody's text is worth their end.
+            quiet_stdout()
+            warn("greeting_not_written", error=error.strerror)
         if not session.as_json:
             # The loop itself keeps no reference to a task that waits.
             watching.append(asyncio.get_running_loop().create_task(tell_lake(broker.engine)))

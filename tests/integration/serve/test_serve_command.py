@@ -242,6 +242,29 @@ def test_the_greeting_can_be_pasted(tmp_path):
         assert process.wait(SECONDS_MAX) == 0
 
 
+def test_a_greeting_that_cannot_be_written_ends_nothing(tmp_path):
+    """On a full disk, or with nobody who reads it, the broker serves and stops in order."""
+    command = [*COMMAND, *words(tmp_path / "data"), "--http-port", str(http_port := free_port())]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        process = subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: is_served(f"http://127.0.0.1:{http_port}/readyz"))
+    finally:
+        process.terminate()
+        _, told = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, told
+    assert "greeting_not_written" in told
+    assert "bug" not in told
+
+
+def is_served(url):
+    """Return whether a page says that all is well."""
+    try:
+        return page(url) == (200, "ok\n")
+    except urllib.error.URLError:
+        return False
+
+
 def test_sigterm_answers_what_is_under_way_and_ends_streams(tmp_path):
     """Every send is answered or refused as unavailable; what was answered is there afterwards."""
 
