@@ -190,6 +190,16 @@ PRODUCING = [
     Row(
         "1.2",
         CREATE,
+        "one part more of a topic made with its parts",
+        lambda s: after(s.made(partitions=3), s.producer(topic=s.topic + "-part-3")),
+        Fails(
+            CLASH,
+            "The topic {s.topic}-part-3 can't be created, {s.topic} was made with 3 partitions",
+        ),
+    ),
+    Row(
+        "1.2",
+        CREATE,
         "plain name of a topic in parts",
         lambda s: after(s.has_producer(topic=s.topic + "-part-0"), s.producer()),
         Fails(CLASH, "The topic {s.topic} can't be created, {s.topic}-part-0 already exists"),

@@ -41,6 +41,7 @@ __all__ = [
     "namespace_missing",
     "not_granted",
     "part_not_deletable",
+    "parts_fixed",
     "policy_invalid",
     "producer_unknown",
     "producers_full",
@@ -207,6 +208,14 @@ def name_clash(topic: str, other: str) -> Status:
     return Status(
         Code.ALREADY_EXISTS,
         f"The topic {_shown(topic)} can't be created, {_shown(other)} already exists",
+    )
+
+
+def parts_fixed(topic: str, whole: str, parts: int) -> Status:
+    """Say that a topic that was made with its parts gets no more of them."""
+    return Status(
+        Code.ALREADY_EXISTS,
+        f"The topic {_shown(topic)} can't be created, {_shown(whole)} was made with {parts} partitions",
     )
 
 

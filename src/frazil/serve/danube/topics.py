@@ -20,6 +20,7 @@ from frazil.serve.danube.statuses import (
     Status,
     name_clash,
     namespace_missing,
+    parts_fixed,
     status_of,
     strategy_differs,
     topic_missing,
@@ -250,7 +251,10 @@ class Topics:
             raise Refused(namespace_missing(namespace))
         whole = part_of(first)
         if whole is not None and self._is_there(whole[0]):
-            raise Refused(name_clash(first, whole[0]))
+            parts = self.parts(whole[0])
+            if parts == [whole[0]]:
+                raise Refused(name_clash(first, whole[0]))
+            raise Refused(parts_fixed(first, whole[0], len(parts)))
         part = self._first_part(name) or next(iter(self._loose_parts(name)), None)
         if part is not None:
             raise Refused(name_clash(name, part))

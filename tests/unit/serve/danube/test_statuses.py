@@ -157,6 +157,7 @@ FIXED = {
     ),
     "subject_unregistered": ("FAILED_PRECONDITION", "not found in registry"),
     "name_clash": ("ALREADY_EXISTS", "NAME"),
+    "parts_fixed": ("ALREADY_EXISTS", "NAME was made with 7 partitions"),
     "producers_full": ("RESOURCE_EXHAUSTED", "7"),
     "consumers_full": ("RESOURCE_EXHAUSTED", "7"),
     "producer_unknown": ("NOT_FOUND", "The producer with id 7 does not exist"),
