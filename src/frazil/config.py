@@ -330,6 +330,11 @@ def _exposed_unsafely(name: str) -> Callable[[Settings], bool]:
     return lambda s: getattr(s.serve, name) in s.serve.exposed and not s.secured
 
 
+def _share_a_port(one: str, other: str) -> Callable[[Settings], bool]:
+    """Return the test of two of the broker's listeners."""
+    return lambda s: s.serve.share_a_port(one, other)
+
+
 _RULES: Final = (
     _Rule(
         "a segment must hold the largest write and 1MiB beside it",
@@ -481,11 +486,14 @@ _RULES: Final = (
         "serve.tls_certificate_file",
         lambda s: bool(s.serve.tls_client_ca_file) and not s.serve.tls,
     ),
-    _Rule(
-        "two listeners cannot share an address and port",
-        "serve.port",
-        "serve.admin_port",
-        lambda s: s.serve.listeners_clash,
+    *(
+        _Rule(
+            "two listeners cannot share an address and port",
+            f"serve.{one}port",
+            f"serve.{other}port",
+            _share_a_port(one, other),
+        )
+        for one, other in (("", "admin_"), ("", "http_"), ("admin_", "http_"))
     ),
     _Rule(
         "a request must hold the largest message",

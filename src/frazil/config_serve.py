@@ -205,17 +205,13 @@ class ServeSettings(Section):
         """The addresses that others than this machine can reach."""
         return tuple(host for host in dict.fromkeys(self.hosts) if not is_loopback(host))
 
-    @property
-    def listeners_clash(self) -> bool:
-        """Whether two listeners are set to one port of one address."""
-        fixed = [
-            (host, port)
-            for host, port in zip(
-                self.hosts, (self.port, self.admin_port, self.http_port), strict=True
-            )
-            if port
+    def share_a_port(self, one: str, other: str) -> bool:
+        """Tell whether two listeners, by their prefixes, are set to one port of one address."""
+        places = [
+            (getattr(self, f"{prefix}host"), getattr(self, f"{prefix}port"))
+            for prefix in (one, other)
         ]
-        return len(set(fixed)) < len(fixed)
+        return places[0] == places[1] and places[0][1] != 0
 
 
 class AuthSettings(Section):
