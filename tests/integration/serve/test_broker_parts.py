@@ -11,7 +11,7 @@ from frazil.cli.serve_lake import LakeNews
 from frazil.config import load_settings
 from frazil.errors import Unavailable
 from frazil.serve.auth import rpcs
-from frazil.serve.broker import server_limits
+from frazil.serve.broker import connection_counts, server_limits
 from frazil.serve.danube import services
 from frazil.serve.danube.routes import Services
 from frazil.serve.danube.topics import Topics
@@ -67,6 +67,20 @@ def test_limits_are_those_of_the_settings():
     assert (found.handshake_s, found.keepalive_s) == (2.0, 3.0)
     assert found.unfinished_bytes_max > found.message_bytes_max
     assert found.long_calls_max == 8
+
+
+@pytest.mark.parametrize(("places", "admin"), [(1024, 100), (10, 2), (2, 1)])
+def test_clients_and_administration_share_the_places_for_connections(places, admin):
+    """Together they have as many as are set, and clients cannot take those of administration."""
+    settings = load_settings(environment={}, overrides={"serve.connections_max": places})
+    clients, administration = connection_counts(settings.serve)
+
+    def admitted(counts):
+        """Return how many are taken in, each from another address."""
+        peers = (f"10.0.{number >> 8}.{number & 255}:1" for number in range(places + 1))
+        return sum(map(counts.opened, peers))
+
+    assert (admitted(clients), admitted(administration)) == (places - admin, admin)
 
 
 def test_a_connection_has_room_for_ten_thousand_streams_and_for_calls_beside_them():

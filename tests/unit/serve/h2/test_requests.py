@@ -76,6 +76,10 @@ def test_padding_is_counted_and_left_out():
     peer.send(peer.headers(1), f.frame(f.DATA, f.PADDED | f.END_STREAM, 1, padded))
     assert peer.app.requests == [(1, prefixed(b"x"))]
     assert peer.connection.credit == credit - len(padded)
+    stream_credit = peer.connection.limits.stream_window
+    peer.send(peer.headers(3), f.frame(f.DATA, f.PADDED, 3, padded))
+    assert peer.connection.table.open[3].credit == stream_credit - len(padded)
+    assert peer.connection.credit == credit - 2 * len(padded)
 
 
 def test_padded_headers_with_priority_are_read():
