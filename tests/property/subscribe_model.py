@@ -296,7 +296,7 @@ class Specification(Shares):
             is_new = offset not in self.delivered or offset in self.unseen
             if offset not in self.known | self.had and is_new:
                 self._deliver_first(offset)
-            self.give(member, is_new=is_new, now=now)
+            self.give(member, is_new=is_new)
             self.take(offset, member)
             self.delivered.add(offset)
             self.returned.discard(offset)
@@ -469,11 +469,9 @@ class Specification(Shares):
         """
         limits = self.limits
         free = limits.max_unacked_messages - status.unacked + self._beside(1)
-        self.fair(free, offset_next)
+        self.fair(offset_next)
         is_open = free > 0 and status.unacked_bytes - self._beside() < limits.max_unacked_bytes
         takers = [each for each in self.members if has_room(each)]
-        if self.kind is SubscriptionType.SHARED:
-            takers = [each for each in takers if not self.is_sated(each)]
         if self.kind in SINGLE:
             takers = [each for each in takers if each is self.members[0]]
         is_returning = is_returning or self._is_stuck()
@@ -493,7 +491,7 @@ class Specification(Shares):
                 # Without an owner it may be anybody's that accepts it.
                 wanting = [each for each in self.members if each.accepts(key)]
                 wanting = [owner] if owner in wanting else wanting
-                is_wanted = wanting and all(self.may_have_more(each, free) for each in wanting)
+                is_wanted = wanting and all(map(self.may_have_more, wanting))
                 assert not is_wanted or not self._waits(offset), f"{offset} waits for nothing"
 
     def _is_stuck(self):

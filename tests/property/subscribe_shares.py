@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from frazil.subscribe import SubscriptionType
 
-KEPT_MS = 1_000
-"""So long a place is kept for a consumer that has nothing after it got something, by keys."""
-
 
 class Shares:
     """What consumers have, and owe: also what they failed at and that was not delivered since."""
@@ -16,8 +13,6 @@ class Shares:
         self.failed_by = {}
         # What was taken back unseen is as if it had not been delivered, where it goes by keys.
         self.unseen = set()
-        # When each last got something for the first time.
-        self.given = {}
         # Whether somebody got something although it had its share.
         self.is_over = False
 
@@ -33,52 +28,35 @@ class Shares:
         failed = {offset for offset, whose in self.failed_by.items() if whose is member}
         return len(self.members) > 1 and len(failed | self.has(member)) >= self.share
 
-    def give(self, member, *, is_new, now):
+    def give(self, member, *, is_new):
         """A consumer is about to get a record."""
-        had = len(self.has(member))
-        if is_new:
-            self.given[member.id] = now
-        if len(self.members) < 2:
-            return
-        if self.kind is SubscriptionType.SHARED:
-            assert had < self.share, f"{member.name} has {had}, which is more than its share"
-        elif self.kind is SubscriptionType.KEY_SHARED and is_new:
-            self.is_over = self.is_over or had >= self.share
+        if len(self.members) > 1 and (is_new or self.kind is SubscriptionType.SHARED):
+            self.is_over = self.is_over or len(self.has(member)) >= self.share
 
     def take(self, offset, member):
         """A record is delivered: nobody owes it but who has it."""
         self.failed_by.pop(offset, None)
         self.unseen.discard(offset)
 
-    def fair(self, free, offset_next):
+    def fair(self, offset_next):
         """Nobody gets more than its share while somebody who has less could have had a record."""
         is_over, self.is_over = self.is_over, False
-        if not is_over or not self._owners_are_known():
+        if not is_over:
             return
-        for offset, key in self.next_of_keys(offset_next):
-            owner = self.owners.get(key)
-            if owner in self.members and not self.is_sated(owner) and has_room(owner):
-                assert not self._waits(offset), f"{offset} waits while others have more"
-        if not self.had | self.known:
-            # What is left over from earlier lives takes places without a delivery.
-            owing = set(self.failed_by.values())
-            kept = [each.name for each in self.idle_at_work() if each not in owing]
-            assert free >= len(kept), f"{kept} are at work and have no place in the window"
+        if self.kind is SubscriptionType.SHARED:
+            less = [
+                each.name for each in self.members if has_room(each) and not self.is_sated(each)
+            ]
+            assert not less, f"{less} have less than others"
+        elif self.kind is SubscriptionType.KEY_SHARED and self._owners_are_known():
+            for offset, key in self.next_of_keys(offset_next):
+                owner = self.owners.get(key)
+                if owner in self.members and not self.is_sated(owner) and has_room(owner):
+                    assert not self._waits(offset), f"{offset} waits while others have more"
 
-    def idle_at_work(self):
-        """Those that got something just now and have nothing; they may owe what they failed at."""
-        return [
-            each
-            for each in self.members
-            if has_room(each)
-            and not self.has(each)
-            and self.now < self.given.get(each.id, -KEPT_MS) + KEPT_MS
-        ]
-
-    def may_have_more(self, member, free):
+    def may_have_more(self, member):
         """Whether nothing but its filter decides if a KeyShared consumer gets another record."""
-        is_free = not self.is_sated(member) or free > len(self.idle_at_work())
-        return is_free and has_room(member) and self._owners_are_known()
+        return has_room(member) and self._owners_are_known()
 
     def _owners_are_known(self):
         return len({key for _, key in self.records.values()}) <= self.limits.keys_max

@@ -9,6 +9,8 @@ import argparse
 import random
 import traceback
 
+import attrs
+
 from frazil.log.cursor import ranges_of
 from frazil.subscribe import (
     Change,
@@ -26,6 +28,8 @@ from tests.property.subscribe_model import Member, Specification
 
 STEPS = 120
 KEYS = ("eu-1", "eu-2", "us-1", "us-2", "x")
+KEYS_MANY = (*(f"{place}-{number}" for place in ("eu", "us") for number in range(8)), "x")
+WINDOWS = (1, 2, 3, 10, 11, 100)
 FILTERS = ((), (), (), ("eu-*",), ("us-?", "x"), ("*-1",))
 MUCH = 1 << 40
 
@@ -52,6 +56,11 @@ class World:
             retry_ms=50,
         )
         self.is_ample = choose((True, False))
+        # Every third life has more consumers than some windows have places, more keys, and windows
+        # that change.
+        self.is_wide = seed % 3 == 2
+        self.names = choose((2, 4, 13)) if self.is_wide else 4
+        self.keys = KEYS_MANY if self.is_wide else KEYS
         self.now = 0
         self.end = self.ids = 0
         self.journal, self.graves, self.history = [], [], []
@@ -100,7 +109,7 @@ class World:
                 self.spec.gaps.add(self.end)
             else:
                 size = self.random.choice((1, 10, 50, 100))
-                self.spec.records[self.end] = (size, self.random.choice(KEYS))
+                self.spec.records[self.end] = (size, self.random.choice(self.keys))
             self.end += 1
         self.tell("publish to", self.end)
 
@@ -117,7 +126,7 @@ class World:
         assert dispatch.status().held <= self.limits.held_max
 
     def attach(self):
-        name = f"c{self.random.randrange(4)}"
+        name = f"c{self.random.randrange(self.names)}"
         if not self.dispatch.admits(name):
             return
         self.ids += 1
@@ -221,8 +230,11 @@ class World:
     def configure(self):
         self.poll()
         policy = self.policy()
-        self.tell("configure", policy)
-        self.dispatch.configure(policy, now_ms=self.now)
+        if self.is_wide:
+            window = self.random.choice(WINDOWS)
+            self.limits = self.spec.limits = attrs.evolve(self.limits, max_unacked_messages=window)
+        self.tell("configure", policy, self.limits.max_unacked_messages)
+        self.dispatch.configure(policy, self.limits, now_ms=self.now)
         self.spec.configure(policy, self.now)
 
     def dig(self):

@@ -389,14 +389,21 @@ def shares_by_key_not_respected(patch):
     patch.setattr(_Deal, "is_sated", lambda self, consumer: False)
 
 
-def the_rest_is_kept_for_ever(patch):
-    """What is left of a KeyShared window is nobody's."""
-    patch.setattr(KeyLines, "_kept", lambda self, deal, now_ms: 1 << 40)
+def the_rest_is_nobodys(patch):
+    """What is left of a KeyShared window when all have their share goes to nobody."""
+    patch.setattr(_Deal, "begin_rest", lambda self: False)
 
 
-def no_place_is_kept(patch):
-    """A KeyShared consumer that has its share takes the last place of one that is at work."""
-    patch.setattr(KeyLines, "_kept", lambda self, deal, now_ms: 0)
+def what_others_cannot_take_is_nobodys(patch):
+    """A Shared consumer that has its share gets no more although nobody else has room."""
+    find = Ring._next
+
+    def wrong(self, hands, share):
+        found = find(self, hands, share)
+        is_sated = found is not None and found.out + len(hands[found]) >= share
+        return None if is_sated else found
+
+    patch.setattr(Ring, "_next", wrong)
 
 
 def failures_are_owed_for_ever(patch):
@@ -511,8 +518,8 @@ PLANTED = (
     put_off_counts_as_failed,
     shares_not_respected,
     shares_by_key_not_respected,
-    the_rest_is_kept_for_ever,
-    no_place_is_kept,
+    the_rest_is_nobodys,
+    what_others_cannot_take_is_nobodys,
     failures_are_owed_for_ever,
     landed_records_are_still_out,
     unseen_records_are_set_aside_for_ever,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatch", "Status"]
 
+LIMITS: Final = frozenset(("ranges", "waiting keys"))
+"""Why a subscription pauses that is at a limit; it goes on by itself when there is room."""
 ROOM_TO_RESUME: Final = 0.25
 """The part of a limit that must be free before it is told that a pause is over."""
 
@@ -206,23 +208,24 @@ class Dispatch:
 
     @property
     def is_hungry(self) -> bool:
-        """Whether a record that was never delivered would go out now, were the right one fed."""
-        records = self._records
-        messages, size_bytes = self._window()
-        return (
-            messages > 0
-            and size_bytes > 0
-            and not self._is_stopped()
-            and not (records.cursor.is_full and records.places)
-            and any(each.has_room for each in self._takers())
-        )
+        """Whether a record that was never delivered would go out now, were the right one fed.
 
-    def _takers(self) -> Iterable[Consumer]:
-        """Return those that may get a record that was never delivered."""
-        members = self._members.values()
-        if self.kind is not SubscriptionType.SHARED or len(members) < 2:
-            return members
-        return [each for each in members if each.out < self._share]
+        Or, on KeyShared, as soon as the window has a place: whoever has nothing to do has the next
+        one, and what is for it may lie behind much that is for others.
+        """
+        records = self._records
+        if self._is_stopped() or (records.cursor.is_full and records.places):
+            return False
+        if self.is_full:
+            schedule = self._schedule
+            return isinstance(schedule, KeyLines) and schedule.has_idle(self._share)
+        return any(each.has_room for each in self._members.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window takes no record more."""
+        messages, size_bytes = self._window()
+        return messages <= 0 or size_bytes <= 0
 
     def take_parked(self) -> list[int]:
         """Return the held records that `poll` met and did not deliver, each once.
@@ -416,7 +419,7 @@ class Dispatch:
         while not records.cursor.is_full or not records.places:
             messages, size_bytes = self._window()
             assignment = schedule.assign_new(
-                messages=messages, size_bytes=size_bytes, share=self._share, now_ms=now_ms
+                messages=messages, size_bytes=size_bytes, share=self._share
             )
             if not assignment.offsets and not assignment.dealt:
                 return
@@ -447,8 +450,10 @@ class Dispatch:
         """Return why new records are not delivered although consumers have room."""
         if self._is_stopped():
             return "blocked"
-        if self._records.cursor.is_full or (self._is_by_key and not self.room):
+        if self._records.cursor.is_full:
             return "ranges"
+        if self._is_by_key and not self.room:
+            return "waiting keys"
         return None
 
     def _has_ample_room(self) -> bool:
@@ -462,7 +467,7 @@ class Dispatch:
     def _tell_paused(self) -> None:
         paused = self._why_paused()
         # At the limit each ack makes room for one, which is taken at once: that is not told.
-        if paused is None and self._paused == "ranges" and not self._has_ample_room():
+        if paused is None and self._paused in LIMITS and not self._has_ample_room():
             return
         if paused != self._paused:
             kind = NoticeKind.PAUSED if paused else NoticeKind.RESUMED

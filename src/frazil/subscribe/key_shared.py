@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from frazil.subscribe.key_owners import KeyOwners
 from frazil.subscribe.orphans import Orphans
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from frazil.subscribe.ring import Dealt
 
 __all__ = ["KeyLines"]
-
-KEPT_MS: Final = 1_000
-"""So long after it got a record a place in the window is kept for a consumer that has nothing."""
 
 
 class KeyLines:
@@ -58,7 +55,6 @@ class KeyLines:
         self._orphans = Orphans(limits.skip_grace_ms)
         self._retry_ms = limits.retry_ms
         self._aside: dict[int, int] = {}
-        self._kept_until_ms: int | None = None
         self.aside_bytes = 0
         self.special: set[int] = set()
 
@@ -187,24 +183,19 @@ class KeyLines:
                 dealt.append((consumer, hand))
         return dealt
 
-    def assign_new(self, *, messages: int, size_bytes: int, share: int, now_ms: int) -> Assignment:
+    def assign_new(self, *, messages: int, size_bytes: int, share: int) -> Assignment:
         """Deal out the heads of the lines, lowest offset first.
 
-        Those that have their share wait for the others: then they may have what is left, but for
-        a place for each that is at work and has nothing, or it would find the window full.
+        Those that have their share wait for the others: then they may have what is left.
         """
         if messages <= 0 or size_bytes <= 0:
             return NOTHING
         deal = _Deal(self._members, share)
         taken: list[tuple[int, int]] = []
         while deal.count < messages and size_bytes > 0:
-            if not deal.heads:
-                if not deal.sated:
-                    break
-                messages -= self._kept(deal, now_ms)
-                deal.begin_rest()
-                continue
-            offset, _, consumer = deal.heads[0]
+            if not deal.heads and not deal.begin_rest():
+                break
+            offset = deal.heads[0][0]
             if not self._is_next(offset):
                 deal.drop()
             elif offset in self.special:
@@ -217,30 +208,14 @@ class KeyLines:
                 is_held = offset in self._held
                 size = self._take(offset)
                 size_bytes -= size
-                consumer.given_ms = now_ms
                 deal.give(size)
                 if is_held:
                     taken.append((offset, size))
         offsets, sizes = [offset for offset, _ in taken], [size for _, size in taken]
         return Assignment(deal.dealt(), offsets, sizes, is_special=False)
 
-    def _kept(self, deal: _Deal, now_ms: int) -> int:
-        """Return how many consumers have nothing now and had something just before."""
-        given = [
-            each.given_ms
-            for each in self._members.values()
-            if each.given_ms is not None
-            and each.given_ms > now_ms - KEPT_MS
-            and each.has_room
-            and not deal.count_of(each)
-        ]
-        if given:
-            self._kept_until_ms = min(given) + KEPT_MS
-        return len(given)
-
     def skip(self, now_ms: int) -> tuple[list[int], list[int]]:
         """Take out the records of keys that nobody accepts, nor did until lately."""
-        self._kept_until_ms = None
         offsets: list[int] = []
         sizes: list[int] = []
         for key in self._orphans.take_due(now_ms):
@@ -271,9 +246,15 @@ class KeyLines:
             self._out[key] = offset
 
     def due_ms(self) -> int | None:
-        """Return when there may be something to skip, or the rest of the window to be had."""
-        dues = (self._orphans.due_ms(), self._kept_until_ms)
-        return min((due for due in dues if due is not None), default=None)
+        """Return when there may be something to skip."""
+        return self._orphans.due_ms()
+
+    def has_idle(self, share: int) -> bool:
+        """Whether somebody has room, less than its share, and nothing that waits for it."""
+        return any(
+            each.has_room and each.out < share and not each.fresh and not each.again
+            for each in self._members.values()
+        )
 
     def _offer(self, key: str) -> None:
         """Put what is next of a key, if anything, before its owner."""
@@ -332,18 +313,15 @@ class _Deal:
                 (self.sated if is_sated else self.heads).append((each.fresh[0], at, each))
         heapq.heapify(self.heads)
 
-    def count_of(self, consumer: Consumer) -> int:
-        """Return how many records a consumer has, with those that it is given now."""
-        return consumer.out + len(self._hands.get(consumer, ()))
-
     def is_sated(self, consumer: Consumer) -> bool:
-        """Whether a consumer has its share."""
-        return self.count_of(consumer) >= self._share
+        """Whether a consumer has its share, with what it is given now."""
+        return consumer.out + len(self._hands.get(consumer, ())) >= self._share
 
-    def begin_rest(self) -> None:
-        """Let those have their turn that have their share."""
+    def begin_rest(self) -> bool:
+        """Let those have their turn that have their share; False if there are none."""
         self.heads, self.sated, self._is_rest = self.sated, [], True
         heapq.heapify(self.heads)
+        return bool(self.heads)
 
     def give(self, size: int) -> None:
         """Give what is next to the consumer it waits for."""

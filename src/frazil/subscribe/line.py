@@ -19,7 +19,7 @@ class Line:
     """Records wait in one line; those to deliver again go before those never delivered.
 
     Unless the subscription is Shared, only the consumer that came first takes part in dealing. Of
-    several that share it, none has more than its share of the window out.
+    several that share it, none gets more than its share of the window while others could have it.
     """
 
     def __init__(self, kind: SubscriptionType, places: Places, sizes: Mapping[int, int]) -> None:
@@ -97,7 +97,7 @@ class Line:
         """Deal out records that are ready for another delivery, lowest offset first."""
         ready, places = self._ready, self._places
         offsets: list[int] = []
-        room = self._ring.room(share) if ready else 0
+        room = self._ring.room if ready else 0
         while ready and len(offsets) < room:
             offset = heapq.heappop(ready)
             # An entry may be stale (the record was acked meanwhile) or there twice.
@@ -109,9 +109,8 @@ class Line:
             heapq.heappush(ready, offset)
         return dealt
 
-    def assign_new(self, *, messages: int, size_bytes: int, share: int, now_ms: int) -> Assignment:
+    def assign_new(self, *, messages: int, size_bytes: int, share: int) -> Assignment:
         """Deal out records never delivered, lowest offset first."""
-        del now_ms
         backlog = self._backlog
         if not len(backlog) or messages <= 0 or size_bytes <= 0:
             return NOTHING
@@ -124,7 +123,7 @@ class Line:
                 offsets, sizes = backlog.peek(messages=1, size_bytes=1)
                 backlog.drop(1)
                 return Assignment([], offsets, sizes, is_special=True)
-        room = self._ring.room(share)
+        room = self._ring.room
         offsets, sizes = backlog.peek(
             messages=min(messages, room), size_bytes=size_bytes, below=below
         )

@@ -31,7 +31,7 @@ class Consumer:
     """An attached consumer: who it is and how much its stream takes now."""
 
     __slots__ = (
-        *("accepts", "again", "consumer_id", "fresh", "given_ms"),
+        *("accepts", "again", "consumer_id", "fresh"),
         *("is_attached", "messages", "name", "out", "size_bytes"),
     )
 
@@ -47,8 +47,6 @@ class Consumer:
         # Heaps of offsets that wait for this consumer (KeyShared only).
         self.again: list[int] = []
         self.fresh: list[int] = []
-        # When it last got something that was new (KeyShared only).
-        self.given_ms: int | None = None
 
     @property
     def has_room(self) -> bool:

@@ -14,8 +14,9 @@ class Ring:
     """Consumers in the order they came; each record goes to the next one that has room.
 
     While all have room, n records among m consumers differ by at most one. A consumer without room
-    loses its turn: it never holds up the others. Of several consumers none has more than its share
-    out, so that one that acks nothing does not collect what the others would work on.
+    loses its turn: it never holds up the others. Whoever has its share out gets more only while
+    nobody with less has room, so that one that acks nothing does not collect what others would
+    work on, and those that cannot take anything keep nobody from using all of the window.
     """
 
     __slots__ = ("_turn", "consumers")
@@ -44,35 +45,32 @@ class Ring:
         """Let a consumer have the turns of another, if that takes part."""
         self.consumers = [new if each is old else each for each in self.consumers]
 
-    def room(self, share: int) -> int:
-        """Return how many records the streams take now; `share` is what one of several may have."""
-        if len(self.consumers) == 1:
-            (only,) = self.consumers
-            return only.messages if only.has_room else 0
-        room = 0
-        for each in self.consumers:
-            if each.messages > 0 and each.size_bytes > 0 and each.out < share:
-                room += min(each.messages, share - each.out)
-        return room
+    @property
+    def room(self) -> int:
+        """How many records the streams take now."""
+        return sum(each.messages for each in self.consumers if each.has_room)
 
     def deal(self, offsets: list[int], sizes: list[int], share: int) -> tuple[Dealt, int]:
-        """Give records out in turn; return the hands, and how many records were dealt."""
+        """Give records out in turn; return the hands, and how many records were dealt.
+
+        `share` is what each of several has before others have more.
+        """
         if not offsets or not self.consumers:
             return [], 0
         if len(self.consumers) == 1:
             return self._deal_all(offsets, sizes)
         takers = self._takers(share)
-        if not takers:
-            return [], 0
-        most, total = -(-len(offsets) // len(takers)), sum(sizes)
+        most, total = -(-len(offsets) // max(1, len(takers))), sum(sizes)
         out_max = share - most
         for each in takers:
             if each.messages < most or each.out > out_max or each.size_bytes < total:
                 return self._deal_in_turn(offsets, sizes, share)
+        if not takers:
+            return self._deal_in_turn(offsets, sizes, share)
         return self._deal_evenly(offsets, sizes, takers), len(offsets)
 
     def _takers(self, share: int) -> list[Consumer]:
-        """Return those that take another record, in turn."""
+        """Return those that have room and less than their share, in turn."""
         consumers, turn = self.consumers, self._turn
         in_turn = [*consumers[turn:], *consumers[:turn]] if turn else consumers
         return [
@@ -118,10 +116,12 @@ class Ring:
         return [(consumer, hand) for consumer, hand in hands.items() if hand], count
 
     def _next(self, hands: dict[Consumer, list[int]], share: int) -> Consumer | None:
-        for _ in self.consumers:
-            consumer = self.consumers[self._turn]
-            self._turn = (self._turn + 1) % len(self.consumers)
-            out = consumer.out + len(hands[consumer])
-            if consumer.has_room and out < share:
-                return consumer
-        return None
+        """Return whose turn it is: one that has room, first of those without their share."""
+        count, turn = len(self.consumers), self._turn
+        in_turn = [self.consumers[(turn + at) % count] for at in range(count)]
+        with_room = [each for each in in_turn if each.has_room]
+        unsated = (each for each in with_room if each.out + len(hands[each]) < share)
+        found = next(unsated, with_room[0] if with_room else None)
+        if found is not None:
+            self._turn = (turn + in_turn.index(found) + 1) % count
+        return found

@@ -74,7 +74,7 @@ class Schedule(Protocol):
         `share` is how much of the window is each consumer's.
         """
 
-    def assign_new(self, *, messages: int, size_bytes: int, share: int, now_ms: int) -> Assignment:
+    def assign_new(self, *, messages: int, size_bytes: int, share: int) -> Assignment:
         """Deal out records never delivered, as far as streams and the window have room."""
 
     def skip(self, now_ms: int) -> tuple[list[int], list[int]]:

@@ -188,7 +188,7 @@ def test_a_stuck_key_cannot_fill_memory():
     desk.feed(keys=["a"] * 8)
     assert desk.offsets() == [0]
     assert desk.dispatch.room == 0
-    assert desk.dispatch.status().paused == "ranges"
+    assert desk.dispatch.status().paused == "waiting keys"
     assert [each.kind for each in desk.told()] == [NoticeKind.PAUSED]
     desk.ack(0)
     desk.sync()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from frazil.subscribe import Poison, SubscriptionType
-from frazil.subscribe.key_shared import KEPT_MS
 from tests.unit.subscribe.desk import Desk
 
 SHARED, BY_KEY = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
@@ -129,35 +128,25 @@ def test_by_key_those_that_have_less_go_first():
     assert sorted(desk.poll()) == [(1, 2, 1), (2, 3, 1)]
 
 
-def test_by_key_a_place_is_kept_for_a_consumer_at_work():
-    """One that acks nothing does not take the last place, which another leaves between two records."""
-    desk = Desk(BY_KEY, limits={"max_unacked_messages": 4})
-    desk.attach(1, filters=["a*"])
-    desk.attach(2, filters=["b"])
-    desk.feed(keys=["b"])
-    for number in range(5):
-        ((consumer, offset, _),) = desk.poll(KEPT_MS - 1)
-        assert consumer == 2
-        desk.ack(offset)
-        desk.sync()
-        if not number:
-            desk.feed(keys=[f"a{each}" for each in range(9)])
-            assert got_by(desk.poll(), 1) == [1, 2, 3]
-        assert desk.poll() == []
-        desk.feed(keys=["b"])
+def test_who_takes_nothing_keeps_nobody_from_the_window():
+    """Consumers whose streams are full divide nothing: all of it goes to the one that has room."""
+    desk = desk_of(SHARED, *range(1, 11))
+    for consumer in range(2, 11):
+        desk.dispatch.want(consumer, messages=0, size_bytes=0)
+    desk.feed(100)
+    assert got_by(desk.poll(), 1) == [*range(10)]
+    desk.ack(0, 1, 2)
+    desk.sync()
+    assert desk.dispatch.is_hungry
+    assert got_by(desk.poll(), 1) == [10, 11, 12]
+    desk.dispatch.want(2, messages=10, size_bytes=1000)
+    desk.ack(3)
+    desk.sync()
+    assert desk.poll() == [(2, 13, 1)]
 
 
-def test_by_key_nothing_is_kept_for_one_that_has_something():
-    """Records of different keys fill the window, however unevenly their owners have them."""
-    desk = Desk(BY_KEY, limits={"max_unacked_messages": 10})
-    desk.attach(1, filters=["a*"])
-    desk.attach(2, filters=["b"])
-    desk.feed(keys=["b", *(f"a{number}" for number in range(9))])
-    assert sorted(desk.offsets()) == [*range(10)]
-
-
-def test_by_key_nobody_waits_for_a_consumer_that_has_nothing_to_do():
-    """The place that was kept is free a second after its consumer got something."""
+def test_by_key_the_window_is_whoevers_records_wait():
+    """Records of different keys fill it, however unevenly their owners have them or had them."""
     desk = Desk(BY_KEY, limits={"max_unacked_messages": 10})
     desk.attach(1, filters=["a*"])
     desk.attach(2, filters=["b"])
@@ -166,19 +155,33 @@ def test_by_key_nobody_waits_for_a_consumer_that_has_nothing_to_do():
     desk.ack(0)
     desk.sync()
     desk.feed(keys=[f"a{number}" for number in range(20)])
-    assert desk.offsets() == [*range(1, 10)]
-    assert desk.dispatch.due_ms() == desk.now + KEPT_MS
-    assert desk.offsets(KEPT_MS - 1) == []
-    assert desk.offsets(1) == [10]
+    assert desk.offsets() == [*range(1, 11)]
+    desk.ack(1)
+    desk.sync()
+    desk.feed(keys=["b"])
+    assert desk.poll() == [(2, 21, 1)]
 
 
-def test_by_key_a_consumer_without_room_has_nothing_kept_for_it():
-    """A stream that takes nothing holds up nobody, whatever it got just now."""
+def test_by_key_what_idle_consumers_wait_for_is_looked_for_behind_a_full_window():
+    """It is read ahead of: or who has a backlog would get each place before others are even read."""
     desk = Desk(BY_KEY, limits={"max_unacked_messages": 4})
     desk.attach(1, filters=["a*"])
-    desk.attach(2, filters=["b"], messages=1)
-    desk.feed(keys=["b", "a1", "a2", "a3"])
-    assert sorted(desk.offsets()) == [0, 1, 2, 3]
+    desk.attach(2, filters=["b"])
+    desk.feed(keys=[f"a{number}" for number in range(9)])
+    assert desk.offsets() == [0, 1, 2, 3]
+    assert desk.dispatch.is_full
+    assert desk.dispatch.is_hungry
+    desk.feed(keys=["b"])
+    assert not desk.dispatch.is_hungry
+    assert desk.poll() == []
+    desk.ack(0)
+    desk.sync()
+    assert desk.poll() == [(2, 9, 1)]
+    desk.ack(9)
+    desk.sync()
+    assert desk.poll() == [(1, 4, 1)]
+    desk.dispatch.want(2, messages=0, size_bytes=0)
+    assert not desk.dispatch.is_hungry
 
 
 def test_ten_records_of_different_keys_are_out_at_once():
@@ -208,8 +211,7 @@ def test_by_key_what_nobody_saw_leaves_its_place_to_others():
     assert desk.poll() == [(1, 0, 1), (2, 5, 1)]
     desk.ack(0, 5)
     desk.sync()
-    assert desk.poll() == [(1, 1, 1)]
-    assert desk.poll(KEPT_MS) == [(1, 2, 1)]
+    assert desk.poll() == [(1, 1, 1), (1, 2, 1)]
 
 
 def test_by_key_what_nobody_saw_may_be_acked():

@@ -129,7 +129,7 @@ def test_a_consumer_without_room_does_not_hold_up_a_ring():
         ring.add(consumer(name, messages=messages))
     dealt, count = ring.deal([0, 1, 2, 3, 4], [1] * 5, MUCH)
     assert {each.name: offsets for each, offsets in dealt} == {"a": [0], "c": [1, 2]}
-    assert (count, ring.room(MUCH)) == (3, 0)
+    assert (count, ring.room) == (3, 0)
 
 
 def test_leaving_a_ring_keeps_the_turns_of_the_others():
