@@ -36,7 +36,7 @@ def test_that_records_are_passed_over_is_told_with_their_number(caplog):
         notice = Notice(NoticeKind.SKIPPED, offset=7, records=records)
         tell_notice(notice, seldom=seldom, topic="/default/t", subscription="s")
 
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="frazil"):
         skip(2)
         skip(3)
         skip(4)
