@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 from frazil.engine.cursors import HOLD_PREFIX
 from frazil.engine.delivery import feed as feeds
+from frazil.engine.delivery import subscription as subscriptions
 from frazil.engine.delivery.feed import FeedCache, TopicFeed
 from frazil.engine.delivery.pace import Pace
 from frazil.engine.delivery.reserve import Reserve
@@ -41,6 +42,10 @@ STEPS = 60
 SINGLE = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 KEYS = ("a", "b", "c", "d")
 MUCH = 1 << 40
+HELD_BYTES = (0, 12, subscriptions.HELD_BYTES_MAX)
+"""So much is kept of what KeyShared reads ahead: nothing, a few records, all."""
+PORTION_BYTES = 20 * 5
+"""Of the most records that are read at once."""
 NAME = "s"
 
 
@@ -203,8 +208,11 @@ class Client:
 class World:
     """One subscription and everything around it."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, held_bytes_max=None):
         self.random = random.Random(seed)
+        if held_bytes_max is None:
+            held_bytes_max = random.Random(f"held {seed}").choice(HELD_BYTES)
+        self.held_bytes_max = held_bytes_max
         choose = self.random.choice
         self.kind = choose(list(SubscriptionType))
         self.poison = choose(list(Poison))
@@ -329,8 +337,17 @@ class World:
             gone = self.settled | self.ack_sent
             owed = [each for each in self.owed if each not in gone and not self.is_expired(each)]
             assert not owed or min(owed) > offset, f"{offset} came before {sorted(owed)}"
+        if self.kind is SubscriptionType.KEY_SHARED:
+            self.check_key(offset)
         self.owed.discard(offset)
         self.seen[offset] += 1
+
+    def check_key(self, offset):
+        """All before a record of its key are durably settled, or expired."""
+        records = self.tiers.records
+        for each in range(offset):
+            if records[each].key == records[offset].key and each not in self.settled:
+                assert self.is_expired(each), f"{offset} came before {each} of its key"
 
     owed: set = frozenset()
 
@@ -491,6 +508,8 @@ class World:
             await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.1, 2)))
             held, status = self.subscription._held, self.subscription.status()
             assert len(held) <= status.held, "records are kept that were met already"
+            size_max = self.held_bytes_max + PORTION_BYTES
+            assert held.size_bytes <= size_max, "more is kept than may be"
         await self.drain()
 
     async def drain(self):
@@ -533,13 +552,14 @@ class World:
         return set(self.subscription._dispatch._records.blocked)
 
 
-def failure(seed):
+def failure(seed, held_bytes_max=None):
     """Run one life; return the world and the error, None if no promise was broken."""
     log = logging.getLogger("frazil")
     level = log.level
     log.setLevel(logging.CRITICAL)
     live_max, feeds.LIVE_RECORDS_MAX = feeds.LIVE_RECORDS_MAX, 3
-    world = World(seed)
+    world = World(seed, held_bytes_max)
+    held_max, subscriptions.HELD_BYTES_MAX = subscriptions.HELD_BYTES_MAX, world.held_bytes_max
     problems = []
 
     def stop(loop, context):
@@ -555,6 +575,7 @@ def failure(seed):
         return world, problems[0].get("exception", error) if problems else error
     finally:
         feeds.LIVE_RECORDS_MAX = live_max
+        subscriptions.HELD_BYTES_MAX = held_max
         log.setLevel(level)
         for task in asyncio.all_tasks(world.loop):
             task.cancel()
@@ -567,7 +588,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     world, error = failure(parser.parse_args().seed)
-    print(world.kind.name, world.policy, world.limits, world.cache_bytes, *world.history, sep="\n")
+    sizes = (world.cache_bytes, world.held_bytes_max)
+    print(world.kind.name, world.policy, world.limits, *sizes, *world.history, sep="\n")
     if error is None:
         print("no promise was broken")
     else:

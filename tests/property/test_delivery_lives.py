@@ -14,7 +14,7 @@ from frazil.engine.delivery.feed import TopicFeed
 from frazil.engine.delivery.held import Held
 from frazil.engine.delivery.outbox import Outbox
 from frazil.engine.delivery.reserve import Reserve
-from frazil.engine.delivery.subscription import Subscription
+from frazil.engine.delivery.subscription import HELD_BYTES_MAX, Subscription
 from frazil.errors import FrazilError, NotFound
 from frazil.subscribe import Dispatch
 from tests.property.delivery_world import command, failure
@@ -38,7 +38,7 @@ def test_random_lives_keep_every_promise(part):
 @pytest.mark.parametrize("seed", [37, 144, 529, 1313, 1318, 1391, 1581, 4727, 6428])
 def test_lives_that_broke_a_promise_once_keep_it(seed):
     """Attempts nobody saw, records that are gone, late nacks, letters of acked records, old reads."""
-    assert failure(seed)[1] is None
+    assert failure(seed, HELD_BYTES_MAX)[1] is None
 
 
 def test_the_same_seed_is_the_same_life():
@@ -136,6 +136,22 @@ def held_bytes_leak(patch):
     patch.setattr(Held, "_let_go", lambda self, records: None)
 
 
+def all_that_waits_is_kept(patch):
+    """What is read ahead of keys that wait stays in memory, however much it is."""
+    patch.setattr(Held, "trim", lambda self, bytes_max: None)
+
+
+def what_was_not_kept_is_lost(patch):
+    """The first delivery of a record goes without it if it must be read again."""
+    add = Outbox.add
+
+    def wrong(self, offsets, records, attempts):
+        here = [at for at, each in enumerate(records) if each is not None or attempts is not None]
+        add(self, [offsets[at] for at in here], [records[at] for at in here], attempts)
+
+    patch.setattr(Outbox, "add", wrong)
+
+
 def deliveries_run_ahead(patch):
     """What is reserved counts before it is durable."""
     ask = Reserve.ask
@@ -158,6 +174,8 @@ PLANTED = (
     lost_letters_are_settled,
     parked_records_are_kept,
     held_bytes_leak,
+    all_that_waits_is_kept,
+    what_was_not_kept_is_lost,
     deliveries_run_ahead,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from functools import partial
 
 import attrs
 import pytest
@@ -310,24 +311,63 @@ def test_dead_letters_make_no_namespace(tmp_path):
     run(tmp_path, work)
 
 
-def test_what_waits_behind_a_stuck_key_is_bounded_and_told(tmp_path, monkeypatch):
-    """Reading ahead of a key that is stuck ends at a number of bytes, attributes counted."""
+@pytest.mark.parametrize("is_blocked", [True, False])
+@pytest.mark.parametrize("cache_bytes", [1, 64 << 20])
+def test_a_stuck_key_stops_no_other_however_much_waits(
+    tmp_path, monkeypatch, is_blocked, cache_bytes
+):
+    """Beyond a number of bytes, attributes counted, what waits is not kept, and comes all the same."""
     monkeypatch.setattr(subscription, "HELD_BYTES_MAX", 100_000)
 
-    async def work(db, deliveries, _settings):
+    async def work(db, deliveries, settings):
         topic = db.create_topic("t")
+        policy = attrs.evolve(letters(), poison=Poison.BLOCK, dead_letter_topic=None)
+        settings.change(uid(db), "s", policy=policy)
+        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
+        found.feed._cache.bytes_max = cache_bytes
+        consumer = Collector(found, acks=False)
+        topic.append(b"0", key="same")
+        await until(lambda: consumer.got == [0])
+        if is_blocked:
+            await consumer.nack(0)
+            await until(lambda: found.status().blocked == 1)
+        for number in range(1, 40):
+            topic.append(b"%d" % number, key="same", attributes={"a": str(number) * 5000})
+        for number in range(40, 45):
+            topic.append(b"%d" % number, key=f"other-{number}")
+        await until(lambda: consumer.got == [0, *range(40, 45)])
+        assert (found.status().paused, found.status().held) == (None, 39)
+        assert 80_000 <= sum(each.size for each in found._held) <= 100_000
+        consumer.acks = True
+        for offset in consumer.got[:]:
+            consumer.ack(offset)
+        await until(lambda: len(consumer.acked) == 45)
+        assert consumer.got == [0, *range(40, 45), *range(1, 40)]
+        assert consumer.payloads == [b"%d" % offset for offset in consumer.got]
+        assert consumer.attempts == [1] * 45
+        assert (len(found._held), found._held.size_bytes, found.counts.missed) == (0, 0, 0)
+
+    run(tmp_path, work)
+
+
+def test_what_was_not_kept_is_a_dead_letter_with_its_payload(tmp_path, monkeypatch):
+    """Each record that fails is read again for its letter, kept or not before its delivery."""
+    monkeypatch.setattr(subscription, "HELD_BYTES_MAX", 2)
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        settings.change(uid(db), "s", policy=letters())
         found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
         consumer = Collector(found, acks=False)
-        for number in range(40):
-            topic.append(b"x", key="same", attributes={"a": str(number) * 5000})
-        await until(lambda: found.status().paused == "held bytes")
-        assert consumer.got == [0]
-        assert 100_000 <= sum(each.size for each in found._held) < 400_000
-        consumer.acks = True
-        consumer.ack(0)
-        await until(lambda: len(consumer.acked) == 40)
-        assert found.status().paused is None
-        assert found._held.size_bytes == 0
+        for number in range(10):
+            topic.append(b"%d" % number, key="same")
+        for offset in range(10):
+            await until(partial(consumer.got.__contains__, offset))
+            await consumer.nack(offset)
+        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 10)
+        payloads = [row["payload"] for row in rows_of(db.topic(DEAD))]
+        assert payloads == [b"%d" % number for number in range(10)]
+        assert found.counts.missed == 0
 
     run(tmp_path, work)
 

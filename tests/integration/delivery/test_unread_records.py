@@ -8,7 +8,7 @@ import threading
 import attrs
 import pytest
 
-from frazil.engine.delivery import feed, reserve
+from frazil.engine.delivery import feed, reserve, subscription
 from frazil.engine.delivery.journalling import Journalling
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
@@ -34,6 +34,7 @@ class Obstructed:
     def __init__(self, runtime):
         self._history = runtime.history
         self.error = None
+        self.error_at = None
         self.asked = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -46,7 +47,7 @@ class Obstructed:
         """Read, unless something is in the way."""
         self.asked += 1
         assert self.may_go_on.wait(60)
-        if self.error is not None:
+        if self.error is not None and self.error_at in {None, offset}:
             raise self.error
         return self._history.read(topic, offset=offset, bytes_max=bytes_max)
 
@@ -323,6 +324,40 @@ def test_blocked_records_of_an_earlier_life_leave_room_for_other_keys(tmp_path):
 
     run(tmp_path, begin)
     run(tmp_path, go_on)
+
+
+def test_what_was_not_kept_and_cannot_be_read_stops_its_key_alone(tmp_path, monkeypatch):
+    """It has not failed, nothing of its key goes before it, and other keys go on meanwhile."""
+    monkeypatch.setattr(feed, "LIVE_RECORDS_MAX", 0)
+    monkeypatch.setattr(subscription, "HELD_BYTES_MAX", 0)
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        for number in range(6):
+            topic.append(b"%d" % number, key="same" if number < 3 else "other")
+        settings.change(uid(db), "s", policy=policy_of(max_redelivery_count=0))
+        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
+        consumer = Collector(found, acks=False)
+        await until(lambda: (consumer.got, found.status().held) == ([0, 3], 4))
+        assert len(found._held) == 0
+        forget_decoded(found)
+        history = Obstructed(found.feed.runtime)
+        history.error, history.error_at = Unavailable("the store does not answer"), 1
+        consumer.acks = True
+        consumer.ack(0)
+        await until(lambda: found.status().paused == "cannot read")
+        consumer.ack(3)
+        topic.append(b"6", key="third")
+        await until(lambda: sorted(consumer.acked) == [0, 3, 4, 5, 6])
+        history.error = None
+        await until(lambda: len(consumer.acked) == 7)
+        assert consumer.got[-2:] == [1, 2]
+        assert consumer.payloads == [b"%d" % offset for offset in consumer.got]
+        assert consumer.attempts == [1] * 7
+        assert found.counts.dropped == found.counts.missed == 0
+        assert found.damage is None
+
+    run(tmp_path, work)
 
 
 def test_a_policy_whose_letters_could_not_be_written_is_refused(tmp_path):

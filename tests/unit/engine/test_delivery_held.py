@@ -19,6 +19,7 @@ STEPS = st.lists(
         st.tuples(st.just("next"), st.integers(1, 8)),
         st.tuples(st.just("take"), st.lists(st.integers(0, 30), max_size=5, unique=True)),
         st.tuples(st.just("drop"), st.lists(st.integers(0, 30), max_size=5)),
+        st.tuples(st.just("trim"), st.integers(0, 120)),
         st.tuples(st.just("clear"), st.none()),
     ),
     max_size=25,
@@ -45,12 +46,27 @@ def test_it_is_a_dict_whatever_the_order(steps):
             held.drop(argument)
             for offset in argument:
                 model.pop(offset, None)
+        elif step == "trim":
+            held.trim(argument)
+            while sum(record.size for record in model.values()) > argument:
+                del model[max(model)]
         else:
             held.clear()
             model.clear()
         assert held.size_bytes == sum(record.size for record in model.values())
         assert len(held) == len(model)
         assert {each.offset for each in held} == set(model)
+
+
+def test_what_is_trimmed_is_not_kept():
+    """Beyond a number of bytes the oldest stay, which go first; nothing else refers to the rest."""
+    held = Held(is_counted=True)
+    offsets = list(range(4))
+    held.add(offsets, records(offsets))
+    held.trim(3)
+    assert ([each.offset for each in held], held.size_bytes) == ([0, 1], 3)
+    assert not held._records
+    assert [each and each.offset for each in held.take([2, 1, 0])] == [None, 1, 0]
 
 
 def test_what_was_given_out_is_not_kept():

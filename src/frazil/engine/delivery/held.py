@@ -73,6 +73,16 @@ class Held:
         pop = self._by_offset.pop
         self._let_go([pop(offset) for offset in self._by_offset.keys() & set(offsets)])
 
+    def trim(self, bytes_max: int) -> None:
+        """Let go of those that came last, until the others are no larger together."""
+        if self.size_bytes <= bytes_max:
+            return
+        self._look_up()
+        while self.size_bytes > bytes_max and self._by_offset:
+            # Offsets only grow: nothing else of its key goes later than this one.
+            _, record = self._by_offset.popitem()
+            self._let_go([record])
+
     def clear(self) -> None:
         """Let go of all."""
         self._forget_list()

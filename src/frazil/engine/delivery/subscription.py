@@ -1,8 +1,8 @@
 """One subscription at work: feeds its dispatch, writes to consumers, journals acks and attempts.
 
 Everything that comes in is collected; once a turn of the loop `_run` does what follows from it.
-Records are kept from their reading to their first delivery only; for another one they are looked up
-again, so that the memory of a subscription does not grow with what is unacked.
+Records are kept from their reading to their first delivery at most; later they are looked up again,
+so that the memory of a subscription grows neither with what is unacked nor with what waits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FEED_RECORDS_MAX: Final = 512
 PACED_RECORDS_MAX: Final = 32
 """Of one that catches up while much is published."""
 HELD_BYTES_MAX: Final = 8 << 20
-"""KeyShared reads ahead of keys that wait; so far at most."""
+"""KeyShared reads ahead of keys that wait; so much of that is kept, the rest is read again."""
 TURNS_MAX: Final = 2
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
@@ -97,7 +97,7 @@ class Subscription(Calls):
         self._is_following = False
         self._damage: FrazilError | None = None
         self._unread: tuple[int, FrazilError] | None = None
-        """A record that is to be delivered once more, and what keeps it from being read."""
+        """A record that must be read again, and what keeps it from that."""
         self._seldom = Seldom(loop.time)
         self.counts = Counts()
         self.epoch = 0
@@ -136,8 +136,6 @@ class Subscription(Calls):
                 return attrs.evolve(status, paused="dead letters")
             if self.reserve.error is not None and self._dispatch.is_hungry:
                 return attrs.evolve(status, paused="journal")
-            if self._held.size_bytes >= HELD_BYTES_MAX and self._dispatch.is_hungry:
-                return attrs.evolve(status, paused="held bytes")
         return status
 
     # -- consumers -------------------------------------------------------------------------------
@@ -282,6 +280,8 @@ class Subscription(Calls):
             for action in dispatch.poll(now_ms):
                 self._act(action)
             self._held.drop(dispatch.take_parked())
+            # Behind the poll: what goes at once is not read twice.
+            self._held.trim(HELD_BYTES_MAX)
             if not dispatch.is_hungry or not self._fill():
                 break
         else:
@@ -323,7 +323,7 @@ class Subscription(Calls):
         if self._is_reading:
             return False
         is_by_key = dispatch.kind is SubscriptionType.KEY_SHARED
-        if dispatch.held and (not is_by_key or self._held.size_bytes >= HELD_BYTES_MAX):
+        if dispatch.held and not is_by_key:
             return False
         room = dispatch.room
         offset = dispatch.offset_next
@@ -511,13 +511,13 @@ class Subscription(Calls):
         return kept is None or offset < kept
 
     def gone(self, offset: int) -> None:
-        """Settle a record to deliver again that is no more."""
+        """Settle a record to read again that is no more."""
         self.note_missed(1)
         self._dispatch.gone(offset)
         self._schedule()
 
     def put_off(self, consumer: Consumer, offsets: list[int], error: FrazilError) -> None:
-        """Try later to deliver records again, of which the first cannot be read now."""
+        """Try later to deliver records, of which the first cannot be read now."""
         if self.is_with(consumer, offsets[0]):
             self.warn_seldom("record_cannot_be_read_again", offset=offsets[0], error=error)
             self._unread = (offsets[0], error)
