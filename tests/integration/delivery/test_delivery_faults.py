@@ -350,6 +350,34 @@ def test_a_stuck_key_stops_no_other_however_much_waits(
     run(tmp_path, work)
 
 
+def test_ahead_of_a_full_window_as_much_is_read_as_is_kept(tmp_path, monkeypatch):
+    """An idle consumer's record is found behind a backlog of another; what is large is not read on."""
+    monkeypatch.setattr(subscription, "HELD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(subscription, "FEED_RECORDS_MAX", 4)
+
+    async def work(db, deliveries, settings):
+        topic = db.create_topic("t")
+        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
+        busy = Collector(found, 1, filters=["busy-*"], acks=False)
+        idle = Collector(found, 2, filters=["idle"], acks=False)
+        for number in range(20):
+            topic.append(b"x", key=f"busy-{number}")
+        topic.append(b"y", key="idle")
+        for number in range(200):
+            topic.append(bytes(5_000), key=f"busy-large-{number}")
+        await until(lambda: len(busy.got) == 10 and found.status().held > 10)
+        busy.ack(0)
+        await until(lambda: idle.got == [20])
+        assert busy.got == [*range(10)]
+        idle.ack(20)
+        await until(lambda: len(busy.got) == 11 and found.status().held > len(found._held))
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert 20 < found.status().held < 60
+
+    run(tmp_path, work)
+
+
 def test_what_was_not_kept_is_a_dead_letter_with_its_payload(tmp_path, monkeypatch):
     """Each record that fails is read again for its letter, kept or not before its delivery."""
     monkeypatch.setattr(subscription, "HELD_BYTES_MAX", 2)

@@ -323,7 +323,9 @@ class Subscription(Calls):
         if self._is_reading:
             return False
         is_by_key = dispatch.kind is SubscriptionType.KEY_SHARED
-        if dispatch.held and not is_by_key:
+        # Ahead of a full window only as much as is kept, or large records would be read twice.
+        is_ahead = dispatch.is_full and len(self._held) < dispatch.held
+        if dispatch.held and (is_ahead or not is_by_key):
             return False
         room = dispatch.room
         offset = dispatch.offset_next
