@@ -53,13 +53,17 @@ class Patience:
         else:
             self._credit = max(self._credit - MISS_COST, 0)
 
+    def crowd(self) -> None:
+        """Take note that several calls came at once: who has many under way waits for none alone."""
+        self._credit = 0
+
 
 class PollingSelector(selectors.DefaultSelector):
     """Waits as its base does, with patience."""
 
     def __init__(self, patience: Patience, clock: Clock) -> None:
         super().__init__()
-        self._patience = patience
+        self.patience = patience
         self._now = clock.monotonic
         self.is_told = False
         """Set by whoever ends a wait from another thread."""
@@ -68,7 +72,7 @@ class PollingSelector(selectors.DefaultSelector):
         if timeout is not None and timeout <= 0:
             self.is_told = False
             return super().select(timeout)
-        patience = self._patience
+        patience = self.patience
         begun = now = self._now()
         found: list[tuple[selectors.SelectorKey, int]] = []
         if patience.is_worth_it:
@@ -91,6 +95,7 @@ class PollingLoop(asyncio.SelectorEventLoop):
     def __init__(self, poll_s: float, clock: Clock | None = None) -> None:
         self._polling = PollingSelector(Patience(poll_s), clock or SystemClock())
         super().__init__(self._polling)
+        self.crowd = self._polling.patience.crowd
 
     def call_soon_threadsafe(
         self,

@@ -9,6 +9,9 @@ import threading
 
 import pytest
 
+from frazil.serve.grpc.router import Router, Unary
+from frazil.serve.grpc.server import Server
+from frazil.serve.h2 import frames as f
 from frazil.serve.waiting import (
     CREDIT_MAX,
     MISS_COST,
@@ -17,6 +20,7 @@ from frazil.serve.waiting import (
     PollingSelector,
     fastest_loop,
 )
+from tests.unit.serve.h2.peer import Peer, prefixed
 
 POLL_S = 0.001
 SHORT, LONG = POLL_S / 2, POLL_S * 2
@@ -109,6 +113,46 @@ def test_asking_ends_at_its_time():
         assert not patience.is_worth_it
 
 
+def test_calls_that_come_together_are_not_polled_for():
+    """Who has many calls under way has threads of its own to run; it must show one at a time anew."""
+    patience = eager()
+    patience.crowd()
+    assert not patience.is_worth_it
+    for _ in range(MISS_COST):
+        patience.note(SHORT, from_client=True)
+    assert patience.is_worth_it
+
+
+@pytest.mark.parametrize(("together", "is_worth_it"), [(1, True), (3, False)])
+def test_a_server_tells_its_loop_what_came_together(together, is_worth_it):
+    """Several calls in one piece end the loop's polling, one alone does not."""
+    with asyncio.Runner(loop_factory=lambda: PollingLoop(POLL_S)) as runner:
+        patience = runner.get_loop()._polling.patience
+
+        async def scene():
+            server = Server(Router({"/t.T/Echo": Unary(lambda call, message: call.ok(message))}))
+            _, port = await server.start("127.0.0.1", 0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            peer = Peer()
+            writer.write(f.PREFACE + f.frame(f.SETTINGS, 0, 0))
+            await reader.readexactly(9)
+            whole = b"".join(
+                peer.headers(sid) + f.frame(f.DATA, f.END_STREAM, sid, prefixed(b"x"))
+                for sid in range(1, 2 * together, 2)
+            )
+            for _ in range(CREDIT_MAX):
+                patience.note(SHORT, from_client=True)
+            writer.write(whole)
+            while server.counters.calls_total < together:
+                await reader.read(1000)
+            found = patience.is_worth_it
+            writer.close()
+            await server.drain(0.1)
+            return found
+
+        assert runner.run(scene()) is is_worth_it
+
+
 def test_what_is_due_at_once_is_not_waited_for():
     """A turn with something to do asks once and is no wait at all."""
     clock = Ticks(POLL_S)
@@ -121,7 +165,7 @@ def test_a_loop_knows_what_its_own_threads_tell_it():
     """A wait that `call_soon_threadsafe` ends counts as none of a client's."""
     with asyncio.Runner(loop_factory=lambda: PollingLoop(10.0)) as runner:
         loop = runner.get_loop()
-        patience = loop._polling._patience
+        patience = loop._polling.patience
         for _ in range(CREDIT_MAX):
             patience.note(0.0, from_client=True)
 

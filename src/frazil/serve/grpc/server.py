@@ -16,6 +16,7 @@ from frazil.telemetry import event
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
@@ -60,6 +61,7 @@ class Server:
         self.unanswered = 0
         self.unfinished = 0
         self.held = 0
+        self.crowd: Callable[[], None] = _nothing
         self._connections = connections
         self._shells: set[Shell] = set()
         self._dirty: dict[Shell, None] = {}
@@ -88,6 +90,7 @@ class Server:
         """Listen on a socket that has its address already; it is the server's from now on."""
         assert self._acceptor is None
         self._loop = asyncio.get_running_loop()
+        self.crowd = getattr(self._loop, "crowd", self.crowd)
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
         self._acceptor = Acceptor(
@@ -232,3 +235,7 @@ class Server:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _nothing() -> None:
+    """Tell a loop nothing that does not ask."""

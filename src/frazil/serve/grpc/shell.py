@@ -17,6 +17,7 @@ from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
@@ -45,6 +46,8 @@ class Host(Protocol):
     """Bytes of requests of all connections that are still arriving, with what they cost."""
     held: int
     """Bytes of answers of all connections that the peers have not taken, with what they cost."""
+    crowd: Callable[[], None]
+    """Tells the loop that several calls came at once."""
 
     def forget(self, shell: Shell) -> None:
         """Take note that a connection is gone."""
@@ -137,8 +140,12 @@ class Shell(asyncio.BufferedProtocol):
         self._heard = 0.0
         if self._draining_from is not None:
             self._asked = self._host.clock.monotonic()
+        counters = self._host.counters
+        before = counters.calls_total
         is_alive = self.connection.receive(data)
         self.calls.end_run()
+        if counters.calls_total - before > 1:
+            self._host.crowd()
         self.flush()
         if not is_alive:
             self.close()
