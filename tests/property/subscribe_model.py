@@ -82,6 +82,7 @@ class Specification(Shares):
         self.left = []
         self.restart_shares()
         self.timed_out = set()
+        self.pardoned = set()
         # When clients went whose oldest record this was.
         self.went = {}
         self.coming, self.condemned = set(), set()
@@ -255,6 +256,8 @@ class Specification(Shares):
 
     def configure(self, policy, now):
         self.not_before.update(dict.fromkeys(self.blocked, now))
+        # What failed too often waits for nothing; pardoned, it may come at once or when it is due.
+        self.pardoned |= {o for o, n in self.attempts.items() if n > attempts_max_of(self.policy)}
         self.policy = policy
         self.attempts_max = max(self.attempts_max, attempts_max_of(policy))
         if policy.poison is not Poison.BLOCK:
@@ -288,7 +291,9 @@ class Specification(Shares):
             assert attempt == expected, f"{offset}: attempt {attempt}, not {expected}"
             assert attempt <= self.attempts_max, f"{offset} was delivered too often"
             assert attempt <= self.counted.get(offset, 1), f"{offset}: attempt is not durable"
-            assert now >= self.not_before.get(offset, 0), f"{offset} came before its delay was over"
+            is_due = now >= self.not_before.get(offset, 0) or offset in self.pardoned
+            assert is_due, f"{offset} came before its delay was over"
+            self.pardoned.discard(offset)
             if self.kind in LINES:
                 self._deliver_in_line(offset, member)
             else:
