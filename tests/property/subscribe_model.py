@@ -373,9 +373,6 @@ class Specification(Shares):
 
     def even(self):
         """Deliveries to Shared consumers that all have room differ by one at most."""
-        if any(map(self.is_sated, self.members)):
-            # One that has its share loses its turn.
-            self.turns = {}
         counts = [self.turns.get(each.id, 0) for each in self.members]
         if self.kind is SubscriptionType.SHARED and counts:
             assert max(counts) - min(counts) <= 1, f"not even: {counts}"

@@ -30,7 +30,7 @@ class Shares:
 
     def give(self, member, *, is_new):
         """A consumer is about to get a record."""
-        if len(self.members) > 1 and (is_new or self.kind is SubscriptionType.SHARED):
+        if len(self.members) > 1 and is_new:
             self.is_over = self.is_over or len(self.has(member)) >= self.share
 
     def take(self, offset, member):
@@ -41,14 +41,7 @@ class Shares:
     def fair(self, offset_next):
         """Nobody gets more than its share while somebody who has less could have had a record."""
         is_over, self.is_over = self.is_over, False
-        if not is_over:
-            return
-        if self.kind is SubscriptionType.SHARED:
-            less = [
-                each.name for each in self.members if has_room(each) and not self.is_sated(each)
-            ]
-            assert not less, f"{less} have less than others"
-        elif self.kind is SubscriptionType.KEY_SHARED and self._owners_are_known():
+        if is_over and self.kind is SubscriptionType.KEY_SHARED and self._owners_are_known():
             for offset, key in self.next_of_keys(offset_next):
                 owner = self.owners.get(key)
                 if owner in self.members and not self.is_sated(owner) and has_room(owner):

@@ -12,7 +12,6 @@ import pytest
 
 from frazil.subscribe import Cause, Change, Dispatch, FailurePolicy, Poison
 from frazil.subscribe.alarms import Alarms
-from frazil.subscribe.failures import Failures
 from frazil.subscribe.flights import Flights
 from frazil.subscribe.key_owners import KeyOwners
 from frazil.subscribe.key_shared import KeyLines, _Deal
@@ -237,9 +236,9 @@ def round_begins_anew(patch):
     """Each burst on a Shared subscription begins with the first consumer."""
     deal = Ring.deal
 
-    def wrong(self, offsets, sizes, share):
+    def wrong(self, offsets, sizes):
         self._turn = 0
-        return deal(self, offsets, sizes, share)
+        return deal(self, offsets, sizes)
 
     patch.setattr(Ring, "deal", wrong)
 
@@ -373,17 +372,6 @@ def put_off_counts_as_failed(patch):
     patch.setattr(Records, "put_off", wrong)
 
 
-def shares_not_respected(patch):
-    """One of several consumers of a Shared subscription may have the whole window."""
-    share_out = Dispatch._share_out
-
-    def wrong(self):
-        share_out(self)
-        self._share = self._limits.max_unacked_messages
-
-    patch.setattr(Dispatch, "_share_out", wrong)
-
-
 def shares_by_key_not_respected(patch):
     """A KeyShared consumer that has its share goes before those that have less."""
     patch.setattr(_Deal, "is_sated", lambda self, consumer: False)
@@ -392,23 +380,6 @@ def shares_by_key_not_respected(patch):
 def the_rest_is_nobodys(patch):
     """What is left of a KeyShared window when all have their share goes to nobody."""
     patch.setattr(_Deal, "begin_rest", lambda self: False)
-
-
-def what_others_cannot_take_is_nobodys(patch):
-    """A Shared consumer that has its share gets no more although nobody else has room."""
-    find = Ring._next
-
-    def wrong(self, hands, share):
-        found = find(self, hands, share)
-        is_sated = found is not None and found.out + len(hands[found]) >= share
-        return None if is_sated else found
-
-    patch.setattr(Ring, "_next", wrong)
-
-
-def failures_are_owed_for_ever(patch):
-    """A consumer has less of the window with each record that it failed at."""
-    patch.setattr(Failures, "_discharge", lambda self, offset: None)
 
 
 def landed_records_are_still_out(patch):
@@ -516,11 +487,8 @@ PLANTED = (
     unsent_deliveries_time_out,
     sent_deliveries_never_time_out,
     put_off_counts_as_failed,
-    shares_not_respected,
     shares_by_key_not_respected,
     the_rest_is_nobodys,
-    what_others_cannot_take_is_nobodys,
-    failures_are_owed_for_ever,
     landed_records_are_still_out,
     unseen_records_are_set_aside_for_ever,
     met_records_are_met_again,

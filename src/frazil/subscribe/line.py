@@ -18,8 +18,8 @@ __all__ = ["Line"]
 class Line:
     """Records wait in one line; those to deliver again go before those never delivered.
 
-    Unless the subscription is Shared, only the consumer that came first takes part in dealing. Of
-    several that share it, none gets more than its share of the window while others could have it.
+    Unless the subscription is Shared, only the consumer that came first takes part in dealing. The
+    window is nobody's in part: whose turn it is gets the next record.
     """
 
     def __init__(self, kind: SubscriptionType, places: Places, sizes: Mapping[int, int]) -> None:
@@ -95,6 +95,7 @@ class Line:
 
     def assign_again(self, share: int) -> Dealt:
         """Deal out records that are ready for another delivery, lowest offset first."""
+        del share
         ready, places = self._ready, self._places
         offsets: list[int] = []
         room = self._ring.room if ready else 0
@@ -104,13 +105,14 @@ class Line:
             if places.get(offset) is State.READY and (not offsets or offsets[-1] != offset):
                 offsets.append(offset)
         sizes = [self._sizes[offset] for offset in offsets]
-        dealt, count = self._ring.deal(offsets, sizes, share)
+        dealt, count = self._ring.deal(offsets, sizes)
         for offset in offsets[count:]:
             heapq.heappush(ready, offset)
         return dealt
 
     def assign_new(self, *, messages: int, size_bytes: int, share: int) -> Assignment:
         """Deal out records never delivered, lowest offset first."""
+        del share
         backlog = self._backlog
         if not len(backlog) or messages <= 0 or size_bytes <= 0:
             return NOTHING
@@ -127,6 +129,6 @@ class Line:
         offsets, sizes = backlog.peek(
             messages=min(messages, room), size_bytes=size_bytes, below=below
         )
-        dealt, count = self._ring.deal(offsets, sizes, share)
+        dealt, count = self._ring.deal(offsets, sizes)
         backlog.drop(count)
         return Assignment(dealt, offsets[:count], sizes[:count], is_special=False)

@@ -21,115 +21,24 @@ def got_by(delivered, consumer):
     return [offset for who, offset, _ in delivered if who == consumer]
 
 
-def work(desk, consumer, delivered):
-    """Ack all that one consumer gets, until nothing comes any more; return all deliveries."""
-    done = list(delivered)
-    while mine := got_by(delivered, consumer):
-        desk.ack(*mine)
-        desk.sync()
+def test_shared_consumers_take_turns_whatever_they_have():
+    """Each free place is for whose turn it is, so that who acks late is not left out."""
+    desk = desk_of(SHARED, 1, 2)
+    desk.feed(40)
+    delivered = desk.poll()
+    assert len(got_by(delivered, 1)) == len(got_by(delivered, 2)) == 5
+    late = got_by(delivered, 2)
+    while mine := got_by(delivered, 1):
+        for offset in mine:
+            desk.ack(offset)
+            desk.sync()
         delivered = desk.poll()
-        done += delivered
-    return done
-
-
-def test_one_that_acks_nothing_leaves_the_others_their_share():
-    """It has its share of the window and gets no more; all else goes to who acks."""
-    desk = desk_of(SHARED, 1, 2)
-    desk.feed(100)
-    done = work(desk, 2, desk.poll())
-    assert got_by(done, 1) == [0, 2, 4, 6, 8]
-    assert len(got_by(done, 2)) == 95
-    assert not desk.dispatch.is_hungry or desk.dispatch.held == 0
-
-
-def test_an_only_consumer_has_the_whole_window():
-    """Also one that is left alone; when another joins it gets nothing beyond its share."""
-    desk = desk_of(SHARED, 1, 2)
-    desk.feed(30)
-    assert len(got_by(desk.poll(), 1)) == 5
-    desk.detach(2)
-    desk.poll()
-    desk.sync()
-    assert len(got_by(desk.poll(), 1)) == 5
-    desk.attach(3)
-    desk.ack(0, 2, 4, 6)
-    desk.sync()
-    assert [who for who, _, _ in desk.poll()] == [3, 3, 3, 3]
-
-
-def test_shares_follow_the_window():
-    """With a larger window a consumer that had its share may have more."""
-    desk = desk_of(SHARED, 1, 2, window=2)
-    desk.feed(10)
-    assert len(desk.poll()) == 2
-    desk.dispatch.configure(
-        desk.dispatch._records._policy,
-        now_ms=desk.now,
-        limits=type(desk.dispatch._limits)(max_unacked_messages=6),
-    )
-    assert sorted(who for who, _, _ in desk.poll()) == [1, 1, 2, 2]
-
-
-def test_what_a_consumer_failed_at_and_waits_is_its_own():
-    """One that lets everything time out has no room for more each time."""
-    policy = {"ack_timeout_ms": 100, "base_redelivery_delay_ms": 10_000}
-    desk = desk_of(SHARED, 1, 2, window=4, **policy)
-    desk.feed(20)
-    assert desk.poll() == [(1, 0, 1), (1, 2, 1), (2, 1, 1), (2, 3, 1)]
-    desk.ack(1, 3)
-    desk.sync()
-    assert got_by(desk.poll(99), 1) == []
-    desk.ack(4, 5)
-    desk.sync()
-    assert got_by(desk.poll(1), 1) == []
-    desk.sync()
-    assert got_by(desk.poll(), 1) == []
-
-
-@pytest.mark.parametrize("how", ["comes again", "is settled", "is dropped"])
-def test_what_a_consumer_failed_at_is_its_own_no_longer(how):
-    """When the record goes to somebody or is settled, the consumer's share is free for others."""
-    policy = {"max_redelivery_count": 0} if how == "is dropped" else {}
-    desk = desk_of(
-        SHARED, 1, 2, window=2, base_redelivery_delay_ms=100, poison=Poison.DROP, **policy
-    )
-    desk.feed(20)
-    assert desk.poll() == [(1, 0, 1), (2, 1, 1)]
-    desk.nack(0)
-    if how == "is settled":
-        desk.ack(0)
-    desk.sync()
-    if how == "comes again":
-        assert desk.poll(99) == []
-        assert desk.poll(1) == [(1, 0, 2)]
-        desk.ack(0)
-        desk.sync()
-    assert desk.poll() == [(1, 2, 1)]
-
-
-def test_a_refused_nack_is_counted_once():
-    """The record is back with its consumer, who has one of the window and not two."""
-    desk = desk_of(SHARED, 1, 2, window=4)
-    desk.feed(20)
-    assert got_by(desk.poll(), 1) == [0, 2]
-    desk.nack(0)
-    desk.refuse()
-    desk.ack(2, 1)
-    desk.sync()
-    assert sorted(who for who, _, _ in desk.poll()) == [1, 2]
-
-
-def test_by_key_those_that_have_less_go_first():
-    """Whoever has its share waits for the others, and then has what is left."""
-    desk = desk_of(BY_KEY, 1, 2, window=4)
-    desk.feed(keys=["a", "b"])
-    assert sorted(desk.poll()) == [(1, 0, 1), (2, 1, 1)]
-    desk.feed(keys=["c", "d", "e", "f"])
-    assert sorted(desk.poll()) == [(1, 2, 1), (2, 3, 1)]
+        late += got_by(delivered, 2)
+    assert len(late) == 10
 
 
 def test_who_takes_nothing_keeps_nobody_from_the_window():
-    """Consumers whose streams are full divide nothing: all of it goes to the one that has room."""
+    """Consumers whose streams are full lose their turns: all of it goes to the one that has room."""
     desk = desk_of(SHARED, *range(1, 11))
     for consumer in range(2, 11):
         desk.dispatch.want(consumer, messages=0, size_bytes=0)
@@ -139,10 +48,53 @@ def test_who_takes_nothing_keeps_nobody_from_the_window():
     desk.sync()
     assert desk.dispatch.is_hungry
     assert got_by(desk.poll(), 1) == [10, 11, 12]
-    desk.dispatch.want(2, messages=10, size_bytes=1000)
-    desk.ack(3)
+
+
+def test_by_key_what_a_consumer_failed_at_and_waits_is_its_own():
+    """One that lets everything time out is not before the others each time."""
+    policy = {"ack_timeout_ms": 100, "base_redelivery_delay_ms": 10_000}
+    desk = Desk(BY_KEY, limits={"max_unacked_messages": 4}, **policy)
+    desk.attach(1, filters=["a*"])
+    desk.attach(2, filters=["b*"])
+    desk.feed(keys=["a0", "a1", "b0", "b1"])
+    assert sorted(desk.poll()) == [(1, 0, 1), (1, 1, 1), (2, 2, 1), (2, 3, 1)]
+    desk.poll(100)
     desk.sync()
-    assert desk.poll() == [(2, 13, 1)]
+    desk.ack(2)
+    desk.sync()
+    desk.feed(keys=["a2", "b2"])
+    assert desk.poll() == [(2, 5, 1)]
+
+
+@pytest.mark.parametrize("how", ["comes again", "is settled", "is dropped"])
+def test_what_a_consumer_failed_at_is_its_own_no_longer(how):
+    """When the record goes to somebody or is settled, its consumer owes nothing."""
+    policy = {"max_redelivery_count": 0} if how == "is dropped" else {}
+    desk = desk_of(
+        BY_KEY, 1, 2, window=2, base_redelivery_delay_ms=100, poison=Poison.DROP, **policy
+    )
+    desk.feed(keys=["a", "b"])
+    assert sorted(desk.poll()) == [(1, 0, 1), (2, 1, 1)]
+    desk.nack(0)
+    if how == "is settled":
+        desk.ack(0)
+    desk.sync()
+    if how == "comes again":
+        assert desk.dispatch._members[1].out == 1
+        assert desk.poll(100) == [(1, 0, 2)]
+        desk.ack(0)
+        desk.sync()
+    desk.poll()
+    assert desk.dispatch._members[1].out == 0
+
+
+def test_by_key_those_that_have_less_go_first():
+    """Whoever has its share waits for the others, and then has what is left."""
+    desk = desk_of(BY_KEY, 1, 2, window=4)
+    desk.feed(keys=["a", "b"])
+    assert sorted(desk.poll()) == [(1, 0, 1), (2, 1, 1)]
+    desk.feed(keys=["c", "d", "e", "f"])
+    assert sorted(desk.poll()) == [(1, 2, 1), (2, 3, 1)]
 
 
 def test_by_key_the_window_is_whoevers_records_wait():

@@ -112,7 +112,7 @@ def test_a_ring_deals_exactly_evenly(bursts, among):
         ring.add(consumer(str(name)))
     counts, offset = Counter(), 0
     for burst in bursts:
-        dealt, count = ring.deal(list(range(offset, offset + burst)), [1] * burst, MUCH)
+        dealt, count = ring.deal(list(range(offset, offset + burst)), [1] * burst)
         offset += burst
         assert count == burst
         for each, offsets in dealt:
@@ -127,7 +127,7 @@ def test_a_consumer_without_room_does_not_hold_up_a_ring():
     ring = Ring()
     for name, messages in (("a", 1), ("b", 0), ("c", 2)):
         ring.add(consumer(name, messages=messages))
-    dealt, count = ring.deal([0, 1, 2, 3, 4], [1] * 5, MUCH)
+    dealt, count = ring.deal([0, 1, 2, 3, 4], [1] * 5)
     assert {each.name: offsets for each, offsets in dealt} == {"a": [0], "c": [1, 2]}
     assert (count, ring.room) == (3, 0)
 
@@ -138,10 +138,10 @@ def test_leaving_a_ring_keeps_the_turns_of_the_others():
     members = [consumer(name) for name in "abc"]
     for member in members:
         ring.add(member)
-    ring.deal([0, 1], [1, 1], MUCH)
+    ring.deal([0, 1], [1, 1])
     ring.remove(members[0])
     ring.remove(members[0])
-    assert [each.name for each, _ in ring.deal([2, 3], [1, 1], MUCH)[0]] == ["c", "b"]
+    assert [each.name for each, _ in ring.deal([2, 3], [1, 1])[0]] == ["c", "b"]
 
 
 def test_a_new_key_goes_to_the_consumer_with_fewest():

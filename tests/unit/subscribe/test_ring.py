@@ -9,8 +9,6 @@ from frazil.subscribe.backlog import fitting
 from frazil.subscribe.places import Consumer
 from frazil.subscribe.ring import Ring
 
-MUCH = 1 << 40
-
 
 def consumer(messages, size_bytes):
     one = Consumer(1, "one", lambda key: True)
@@ -45,8 +43,8 @@ def test_an_only_consumer_gets_what_one_by_one_would_give_it(sizes, messages, si
     alone, in_turn = Ring(), Ring()
     alone.add(consumer(messages, size_bytes))
     in_turn.add(consumer(messages, size_bytes))
-    dealt, count = alone.deal(offsets, sizes, MUCH)
-    hands, expected = in_turn._deal_in_turn(offsets, sizes, MUCH)
+    dealt, count = alone.deal(offsets, sizes)
+    hands, expected = in_turn._deal_in_turn(offsets, sizes)
     assert count == expected
     assert [hand for _, hand in dealt] == [hand for _, hand in hands]
     left = [(each.consumers[0].messages, each.consumers[0].size_bytes) for each in (alone, in_turn)]
