@@ -1,4 +1,4 @@
-"""Who may have how much of the window: the part of the specification that is about idle consumers."""
+"""Who of several KeyShared consumers goes first: the part of the specification about shares."""
 
 from __future__ import annotations
 

@@ -434,7 +434,7 @@ class Dispatch:
             self._deliver_new(assignment, now_ms)
 
     def _deliver_again(self, now_ms: int) -> None:
-        for consumer, offsets in self._schedule.assign_again(self._share):
+        for consumer, offsets in self._schedule.assign_again():
             self._deliver(consumer, offsets, now_ms)
 
     def _deliver_new(self, assignment: Assignment, now_ms: int) -> None:

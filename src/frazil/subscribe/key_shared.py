@@ -161,12 +161,11 @@ class KeyLines:
                 if key in lines:
                     self._offer(key)
 
-    def assign_again(self, share: int) -> Dealt:
+    def assign_again(self) -> Dealt:
         """Deal out records for another delivery, lowest offset first.
 
         They are part of the window already: whether their owner has its share makes no difference.
         """
-        del share
         dealt = []
         # A key that moved may have left an entry with its old owner.
         taken: set[int] = set(self._aside)

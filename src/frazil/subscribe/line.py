@@ -93,9 +93,8 @@ class Line:
         """Return None: nothing depends on the time."""
         return None
 
-    def assign_again(self, share: int) -> Dealt:
+    def assign_again(self) -> Dealt:
         """Deal out records that are ready for another delivery, lowest offset first."""
-        del share
         ready, places = self._ready, self._places
         offsets: list[int] = []
         room = self._ring.room if ready else 0

@@ -68,14 +68,14 @@ class Schedule(Protocol):
     def settle(self, offsets: Sequence[int]) -> None:
         """Forget records that are durably settled."""
 
-    def assign_again(self, share: int) -> Dealt:
-        """Deal out records for another delivery, as far as streams have room.
-
-        `share` is how much of the window is each consumer's.
-        """
+    def assign_again(self) -> Dealt:
+        """Deal out records for another delivery, as far as streams have room."""
 
     def assign_new(self, *, messages: int, size_bytes: int, share: int) -> Assignment:
-        """Deal out records never delivered, as far as streams and the window have room."""
+        """Deal out records never delivered, as far as streams and the window have room.
+
+        `share` is how much of the window is each consumer's, where records have owners.
+        """
 
     def skip(self, now_ms: int) -> tuple[list[int], list[int]]:
         """Take out records that nobody will accept; return their offsets and sizes."""

@@ -1,4 +1,4 @@
-"""How much of the window each of several consumers may have, so that none starves the others."""
+"""Who of several consumers gets a free place of the window."""
 
 from __future__ import annotations
 
