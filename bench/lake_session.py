@@ -20,17 +20,18 @@ import pyarrow.parquet as pq
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
-from frazil.ingest.columns import declare_schema
 from frazil.lake.binding import Definition, bind
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 from frazil.lake.commit import CommitRequest
 from frazil.lake.connection import CatalogAddress, connect
-from frazil.lake.plan import WHOLE, PartRange, Plan, StagedFile, TableName
+from frazil.lake.plan import PartRange, Plan, StagedFile, TableName
 from frazil.lake.session import CATALOG_NAME, build_session, session_conf
 from frazil.lake.setup import prepare
 from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
 from frazil.lake.worker_spark import Spark
-from frazil.tiers.disk_file import file_schema
+from frazil.model import WHOLE
+from frazil.schema.columns import declare_schema
+from frazil.tiers.disk.file import file_schema
 
 if TYPE_CHECKING:
     from frazil.lake.commit import CommitResult

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from bench import objects_world as world
 from bench import workload
 from bench.harness import Bench, Row, absolute, compare, in_turn
-from frazil.engine import objects as engine_objects
 from frazil.errors import NotFound
-from frazil.tiers.objects.format import TRAILER_BYTES
-from frazil.tiers.objects.store import ObjectMeta
+from frazil.objects import runtime as engine_objects
+from frazil.objects.format import TRAILER_BYTES
+from frazil.objects.store import ObjectMeta
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -18,9 +18,6 @@ import msgspec
 import pyarrow as pa
 
 from frazil.config import Settings
-from frazil.ingest.columns import declare_schema
-from frazil.ingest.messages import Message, pack_messages
-from frazil.ingest.rows import RowEncoder
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control, Payload, Sender, Untracked
 from frazil.log.cursor_state import (
@@ -35,7 +32,10 @@ from frazil.log.cursor_state import (
 from frazil.log.journal import Journal
 from frazil.log.state import STATE_FIRST_FREE, STATE_HOLD
 from frazil.model import Ack, TopicSpec
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from frazil.schema.columns import declare_schema
+from frazil.schema.messages import Message, pack_messages
+from frazil.schema.rows import RowEncoder
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

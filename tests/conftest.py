@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from frazil.testing.simulated_fs import SimulatedCrash
+from tests.support.simulated_fs import SimulatedCrash
 
 # Random on purpose: a run that always tries the same examples finds nothing new. The blob that
 # hypothesis prints repeats a failure, so nothing is lost by it.

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.engine import AsyncEngine, Delivery, Engine, Topic, open_async
     from frazil.engine import open_engine as open  # noqa: A004 - `frazil.open(path)` is the API
-    from frazil.ingest.messages import Message
     from frazil.log.history import Batch
     from frazil.model import Ack
+    from frazil.schema.messages import Message
     from frazil.subscribe import FailurePolicy
 
 __version__ = "0.1.0"
@@ -49,7 +49,7 @@ _PLACES: Final = {
     "Delivery": "frazil.engine",
     "Engine": "frazil.engine",
     "FailurePolicy": "frazil.subscribe",
-    "Message": "frazil.ingest.messages",
+    "Message": "frazil.schema.messages",
     "Settings": "frazil.config",
     "Topic": "frazil.engine",
     "open": "frazil.engine",

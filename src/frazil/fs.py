@@ -1,6 +1,6 @@
 """The file seam: the only calls to the operating system's files that the engine makes.
 
-`RealFileSystem` is the operating system. `frazil.testing` has a simulated one with crash states
+`RealFileSystem` is the operating system. `tests.support` has a simulated one with crash states
 and a fault-injecting one; all three obey the contract in the docstrings below.
 Paths are absolute strings. Every method may raise `OSError`; the caller decides what it means.
 """

@@ -11,6 +11,12 @@ import msgspec
 from frazil.errors import InvalidRequest
 
 __all__ = [
+    "OP_DELETE",
+    "OP_INSERT",
+    "OP_NAMES",
+    "OP_UPDATE",
+    "OP_UPSERT",
+    "WHOLE",
     "Ack",
     "AckLevel",
     "Lane",
@@ -34,6 +40,21 @@ Offset = NewType("Offset", int)
 Lsn = NewType("Lsn", int)
 SegmentId = NewType("SegmentId", int)
 TopicId = NewType("TopicId", int)
+
+OP_INSERT: Final = 1
+OP_UPDATE: Final = 2
+OP_UPSERT: Final = 3
+OP_DELETE: Final = 4
+OP_NAMES: Final = {
+    OP_INSERT: "insert",
+    OP_UPDATE: "update",
+    OP_UPSERT: "upsert",
+    OP_DELETE: "delete",
+}
+"""What the column `_op` says of a keyed topic's record; a frame without it holds upserts."""
+
+WHOLE: Final = -1
+"""The part number of a topic without partitions."""
 
 SyncMode = Literal["none", "periodic", "commit"]
 AckLevel = Literal["received", "fsynced", "uploaded", "committed"]

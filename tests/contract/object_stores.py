@@ -7,14 +7,14 @@ import contextlib
 import pytest
 
 from frazil.config import load_settings
-from frazil.testing import SimulatedClock
-from frazil.testing.simulated_store import SimulatedStore
-from frazil.tiers.objects.obstores import open_store
+from frazil.objects.obstores import open_store
 from scripts.azurite import Missing
 from tests.servers.azurite import AzuriteServer
 from tests.servers.gcs import GcsServer
 from tests.servers.moto import MotoServer
 from tests.servers.seaweed import SeaweedServer
+from tests.support import SimulatedClock
+from tests.support.simulated_store import SimulatedStore
 
 SERVERS = {
     "seaweed": SeaweedServer,

@@ -16,7 +16,7 @@ from frazil.fs import (
     read_fully,
     write_fully,
 )
-from frazil.testing import Fault, FaultyFileSystem, SimulatedFileSystem
+from tests.support import Fault, FaultyFileSystem, SimulatedFileSystem
 
 
 class Place(NamedTuple):

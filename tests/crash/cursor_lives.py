@@ -11,9 +11,7 @@ from copy import deepcopy
 from random import Random
 
 from frazil.config import Settings
-from frazil.engine.core import Engine
-from frazil.engine.cursors import HOLD_PREFIX
-from frazil.engine.indexing import known_cursors
+from frazil.engine.engine import Engine
 from frazil.errors import FrazilError
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control
@@ -27,9 +25,11 @@ from frazil.log.cursor_state import (
     encode_changes,
     placed,
 )
-from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from frazil.subscribe.cursors import HOLD_PREFIX
+from frazil.topic.indexing import known_cursors
 from tests.crash.checker import require
 from tests.crash.driven_log import DrivenLog, log_settings
+from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 
 ROOT = "/data"
 METADATA = f"{ROOT}/meta.db"

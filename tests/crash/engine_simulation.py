@@ -6,11 +6,11 @@ import contextlib
 from random import Random
 
 from frazil.config import Settings
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.errors import FrazilError
 from frazil.model import Ack
-from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 from tests.crash.checker import require
+from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 
 ROOT = "/data"
 METADATA = f"{ROOT}/meta.db"

@@ -15,14 +15,14 @@ import attrs
 import pyarrow as pa
 
 from frazil.config import ProducerSettings, Settings, TopicSettings
-from frazil.config_sections import DAY, LogSettings
-from frazil.engine.core import Engine
-from frazil.engine.indexing import known_topics
+from frazil.config.sections import DAY, LogSettings
+from frazil.engine.engine import Engine
 from frazil.errors import NotFound
 from frazil.model import Ack
 from frazil.query import lockdown, pool
-from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from frazil.topic.indexing import known_topics
 from tests.crash.checker import require
+from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 
 ROOT = "/data"
 LOG = LogSettings(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import frazil
 from frazil.config import Settings
-from frazil.config_sections import LogSettings
+from frazil.config.sections import LogSettings
 
 TOPICS = {
     "/kill/commit": ("message", "commit", "shared"),

@@ -15,9 +15,10 @@ from random import Random
 from frazil.errors import Conflict, FrazilError
 from frazil.lake.commit import CommitRequest, CommitResult, commit
 from frazil.lake.expiry import expirable
-from frazil.lake.plan import WHOLE, PartSets, Plan, StagedFile, StagedSet, TableName, plan_parts
+from frazil.lake.plan import PartSets, Plan, StagedFile, StagedSet, TableName, plan_parts
 from frazil.lake.table import end_key, ends_of
 from frazil.lake.watermark import MISSING_RANGE, ROLLED_BACK, Known, decide, watermarks
+from frazil.model import WHOLE
 from tests.crash.lake_calls import Calls, JudgedRows, Worker
 from tests.crash.lake_table import Broken, IcebergTable
 

@@ -7,12 +7,11 @@ from random import Random
 import msgspec
 import pyarrow as pa
 
-from frazil.ingest.columns import declare_schema
-from frazil.ingest.evolution import AddColumn, evolve
-from frazil.ingest.messages import Message
 from frazil.log import format as fmt
 from frazil.log.state import STATE_FIRST_FREE
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from frazil.schema.columns import declare_schema
+from frazil.schema.evolution import AddColumn, evolve
+from frazil.schema.messages import Message
 from tests.crash.driven_log import (
     DIRECTORY,
     DrivenLog,
@@ -20,6 +19,7 @@ from tests.crash.driven_log import (
     log_settings,
     read_everything,
 )
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 PLAIN, MAIL, TABLE, LOOSE, IDLE = 1, 2, 3, 4, 5
 KNOWN_DUTIES_MAX = 256

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from frazil.testing import SimulatedCrash
 from tests.crash.engine_simulation import EngineSimulation
 from tests.crash.simulation import Profile, Simulation
 from tests.crash.workload import Waiter, Work
+from tests.support import SimulatedCrash
 
 
 class TracedWork(Work):

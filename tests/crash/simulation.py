@@ -7,18 +7,18 @@ from random import Random
 import attrs
 
 from frazil.config import ProducerSettings
-from frazil.config_sections import DAY, LogSettings
+from frazil.config.sections import DAY, LogSettings
 from frazil.errors import FrazilError, Unavailable
 from frazil.log.journal import Journal
-from frazil.testing import (
+from tests.crash.checker import check_report, check_topic, lsn_chain, require
+from tests.crash.workload import Work
+from tests.support import (
     Fault,
     FaultyFileSystem,
     SimulatedClock,
     SimulatedCrash,
     SimulatedFileSystem,
 )
-from tests.crash.checker import check_report, check_topic, lsn_chain, require
-from tests.crash.workload import Work
 
 DIRECTORIES = ("/data/journal", "/data/lanes/100")
 LANE_ID = 100

@@ -11,9 +11,9 @@ import pytest
 
 from frazil.errors import FrazilError
 from frazil.model import Ack
-from frazil.testing import SimulatedClock
 from tests.crash.driven_log import DrivenLog, log_settings, read_everything
 from tests.crash.reference_log import PLAIN, build_reference, duties
+from tests.support import SimulatedClock
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
 SEED = 20_240

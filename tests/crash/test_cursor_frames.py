@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from frazil.engine.cursors import Cursors
-from frazil.engine.indexing import Indexer
 from frazil.log import birth, checkpoint, cursor_state, journal
 from frazil.log import state as log_state
 from frazil.log.journal import Journal
 from frazil.log.recovery import Survey
+from frazil.subscribe.cursors import Cursors
+from frazil.topic.indexing import Indexer
 from tests.crash.cursor_lives import EngineLives, JournalLives, run_seeds
 from tests.crash.engine_world import many_lives
 

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from frazil.errors import CorruptionError, FrazilError
-from frazil.testing.simulated_fs import SimulatedFileSystem
 from tests.crash.test_engine_faults import _engine, _work
+from tests.support.simulated_fs import SimulatedFileSystem
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
 FLIPS = 300

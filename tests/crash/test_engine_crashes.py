@@ -10,9 +10,9 @@ import os
 import pytest
 
 from frazil.errors import FrazilError
-from frazil.testing import SimulatedCrash
 from tests.crash.engine_simulation import EngineSimulation
 from tests.crash.simulation import replay_command
+from tests.support import SimulatedCrash
 
 SEEDS = max(1000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 20)
 BASE = int(os.environ.get("FRAZIL_CRASH_BASE", "1000000"))

@@ -8,11 +8,11 @@ from contextlib import suppress
 import pytest
 
 from frazil.config import Settings
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.errors import FrazilError
-from frazil.testing.faulty_fs import Fault, FaultyFileSystem
-from frazil.testing.simulated_clock import SimulatedClock
-from frazil.testing.simulated_fs import SimulatedFileSystem
+from tests.support.faulty_fs import Fault, FaultyFileSystem
+from tests.support.simulated_clock import SimulatedClock
+from tests.support.simulated_fs import SimulatedFileSystem
 
 VERBS = (
     "open",

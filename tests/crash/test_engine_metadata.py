@@ -13,12 +13,12 @@ from random import Random
 
 import pytest
 
-from frazil.engine.indexing import Indexer
 from frazil.errors import FrazilError
 from frazil.log.journal import Journal
-from frazil.testing import SimulatedCrash
+from frazil.topic.indexing import Indexer
 from tests.crash.checker import Violation
 from tests.crash.engine_world import ROOT, World, many_lives
+from tests.support import SimulatedCrash
 
 DATABASE = f"{ROOT}/meta.db"
 SEEDS = max(1_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 20)

@@ -10,9 +10,9 @@ import pytest
 
 from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
 from frazil.model import Ack
-from frazil.testing import SimulatedClock, SimulatedFileSystem
-from frazil.testing.faulty_fs import VERBS, Fault, FaultyFileSystem
 from tests.crash.driven_log import DrivenLog, log_settings
+from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.faulty_fs import VERBS, Fault, FaultyFileSystem
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
 SAFE, LOOSE = 1, 2

@@ -10,7 +10,10 @@ from frazil.log.codec import PLAIN, Control
 from frazil.log.journal import Journal
 from frazil.log.state import Producer, Sent
 from frazil.model import Ack, TopicSpec
-from frazil.testing import (
+from tests.crash.checker import check_report, read_all
+from tests.crash.driven_log import DrivenLog
+from tests.crash.simulation import PRODUCERS, SETTINGS
+from tests.support import (
     SECTOR_BYTES,
     Fault,
     FaultyFileSystem,
@@ -18,9 +21,6 @@ from frazil.testing import (
     SimulatedCrash,
     SimulatedFileSystem,
 )
-from tests.crash.checker import check_report, read_all
-from tests.crash.driven_log import DrivenLog
-from tests.crash.simulation import PRODUCERS, SETTINGS
 
 DIRECTORY = "/data/lanes/7"
 SPEC = TopicSpec(id=1, name="/default/a", kind="message", created_us=1)

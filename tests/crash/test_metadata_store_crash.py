@@ -8,7 +8,7 @@ import pytest
 
 from frazil.errors import Unavailable
 from frazil.metadata import SqliteStore, Transaction, entries
-from frazil.testing import (
+from tests.support import (
     Fault,
     FaultyFileSystem,
     SimulatedClock,

@@ -16,7 +16,6 @@ from frazil.log.group import Group
 from frazil.log.journal import Journal
 from frazil.log.recovery import LENGTH_UNKNOWN, Survey
 from frazil.log.scan import Scan, Scanner
-from frazil.testing import SimulatedFileSystem
 from tests.crash.checker import Violation
 from tests.crash.damage import (
     DamagedSimulation,
@@ -25,6 +24,7 @@ from tests.crash.damage import (
     RewoundSimulation,
 )
 from tests.crash.simulation import Profile, Simulation
+from tests.support import SimulatedFileSystem
 
 SEEDS_MAX = 3000
 FAILING_SYNCS = Profile(sync_fault_share=1.0)

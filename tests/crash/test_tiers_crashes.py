@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from frazil.testing import SimulatedCrash
 from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import MOVES, Scene, evict
+from tests.support import SimulatedCrash
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
 STRIDE = 1 if EXHAUSTIVE else 5

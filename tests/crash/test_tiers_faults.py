@@ -9,9 +9,9 @@ import os
 import pytest
 
 from frazil.errors import FrazilError
-from frazil.testing.faulty_fs import Fault, FaultyFileSystem
 from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import MOVES, Scene, expire
+from tests.support.faulty_fs import Fault, FaultyFileSystem
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
 VERBS = (

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from frazil.engine import topic_tiers
-from frazil.engine.changing import TopicChanges
-from frazil.engine.tiering import Tiers
-from frazil.engine.topic_tiers import TopicTiers
-from frazil.log.format import OP_DELETE
-from frazil.testing.simulated_fs import SimulatedFile
-from frazil.tiers.disk import DiskTier
-from frazil.tiers.disk_directory import DiskDirectory
-from frazil.tiers.disk_write import SetWriter
-from frazil.tiers.fold import KeyedState
-from frazil.tiers.key_index import OP_MASK, KeyIndex
-from frazil.tiers.superseded import Superseded
+from frazil.model import OP_DELETE
+from frazil.tiers import topic_tiers
+from frazil.tiers.disk.directory import DiskDirectory
+from frazil.tiers.disk.tier import DiskTier
+from frazil.tiers.disk.write import SetWriter
+from frazil.tiers.keys.fold import KeyedState
+from frazil.tiers.keys.key_index import OP_MASK, KeyIndex
+from frazil.tiers.keys.superseded import Superseded
+from frazil.tiers.tiering import Tiers
+from frazil.tiers.topic_tiers import TopicTiers
+from frazil.topic.changing import TopicChanges
+from tests.support.simulated_fs import SimulatedFile
 
 
 def registered_before_fsync(monkeypatch):

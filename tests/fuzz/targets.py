@@ -12,13 +12,8 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from frazil.config_sources import environment_entries, file_entries, parse_assignments
+from frazil.config.sources import environment_entries, file_entries, parse_assignments
 from frazil.errors import FrazilError, NotFound
-from frazil.ingest.columns import LIMITS_DEFAULT, declare_schema
-from frazil.ingest.frames import MessageTopicCodec, TableCodec
-from frazil.ingest.json_rows import JsonRowReader, parse_csv_row, parse_json_row
-from frazil.ingest.messages import unpack_messages
-from frazil.ingest.rows import RowEncoder
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_checkpoint, decode_sections
 from frazil.log.index import decode_footer, decode_places
@@ -28,9 +23,8 @@ from frazil.log.scan import Scanner
 from frazil.log.segment import read_footer
 from frazil.log.state import JournalState
 from frazil.model import TopicSpec, full_topic_name
-from frazil.testing import SimulatedFileSystem
-from frazil.tiers.objects import format as object_format
-from frazil.tiers.objects.descriptor import (
+from frazil.objects import format as object_format
+from frazil.objects.descriptor import (
     Descriptor,
     Garbage,
     Hint,
@@ -38,11 +32,17 @@ from frazil.tiers.objects.descriptor import (
     ObjectsState,
     decode_row,
 )
-from frazil.tiers.objects.frame_run import Tally, Topic
-from frazil.tiers.objects.looking import read_tail
-from frazil.tiers.objects.rewriting import ObjectRun
-from frazil.tiers.objects.store import ObjectMeta
+from frazil.objects.frame_run import Tally, Topic
+from frazil.objects.looking import read_tail
+from frazil.objects.rewriting import ObjectRun
+from frazil.objects.store import ObjectMeta
+from frazil.schema.columns import LIMITS_DEFAULT, declare_schema
+from frazil.schema.json_rows import JsonRowReader, parse_csv_row, parse_json_row
+from frazil.schema.messages import unpack_messages
+from frazil.schema.rows import RowEncoder
+from frazil.topic.frames import MessageTopicCodec, TableCodec
 from frazil.units import parse_bytes, parse_duration_s
+from tests.support import SimulatedFileSystem
 
 SALT = b"saltsalt"
 SCHEMA = declare_schema(

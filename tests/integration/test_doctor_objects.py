@@ -12,12 +12,12 @@ from frazil.cli.app import app
 from frazil.clock import SystemClock
 from frazil.engine.doctor_objects import examine_store
 from frazil.errors import InvalidRequest
-from frazil.testing import SimulatedClock
-from frazil.testing.simulated_store import SimulatedStore
-from frazil.tiers.objects.obstores import open_store
+from frazil.objects.obstores import open_store
 from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
 from tests.servers.running import free_port
 from tests.servers.seaweed import READER_KEY
+from tests.support import SimulatedClock
+from tests.support.simulated_store import SimulatedStore
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from frazil.errors import Conflict, Unavailable
-from frazil.tiers.objects.obstores import open_store
-from frazil.tiers.objects.patience import Patient
+from frazil.objects.obstores import open_store
+from frazil.objects.patience import Patient
 from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
 
 pytestmark = pytest.mark.integration

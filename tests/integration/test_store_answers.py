@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from frazil.tiers.objects.failures import is_throttled
-from frazil.tiers.objects.obstores import open_store
-from frazil.tiers.objects.store import PIECE_BYTES_MAX
+from frazil.objects.failures import is_throttled
+from frazil.objects.obstores import open_store
+from frazil.objects.store import PIECE_BYTES_MAX
 from tests.contract.object_stores import settings_of
 from tests.servers.running import free_port
 

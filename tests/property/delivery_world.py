@@ -17,18 +17,11 @@ from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
-from frazil.engine.cursors import HOLD_PREFIX
-from frazil.engine.delivery import feed as feeds
-from frazil.engine.delivery import subscription as subscriptions
-from frazil.engine.delivery.feed import FeedCache, TopicFeed
-from frazil.engine.delivery.pace import Pace
-from frazil.engine.delivery.reserve import Reserve
-from frazil.engine.delivery.subscription import Subscription
 from frazil.errors import CorruptionError, NotFound, Overloaded, Unavailable
-from frazil.ingest.messages import Message, message_batch
 from frazil.log.cursor import ranges_of
 from frazil.log.history import Batch, Piece
 from frazil.model import OffsetRange
+from frazil.schema.messages import Message, message_batch
 from frazil.subscribe import (
     Cursor,
     Dispatch,
@@ -37,6 +30,13 @@ from frazil.subscribe import (
     Poison,
     SubscriptionType,
 )
+from frazil.subscribe import feed as feeds
+from frazil.subscribe import subscription as subscriptions
+from frazil.subscribe.cursors import HOLD_PREFIX
+from frazil.subscribe.feed import FeedCache, TopicFeed
+from frazil.subscribe.pace import Pace
+from frazil.subscribe.reserve import Reserve
+from frazil.subscribe.subscription import Subscription
 
 STEPS = 60
 SINGLE = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)

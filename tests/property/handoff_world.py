@@ -11,13 +11,13 @@ import random
 from unittest.mock import patch
 
 from frazil.config import Settings
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.errors import CorruptionError, FrazilError, NotFound, Overloaded, Unavailable
-from frazil.testing import SimulatedClock, SimulatedFileSystem
-from frazil.testing.simulated_fs import SimulatedCrash
-from frazil.testing.simulated_store import SimulatedStore
 from tests.crash.checker import Violation, require
 from tests.property.tiers_world import LOG, let_go
+from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.simulated_fs import SimulatedCrash
+from tests.support.simulated_store import SimulatedStore
 
 TOPICS = ("/default/a", "/default/b")
 STEPS = 120
@@ -145,7 +145,7 @@ class World:
     # -- life --------------------------------------------------------------------------------------
 
     def open(self):
-        with patch("frazil.engine.objects.open_store", lambda _settings, clock: self.store):
+        with patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store):
             self.engine = Engine(
                 self.settings, file_system=self.disk, clock=self.clock, threads=False
             )

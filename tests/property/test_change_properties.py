@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.engine.changing import Move, step_of
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.ingest.changes import merged
-from frazil.ingest.columns import column_id
-from frazil.ingest.debezium import DebeziumReader
-from frazil.ingest.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
 from frazil.log import format as fmt
 from frazil.log.codec import Payload
-from frazil.log.present import bitmap_bytes, positions_of
-from tests.unit.ingest.keyed_topic import codec_of, frame_of, frame_of_changes, topic_codec, use
+from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
+from frazil.schema.columns import column_id
+from frazil.schema.debezium import DebeziumReader
+from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
+from frazil.schema.present import bitmap_bytes, positions_of
+from frazil.topic.changes import merged
+from frazil.topic.changing import Move, step_of
+from tests.unit.schema.keyed_topic import codec_of, frame_of, frame_of_changes, topic_codec, use
 
 FLAGS = fmt.FLAG_OP | fmt.FLAG_PRESENT
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -36,9 +37,9 @@ OPTIONAL = {f"c{number}": st.none() | INT for number in range(7)} | {
 NAMED = st.fixed_dictionaries({}, optional={"name": TEXT, **OPTIONAL}).filter(bool)
 WHOLE = st.fixed_dictionaries({"name": TEXT}, optional=OPTIONAL)
 OPERATION = st.one_of(
-    st.tuples(st.sampled_from([fmt.OP_INSERT, fmt.OP_UPSERT]), KEYS, WHOLE),
-    st.tuples(st.just(fmt.OP_UPDATE), KEYS, NAMED),
-    st.tuples(st.just(fmt.OP_DELETE), KEYS, st.just({})),
+    st.tuples(st.sampled_from([OP_INSERT, OP_UPSERT]), KEYS, WHOLE),
+    st.tuples(st.just(OP_UPDATE), KEYS, NAMED),
+    st.tuples(st.just(OP_DELETE), KEYS, st.just({})),
 )
 STEPS = st.lists(
     st.one_of(
@@ -71,7 +72,7 @@ def by_id(schema, operation):
     op, key, row = operation
     ids = {field.name: column_id(field) for field in schema}
     values = {ids[name]: value for name, value in {**key, **row}.items()}
-    return op, set(values) if op == fmt.OP_UPDATE else None, values
+    return op, set(values) if op == OP_UPDATE else None, values
 
 
 def read_by_id(schema, row):
@@ -140,10 +141,10 @@ def test_bulk_and_single_changes_are_the_same(operations):
     rows, same = [], []
     for op, key, row in operations:
         values = {name: {**key, **row}.get(name) for name in given_columns}
-        if op != fmt.OP_DELETE and values["name"] is None:
+        if op != OP_DELETE and values["name"] is None:
             values["name"] = "given"
-        rows.append({**values, "_op": fmt.OP_NAMES[op]})
-        same.append((op, key, {} if op == fmt.OP_DELETE else values))
+        rows.append({**values, "_op": OP_NAMES[op]})
+        same.append((op, key, {} if op == OP_DELETE else values))
     fields = [pa.field(name, types[name]) for name in given_columns]
     data = pa.Table.from_pylist(rows, schema=pa.schema([*fields, pa.field("_op", pa.string())]))
     (batch,) = codec.columns.keyed.input.batches(data, bytes_max=1 << 20, rows_max=100)

@@ -9,14 +9,14 @@ import os
 
 import pytest
 
-from frazil.engine.delivery.burials import Burials
-from frazil.engine.delivery.feed import TopicFeed
-from frazil.engine.delivery.held import Held
-from frazil.engine.delivery.outbox import Outbox
-from frazil.engine.delivery.reserve import Reserve
-from frazil.engine.delivery.subscription import HELD_BYTES_MAX, Subscription
 from frazil.errors import FrazilError, NotFound
 from frazil.subscribe import Dispatch
+from frazil.subscribe.burials import Burials
+from frazil.subscribe.feed import TopicFeed
+from frazil.subscribe.held import Held
+from frazil.subscribe.outbox import Outbox
+from frazil.subscribe.reserve import Reserve
+from frazil.subscribe.subscription import HELD_BYTES_MAX, Subscription
 from tests.property.delivery_world import command, failure
 
 SEEDS = int(os.environ.get("FRAZIL_DELIVERY_SEEDS", "200"))

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from frazil.log.history import ChainedHistory
-from frazil.tiers.objects.reader import ObjectsSource
+from frazil.objects.reader import ObjectsSource
 from tests.crash.checker import Violation
 from tests.property.handoff_world import failure
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.ingest.arrow_input import to_batches
-from frazil.ingest.cells import cell_check
-from frazil.ingest.columns import (
+from frazil.schema.arrow_input import to_batches
+from frazil.schema.cells import cell_check
+from frazil.schema.columns import (
     column_id,
     declare_schema,
     last_id,
@@ -22,7 +22,7 @@ from frazil.ingest.columns import (
     strip_ids,
     type_name,
 )
-from frazil.ingest.evolution import (
+from frazil.schema.evolution import (
     AddColumn,
     DropColumn,
     RenameColumn,
@@ -31,10 +31,10 @@ from frazil.ingest.evolution import (
     evolve,
     read_as,
 )
-from frazil.ingest.json_rows import parse_csv_row, parse_json_row
-from frazil.ingest.messages import Message, message_batch, pack_messages, unpack_messages
-from frazil.ingest.partitioning import parse_partition_spec
-from frazil.ingest.rows import RowEncoder, join_packed
+from frazil.schema.json_rows import parse_csv_row, parse_json_row
+from frazil.schema.messages import Message, message_batch, pack_messages, unpack_messages
+from frazil.schema.partitioning import parse_partition_spec
+from frazil.schema.rows import RowEncoder, join_packed
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = {

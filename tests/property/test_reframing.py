@@ -6,11 +6,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.engine import objects_reframe
-from frazil.engine.objects_reframe import Reframer, Runs
 from frazil.log import format as fmt
-from frazil.tiers.disk_history import StoredRows
-from frazil.tiers.disk_runs import SentRun
+from frazil.objects import reframe as objects_reframe
+from frazil.objects.reframe import Reframer, Runs
+from frazil.tiers.disk.history import StoredRows
+from frazil.tiers.disk.runs import SentRun
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 TIME = pa.timestamp("us", tz="UTC")

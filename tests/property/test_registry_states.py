@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
-from frazil.ingest.registry import IncompatibleSchema, Registry
-from frazil.ingest.registry.definitions import incompatibilities, parse_definition
-from frazil.ingest.registry.json_keywords import check_keywords
-from frazil.ingest.registry.proto_parser import parse_proto
+from frazil.registry import IncompatibleSchema, Registry
+from frazil.registry.definitions import incompatibilities, parse_definition
+from frazil.registry.json_keywords import check_keywords
+from frazil.registry.proto_parser import parse_proto
 
 SUBJECTS = st.sampled_from(["a", "b", "c:1"])
 TOPICS = st.sampled_from(["/default/t", "/default/u"])

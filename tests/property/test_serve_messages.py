@@ -9,11 +9,11 @@ from danube.proto import DanubeApi_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frazil.engine.delivery import Record
-from frazil.ingest.messages import Message
+from frazil.schema.messages import Message
 from frazil.serve.danube import messages
 from frazil.serve.danube.proto import danube_pb2
 from frazil.serve.danube.statuses import Refused
+from frazil.subscribe import Record
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 LONG_TEXT = st.builds(lambda part, times: part * times, TEXT, st.integers(1, 12))

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from frazil.testing import SimulatedCrash
 from tests.crash.engine_world import many_lives
 from tests.property.tiers_replay import command
 from tests.property.tiers_steps import Life, shrink
+from tests.support import SimulatedCrash
 
 RUNS = int(os.environ.get("FRAZIL_TIERS_RUNS", "200"))
 BASE = int(os.environ.get("FRAZIL_TIERS_BASE", "1000000"))

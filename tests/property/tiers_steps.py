@@ -9,12 +9,12 @@ from __future__ import annotations
 from random import Random
 
 from frazil.errors import FrazilError
-from frazil.testing import SimulatedCrash
 from tests.crash.checker import require
 from tests.property.tiers_calls import Calls
 from tests.property.tiers_model import WIDER, Column, TopicModel
 from tests.property.tiers_queries import check_query
 from tests.property.tiers_world import TierWorld
+from tests.support import SimulatedCrash
 
 STEPS = 32
 TYPES = ("int", "long", "float", "double", "string")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 
 from frazil.config import Settings
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.errors import FrazilError
-from frazil.log.present import positions_of
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from frazil.schema.present import positions_of
 from tests.crash.checker import require
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 ROOT = "/data"
 METADATA = f"{ROOT}/meta.db"

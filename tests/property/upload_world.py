@@ -16,18 +16,18 @@ from frazil.errors import Closed, CorruptionError, FrazilError, NotFound, Unavai
 from frazil.log import format as fmt
 from frazil.metadata import MemoryStore
 from frazil.model import TopicSpec
-from frazil.testing import SimulatedClock
-from frazil.testing.simulated_fs import SimulatedCrash
-from frazil.testing.simulated_store import SimulatedStore
-from frazil.tiers.objects import descriptor as rows
-from frazil.tiers.objects import draft, uploader
-from frazil.tiers.objects import format as objects
-from frazil.tiers.objects.catalog import LEASE_NAME, ObjectCatalog
-from frazil.tiers.objects.descriptor import Descriptor, Hint
-from frazil.tiers.objects.frame_run import Topic
-from frazil.tiers.objects.rewriting import Rewriter
-from frazil.tiers.objects.shared import SharedUploader
-from frazil.tiers.objects.uploader import Uploader
+from frazil.objects import descriptor as rows
+from frazil.objects import draft, uploader
+from frazil.objects import format as objects
+from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
+from frazil.objects.descriptor import Descriptor, Hint
+from frazil.objects.frame_run import Topic
+from frazil.objects.rewriting import Rewriter
+from frazil.objects.shared import SharedUploader
+from frazil.objects.uploader import Uploader
+from tests.support import SimulatedClock
+from tests.support.simulated_fs import SimulatedCrash
+from tests.support.simulated_store import SimulatedStore
 
 BROKER = b"broker-id-of-16b"
 SALT = b"saltsalt"

@@ -22,11 +22,7 @@ GENERATED = "_pb2.py"
 SEAMS = {"fs.py", "clock.py"}
 
 SEAM_EXCEPTIONS = {
-    "config_sources.py": ({"open"}, "the settings file is read before there is an engine"),
-    "testing/": (
-        {"random", "read_bytes", "write_bytes"},
-        "simulations draw from a seeded generator, and copy real directories in and out",
-    ),
+    "config/sources.py": ({"open"}, "the settings file is read before there is an engine"),
     "cli/": (
         {"open", "time", "os.path.exists", "os.path.isdir", "os.path.isfile", "os.path.getsize"},
         "commands read the user's files and show how long things took",
@@ -49,7 +45,7 @@ SEAM_EXCEPTIONS = {
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
     "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
-    "engine/lake_process.py": (
+    "lake/process.py": (
         {"os.open"},
         "a child process gets descriptors: its output, and a short way to its socket",
     ),
@@ -58,12 +54,12 @@ SEAM_EXCEPTIONS = {
 
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
-    "engine/core.py": "what a failed creation wrote is taken back, whatever went wrong",
-    "engine/delivery/burials.py": "the top of a letter's task: a bug is told, the record stays",
-    "engine/lake.py": "the top of the lake's thread: a bug is told, and the lake goes on",
-    "engine/objects.py": "the top of the uploads' threads: a bug is told, other topics go on",
+    "engine/engine.py": "what a failed creation wrote is taken back, whatever went wrong",
+    "subscribe/burials.py": "the top of a letter's task: a bug is told, the record stays",
+    "lake/runtime.py": "the top of the lake's thread: a bug is told, and the lake goes on",
+    "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
-    "engine/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
+    "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
     "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",

@@ -12,10 +12,11 @@ from frazil.errors import InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_sections, encode_checkpoint, encode_sections
 from frazil.log.cursor_state import CursorState
-from frazil.testing import SimulatedFileSystem
+from frazil.model import OP_UPSERT
 from scripts import make_golden
 from tests.crash.driven_log import DIRECTORY, DrivenLog, read_everything
 from tests.crash.reference_log import walk_frames
+from tests.support import SimulatedFileSystem
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "format-1" / "journal"
 LAST = f"{DIRECTORY}/{2:016x}.seg"
@@ -61,7 +62,7 @@ def test_the_pinned_directory_reads_as_it_was_written():
     assert payloads[4] == {0: b"mail", 1: b"reserved"}
     assert content[4].records[0]["attributes"] == [("a", "b")]
     rows = [{k: v for k, v in r.items() if k != "_time"} for r in content[2].records.values()]
-    upsert = {"_op": fmt.OP_UPSERT, "_present": None}
+    upsert = {"_op": OP_UPSERT, "_present": None}
     assert rows == [{**row, **upsert} for row in make_golden.ROWS]
     rows = [{k: v for k, v in r.items() if k != "_time"} for r in content[3].records.values()]
     assert rows == make_golden.ARROW_ROWS

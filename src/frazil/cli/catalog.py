@@ -12,10 +12,10 @@ import typer
 
 from frazil.cli.output import print_json
 from frazil.cli.session import session_of
-from frazil.engine.directory import DataDirectory
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.fs import RealFileSystem
 from frazil.lake.catalog.address import ADDRESS_FILE, CatalogAddress, read_address
+from frazil.log.directory import DataDirectory
 
 if TYPE_CHECKING:
     from frazil.cli.session import Session

@@ -28,7 +28,7 @@ from frazil.cli.measuring import percentile
 from frazil.cli.output import note, size_text
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings
-from frazil.config_sources import parse_assignments
+from frazil.config.sources import parse_assignments
 from frazil.engine import AsyncEngine, open_async
 from frazil.engine.lake_calls import lake_missing
 from frazil.errors import CODES, CorruptionError, FrazilError, Overloaded, Unavailable

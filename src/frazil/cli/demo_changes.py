@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import attrs
 
 from frazil.cli.demo_records import CITIES, Fields, Tally
-from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

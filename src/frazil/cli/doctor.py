@@ -12,7 +12,7 @@ from frazil.cli.output import note, print_json, print_table
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
 from frazil.engine.doctor import Report, examine, rebuild_metadata
-from frazil.engine.facts import oldest_kept_by
+from frazil.engine.stats import oldest_kept_by
 from frazil.errors import CODES, CorruptionError, InvalidRequest
 from frazil.fs import RealFileSystem
 

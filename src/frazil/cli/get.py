@@ -13,8 +13,8 @@ from frazil.cli.output import note, plain_row, print_json, print_table
 from frazil.cli.session import session_of
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.errors import InvalidRequest
-from frazil.ingest.columns import column_of
-from frazil.ingest.json_rows import JsonRowReader, parse_csv_row
+from frazil.schema.columns import column_of
+from frazil.schema.json_rows import JsonRowReader, parse_csv_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from frazil.cli.output import plain_rows
 from frazil.engine import Engine, Topic
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.errors import InvalidRequest, NotFound
-from frazil.ingest.columns import IngestLimits, declare_schema
 from frazil.model import Ack
+from frazil.schema.columns import IngestLimits, declare_schema
 
 if TYPE_CHECKING:
     from frazil.cli.text_input import Line, TextFormat

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from frazil.engine import Topic
-    from frazil.engine.reading import Reader, Start
     from frazil.log.history import Batch
+    from frazil.topic.reading import Reader, Start
 
 __all__ = ["parse_start", "read"]
 

@@ -12,7 +12,7 @@ from frazil.cli.session import session_of
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from frazil.engine.lake_rejects import Replayed
+    from frazil.lake.reject_replay import Replayed
     from frazil.lake.rejects import Place, Reject
 
 __all__ = ["app"]

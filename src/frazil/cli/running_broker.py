@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from frazil.config_serve import is_loopback
+from frazil.config.serve import is_loopback
 from frazil.engine.subscribing_requests import encode_call
 from frazil.errors import (
     CODES,

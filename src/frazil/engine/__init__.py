@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from frazil.engine.asynchronous import AsyncEngine, open_async
-from frazil.engine.core import Engine, open_engine
-from frazil.engine.subscribing_inbox import Delivery
+from frazil.engine.engine import Engine, open_engine
 from frazil.engine.topic import Topic
+from frazil.subscribe.inbox import Delivery
 
 __all__ = ["AsyncEngine", "Delivery", "Engine", "Topic", "open_async", "open_engine"]

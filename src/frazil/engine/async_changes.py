@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.engine.change_input import (
+from frazil.errors import FrazilError
+from frazil.model import OP_INSERT, OP_UPSERT
+from frazil.topic.admission import pass_stop_async
+from frazil.topic.change_input import (
     bulk_ack,
     check_bulk,
     is_arrow,
@@ -20,21 +23,18 @@ from frazil.engine.change_input import (
     numbered,
     steps_of,
 )
-from frazil.engine.reading import waker
-from frazil.engine.runtime import joined_ack
-from frazil.engine.stops import pass_stop_async
-from frazil.engine.tier_acks import wait_reached_async
-from frazil.errors import FrazilError
-from frazil.log import format as fmt
+from frazil.topic.reading import waker
+from frazil.topic.runtime import joined_ack
+from frazil.topic.tier_acks import wait_reached_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from frazil.engine.changing import Step
-    from frazil.engine.runtime import Prepared
     from frazil.engine.topic import Topic
     from frazil.log.codec import Entry, Sender
     from frazil.model import Ack
+    from frazil.topic.changing import Step
+    from frazil.topic.runtime import Prepared
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class AsyncChangeCalls:
         **columns: Any,
     ) -> Ack:
         """Publish a whole row; see `Topic.insert`."""
-        step = self._runtime.changes.whole(fmt.OP_INSERT, row, columns)
+        step = self._runtime.changes.whole(OP_INSERT, row, columns)
         return await self._change(step, ack, producer, sequence, producer_epoch)
 
     async def upsert(
@@ -132,7 +132,7 @@ class AsyncChangeCalls:
         **columns: Any,
     ) -> Ack:
         """Publish a whole row that replaces whatever its key had."""
-        step = self._runtime.changes.whole(fmt.OP_UPSERT, row, columns)
+        step = self._runtime.changes.whole(OP_UPSERT, row, columns)
         return await self._change(step, ack, producer, sequence, producer_epoch)
 
     async def update(

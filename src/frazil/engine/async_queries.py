@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.engine.core import Engine
+    from frazil.engine.engine import Engine
     from frazil.query.engine import QueryEngine
     from frazil.query.result import Result
 

@@ -7,19 +7,19 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.subscribing_calls import PREFETCH, PREFETCH_BYTES, request_of
-from frazil.engine.subscribing_inbox import Delivery, Inbox, Part
-from frazil.engine.subscribing_stream import ack_all, attach, checked_wait, detach, let_go
 from frazil.errors import Closed
+from frazil.subscribe.inbox import Delivery, Inbox, Part
+from frazil.subscribe.stream import ack_all, attach, checked_wait, detach, let_go
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
-    from frazil.engine.core import Engine
-    from frazil.engine.reading import Start
+    from frazil.engine.engine import Engine
     from frazil.engine.subscribing_calls import SubscribeCalls
     from frazil.subscribe import FailurePolicy
+    from frazil.topic.reading import Start
 
 __all__ = ["AsyncDelivery", "AsyncStream", "AsyncSubscribeCalls", "AsyncSubscriptionCalls"]
 

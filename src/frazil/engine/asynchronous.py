@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.async_changes import AsyncChangeCalls, fed, taken
 from frazil.engine.async_queries import AsyncTierCalls
 from frazil.engine.async_subscribing import AsyncSubscribeCalls, AsyncSubscriptionCalls
-from frazil.engine.core import Engine, open_engine
+from frazil.engine.engine import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.reading import AsyncReader, Start
-from frazil.engine.stops import pass_stop_async
-from frazil.engine.tier_acks import WAITED_FOR, wait_reached_async
 from frazil.errors import NotFound
-from frazil.log import format as fmt
 from frazil.log.codec import PLAIN
-from frazil.model import Ack
+from frazil.model import OP_INSERT, OP_UPSERT, Ack
+from frazil.topic.admission import pass_stop_async
+from frazil.topic.reading import AsyncReader, Start
+from frazil.topic.tier_acks import WAITED_FOR, wait_reached_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from frazil.engine.lake import Lake
-    from frazil.engine.objects import Objects
     from frazil.engine.topic import Topic
+    from frazil.lake.runtime import Lake
     from frazil.log.codec import Entry
+    from frazil.objects.runtime import Objects
 
 
 class AsyncTopic(AsyncChangeCalls, AsyncSubscribeCalls):
@@ -216,12 +215,12 @@ class AsyncPartitionedTopic(AsyncSubscribeCalls):
 
     async def insert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
         """Publish a whole row to its part; see `Topic.insert`."""
-        part = self._topic.part_of_row_change(fmt.OP_INSERT, row, options)
+        part = self._topic.part_of_row_change(OP_INSERT, row, options)
         return _of_part(await self.parts[part].insert(row, **options), part)
 
     async def upsert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
         """Publish a whole row that replaces whatever its key had; see `Topic.upsert`."""
-        part = self._topic.part_of_row_change(fmt.OP_UPSERT, row, options)
+        part = self._topic.part_of_row_change(OP_UPSERT, row, options)
         return _of_part(await self.parts[part].upsert(row, **options), part)
 
     async def update(self, *arguments: Any, **options: Any) -> Ack:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from frazil.engine.change_feed import ChangeFeed
-from frazil.engine.change_input import (
+from frazil.errors import FrazilError, InvalidRequest
+from frazil.log.committer import Pending
+from frazil.model import OP_INSERT, OP_UPSERT
+from frazil.topic.admission import pass_stop
+from frazil.topic.change_feed import ChangeFeed
+from frazil.topic.change_input import (
     bulk_ack,
     check_bulk,
     check_there,
@@ -14,22 +18,18 @@ from frazil.engine.change_input import (
     numbered,
     steps_of,
 )
-from frazil.engine.changing import STEPS_MAX, TopicChanges
-from frazil.engine.runtime import joined_ack
-from frazil.engine.stops import pass_stop
-from frazil.engine.tier_acks import wait_reached
-from frazil.errors import FrazilError, InvalidRequest
-from frazil.log import format as fmt
-from frazil.log.committer import Pending
+from frazil.topic.changing import STEPS_MAX, TopicChanges
+from frazil.topic.runtime import joined_ack
+from frazil.topic.tier_acks import wait_reached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from frazil.engine.changing import Step
-    from frazil.engine.lookup import KeyLookup
-    from frazil.engine.runtime import Prepared, TopicRuntime
     from frazil.log.codec import Sender
     from frazil.model import Ack
+    from frazil.tiers.keys.lookup import KeyLookup
+    from frazil.topic.changing import Step
+    from frazil.topic.runtime import Prepared, TopicRuntime
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class ChangeCalls:
             Conflict: if the key exists and the topic's `unknown_key` is `error`.
             InvalidRequest: if the topic has no primary key, or the row does not fit.
         """
-        step = self._changes().whole(fmt.OP_INSERT, row, columns)
+        step = self._changes().whole(OP_INSERT, row, columns)
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
     def upsert(
@@ -71,7 +71,7 @@ class ChangeCalls:
         **columns: Any,
     ) -> Ack:
         """Publish a whole row that replaces whatever its key had."""
-        step = self._changes().whole(fmt.OP_UPSERT, row, columns)
+        step = self._changes().whole(OP_UPSERT, row, columns)
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
     def update(

@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
-from frazil.engine.core import Engine
-from frazil.engine.directory import (
-    NETWORK_FILE_SYSTEMS,
-    DataDirectory,
-    file_system_kind,
-    take_lock,
-)
 from frazil.engine.doctor_disk import check_files
 from frazil.engine.doctor_metadata import MetadataFacts, inspect_metadata
+from frazil.engine.engine import Engine
 from frazil.engine.inspection import (
     Access,
     JournalFacts,
@@ -33,6 +27,12 @@ from frazil.engine.inspection import (
 )
 from frazil.errors import Unavailable
 from frazil.fs import write_fully
+from frazil.log.directory import (
+    NETWORK_FILE_SYSTEMS,
+    DataDirectory,
+    file_system_kind,
+    take_lock,
+)
 from frazil.metadata import move_aside
 
 if TYPE_CHECKING:

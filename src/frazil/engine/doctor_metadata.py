@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from frazil.clock import SystemClock
-from frazil.engine.indexing import SHARED_ID, known_topics
 from frazil.engine.inspection import JournalFacts, LostRange
 from frazil.engine.memory_copy import MemoryCopy
 from frazil.errors import CorruptionError, FrazilError, InvalidRequest
 from frazil.metadata import SqliteStore
+from frazil.topic.indexing import SHARED_ID, known_topics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from frazil.engine.directory import DataDirectory
     from frazil.fs import FileSystem
+    from frazil.log.directory import DataDirectory
     from frazil.metadata import MetadataStore
     from frazil.model import TopicSpec
 

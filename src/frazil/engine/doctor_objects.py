@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest, Unavailable
-from frazil.tiers.objects.obstores import open_store
-from frazil.tiers.objects.store import PIECE_BYTES_MAX, ObjectMeta
+from frazil.objects.obstores import open_store
+from frazil.objects.store import PIECE_BYTES_MAX, ObjectMeta
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
-    from frazil.config_objects import ObjectsSettings
-    from frazil.tiers.objects.store import ObjectStore
+    from frazil.config.objects import ObjectsSettings
+    from frazil.objects.store import ObjectStore
 
 __all__ = ["Step", "examine_store"]
 

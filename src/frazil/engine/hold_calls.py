@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.engine.catalog import check_hold_name, check_hold_offset
-from frazil.engine.cursors import HOLD_PREFIX
-from frazil.engine.objects_topics import OBJECTS_HOLD
 from frazil.engine.tier_calls import TierCalls
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.state import STATE_HOLD
+from frazil.objects.topics import OBJECTS_HOLD
+from frazil.subscribe.cursors import HOLD_PREFIX
+from frazil.topic.spec import check_hold_name, check_hold_offset
 
 if TYPE_CHECKING:
-    from frazil.engine.runtime import TopicRuntime
+    from frazil.topic.runtime import TopicRuntime
 
 LAKE_HOLD: Final = "lake"
 

@@ -19,8 +19,8 @@ from frazil.log.segment import OpenFiles, body_hash, read_footer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from frazil.engine.directory import DataDirectory
     from frazil.fs import File, FileSystem
+    from frazil.log.directory import DataDirectory
     from frazil.log.index import Footer
 
 __all__ = [

@@ -18,9 +18,9 @@ from frazil.model import full_topic_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.engine.catalog import TopicRequest
-    from frazil.engine.runtime import TopicRuntime
     from frazil.model import PartitionField, TopicSpec
+    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic.spec import TopicRequest
 
 PACKAGES: Final = ("pyspark", "pyiceberg", "starlette", "uvicorn")
 """What the extra `lake` brings, by the names under which it is imported."""

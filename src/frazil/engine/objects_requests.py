@@ -10,8 +10,8 @@ from frazil.engine.topic import Topic
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from frazil.engine.core import Engine
-    from frazil.tiers.objects.descriptor import Descriptor
+    from frazil.engine.engine import Engine
+    from frazil.objects.descriptor import Descriptor
 
 __all__ = ["CollectObjects", "ListObjects"]
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from frazil.engine.catalog import PUBLISH_OPTIONS
 from frazil.engine.change_calls import when_room
-from frazil.engine.change_input import (
+from frazil.engine.part_moves import Crossing, Side, crossing, try_move
+from frazil.errors import Conflict, FrazilError, InvalidRequest
+from frazil.log.committer import Pending
+from frazil.model import OP_INSERT, OP_UPDATE, OP_UPSERT, Ack
+from frazil.schema.routing import part_of_values, parts_of_batch
+from frazil.topic.change_input import (
     batch_steps,
     change_batches,
     check_keys,
@@ -16,28 +20,23 @@ from frazil.engine.change_input import (
     is_arrow,
     no_changes,
 )
-from frazil.engine.changing import STEPS_MAX, step_of
-from frazil.engine.part_acks import answer, part_acks
-from frazil.engine.part_moves import Crossing, Side, crossing, try_move
-from frazil.engine.tier_acks import wait_reached
-from frazil.errors import Conflict, FrazilError, InvalidRequest
-from frazil.ingest.routing import part_of_values, parts_of_batch
-from frazil.log import format as fmt
-from frazil.log.committer import Pending
-from frazil.model import Ack
+from frazil.topic.changing import STEPS_MAX, step_of
+from frazil.topic.part_acks import answer, part_acks
+from frazil.topic.spec import PUBLISH_OPTIONS
+from frazil.topic.tier_acks import wait_reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from frazil.engine.changing import Step, TopicChanges
-    from frazil.engine.part_acks import Answers
-    from frazil.engine.runtime import Prepared
     from frazil.engine.topic import Topic
-    from frazil.ingest.debezium import RawChange
     from frazil.log.codec import Sender
     from frazil.model import TopicSpec
+    from frazil.schema.debezium import RawChange
+    from frazil.topic.changing import Step, TopicChanges
+    from frazil.topic.part_acks import Answers
+    from frazil.topic.runtime import Prepared
 
     Piece = list[Step] | Prepared
     Stage = dict[int, list[Piece]] | Crossing
@@ -55,12 +54,12 @@ class PartChangeCalls:
 
     def insert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
         """Publish a whole row to its part; see `Topic.insert`."""
-        part = self.part_of_row_change(fmt.OP_INSERT, row, options)
+        part = self.part_of_row_change(OP_INSERT, row, options)
         return _of_part(self.parts[part].insert(row, **options), part)
 
     def upsert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
         """Publish a whole row that replaces whatever its key had; see `Topic.upsert`."""
-        part = self.part_of_row_change(fmt.OP_UPSERT, row, options)
+        part = self.part_of_row_change(OP_UPSERT, row, options)
         return _of_part(self.parts[part].upsert(row, **options), part)
 
     def update(self, *arguments: Any, **options: Any) -> Ack:
@@ -189,14 +188,14 @@ class PartChangeCalls:
         """Check one operation on the part that it belongs to."""
         names = self._changes().columns.changes.shape.names
         key = raw.key
-        if raw.op in {fmt.OP_INSERT, fmt.OP_UPSERT}:
+        if raw.op in {OP_INSERT, OP_UPSERT}:
             missing = [name for name in names if name not in raw.row]
             if missing:
                 raise InvalidRequest("row lacks its primary key", columns=", ".join(missing))
             key = {name: raw.row[name] for name in names}
         part = self.part_of_key(key)
         runtime = self.parts[part].runtime
-        if raw.op == fmt.OP_UPDATE:
+        if raw.op == OP_UPDATE:
             part_new = self.part_of_key({name: raw.row.get(name, key[name]) for name in names})
             if part_new != part:
                 other = Side(part_new, self.parts[part_new].runtime)

@@ -10,20 +10,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from frazil.engine.changing import Move, check_stays
-from frazil.engine.sequencer import Sequencer
 from frazil.errors import Conflict, InvalidRequest
 from frazil.log.codec import Sender
+from frazil.topic.changing import Move, check_stays
+from frazil.topic.sequencer import Sequencer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from frazil.engine.changing import Written
-    from frazil.engine.runtime import TopicRuntime
-    from frazil.engine.sequencer import Image, Seen
-    from frazil.ingest.debezium import RawChange
     from frazil.log.codec import Entry
-    from frazil.tiers.keys import Key
+    from frazil.schema.debezium import RawChange
+    from frazil.schema.keys import Key
+    from frazil.topic.changing import Written
+    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic.sequencer import Image, Seen
 
 
 class Side(NamedTuple):

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from frazil.engine.catalog import PUBLISH_OPTIONS
-from frazil.engine.part_acks import answer, part_acks
 from frazil.engine.part_changes import PartChangeCalls
-from frazil.engine.stops import pass_stop
 from frazil.engine.subscribing_calls import SubscribeCalls
-from frazil.engine.tier_acks import wait_reached
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.ingest.messages import Message
-from frazil.ingest.routing import key_names, part_of_row, part_of_text, parts_of_batch
 from frazil.log.committer import Pending
 from frazil.model import Ack
+from frazil.schema.messages import Message
+from frazil.schema.routing import key_names, part_of_row, part_of_text, parts_of_batch
+from frazil.topic.admission import pass_stop
+from frazil.topic.part_acks import answer, part_acks
+from frazil.topic.spec import PUBLISH_OPTIONS
+from frazil.topic.tier_acks import wait_reached
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from frazil.engine.core import Engine
-    from frazil.engine.runtime import Prepared
+    from frazil.engine.engine import Engine
     from frazil.engine.topic import Topic
     from frazil.log.codec import Entry
     from frazil.model import TopicSpec
+    from frazil.topic.runtime import Prepared
 
 
 class PartitionedTopic(PartChangeCalls, SubscribeCalls):

@@ -7,25 +7,13 @@ import os
 import sys
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from frazil.engine.completion import missing_schemas, shared_schemas, topic_control, unfinished
-from frazil.engine.cursors import Cursors
-from frazil.engine.directory import DataDirectory, prepare, take_lock
-from frazil.engine.indexing import Indexer, Stores, known_cursors, known_topics, open_stores
-from frazil.engine.lake import Lake
-from frazil.engine.lanes import LaneRuntime
-from frazil.engine.objects import Objects
-from frazil.engine.ownership import LEASE, Ownership, holder_of
-from frazil.engine.runtime import TopicRuntime
-from frazil.engine.sequencer import Sequencer
-from frazil.engine.states import States, StateTag
-from frazil.engine.subscribing import Subscribing
-from frazil.engine.tiering import Tiers
-from frazil.engine.told import remove_told
+from frazil.engine.stats_file import remove_told, write_told
 from frazil.engine.upkeep import Upkeep
 from frazil.errors import (
     Closed,
@@ -36,14 +24,27 @@ from frazil.errors import (
     Overloaded,
     Unavailable,
 )
-from frazil.ingest.columns import IngestLimits
+from frazil.lake.runtime import Lake
 from frazil.log import format as fmt
 from frazil.log.codec import Control
+from frazil.log.directory import DataDirectory, prepare, take_lock
 from frazil.log.history import ChainedHistory
 from frazil.log.journal import Journal
 from frazil.log.space import SpaceGuard
+from frazil.metadata.ownership import LEASE, Ownership, holder_of
 from frazil.model import TopicSpec, full_topic_name, part_name
+from frazil.objects.runtime import Objects
+from frazil.schema.columns import IngestLimits
+from frazil.subscribe.cursors import Cursors
+from frazil.subscribe.runtime import Subscribing
 from frazil.telemetry import event, warn
+from frazil.tiers.tiering import Tiers
+from frazil.topic.ddl_recovery import missing_schemas, shared_schemas, topic_control, unfinished
+from frazil.topic.indexing import Indexer, Stores, known_cursors, known_topics, open_stores
+from frazil.topic.lanes import LaneRuntime
+from frazil.topic.runtime import TopicRuntime
+from frazil.topic.sequencer import Sequencer
+from frazil.topic.states import States, StateTag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -137,6 +138,7 @@ class Registry:
             self._known_cursors = known_cursors(stores.shared)
             if self.settings.memory.enabled:
                 self.tiers = Tiers(self, stores.local, threads=self._threads)
+                self.tiers.write_stats = partial(write_told, self)
                 self._sources.append(self.tiers.disk)
                 for topic_id, end in self.tiers.open(
                     suspect=bool(stores.warnings) or not stores.local.revision()

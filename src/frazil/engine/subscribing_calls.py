@@ -5,28 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.engine.lake_calls import LakeCalls
-from frazil.engine.subscribing_facts import subscription_facts
-from frazil.engine.subscribing_settings import (
+from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.model import full_topic_name, topic_uid
+from frazil.subscribe.administration import (
     change_settings,
     check_dead_letters,
     check_stored,
     kind_of,
     policy_of,
 )
-from frazil.engine.subscribing_stream import Request, Stream, checked_wait
-from frazil.engine.subscription_settings import Stored
-from frazil.errors import Conflict, InvalidRequest, NotFound
-from frazil.model import full_topic_name, topic_uid
+from frazil.subscribe.facts import subscription_facts
+from frazil.subscribe.settings import Stored
+from frazil.subscribe.stream import Request, Stream, checked_wait
 from frazil.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from frazil.engine.core import Engine
-    from frazil.engine.delivery import Deliveries
-    from frazil.engine.reading import Start
-    from frazil.engine.runtime import TopicRuntime
-    from frazil.subscribe import FailurePolicy
+    from frazil.engine.engine import Engine
+    from frazil.subscribe import Deliveries, FailurePolicy
+    from frazil.topic.reading import Start
+    from frazil.topic.runtime import TopicRuntime
 
 __all__ = ["PREFETCH", "PREFETCH_BYTES", "SubscribeCalls", "SubscriptionCalls", "request_of"]
 

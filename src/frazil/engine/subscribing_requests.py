@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from frazil.engine.objects_requests import CollectObjects, ListObjects
-from frazil.engine.subscribing_settings import policy_facts
 from frazil.errors import InvalidRequest
+from frazil.subscribe.administration import policy_facts
 
 if TYPE_CHECKING:
-    from frazil.engine.core import Engine
-    from frazil.engine.reading import Start
+    from frazil.engine.engine import Engine
+    from frazil.topic.reading import Start
 
 __all__ = [
     "Call",

@@ -7,20 +7,20 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.registry import Registry
-from frazil.engine.snapshots import EngineSources
 from frazil.errors import InvalidRequest, NotFound, Overloaded
 from frazil.model import full_topic_name
+from frazil.query.snapshots import EngineSources
 from frazil.tiers.pressure import RETRY_AFTER_MS
 from frazil.tiers.zones import RED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from frazil.engine.runtime import TopicRuntime
-    from frazil.engine.tiering import Tiers
-    from frazil.engine.topic_tiers import TopicTiers
     from frazil.query.engine import QueryEngine
     from frazil.query.result import Result
+    from frazil.tiers.tiering import Tiers
+    from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.topic.runtime import TopicRuntime
 
 
 class TierCalls(Registry):

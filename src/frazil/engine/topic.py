@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine.change_calls import ChangeCalls
-from frazil.engine.reading import Reader, Start
-from frazil.engine.runtime import joined_ack
-from frazil.engine.stops import pass_stop
 from frazil.engine.subscribing_calls import SubscribeCalls
-from frazil.engine.tier_acks import WAITED_FOR, TierPending, wait_reached
 from frazil.errors import FrazilError
 from frazil.log.codec import PLAIN
 from frazil.log.committer import Pending
+from frazil.topic.admission import pass_stop
+from frazil.topic.reading import Reader, Start
+from frazil.topic.runtime import joined_ack
+from frazil.topic.tier_acks import WAITED_FOR, TierPending, wait_reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
 
-    from frazil.engine.core import Engine
-    from frazil.engine.runtime import Prepared, TopicRuntime
+    from frazil.engine.engine import Engine
     from frazil.log.codec import Entry
     from frazil.model import Ack
+    from frazil.topic.runtime import Prepared, TopicRuntime
 
 
 class Topic(ChangeCalls, SubscribeCalls):

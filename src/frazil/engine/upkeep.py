@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.engine.keyed_limits import on_full_of, quota_of
-from frazil.engine.stops import NotStored
-from frazil.engine.subscribing_settings import is_stored
 from frazil.errors import Overloaded
 from frazil.log import format as fmt
 from frazil.log.codec import Control
@@ -18,16 +15,19 @@ from frazil.log.retention import ClockWatch, Policy, RetentionView, held_bytes, 
 from frazil.log.segment import body_hash, read_footer
 from frazil.log.space import SpaceGuard
 from frazil.log.state import RANGE_GAP, STATE_HOLD
+from frazil.subscribe.administration import is_stored
 from frazil.telemetry import event, warn
+from frazil.tiers.keyed_limits import on_full_of, quota_of
+from frazil.topic.admission import NotStored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from frazil.engine.lanes import LaneRuntime
     from frazil.engine.registry import Registry
-    from frazil.engine.runtime import TopicRuntime
     from frazil.log.segment import Segment
     from frazil.log.state import TopicState
+    from frazil.topic.lanes import LaneRuntime
+    from frazil.topic.runtime import TopicRuntime
 
 PAUSE_S: Final = 0.05
 METADATA_S: Final = 1.0

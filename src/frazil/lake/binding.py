@@ -23,7 +23,7 @@ from frazil.lake.connection import CatalogAddress, calls, connect, load
 from frazil.lake.look import view_of
 from frazil.lake.matching import compare, match
 from frazil.lake.names import table_of
-from frazil.lake.plan import WHOLE, TableName
+from frazil.lake.plan import TableName
 from frazil.lake.table import (
     OFFSET_BEGIN,
     PROTOCOL,
@@ -44,7 +44,7 @@ from frazil.lake.types import (
     rejects_schema,
     topic_column_id,
 )
-from frazil.model import PartitionField
+from frazil.model import WHOLE, PartitionField
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,6 @@ from pyiceberg.types import IntegerType, LongType
 from frazil.errors import Conflict, CorruptionError
 from frazil.lake.connection import calls, load
 from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
-from frazil.lake.plan import WHOLE
 from frazil.lake.reject_window import REJECTS_WINDOW, RejectWindow, decode_window, spread
 from frazil.lake.table import (
     OFFSET_BEGIN,
@@ -40,6 +39,7 @@ from frazil.lake.table import (
     ends_of,
 )
 from frazil.lake.types import OFFSET, PART
+from frazil.model import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,7 +7,7 @@ of the range, rows are filtered, not files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
-    "WHOLE",
     "PartRange",
     "PartSets",
     "Plan",
@@ -29,9 +28,6 @@ __all__ = [
     "encode_plan",
     "plan_parts",
 ]
-
-WHOLE: Final = -1
-"""The part of a topic that has no parts."""
 
 
 class TableName(NamedTuple):

@@ -27,9 +27,9 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.lake.connection import calls
-from frazil.lake.plan import WHOLE
 from frazil.lake.table import TOPIC_ID, Ends
 from frazil.lake.types import OFFSET, PART, TIME
+from frazil.model import WHOLE
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What the log needs to know of records: how a topic's records become a frame's payload.
 
-The codecs of tables and messages live in `frazil.ingest`; the log knows payload bytes only.
+The codecs of tables and messages live in `frazil.topic`; the log knows payload bytes only.
 """
 
 from __future__ import annotations

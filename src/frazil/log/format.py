@@ -48,17 +48,6 @@ FLAG_PRESENT: Final = 2
 FLAG_TIME: Final = 4
 FLAG_PLAIN: Final = 8
 """Data: the columns `_op`, `_present`, `_time` follow the user's; rows that are payload only."""
-OP_INSERT: Final = 1
-OP_UPDATE: Final = 2
-OP_UPSERT: Final = 3
-OP_DELETE: Final = 4
-OP_NAMES: Final = {
-    OP_INSERT: "insert",
-    OP_UPDATE: "update",
-    OP_UPSERT: "upsert",
-    OP_DELETE: "delete",
-}
-"""What the column `_op` says of a keyed topic's record; a frame without it holds upserts."""
 FLAG_CLOSE: Final = 1
 """Marker: the journal was closed cleanly behind this frame."""
 

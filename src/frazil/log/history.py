@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, FrazilError, NotFound, Unavailable
-from frazil.log.python_rows import python_rows
 from frazil.model import OffsetRange
+from frazil.schema.python_rows import python_rows
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.errors import Closed, InvalidRequest
-from frazil.log.python_rows import python_rows
+from frazil.schema.python_rows import python_rows
 
 __all__ = ["BATCH_ROWS", "Result", "Stream"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from frazil.log.format import OP_DELETE, OP_NAMES
+from frazil.model import OP_DELETE, OP_NAMES
 from frazil.query.arrow_scan import as_scanned, float_sign, scanned, scanned_type
 from frazil.query.dead_rows import without_dead
 from frazil.query.lockdown import quoted_text

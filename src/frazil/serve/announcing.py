@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.engine.told import replace_told
+from frazil.engine.stats_file import replace_told
 from frazil.fs import read_fully
 from frazil.struct_types import learnt
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
-    from frazil.engine.core import Engine
-    from frazil.engine.directory import DataDirectory
+    from frazil.engine.engine import Engine
     from frazil.fs import FileSystem
+    from frazil.log.directory import DataDirectory
 
 __all__ = ["Announced", "announce", "announced", "withdraw"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.engine.objects_requests import CollectObjects, ListObjects
 from frazil.engine.subscribing_requests import (
     Call,

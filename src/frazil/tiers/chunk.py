@@ -17,15 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.log.format import OP_DELETE, OP_UPSERT
 from frazil.log.history import OFFSET_FIELD, TIME_FIELD
-from frazil.tiers.keys import KeyMap
+from frazil.model import OP_DELETE, OP_UPSERT
+from frazil.schema.keys import KeyMap
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from frazil.log.history import Batch
-    from frazil.tiers.keys import KeyShape
+    from frazil.schema.keys import KeyShape
 
     Offsets = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]

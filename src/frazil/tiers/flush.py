@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from frazil.errors import InvalidRequest
-from frazil.tiers.disk_file import ids_of, user_schema
-from frazil.tiers.disk_rows import offsets_of
-from frazil.tiers.disk_write import SetWriter, unavailable
-from frazil.tiers.keys import ID_KEYS
+from frazil.schema.keys import ID_KEYS
+from frazil.tiers.disk.file import ids_of, user_schema
+from frazil.tiers.disk.rows import offsets_of
+from frazil.tiers.disk.write import SetWriter, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.log.state import SpecialRange
+    from frazil.schema.keys import KeyShape
     from frazil.tiers.chunk import Chunk
-    from frazil.tiers.disk import DiskTier, TierSettings
-    from frazil.tiers.disk_file import DiskFile
-    from frazil.tiers.disk_runs import SentRun
-    from frazil.tiers.keys import KeyShape
+    from frazil.tiers.disk.file import DiskFile
+    from frazil.tiers.disk.runs import SentRun
+    from frazil.tiers.disk.tier import DiskTier, TierSettings
     from frazil.tiers.partitions import Partitioner
 
 __all__ = ["cut_set", "flush_set"]

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
-from frazil.tiers.disk_hash import bucket_hashes
-from frazil.tiers.keys import ID_KEYS
+from frazil.schema.keys import ID_KEYS
+from frazil.tiers.disk.hash import bucket_hashes
 
 if TYPE_CHECKING:
     import numpy.typing as npt

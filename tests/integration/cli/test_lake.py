@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import frazil
 from frazil.cli.app import app
-from frazil.engine import lake as engine_lake
+from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
 from tests.integration.engine.lake_stand_in import StandIn
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from frazil.engine.delivery import Deliveries
-from frazil.engine.subscription_settings import SubscriptionSettings
 from frazil.model import topic_uid
-from frazil.subscribe import SubscriptionType
+from frazil.subscribe import Deliveries, SubscriptionType
+from frazil.subscribe.settings import SubscriptionSettings
 from tests.integration.engine.opening import open_small
 
 TIMEOUT_S = 60

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from frazil.engine.delivery import subscription as subscription_module
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound
 from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
+from frazil.subscribe import subscription as subscription_module
 from tests.integration.delivery.delivering import TOPIC, Collector, opened, quiet, run, uid, until
 from tests.integration.engine.opening import LOG_ALONE, rotate, rows_of
 

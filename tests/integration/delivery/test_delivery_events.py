@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from frazil.engine.delivery import deliveries as module
-from frazil.engine.delivery.dead_letters import DeadLetters
 from frazil.subscribe import Limits
+from frazil.subscribe import deliveries as module
+from frazil.subscribe.dead_letters import DeadLetters
 from tests.integration.delivery.delivering import TOPIC, Collector, opened, run, uid, until
 from tests.integration.delivery.test_delivery_faults import letters
 

@@ -10,10 +10,9 @@ from functools import partial
 import attrs
 import pytest
 
-from frazil.engine.delivery import record, subscription
-from frazil.engine.states import StateTag
 from frazil.errors import InvalidRequest, Unavailable
-from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
+from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType, record, subscription
+from frazil.topic.states import StateTag
 from tests.integration.delivery.delivering import (
     TOPIC,
     Collector,

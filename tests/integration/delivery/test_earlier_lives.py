@@ -198,7 +198,7 @@ def test_a_cursor_that_does_not_say_is_taken_for_the_largest_window(tmp_path, ki
     async def first(db, deliveries, _settings):
         db.create_topic("t")
         with monkeypatch.context() as patch:
-            patch.setattr("frazil.engine.cursors._place", CursorState)
+            patch.setattr("frazil.subscribe.cursors._place", CursorState)
             await opened(deliveries, kind=kind)
         await fill(db, RANGES_MAX + 10)
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from frazil import FailurePolicy
-from frazil.engine.subscription_settings import SubscriptionSettings
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.subscribe import Backoff, Poison
+from frazil.subscribe.settings import SubscriptionSettings
 from tests.integration.delivery.test_embedded import (
     WAIT_S,
     filled,

@@ -8,8 +8,8 @@ from decimal import Decimal
 import pytest
 
 import frazil
-from frazil.engine.delivery.record import key_of_row
 from frazil.errors import InvalidRequest
+from frazil.subscribe.record import key_of_row
 from tests.integration.delivery.test_embedded import is_quiet, offsets, taken
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.test_objects_reading import SMALL

@@ -8,11 +8,11 @@ import pytest
 
 import frazil
 from frazil.clock import SystemClock
-from frazil.engine.core import Engine
-from frazil.testing import SimulatedFileSystem
+from frazil.engine.engine import Engine
 from tests.integration.delivery.delivering import TOPIC, Collector, delivering, opened, until
 from tests.integration.engine.opening import LOG_ALONE, small_settings
 from tests.integration.engine.test_objects_reading import RECORDS, SMALL, fill
+from tests.support import SimulatedFileSystem
 
 PAYLOAD = 1_000
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from frazil.engine.delivery.deliveries import _put
 from frazil.errors import InvalidRequest
+from frazil.subscribe.deliveries import _put
 from tests.integration.delivery.test_embedded import filled, is_quiet, offsets, taken
 from tests.integration.engine.opening import open_small
 

@@ -8,10 +8,17 @@ import threading
 import attrs
 import pytest
 
-from frazil.engine.delivery import feed, reserve, subscription
-from frazil.engine.delivery.journalling import Journalling
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
+from frazil.subscribe import (
+    Backoff,
+    FailurePolicy,
+    Poison,
+    SubscriptionType,
+    feed,
+    reserve,
+    subscription,
+)
+from frazil.subscribe.journalling import Journalling
 from tests.integration.delivery.delivering import (
     TOPIC,
     Collector,

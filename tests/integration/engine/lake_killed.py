@@ -13,7 +13,7 @@ import sys
 import time
 
 import frazil
-from frazil.engine import lake as engine_lake
+from frazil.lake import runtime as engine_lake
 from tests.integration.engine.lake_stand_in import StandIn
 
 

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from frazil.clock import SystemClock
-from frazil.config_objects import ObjectsSettings
-from frazil.engine.core import Engine
+from frazil.config.objects import ObjectsSettings
+from frazil.engine.engine import Engine
 from frazil.fs import RealFileSystem
 from frazil.log import format as frame_format
-from frazil.tiers.objects import format as object_format
+from frazil.objects import format as object_format
 from tests.integration.engine.opening import small_settings
 
 WAIT_S = 60

@@ -6,11 +6,11 @@ import shutil
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
-from frazil.engine.core import Engine
-from frazil.engine.restoring import restore
+from frazil.engine.engine import Engine
 from frazil.fs import RealFileSystem
-from frazil.tiers.objects.backup import backup_keys, brokers_in
-from frazil.tiers.objects.obstores import open_store
+from frazil.objects.backup import backup_keys, brokers_in
+from frazil.objects.obstores import open_store
+from frazil.objects.restoring import restore
 
 SMALL = {
     "log.prefill_bytes": 4096,

@@ -9,14 +9,14 @@ import time
 import pytest
 
 from frazil.clock import SystemClock
-from frazil.config_objects import ObjectsSettings
-from frazil.config_sections import MetadataSettings
-from frazil.engine.core import Engine
-from frazil.engine.ownership import LEASE
+from frazil.config.objects import ObjectsSettings
+from frazil.config.sections import MetadataSettings
+from frazil.engine.engine import Engine
 from frazil.errors import Closed, Conflict, FrazilError, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.metadata import Transaction, entries
 from frazil.metadata.etcd import EtcdStore
+from frazil.metadata.ownership import LEASE
 from tests.integration.engine.objects_world import WAIT_S, registered, wait_until
 from tests.integration.engine.opening import small_settings
 from tests.servers.etcd import EtcdServer, need_etcd

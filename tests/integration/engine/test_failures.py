@@ -13,7 +13,6 @@ import pytest
 import frazil
 from frazil.errors import Closed, Conflict, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.testing import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 from tests.integration.engine.opening import (
     open_small,
     payloads_of,
@@ -21,6 +20,7 @@ from tests.integration.engine.opening import (
     rows_of,
     small_settings,
 )
+from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 
 
 class FailsWhenTold(FaultyFileSystem):

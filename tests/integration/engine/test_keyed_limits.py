@@ -7,9 +7,9 @@ import time
 import msgspec
 import pytest
 
-from frazil.engine import keyed_limits
-from frazil.engine.completion import topic_control
 from frazil.errors import InvalidRequest, Overloaded
+from frazil.tiers import keyed_limits
+from frazil.topic.ddl_recovery import topic_control
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import World, noise
 

@@ -7,9 +7,9 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from frazil.engine.lake_plans import LakePlans
 from frazil.errors import Unavailable
 from frazil.lake.declared import ADOPTED, decode_ranges
+from frazil.lake.plans import LakePlans
 from tests.integration.engine.test_lake_topics import (
     COLUMNS,
     ids_of,

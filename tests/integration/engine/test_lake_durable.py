@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from frazil.engine import lake_tables
 from frazil.errors import Unavailable
 from frazil.fs import RealFileSystem
-from frazil.testing import FaultyFileSystem
+from frazil.lake import tables as lake_tables
 from tests.integration.engine.test_lake_topics import (
     COLUMNS,
     ids_of,
@@ -18,6 +17,7 @@ from tests.integration.engine.test_lake_topics import (
     table_of,
     wait_for,
 )
+from tests.support import FaultyFileSystem
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table.update import RemoveSnapshotRefUpdate
 
-from frazil.engine import lake_topics
 from frazil.errors import Unavailable
 from frazil.lake import maintain as maintain_module
+from frazil.lake import topics as lake_topics
 from frazil.lake.connection import connect
 from frazil.lake.declared import ADOPTED, decode_ranges
 from frazil.lake.maintain import maintain

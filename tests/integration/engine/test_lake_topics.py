@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.engine import lake as engine_lake
 from frazil.engine.asynchronous import AsyncEngine
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake import runtime as engine_lake
 from frazil.lake.commit import STEPS
 from frazil.lake.connection import connect
 from frazil.lake.declared import SKIPPED, decode_ranges

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import frazil
-from frazil.engine import lake as engine_lake
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake import runtime as engine_lake
 from frazil.lake.certificate import Findings, VerifyRequest
 from frazil.lake.connection import connect
 from frazil.lake.plan import TableName

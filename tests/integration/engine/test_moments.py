@@ -9,8 +9,8 @@ import time
 import pytest
 
 from frazil.errors import InvalidRequest, NotFound, Unavailable
-from frazil.testing import SimulatedClock
 from tests.integration.engine.opening import open_small
+from tests.support import SimulatedClock
 
 COUNT = "select count(*) from t"
 

@@ -24,7 +24,7 @@ class Hidden(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Hidden())
 import pyarrow as pa
 import frazil
-from frazil.log.python_rows import python_rows
+from frazil.schema.python_rows import python_rows
 """
 
 WITHOUT_PANDAS = """

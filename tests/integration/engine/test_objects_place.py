@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from frazil.engine.objects_place import PLACE_KEY
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.metadata import Transaction
+from frazil.objects.place import PLACE_KEY
 from tests.integration.engine.objects_world import open_with_objects, stored
 from tests.integration.engine.test_objects_moves import payloads_of
 

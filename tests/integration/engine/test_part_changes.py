@@ -12,8 +12,8 @@ import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.testing import FaultyFileSystem
 from tests.integration.engine.opening import LOG_ALONE, open_small
+from tests.support import FaultyFileSystem
 
 COLUMNS = {"id": "long", "n": "long", "s": "string"}
 PARTS = 4

@@ -12,8 +12,8 @@ import pytest
 import frazil
 from frazil.errors import Conflict, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.testing import FaultyFileSystem
 from tests.integration.engine.opening import open_small, payloads_of
+from tests.support import FaultyFileSystem
 
 
 class FailsInOnePlace(FaultyFileSystem):

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.engine.topic_tiers import TopicTiers
 from frazil.errors import Unavailable
+from frazil.tiers.topic_tiers import TopicTiers
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import World
 

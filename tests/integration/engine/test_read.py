@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from frazil.engine.reading import Reader
 from frazil.errors import Closed, CorruptionError, InvalidRequest, NotFound
 from frazil.log.reader import LogSource
+from frazil.topic.reading import Reader
 from tests.integration.engine.opening import (
     LOG_ALONE,
     column_of,

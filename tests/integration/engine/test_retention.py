@@ -9,8 +9,8 @@ import pytest
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from frazil.log.history import Piece
 from frazil.model import OffsetRange
-from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.integration.engine.opening import LOG_ALONE, open_small, payloads_of, rotate
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 NOTHING_KEPT = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
 

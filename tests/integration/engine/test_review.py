@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from frazil.engine.asynchronous import AsyncEngine, AsyncTopic
-from frazil.engine.runtime import joined_ack
 from frazil.errors import InvalidRequest, Overloaded, Unavailable
-from frazil.ingest.messages import Message
 from frazil.model import Ack
+from frazil.schema.messages import Message
+from frazil.topic.runtime import joined_ack
 from tests.integration.engine.opening import open_small, payloads_of, rows_of
 
 

@@ -10,10 +10,7 @@ import msgspec
 import pytest
 
 from frazil.clock import SystemClock
-from frazil.engine.core import Engine
-from frazil.engine.cursors import HOLD_PREFIX
-from frazil.engine.indexing import known_cursors
-from frazil.engine.states import BYTES_MAX, VALUE_BYTES_MAX, StateTag
+from frazil.engine.engine import Engine
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.log import format as fmt
@@ -23,7 +20,9 @@ from frazil.log.cursor import RANGES_MAX
 from frazil.log.cursor_state import CursorState, Dropped, acked, attempted, placed
 from frazil.log.state import STATE_HOLD
 from frazil.model import Ack
-from frazil.testing import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
+from frazil.subscribe.cursors import HOLD_PREFIX
+from frazil.topic.indexing import known_cursors
+from frazil.topic.states import BYTES_MAX, VALUE_BYTES_MAX, StateTag
 from tests.integration.engine.opening import (
     LOG_ALONE,
     open_small,
@@ -31,6 +30,7 @@ from tests.integration.engine.opening import (
     rotate,
     small_settings,
 )
+from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 
 NOTHING_KEPT = {"retention_age_s": 0.0, "memory": LOG_ALONE}
 HOLD = f"{HOLD_PREFIX}s"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.engine import disk_upkeep
 from frazil.errors import NotFound, Overloaded
+from frazil.tiers.disk import upkeep as disk_upkeep
 from tests.integration.engine.opening import column_of, payloads_of, rotate
 from tests.integration.engine.tier_world import KEEP_S, World, noise
 

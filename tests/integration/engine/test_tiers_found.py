@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 
-from frazil.engine.core import Engine
-from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from frazil.engine.engine import Engine
 from tests.crash.engine_world import many_lives
 from tests.property.tiers_world import DEFAULTS, LOG
+from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 
 SETTINGS = DEFAULTS.model_copy(
     update={"log": DEFAULTS.log.model_copy(update={**LOG, "segment_bytes_max": 64 << 10})}

@@ -9,9 +9,8 @@ import threading
 
 import pytest
 
-from frazil.engine import topic_tiers
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.testing import SimulatedCrash
+from frazil.tiers import topic_tiers
 from frazil.tiers.flush import flush_set
 from tests.crash.engine_world import many_lives
 from tests.integration.engine.opening import (
@@ -22,6 +21,7 @@ from tests.integration.engine.opening import (
     small_settings,
 )
 from tests.integration.engine.tier_world import KEEP_S, World, noise
+from tests.support import SimulatedCrash
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from frazil.engine.sequencer import Sequencer
 from frazil.errors import Conflict, FrazilError, Overloaded
 from frazil.fs import RealFileSystem
-from frazil.ingest.changes import ChangeCodec
-from frazil.testing.faulty_fs import Fault, FaultyFileSystem
+from frazil.topic.changes import ChangeCodec
+from frazil.topic.sequencer import Sequencer
 from tests.integration.engine.opening import open_small
+from tests.support.faulty_fs import Fault, FaultyFileSystem
 
 WRITERS = 8
 UPDATES = 60

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from frazil.engine.core import Engine
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from frazil.engine.engine import Engine
 from tests.integration.engine.opening import rotate, small_settings
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 KEEP_S = 60
 """How long the log keeps what files have, as the settings say."""

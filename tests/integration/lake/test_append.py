@@ -17,8 +17,8 @@ from frazil.lake.wire import Request
 from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
 from frazil.lake.worker_jobs import SparkJob
 from frazil.model import PartitionField
-from frazil.testing import FaultyFileSystem
 from tests.integration.lake.spark_world import MARKS
+from tests.support import FaultyFileSystem
 
 pytestmark = MARKS
 

@@ -7,11 +7,11 @@ import duckdb_extensions
 import pyarrow as pa
 import pytest
 
-from frazil.ingest.columns import declare_schema, field_with_ids, schema_with
-from frazil.ingest.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
-from frazil.ingest.partitioning import parse_partition_spec
 from frazil.lake.evolving import evolve as evolve_table
 from frazil.lake.types import check_lake_schema
+from frazil.schema.columns import declare_schema, field_with_ids, schema_with
+from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
+from frazil.schema.partitioning import parse_partition_spec
 from tests.integration.lake.spark_world import MARKS
 from tests.integration.lake.type_trial import (
     CASES,

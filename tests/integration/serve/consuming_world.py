@@ -11,8 +11,6 @@ import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 import frazil
-from frazil.engine.delivery import Deliveries
-from frazil.engine.subscription_settings import SubscriptionSettings
 from frazil.serve.danube.consumer_ids import ConsumerIds
 from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.discovery import Discovery
@@ -35,6 +33,8 @@ from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.coroutines import awaited
 from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.grpc.server import Server
+from frazil.subscribe import Deliveries
+from frazil.subscribe.settings import SubscriptionSettings
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 SECONDS_MAX = 60

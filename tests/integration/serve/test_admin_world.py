@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 import frazil
-from frazil.engine.states import StateTag
 from frazil.serve.danube.admin_needs import AdminNeeds
 from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
@@ -18,6 +17,7 @@ from frazil.serve.danube.routes import Services
 from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
+from frazil.topic.states import StateTag
 from tests.integration.serve.consuming_world import Caller, until
 from tests.servers.running import free_port
 

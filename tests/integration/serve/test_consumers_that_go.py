@@ -8,10 +8,9 @@ import contextlib
 import grpc
 import pytest
 
-from frazil.engine.delivery import deliveries
 from frazil.model import topic_uid
 from frazil.serve.grpc.codec import Code
-from frazil.subscribe import FailurePolicy, Limits, Poison
+from frazil.subscribe import FailurePolicy, Limits, Poison, deliveries
 from tests.integration.serve.consuming_world import (
     TOPIC,
     Caller,

@@ -21,7 +21,7 @@ def test_a_close_that_hangs_ends_all_the_same():
 HANGING = """
 import os, sys, threading
 from frazil.config import load_settings
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.serve import process
 from frazil.telemetry import configure
 

@@ -13,11 +13,11 @@ import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from frazil.clock import SystemClock
-from frazil.engine.cursor_paths import cursor_path
-from frazil.engine.indexing import known_cursors, known_topics
-from frazil.engine.ownership import LEASE
 from frazil.errors import Conflict
 from frazil.metadata.etcd import EtcdStore
+from frazil.metadata.ownership import LEASE
+from frazil.topic.cursor_paths import cursor_path
+from frazil.topic.indexing import known_cursors, known_topics
 from tests.crash.broker_process import Broker, Forks, wait_until
 from tests.servers.etcd import EtcdServer, need_etcd
 

@@ -8,7 +8,6 @@ import pytest
 
 import frazil
 from frazil.errors import InvalidRequest
-from frazil.ingest.frames import MessageCodec
 from frazil.serve.danube.messages import request_id_reply
 from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto.danube_pb2 import (
@@ -19,6 +18,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
 )
 from frazil.serve.danube.topics import Topics
 from frazil.serve.grpc.codec import Code
+from frazil.topic.frames import MessageCodec
 
 pytestmark = pytest.mark.integration
 

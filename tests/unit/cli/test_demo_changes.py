@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.cli.demo_changes import ChangeTally, change_of, row_behind, rows_of
-from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
 
 OPS = {"upsert": OP_UPSERT, "update": OP_UPDATE, "delete": OP_DELETE}
 SCHEMA = pa.schema(

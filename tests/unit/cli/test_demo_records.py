@@ -7,7 +7,7 @@ import pytest
 
 from frazil.cli.demo_ledger import decode_ledger, encode_entry
 from frazil.cli.demo_records import Tally, encode_message, encode_row
-from frazil.testing import SimulatedFileSystem
+from tests.support import SimulatedFileSystem
 
 
 def messages(*pairs):

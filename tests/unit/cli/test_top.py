@@ -16,7 +16,7 @@ from frazil.cli.top_source import RunningEngine, is_alive, parse_sample
 from frazil.cli.top_view import render
 from frazil.errors import NotFound
 from frazil.fs import write_fully
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 
 def stats(head, *, written=0, flushed=0, zone="green"):

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from frazil.config import ProducerSettings
-from frazil.config_sections import LogSettings
+from frazil.config.sections import LogSettings
 from frazil.errors import Closed, Overloaded, Unavailable
 from frazil.log.codec import PLAIN
 from frazil.log.committer import Committer, Pending
 from frazil.log.journal import Journal
-from frazil.testing import SimulatedClock, SimulatedFileSystem
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.errors import CorruptionError, FrazilError, NotFound, Overloaded
-from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.crash.engine_world import SETTINGS
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 COLUMNS = {"k": "string", "v": "string"}
 
@@ -144,7 +144,7 @@ def test_parts_whose_history_differs_are_not_mixed(place):
     engine = place.open()
     topic = engine.create_topic("p", COLUMNS, partitions=2)
     other = engine.create_topic("q", {"k": "string", "v": "string", "b": "string"})
-    from frazil.engine.completion import schema_control
+    from frazil.topic.ddl_recovery import schema_control
 
     foreign = other.runtime.state.schemas[1]
     engine.alter_topic("p", add={"a": "string"})

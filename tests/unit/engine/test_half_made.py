@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.errors import NotFound
-from frazil.testing import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 from tests.crash.engine_world import SETTINGS, many_lives
+from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 
 CLONES = 5
 COLUMNS = {"id": "long", "v": "int"}
@@ -150,7 +150,7 @@ def test_a_deep_data_directory_survives_a_power_loss():
 
 def test_the_index_knows_parents_and_parts():
     """After a rebuild the metadata has the parent of parts, so that it may stand in for the log."""
-    from frazil.engine.indexing import known_topics
+    from frazil.topic.indexing import known_topics
 
     disk = SimulatedFileSystem()
     engine = open_on(disk)

@@ -9,12 +9,12 @@ import threading
 import pytest
 
 from frazil.config import TopicSettings
-from frazil.config_sections import MemorySettings
-from frazil.engine.core import Engine
+from frazil.config.sections import MemorySettings
+from frazil.engine.engine import Engine
 from frazil.errors import NotFound, Overloaded
-from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.crash.engine_world import LOG, SETTINGS
 from tests.integration.engine.opening import open_small
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 WAIT_S = 10.0
 

@@ -6,11 +6,11 @@ import unicodedata
 
 import pytest
 
-from frazil.engine.core import Engine
+from frazil.engine.engine import Engine
 from frazil.errors import InvalidRequest
 from frazil.model import NAME_TEXT_CHARACTERS_MAX
-from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.crash.engine_world import SETTINGS
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 COLUMNS = {"id": "long", "v": "int"}
 TOO_LARGE = [2**63, 1e30, float(2**64), 2**70]

@@ -17,7 +17,7 @@ from frazil.lake.catalog.requirements import Requirement
 from frazil.lake.catalog.service import Catalog, TableChange
 from frazil.lake.catalog.store import Store, Swap, SwapLost
 from frazil.lake.catalog.updates import Update
-from frazil.testing import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
+from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 
 SCHEMA = {
     "type": "struct",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from frazil.engine.lake_verify import bundles, column_names, part_facts
 from frazil.errors import CorruptionError
-from frazil.ingest.columns import declare_schema
 from frazil.lake.certificate import (
     Certificate,
     Findings,
@@ -17,8 +15,10 @@ from frazil.lake.certificate import (
     ranges_text,
 )
 from frazil.lake.plan import PartRange, TableName
+from frazil.lake.verify import bundles, column_names, part_facts
 from frazil.lake.verify_chain import Snapshot, check_chain, holes, line_of, records_between
 from frazil.log.state import SpecialRange
+from frazil.schema.columns import declare_schema
 
 UID = "00aa"
 

@@ -16,9 +16,10 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit
-from frazil.lake.plan import WHOLE, PartRange, Plan, TableName
+from frazil.lake.plan import PartRange, Plan, TableName
 from frazil.lake.reject_window import decode_window, spread
 from frazil.lake.table import OFFSET_END, TOPIC_ID, ends_of
+from frazil.model import WHOLE
 from tests.crash.lake_table import IcebergTable
 
 TABLE = TableName("ns", "t")

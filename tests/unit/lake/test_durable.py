@@ -18,7 +18,7 @@ from frazil.errors import CorruptionError
 from frazil.fs import RealFileSystem
 from frazil.lake.durable import make_durable, settled_ends
 from frazil.lake.plan import TableName
-from frazil.testing import Fault, FaultyFileSystem
+from tests.support import Fault, FaultyFileSystem
 
 TABLE = TableName("db", "t")
 END = "frazil.offset-end"

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from frazil.errors import InvalidRequest
 from frazil.lake.plan import (
-    WHOLE,
     PartRange,
     PartSets,
     Plan,
@@ -19,6 +18,7 @@ from frazil.lake.plan import (
     encode_plan,
     plan_parts,
 )
+from frazil.model import WHOLE
 
 
 def staged(first, end, *, version=1, size=100, gaps=()):

@@ -6,11 +6,6 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest
-from frazil.ingest.columns import declare_schema
-from frazil.ingest.evolution import AddColumn, RenameColumn, evolve
-from frazil.ingest.messages import MESSAGE_SCHEMA
-from frazil.ingest.partitioning import parse_partition_spec
-from frazil.ingest.type_text import parse_type
 from frazil.lake.types import (
     check_lake_schema,
     iceberg_schema,
@@ -19,6 +14,11 @@ from frazil.lake.types import (
     rejects_schema,
 )
 from frazil.model import PartitionField
+from frazil.schema.columns import declare_schema
+from frazil.schema.evolution import AddColumn, RenameColumn, evolve
+from frazil.schema.messages import MESSAGE_SCHEMA
+from frazil.schema.partitioning import parse_partition_spec
+from frazil.schema.type_text import parse_type
 from tests.integration.lake.type_trial import page_rows
 
 STORED = {row[0]: row[1] for row in page_rows("Stored")}

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.lake.plan import WHOLE, PartRange, TableName
+from frazil.lake.plan import PartRange, TableName
 from frazil.lake.table import View, end_key, ends_of
 from frazil.lake.watermark import Known, decide, rows_between, watermarks
+from frazil.model import WHOLE
 
 TABLE = TableName("ns", "t")
 

@@ -10,8 +10,8 @@ from frazil.log import format as fmt
 from frazil.log.codec import Control
 from frazil.log.journal import Journal
 from frazil.model import TopicSpec
-from frazil.testing.simulated_clock import SimulatedClock
-from frazil.testing.simulated_fs import SimulatedFileSystem
+from tests.support.simulated_clock import SimulatedClock
+from tests.support.simulated_fs import SimulatedFileSystem
 
 SETTINGS = Settings()
 

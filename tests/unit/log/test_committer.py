@@ -19,8 +19,8 @@ from frazil.log.committer import Committer, Pending
 from frazil.log.journal import Journal
 from frazil.log.reader import LogSource
 from frazil.model import Ack, TopicSpec
-from frazil.testing.faulty_fs import Fault, FaultyFileSystem
 from tests.crash.driven_log import codec_of, log_settings, read_topic
+from tests.support.faulty_fs import Fault, FaultyFileSystem
 
 WAIT_S = 20
 

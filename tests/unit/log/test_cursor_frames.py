@@ -27,9 +27,9 @@ from frazil.log.cursor_state import (
     placed,
 )
 from frazil.model import Ack
-from frazil.testing import Fault, FaultyFileSystem, SimulatedFileSystem
 from scripts import make_golden
 from tests.crash.driven_log import DIRECTORY, DrivenLog, log_settings
+from tests.support import Fault, FaultyFileSystem, SimulatedFileSystem
 
 TOPIC = 7
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "format-1" / "cursors"

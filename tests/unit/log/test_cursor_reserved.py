@@ -19,9 +19,9 @@ from frazil.log.cursor_state import (
     fold,
     placed,
 )
-from frazil.testing import SimulatedFileSystem
 from scripts import make_golden
 from tests.crash.driven_log import DIRECTORY, DrivenLog
+from tests.support import SimulatedFileSystem
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "format-1" / "reserved"
 

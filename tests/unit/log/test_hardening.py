@@ -13,9 +13,9 @@ from frazil.errors import Closed, InvalidRequest, NotFound, Overloaded, Unavaila
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control
 from frazil.log.space import SpaceGuard
-from frazil.testing.faulty_fs import Fault, FaultyFileSystem
-from frazil.testing.simulated_fs import SimulatedFileSystem
 from tests.crash.driven_log import DrivenLog, log_settings
+from tests.support.faulty_fs import Fault, FaultyFileSystem
+from tests.support.simulated_fs import SimulatedFileSystem
 
 
 def plan(faulty, *faults):

@@ -9,9 +9,9 @@ import pytest
 from frazil.errors import Closed, Conflict, Overloaded, Unavailable
 from frazil.log.codec import PLAIN, Sender
 from frazil.model import Ack
-from frazil.testing import SimulatedFileSystem
-from frazil.testing.faulty_fs import Fault, FaultyFileSystem
 from tests.crash.driven_log import DrivenLog, log_settings
+from tests.support import SimulatedFileSystem
+from tests.support.faulty_fs import Fault, FaultyFileSystem
 
 
 @pytest.fixture

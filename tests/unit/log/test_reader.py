@@ -7,9 +7,9 @@ import pytest
 from frazil.errors import Closed, CorruptionError, NotFound
 from frazil.log import format as fmt
 from frazil.log.codec import Payload
-from frazil.testing import SimulatedFileSystem
 from tests.crash.driven_log import DIRECTORY, DrivenLog
 from tests.crash.reference_log import walk_frames
+from tests.support import SimulatedFileSystem
 
 SEGMENT = f"{DIRECTORY}/{1:016x}.seg"
 

@@ -7,9 +7,9 @@ import pytest
 from frazil.errors import CorruptionError
 from frazil.log import format as fmt
 from frazil.model import Ack
-from frazil.testing import SimulatedClock, SimulatedFileSystem
 from tests.crash.driven_log import DIRECTORY, DrivenLog, read_everything
 from tests.crash.reference_log import walk_frames
+from tests.support import SimulatedClock, SimulatedFileSystem
 
 
 def segment_path(number):

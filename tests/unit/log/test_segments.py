@@ -24,8 +24,8 @@ from frazil.log.segment import (
     segment_number,
 )
 from frazil.model import OffsetRange
-from frazil.testing import SimulatedFileSystem
 from tests.crash.driven_log import DIRECTORY, DrivenLog
+from tests.support import SimulatedFileSystem
 
 SALT = b"saltsalt"
 HEADER = fmt.SegmentHeader(bytes(16), 1, SALT, 1, 0, 0, 0, created_us=1)

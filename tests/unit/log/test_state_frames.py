@@ -9,8 +9,8 @@ from frazil.errors import InvalidRequest
 from frazil.log import format as fmt
 from frazil.log.state import STATE_FIRST_FREE
 from frazil.model import Ack
-from frazil.testing import SimulatedFileSystem
 from tests.crash.driven_log import DrivenLog
+from tests.support import SimulatedFileSystem
 
 TAG = STATE_FIRST_FREE + 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from frazil.errors import Closed, Conflict
 from frazil.metadata import Compare, CountedStore, MemoryStore, Transaction
-from frazil.testing import SimulatedClock
+from tests.support import SimulatedClock
 
 
 class SlowStore(MemoryStore):

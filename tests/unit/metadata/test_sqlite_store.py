@@ -12,7 +12,7 @@ import pytest
 from frazil.errors import Closed, CorruptionError, InvalidRequest, Unavailable
 from frazil.metadata import SqliteStore, Transaction, entries, move_aside, sqlite_file
 from frazil.metadata.sqlite_file import APPLICATION_ID, SCHEMA_VERSION
-from frazil.testing import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
+from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 
 PATH = "/data/metadata.db"
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))

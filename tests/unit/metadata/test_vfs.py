@@ -12,8 +12,8 @@ import pytest
 
 from frazil.fs import RealFileSystem
 from frazil.metadata.vfs import PRAGMAS, connect, register_vfs, transaction
-from frazil.testing import ERRNOS, Fault, FaultyFileSystem, SimulatedCrash, SimulatedFileSystem
-from frazil.testing.simulated_fs import SimulatedFile
+from tests.support import ERRNOS, Fault, FaultyFileSystem, SimulatedCrash, SimulatedFileSystem
+from tests.support.simulated_fs import SimulatedFile
 
 DATABASE = "/d/meta.db"
 names = itertools.count()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from frazil.clock import SystemClock
 from frazil.errors import InvalidRequest
-from frazil.log.format import OP_DELETE, OP_UPSERT
+from frazil.model import OP_DELETE, OP_UPSERT
 from frazil.query.engine import QueryEngine
 from frazil.query.pool import PoolLimits
 from frazil.query.sources import ChunkView, TopicInfo

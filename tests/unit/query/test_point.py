@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest
-from frazil.log.format import OP_DELETE
+from frazil.model import OP_DELETE
 from frazil.query.templates import template_of
 from tests.unit.query.small_tiers import EPOCH, SmallTiers
 

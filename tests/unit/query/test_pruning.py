@@ -10,7 +10,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from frazil.log.format import OP_DELETE
+from frazil.model import OP_DELETE
 from tests.unit.query.small_tiers import EPOCH, SmallTiers
 
 HOUR = dt.timedelta(hours=1)

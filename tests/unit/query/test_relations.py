@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.log.format import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
+from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
 from frazil.query.views import duckdb_type
 from tests.unit.query.small_tiers import EPOCH, SmallTiers, schema_of
 

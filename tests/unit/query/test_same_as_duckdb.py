@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from frazil.log.format import OP_DELETE
+from frazil.model import OP_DELETE
 from tests.unit.query.small_tiers import SmallTiers
 
 START = dt.datetime(2026, 11, 15, 12, tzinfo=dt.UTC)

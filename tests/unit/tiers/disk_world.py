@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from frazil.config_sections import DiskSettings
-from frazil.log import format as fmt
+from frazil.config.sections import DiskSettings
 from frazil.log.state import SpecialRange
 from frazil.metadata import MemoryStore
-from frazil.model import PartitionField
-from frazil.testing import FaultyFileSystem, SimulatedClock, SimulatedCrash, SimulatedFileSystem
-from frazil.tiers.disk import DiskTier
+from frazil.model import OP_DELETE, OP_UPSERT, PartitionField
+from frazil.schema.keys import KeyShape
+from frazil.tiers.disk.tier import DiskTier
 from frazil.tiers.flush import flush_set
-from frazil.tiers.keys import KeyShape
 from frazil.tiers.partitions import Partitioner
+from tests.support import FaultyFileSystem, SimulatedClock, SimulatedCrash, SimulatedFileSystem
 
 ROOT = "/data/disk"
 QUARANTINE = "/data/quarantine"
@@ -57,7 +56,7 @@ def time_of(offset):
 
 def op_of(offset):
     """Return the operation of a row: every fifth is a delete."""
-    return fmt.OP_DELETE if offset % 5 == 4 else fmt.OP_UPSERT
+    return OP_DELETE if offset % 5 == 4 else OP_UPSERT
 
 
 def present_of(offset):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from frazil.log.format import OP_DELETE, OP_UPDATE
 from frazil.log.history import Batch
+from frazil.model import OP_DELETE, OP_UPDATE
 from frazil.tiers.chunk import batch_with_system
-from frazil.tiers.dead_marks import KeyRows
-from frazil.tiers.fold import Found, KeyedState
+from frazil.tiers.keys.dead_marks import KeyRows
+from frazil.tiers.keys.fold import Found, KeyedState
 from frazil.tiers.memory import TopicMemory
 from tests.unit.tiers.memory_topic import TableTopic
 

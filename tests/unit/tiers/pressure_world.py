@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from frazil.config import MemorySettings
-from frazil.testing.simulated_clock import SimulatedClock
 from frazil.tiers.pressure import Pressure
+from tests.support.simulated_clock import SimulatedClock
 
 BUDGET = 10**9
 POINT = BUDGET // 100

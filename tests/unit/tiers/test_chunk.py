@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
 from frazil.log.history import Batch
+from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.schema.keys import KeyShape
 from frazil.tiers.chunk import (
     ALIVE,
     batch_with_system,
@@ -19,7 +20,6 @@ from frazil.tiers.chunk import (
     chunk_of_history,
     join_chunks,
 )
-from frazil.tiers.keys import KeyShape
 
 FIELDS = [
     pa.field("id", pa.int64(), nullable=False, metadata={"frazil.id": "1"}),

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.tiers import dead_marks
-from frazil.tiers.dead_marks import DeadMarks
-from frazil.tiers.marks_page import PAGE_BITS
-from frazil.tiers.superseded import Superseded
+from frazil.tiers.keys import dead_marks
+from frazil.tiers.keys.dead_marks import DeadMarks
+from frazil.tiers.keys.marks_page import PAGE_BITS
+from frazil.tiers.keys.superseded import Superseded
 from tests.unit.tiers.memory_topic import TableTopic
 
 PAGE = 1 << PAGE_BITS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.tiers.disk_file import FileLabel, parse_name
-from frazil.tiers.parquet_file import read_facts
+from frazil.tiers.disk.file import FileLabel, parse_name
+from frazil.tiers.disk.parquet_file import read_facts
 from tests.unit.tiers.disk_world import BY_COUNTRY, ROOT, SHAPE, TOPIC, World
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "disk-1"

@@ -9,11 +9,11 @@ import pytest
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.log.history import ChainedHistory
-from frazil.log.present import bitmap_of
 from frazil.log.state import RANGE_GAP, RANGE_LOST
-from frazil.testing import Fault, FaultyFileSystem
-from frazil.tiers import disk_history
-from frazil.tiers.disk_reader import RowsFile
+from frazil.schema.present import bitmap_of
+from frazil.tiers.disk import history as disk_history
+from frazil.tiers.disk.reader import RowsFile
+from tests.support import Fault, FaultyFileSystem
 from tests.unit.tiers import disk_world
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.testing import Fault, FaultyFileSystem
-from frazil.tiers.keys import KeyShape
+from frazil.schema.keys import KeyShape
+from tests.support import Fault, FaultyFileSystem
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
     SCHEMA,

@@ -6,11 +6,11 @@ import pytest
 
 from frazil.errors import Unavailable
 from frazil.log.state import RANGE_GAP
-from frazil.testing import Fault, FaultyFileSystem, SimulatedCrash
-from frazil.tiers import disk_merge
-from frazil.tiers.disk_catalog import TopicFiles, TopicMarks
-from frazil.tiers.disk_file import DiskFile, Member
-from frazil.tiers.disk_merge import choose_run
+from frazil.tiers.disk import merge as disk_merge
+from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
+from frazil.tiers.disk.file import DiskFile, Member
+from frazil.tiers.disk.merge import choose_run
+from tests.support import Fault, FaultyFileSystem, SimulatedCrash
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
     SHAPE,

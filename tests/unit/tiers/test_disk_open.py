@@ -7,10 +7,10 @@ import pytest
 
 from frazil.errors import CorruptionError
 from frazil.metadata import Transaction
-from frazil.testing import SimulatedCrash
-from frazil.tiers.disk_catalog import TopicFiles, TopicMarks
-from frazil.tiers.disk_file import DiskFile, Member, SetName, set_name
-from frazil.tiers.disk_plan import plan_topic
+from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
+from frazil.tiers.disk.file import DiskFile, Member, SetName, set_name
+from frazil.tiers.disk.plan import plan_topic
+from tests.support import SimulatedCrash
 from tests.unit.tiers.disk_world import BY_COUNTRY, QUARANTINE, TOPIC, CrashingFileSystem, World
 
 

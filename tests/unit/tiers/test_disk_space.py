@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from frazil.errors import NotFound
-from frazil.tiers.disk_cache import BytesCache, OpenCache
+from frazil.tiers.disk.cache import BytesCache, OpenCache
 from tests.unit.tiers.disk_world import BY_COUNTRY, TOPIC, World
 
 FLOOR = {TOPIC: 1 << 40}

@@ -6,7 +6,7 @@ import pytest
 
 from frazil.errors import Conflict
 from frazil.log.state import RANGE_GAP
-from frazil.tiers import disk_verify
+from frazil.tiers.disk import verify as disk_verify
 from tests.unit.tiers.disk_world import QUARANTINE, TOPIC, World
 
 

@@ -10,11 +10,11 @@ import pytest
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, Unavailable
 from frazil.log.state import RANGE_GAP, RANGE_LOST
 from frazil.model import PartitionField
-from frazil.testing import Fault, FaultyFileSystem, SimulatedCrash
-from frazil.tiers import disk_write
-from frazil.tiers.disk_file import MIXED
+from frazil.tiers.disk import write as disk_write
+from frazil.tiers.disk.file import MIXED
 from frazil.tiers.flush import flush_set
 from frazil.tiers.partitions import Partitioner
+from tests.support import Fault, FaultyFileSystem, SimulatedCrash
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
     QUARANTINE,

@@ -11,11 +11,11 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frazil.ingest.evolution import AddColumn, RenameColumn, evolve
-from frazil.log.format import OP_DELETE, OP_INSERT, OP_UPDATE, OP_UPSERT
+from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, OP_UPSERT
+from frazil.schema.evolution import AddColumn, RenameColumn, evolve
 from frazil.tiers import memory as memory_module
-from frazil.tiers.dead_marks import DeadMarks
-from frazil.tiers.fold import Found, KeyedState
+from frazil.tiers.keys.dead_marks import DeadMarks
+from frazil.tiers.keys.fold import Found, KeyedState
 from tests.unit.tiers.keyed_model import Files, KeyedTopic
 from tests.unit.tiers.memory_topic import TableTopic
 
@@ -307,7 +307,7 @@ def test_a_rebuild_in_many_passes_equals_one(monkeypatch):
         )
     world.flush(world.end)
     folded = world.state.export_disk_dead()
-    monkeypatch.setattr("frazil.tiers.dead_marks.PASS_ROWS", 4)
+    monkeypatch.setattr("frazil.tiers.keys.dead_marks.PASS_ROWS", 4)
     world.restart(rebuild=True)
     rebuilt = world.state.export_disk_dead()
     assert rebuilt[0].tolist() == folded[0].tolist()

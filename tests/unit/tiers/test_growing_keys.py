@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from frazil.tiers.growing_keys import PIECE_ROWS, GrowingKeys
-from frazil.tiers.keys import KeyMap
+from frazil.schema.keys import KeyMap
+from frazil.tiers.keys.growing_keys import PIECE_ROWS, GrowingKeys
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
 from tests.unit.tiers.keyed_model import KeyedTopic
 
 STRIDE = 9

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.log.format import OP_UPSERT
-from frazil.tiers.fold import Found
-from frazil.tiers.key_filter import FILTER_SHARE, KeyFilter
+from frazil.model import OP_UPSERT
+from frazil.tiers.keys.fold import Found
+from frazil.tiers.keys.key_filter import FILTER_SHARE, KeyFilter
 from tests.unit.tiers.keyed_model import KeyedTopic
 
 hashes = st.lists(st.integers(0, (1 << 32) - 1), max_size=50)
@@ -122,8 +122,8 @@ def test_a_rebuild_behind_the_first_fold_leaves_all_keys_findable():
 
 def test_a_filter_that_is_not_ready_denies_nothing(monkeypatch):
     """Keys that the index forgot before the filter took them in are found, and superseded."""
-    monkeypatch.setattr("frazil.tiers.key_filter.SEED_RATIO", 0)
-    monkeypatch.setattr("frazil.tiers.key_filter.SEED_KEYS_MIN", 1)
+    monkeypatch.setattr("frazil.tiers.keys.key_filter.SEED_RATIO", 0)
+    monkeypatch.setattr("frazil.tiers.keys.key_filter.SEED_KEYS_MIN", 1)
     world = KeyedTopic(index_bytes=20_000, merge_rows=4096, arrow_min=64)
     world.upsert_rows([(f"key-{n:05d}", n, "r") for n in range(100)])
     world.state.fold(world.end)

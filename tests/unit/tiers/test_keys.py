@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.testing import SimulatedFileSystem
-from frazil.tiers.keys import BLOCK_ENTRIES, KeyFile, KeyMap, KeyShape
+from frazil.schema.keys import BLOCK_ENTRIES, KeyFile, KeyMap, KeyShape
+from tests.support import SimulatedFileSystem
 
 UTC = dt.UTC
 COLUMNS = {
@@ -173,7 +173,7 @@ def test_a_run_over_many_blocks_is_found_whole_and_read_backwards_lazily():
 
 def test_many_lookups_cross_stripes(monkeypatch):
     """Lookups that go stripe by stripe lose no match at a stripe's border."""
-    monkeypatch.setattr("frazil.tiers.keys._STRIPE_BLOCKS", 2)
+    monkeypatch.setattr("frazil.schema.keys._STRIPE_BLOCKS", 2)
     hashes = np.arange(10 * BLOCK_ENTRIES, dtype=np.uint32) // 700
     file = key_file(KeyMap.build(hashes))
     wanted = np.arange(0, 9, dtype=np.uint32).repeat(3)

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.testing import Fault, FaultyFileSystem, SimulatedFileSystem
-from frazil.tiers.parquet_file import (
+from frazil.tiers.disk.parquet_file import (
     ParquetSettings,
     RowsWriter,
     file_crc,
@@ -20,6 +19,7 @@ from frazil.tiers.parquet_file import (
     read_facts,
     stored_schema,
 )
+from tests.support import Fault, FaultyFileSystem, SimulatedFileSystem
 
 PATH = "/disk/file.parquet"
 SYSTEM = [

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.model import PartitionField
-from frazil.tiers.disk_hash import bucket_hashes
+from frazil.tiers.disk.hash import bucket_hashes
 from frazil.tiers.partitions import UNPARTITIONED, Partitioner
 
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from frazil.log.format import OP_DELETE, OP_UPDATE, OP_UPSERT
-from frazil.tiers import tail_keys
-from frazil.tiers.fold import Found
+from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.tiers.keys import tail_keys
+from frazil.tiers.keys.fold import Found
 from tests.unit.tiers.keyed_model import KeyedTopic
 
 UNKNOWN = (False, None)

@@ -8,8 +8,9 @@ import pyarrow as pa
 from attrs import frozen
 from pyspark.sql import types as T  # noqa: N812 - the name that everybody knows it by
 
-from frazil.lake.plan import WHOLE, PartRange, Plan, StagedFile
+from frazil.lake.plan import PartRange, Plan, StagedFile
 from frazil.lake.table import Ends
+from frazil.model import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,6 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Final
 
-from frazil.engine.states import StateTag
 from frazil.errors import Conflict, NotFound, Overloaded
 from frazil.serve.danube.admin_calls import admin_act, admin_call
 from frazil.serve.danube.names import check_namespace, namespace_of
@@ -22,10 +21,11 @@ from frazil.serve.danube.proto.danube_admin_pb2 import (
 )
 from frazil.serve.danube.statuses import Refused, Status
 from frazil.serve.grpc.codec import Code
+from frazil.topic.states import StateTag
 
 if TYPE_CHECKING:
     from frazil.config import Settings
-    from frazil.engine.core import Engine
+    from frazil.engine.engine import Engine
     from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.grpc.router import Route
 

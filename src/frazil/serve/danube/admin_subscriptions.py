@@ -10,8 +10,6 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.engine.cursors import NAME_BYTES_MAX
-from frazil.engine.subscribing_settings import check_dead_letters
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import topic_uid
 from frazil.serve.danube.admin_calls import admin_act, admin_call
@@ -32,12 +30,14 @@ from frazil.serve.danube.proto.danube_admin_pb2 import (
     TopicRequest,
 )
 from frazil.subscribe import Backoff, FailurePolicy, Poison
+from frazil.subscribe.administration import check_dead_letters
+from frazil.subscribe.cursors import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from frazil.engine.subscription_settings import Stored
     from frazil.engine.topic import Topic
     from frazil.serve.danube.admin_needs import AdminNeeds
     from frazil.serve.grpc.router import Route
+    from frazil.subscribe.settings import Stored
 
 __all__ = ["SubscriptionAdmin"]
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.engine.states import StateTag
 from frazil.errors import FrazilError, NotFound
 from frazil.model import topic_uid
 from frazil.struct_types import learnt
+from frazil.topic.states import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine.core import Engine
+    from frazil.engine.engine import Engine
 
 __all__ = ["ConsumerFacts", "ConsumerIds", "consumer_id"]
 

@@ -19,11 +19,10 @@ from frazil.serve.grpc.codec import Code
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from frazil.engine.delivery import Consumer, Record
     from frazil.errors import FrazilError
     from frazil.serve.danube.messages import DeliveryEncoder
     from frazil.serve.grpc.calls import Call
-    from frazil.subscribe import SubscriptionType
+    from frazil.subscribe import Consumer, Record, SubscriptionType
 
 __all__ = ["Attachable", "ConsumerStream"]
 

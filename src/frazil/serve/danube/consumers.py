@@ -42,13 +42,13 @@ from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.subscribe import SubscriptionType
 
 if TYPE_CHECKING:
-    from frazil.engine.delivery import Deliveries, Subscription
     from frazil.engine.topic import Topic
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call
     from frazil.serve.grpc.runs import CallRun
     from frazil.serve.h2.stream import Stream
+    from frazil.subscribe import Deliveries, Subscription
 
 __all__ = ["Consumers"]
 

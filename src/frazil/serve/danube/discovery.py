@@ -22,11 +22,11 @@ from frazil.serve.danube.statuses import Refused, client_type_unknown, topic_not
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from frazil.objects.descriptor import Descriptor, TopicObjects
     from frazil.serve.danube.consumers import Consumers
     from frazil.serve.danube.producers import Producers
     from frazil.serve.danube.topics import Topics
     from frazil.serve.grpc.calls import Call
-    from frazil.tiers.objects.descriptor import Descriptor, TopicObjects
 
 __all__ = ["SEGMENTS_MAX", "Discovery"]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from frazil.ingest.messages import Message, check_message
+from frazil.schema.messages import Message, check_message
 from frazil.serve.danube.messages import ATTRIBUTES_MAX, parse_send, request_id_reply
 from frazil.serve.danube.proto.danube_pb2 import MsgID, StreamMessage
 from frazil.serve.danube.statuses import Refused
 
 if TYPE_CHECKING:
-    from frazil.ingest.columns import IngestLimits
+    from frazil.schema.columns import IngestLimits
 
 __all__ = ["Envelope", "Envelopes"]
 

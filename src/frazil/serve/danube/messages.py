@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from frazil.ingest.messages import Message
+from frazil.schema.messages import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
 from frazil.serve.danube.statuses import (
     Refused,
@@ -26,7 +26,7 @@ from frazil.serve.danube.statuses import (
 )
 
 if TYPE_CHECKING:
-    from frazil.engine.delivery import Record
+    from frazil.subscribe import Record
 
 __all__ = [
     "DeliveryEncoder",

@@ -10,12 +10,9 @@ import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from frazil.engine.delivery.pace import Pace
-from frazil.engine.runtime import MESSAGE_OVERHEAD_BYTES
-from frazil.engine.stops import NotStored
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.ingest.messages import check_message
 from frazil.model import topic_uid
+from frazil.schema.messages import check_message
 from frazil.serve.danube.envelopes import Envelopes
 from frazil.serve.danube.messages import (
     ATTRIBUTES_MAX,
@@ -40,10 +37,13 @@ from frazil.serve.danube.statuses import (
     status_of,
     strategy_unknown,
 )
+from frazil.subscribe.pace import Pace
+from frazil.topic.admission import NotStored
+from frazil.topic.runtime import MESSAGE_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from frazil.engine.topic import Topic
-    from frazil.ingest.messages import Message
+    from frazil.schema.messages import Message
     from frazil.serve.danube.schema_topics import Schemas
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError
-from frazil.ingest.registry import IncompatibleSchema
+from frazil.registry import IncompatibleSchema
 from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
@@ -18,7 +18,7 @@ from frazil.serve.grpc.coroutines import awaited
 from frazil.serve.grpc.router import Unary
 
 if TYPE_CHECKING:
-    from frazil.ingest.registry import Planned, Registered, Registry, Schema
+    from frazil.registry import Planned, Registered, Registry, Schema
     from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.danube.schema_topics import Schemas
     from frazil.serve.danube.services import WireMessage

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from frazil.engine.delivery import Deliveries
-from frazil.engine.subscription_settings import SubscriptionSettings
 from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.admin_needs import AdminNeeds
 from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
@@ -20,12 +18,14 @@ from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.coroutines import awaited
 from frazil.serve.grpc.router import Stream, Unary
+from frazil.subscribe import Deliveries
+from frazil.subscribe.settings import SubscriptionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from frazil.config import Settings
-    from frazil.engine.core import Engine
+    from frazil.engine.engine import Engine
     from frazil.serve.grpc.router import Route
 
 __all__ = ["Services", "data_routes"]

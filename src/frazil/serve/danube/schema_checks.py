@@ -18,8 +18,8 @@ from frazil.serve.danube.statuses import Refused, record_refused
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
-    from frazil.ingest.messages import Message
-    from frazil.ingest.registry import Registry, Verdict, Work
+    from frazil.registry import Registry, Verdict, Work
+    from frazil.schema.messages import Message
     from frazil.serve.danube.schema_store import SchemaStore
 
 __all__ = ["Judged", "SchemaChecks"]

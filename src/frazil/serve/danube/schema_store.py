@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.engine.states import StateTag
 from frazil.errors import FrazilError, NotFound, Overloaded, Unavailable
-from frazil.ingest.registry import Change, Planned, Registry, Verdict, Work
-from frazil.ingest.registry.entries import parse_key
+from frazil.registry import Change, Planned, Registry, Verdict, Work
+from frazil.registry.entries import parse_key
 from frazil.serve.danube.completing import outcome
 from frazil.serve.danube.schema_thread import SchemaThread
+from frazil.topic.states import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine.states import States
-    from frazil.ingest.messages import Message
+    from frazil.schema.messages import Message
+    from frazil.topic.states import States
 
 __all__ = ["SchemaStore"]
 

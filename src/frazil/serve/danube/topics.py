@@ -6,9 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from frazil.engine.namespaces import has_namespace_for
-from frazil.engine.states import StateTag
-from frazil.engine.subscribing_settings import UNRELIABLE, UNRELIABLE_MAKING
 from frazil.engine.topic import Topic
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.model import part_name, topic_uid
@@ -26,10 +23,13 @@ from frazil.serve.danube.statuses import (
     topic_missing,
 )
 from frazil.serve.grpc.codec import Code
+from frazil.subscribe.administration import UNRELIABLE, UNRELIABLE_MAKING
 from frazil.telemetry import warn
+from frazil.topic.namespaces import has_namespace_for
+from frazil.topic.states import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine.core import Engine
+    from frazil.engine.engine import Engine
 
 __all__ = ["Topics"]
 

@@ -7,9 +7,9 @@ import zlib
 
 import pyarrow as pa
 
-from frazil.ingest.columns import declare_schema
 from frazil.lake.binding import Definition
-from frazil.lake.plan import WHOLE
+from frazil.model import WHOLE
+from frazil.schema.columns import declare_schema
 
 TIME = dt.datetime(2026, 11, 15, tzinfo=dt.UTC)
 

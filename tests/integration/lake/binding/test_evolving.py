@@ -11,13 +11,13 @@ from pyiceberg.types import IntegerType, LongType, StringType
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict, Unavailable
-from frazil.ingest.columns import declare_schema
-from frazil.ingest.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
-from frazil.ingest.evolution import evolve as evolved
-from frazil.ingest.partitioning import parse_partition_spec
 from frazil.lake.binding import bind
 from frazil.lake.connection import RestTables, connect
 from frazil.lake.evolving import evolve
+from frazil.schema.columns import declare_schema
+from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
+from frazil.schema.evolution import evolve as evolved
+from frazil.schema.partitioning import parse_partition_spec
 from tests.integration.lake.binding.tables import TIME, append, defined
 
 CLOCK = SystemClock()

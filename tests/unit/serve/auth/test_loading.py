@@ -18,7 +18,7 @@ from frazil.serve.auth.private_files import read_private
 from frazil.serve.auth.rpcs import RPCS
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.grpc.codec import Code
-from frazil.testing import SimulatedClock
+from tests.support import SimulatedClock
 from tests.unit.serve.auth.world import ACCESS, ISSUER, KEY, SECRET, FakeCall, KnownIds, token
 
 CREATE = "/danube.ProducerService/CreateProducer"

@@ -13,7 +13,7 @@ from frazil.serve.auth.guard import Credentials, Guard
 from frazil.serve.auth.keys import new_key
 from frazil.serve.auth.rates import RateLimiter
 from frazil.serve.auth.tokens import TokenRules
-from frazil.testing import SimulatedClock
+from tests.support import SimulatedClock
 
 SECRET = "a-secret-of-tokens-that-nobody-may-see-0001"
 ISSUER = "frazil-tests"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.engine.delivery.record import Record
-from frazil.ingest.messages import Message
+from frazil.schema.messages import Message
 from frazil.serve.danube.consumer_stream import (
     GRANT_BYTES,
     GRANT_BYTES_LARGE,
@@ -12,6 +11,7 @@ from frazil.serve.danube.consumer_stream import (
 )
 from frazil.serve.danube.messages import DeliveryEncoder
 from frazil.subscribe import SubscriptionType
+from frazil.subscribe.record import Record
 
 
 class Asked:

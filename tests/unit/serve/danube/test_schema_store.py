@@ -12,10 +12,10 @@ import threading
 import pytest
 
 import frazil
-from frazil.engine.states import StateTag
 from frazil.errors import Conflict, Overloaded, Unavailable
 from frazil.serve.danube import schema_store
 from frazil.serve.danube.schema_store import SchemaStore
+from frazil.topic.states import StateTag
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 WAIT_S = 60
@@ -124,7 +124,7 @@ def test_a_change_that_is_written_in_part_leads_nobody_astray(tmp_path, monkeypa
     """When the subject's entry is in the log and its version's is not, its id is not given again."""
 
     async def scene(store, _engine):
-        monkeypatch.setattr("frazil.engine.states.BYTES_MAX", 4000)
+        monkeypatch.setattr("frazil.topic.states.BYTES_MAX", 4000)
         with pytest.raises(Overloaded, match="take too much room"):
             await store.change(registering("large", noise(5000), "bytes"))
         made = await store.change(registering("small"))
@@ -310,7 +310,7 @@ def test_a_check_stops_when_the_store_is_closed(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         # The close waits for the thread; were it not told, this would take longer than allowed.
         patch.setattr(schema_store, "ENDING_S", 2 * WAIT_S)
-        patch.setattr("frazil.ingest.registry.work._POLL_UNITS", 0)
+        patch.setattr("frazil.registry.work._POLL_UNITS", 0)
         run(tmp_path, scene)
 
 

@@ -16,7 +16,7 @@ from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.limits import ServerLimits
-from frazil.testing.simulated_clock import SimulatedClock
+from tests.support.simulated_clock import SimulatedClock
 from tests.unit.serve.h2.peer import REQUEST, Peer, prefixed
 
 GO_ON = f.window_update(0, 1 << 20)

@@ -11,7 +11,7 @@ from frazil.serve.grpc.router import Router, Unary
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.limits import ServerLimits
-from frazil.testing.simulated_clock import SimulatedClock
+from tests.support.simulated_clock import SimulatedClock
 from tests.unit.serve.h2.peer import REQUEST, Peer
 
 OTHER = (*REQUEST[:2], (":path", "/t.T/Other"), *REQUEST[3:])

@@ -1,0 +1,446 @@
+"""The sections of the settings: every field with its default, limits and one sentence."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from frazil.config.secret import SecretText
+from frazil.config.values import (
+    DAY,
+    GIB,
+    HOUR,
+    KIB,
+    MIB,
+    MINUTE,
+    TIB,
+    Bytes,
+    Count,
+    Ratio,
+    Seconds,
+    Section,
+    Switch,
+    Texts,
+    setting,
+)
+from frazil.model import OnFull, SyncMode
+
+__all__ = [
+    "DiskSettings",
+    "EtcdSettings",
+    "LakeCatalogSettings",
+    "LakeSettings",
+    "LakeSparkSettings",
+    "LakeWorkerSettings",
+    "LakeWriterSettings",
+    "LogSettings",
+    "MemorySettings",
+    "MetadataSettings",
+    "ProducerSettings",
+    "QuerySettings",
+    "TelemetrySettings",
+    "TopicSettings",
+]
+
+MESSAGE_BYTES_CAP: Final = 16 * MIB
+
+
+class LogSettings(Section):
+    """The journal: segments, syncing, admission, retention, disk space."""
+
+    segment_bytes_max: Bytes = setting(
+        128 * MIB, "A segment is sealed when it has this many bytes.", low=64 * KIB, high=16 * GIB
+    )
+    segment_age_max_s: Seconds = setting(
+        HOUR, "A segment with data is sealed at this age.", low=0.1, high=30 * DAY
+    )
+    sync: SyncMode = setting(
+        "commit", "When a publish is acked: after its sync, before a periodic one, or without any."
+    )
+    sync_interval_s: Seconds = setting(
+        1.0, "In periodic mode the log is synced at least this often.", low=0, high=HOUR
+    )
+    sync_bytes_max: Bytes = setting(
+        10_000_000, "In periodic mode the log is also synced after so much.", low=1, high=TIB
+    )
+    marker_delay_s: Seconds = setting(
+        0.02, "An idle log writes a sync marker after this pause.", low=0, high=MINUTE
+    )
+    queue_bytes_max: Bytes = setting(
+        64 * MIB, "So many bytes may wait for the writer.", low=KIB, high=64 * GIB
+    )
+    queue_records_max: Count = setting(
+        100_000, "So many records may wait for the writer.", low=1, high=100_000_000
+    )
+    queue_wait_s: Seconds = setting(
+        5.0, "A publish waits so long for room in the queue before it is refused.", low=0, high=HOUR
+    )
+    write_bytes_max: Bytes = setting(
+        10 * MIB,
+        "One frame has at most this many bytes; larger calls become several frames.",
+        low=KIB,
+        high=128 * MIB,
+    )
+    compression: Literal["none", "lz4", "zstd"] = setting(
+        "none", "How the bodies of frames are compressed."
+    )
+    prefill_bytes: Bytes = setting(
+        256 * KIB, "The file is filled with zeros so far ahead of the data.", low=0, high=GIB
+    )
+    reserve_offsets: Count = setting(
+        1_000_000, "So many offsets of a topic are reserved at once.", low=1, high=1 << 40
+    )
+    rows_arrow_min: Count = setting(
+        32, "A group of at least so many rows becomes an Arrow frame.", low=1, high=1_000_000
+    )
+    retention_age_s: Seconds = setting(
+        48 * HOUR, "Data that no hold needs is kept for this long.", low=0, high=36_500 * DAY
+    )
+    retention_bytes: Bytes = setting(
+        20 * GIB, "Data that no hold needs is kept up to this size.", low=0, high=1 << 60
+    )
+    journal_bytes_max: Bytes = setting(
+        64 * GIB,
+        "A larger journal frees its oldest segments before their time, unless a hold needs them.",
+        low=MIB,
+        high=1 << 60,
+    )
+    retention_check_s: Seconds = setting(
+        60.0, "How often retention looks for segments to free.", low=0.01, high=DAY
+    )
+    on_full: OnFull = setting(
+        "block",
+        "At a topic's quota of held data its publishers are refused, or its oldest data expires.",
+    )
+    ballast_bytes: Bytes = setting(
+        64 * MIB,
+        "A reserved file of this size is given up to finish work on a full disk.",
+        low=0,
+        high=TIB,
+    )
+    free_bytes_min: Bytes = setting(
+        GIB, "Publishing stops when the disk has less room than this.", low=0, high=1 << 50
+    )
+    free_ratio_min: Ratio = setting(
+        0.05, "Publishing stops when a smaller share of the disk is free.", low=0, high=0.9
+    )
+    free_check_s: Seconds = setting(
+        1.0, "How often the room on the disk is looked at.", low=0.01, high=HOUR
+    )
+    free_hysteresis_ratio: Ratio = setting(
+        0.1, "Publishing resumes when free room exceeds the mark by this share.", low=0, high=10
+    )
+    scrub_interval_s: Seconds = setting(
+        DAY, "Each sealed segment is read and verified this often.", low=1, high=3650 * DAY
+    )
+    open_files_max: Count = setting(
+        64, "So many sealed segments are kept open for readers.", low=1, high=100_000
+    )
+    read_bytes: Bytes = setting(
+        4 * MIB,
+        "A read returns pieces of about this size unless told otherwise.",
+        low=KIB,
+        high=GIB,
+    )
+    allow_network_fs: Switch = setting(
+        False, "Allow a data directory on a network file system, whose syncs may lie."
+    )
+
+
+class TopicSettings(Section):
+    """What topics and messages may look like."""
+
+    auto_create: Switch = setting(True, "A publish to an absent topic creates it.")
+    topics_max: Count = setting(10_000, "So many topics may exist.", low=1, high=10_000_000)
+    partitions_max: Count = setting(
+        256, "So many partitions may a topic have.", low=1, high=100_000
+    )
+    message_bytes_max: Bytes = setting(
+        MIB, "A message may have this many bytes.", low=1, high=MESSAGE_BYTES_CAP
+    )
+    key_bytes_max: Bytes = setting(
+        KIB, "The key of a message may have this many bytes.", low=0, high=MIB
+    )
+    attributes_max: Count = setting(
+        64, "A message may have so many attributes.", low=0, high=10_000
+    )
+    attributes_bytes_max: Bytes = setting(
+        32 * KIB, "The attributes of a message may have so many bytes together.", low=0, high=MIB
+    )
+    columns_max: Count = setting(
+        1000, "A table topic may have so many columns.", low=1, high=10_000
+    )
+    nesting_max: Count = setting(8, "Columns may be nested so deeply.", low=1, high=64)
+    future_time_max_s: Seconds = setting(
+        HOUR, "A publish time may be so far ahead of this machine's clock.", low=0, high=365 * DAY
+    )
+    delete_grace_s: Seconds = setting(
+        DAY, "The data of a deleted topic is kept so long.", low=0, high=365 * DAY
+    )
+
+
+class ProducerSettings(Section):
+    """Idempotent producers: how repeats are recognised."""
+
+    window_batches: Count = setting(
+        5, "A repeat among the last so many batches of a producer is recognised.", low=1, high=1000
+    )
+    window_age_s: Seconds = setting(
+        DAY, "A silent producer is forgotten after this time.", low=1, high=365 * DAY
+    )
+    producers_max: Count = setting(
+        100_000, "So many producers are remembered.", low=1, high=100_000_000
+    )
+
+
+class EtcdSettings(Section):
+    """Servers that keep what other machines may read of the metadata."""
+
+    endpoints: str = setting(
+        "http://127.0.0.1:2379", "URLs of the servers with commas between; any may be asked."
+    )
+    prefix: str = setting(
+        "", "Stands before all keys; brokers that share servers need different ones."
+    )
+    user: str = setting("", "The user to log in as; empty is none.")
+    password: SecretText = setting(SecretText(""), "The password of the user.")
+    ca_file: str = setting("", "A file of authorities that the servers' certificates are of.")
+    cert_file: str = setting("", "A file with the certificate that the broker shows.")
+    key_file: str = setting("", "A file with the key of that certificate.")
+    timeout_s: Seconds = setting(
+        5.0, "A call to the servers must be answered after this time.", low=0.05, high=MINUTE
+    )
+    lease_ttl_s: Seconds = setting(
+        10.0,
+        "A broker that is silent for so long loses its data to whoever asks for them.",
+        low=1,
+        high=HOUR,
+    )
+
+
+class MetadataSettings(Section):
+    """What is where: the store beside the log."""
+
+    backend: Literal["sqlite", "memory", "etcd"] = setting(
+        "sqlite",
+        "Where metadata is kept; memory is rebuilt from the log at each start, etcd has what "
+        "other machines may read.",
+    )
+    quick_check: Switch = setting(True, "The store's file is checked at each start.")
+    etcd: EtcdSettings = Field(default=EtcdSettings(), description="The backend etcd.")
+
+
+class MemorySettings(Section):
+    """The memory tier: its budget, the zones of back-pressure, when it flushes to disk."""
+
+    enabled: Switch = setting(
+        True, "Records are kept in memory and moved to files; without it the log serves alone."
+    )
+    budget_bytes: Bytes = setting(
+        2 * GIB,
+        "Batches, indexes, queued requests and buffers share this many bytes.",
+        low=MIB,
+        high=16 * TIB,
+    )
+    retention_s: Seconds = setting(
+        15 * MINUTE, "Flushed records stay in memory for so long if there is room.", low=1, high=DAY
+    )
+    index_share: Ratio = setting(
+        0.25, "Indexes of keys take at most this share of the budget.", low=0, high=1
+    )
+    marks_share: Ratio = setting(
+        0.25,
+        "Marks of superseded rows in files take about this share of the budget; beyond it the "
+        "keyed topics with most of them are stopped.",
+        low=0,
+        high=1,
+    )
+    yellow_ratio: Ratio = setting(
+        0.6, "Publishes are delayed from this use of the budget on.", low=0.01, high=1
+    )
+    red_ratio: Ratio = setting(
+        0.8,
+        "Publishes wait and everything is flushed from this use of the budget on.",
+        low=0.01,
+        high=1,
+    )
+    hysteresis_ratio: Ratio = setting(
+        0.05, "A zone is left when use is so far below the mark that entered it.", low=0, high=0.5
+    )
+    delay_ms_per_point: Count = setting(
+        5, "A publish is delayed by this for each point of use above yellow.", low=0, high=1000
+    )
+    wait_s: Seconds = setting(
+        5.0, "A publish waits so long for the end of red before it is refused.", low=0, high=HOUR
+    )
+    rss_check_s: Seconds = setting(
+        0.1, "How often the use of memory is looked at.", low=0.01, high=MINUTE
+    )
+    rss_base_bytes: Bytes = setting(
+        512 * MIB, "The process may use this much beside the budget.", low=0, high=TIB
+    )
+    flush_usage_ratio: Ratio = setting(
+        0.8, "A topic is flushed above this use of the budget.", low=0, high=1
+    )
+    flush_partition_bytes: Bytes = setting(
+        128 * MIB, "A topic is flushed when a partition has so much to flush.", low=1, high=TIB
+    )
+    flush_age_s: Seconds = setting(
+        5 * MINUTE, "A topic is flushed when a record has waited longer.", low=0.01, high=DAY
+    )
+    flush_offsets: Count = setting(
+        100_000, "A topic is flushed above so many offsets to flush.", low=1, high=1 << 40
+    )
+    flush_changes: Count = setting(
+        10_000, "A topic is flushed above so many changes to flush.", low=1, high=1 << 40
+    )
+    merge_rows: Count = setting(
+        64 * KIB, "Small batches are merged up to so many rows.", low=1, high=16 * MIB
+    )
+
+
+class DiskSettings(Section):
+    """The disk tier: the shape of its files, its cap, when the lake is to take them."""
+
+    bytes_max: Bytes = setting(
+        100 * 10**9, "Files take at most this many bytes.", low=MIB, high=1 << 60
+    )
+    row_group_rows: Count = setting(
+        64 * KIB, "A row group of a file has at most so many rows.", low=1, high=16 * MIB
+    )
+    file_bytes: Bytes = setting(
+        128 * MIB, "Small files are merged into files of about this size.", low=KIB, high=64 * GIB
+    )
+    small_file_bytes: Bytes = setting(
+        64 * MIB, "A file below this size is small.", low=1, high=64 * GIB
+    )
+    zstd_level: Count = setting(1, "How hard the pages of files are compressed.", low=1, high=22)
+    writer_bytes_max: Bytes = setting(
+        64 * MIB, "The writer of a file holds at most this much.", low=KIB, high=16 * GIB
+    )
+    open_files_max: Count = setting(
+        64, "So many files are kept open for readers.", low=1, high=100_000
+    )
+    log_keep_s: Seconds = setting(
+        MINUTE,
+        "The log keeps flushed records so long, so that a damaged file can be written again.",
+        low=0,
+        high=365 * DAY,
+    )
+    scrub_interval_s: Seconds = setting(
+        DAY, "Each file is read and verified this often.", low=1, high=3650 * DAY
+    )
+    commit_partition_bytes: Bytes = setting(
+        128 * MIB, "A commit is due when a partition has so much staged.", low=1, high=TIB
+    )
+    commit_small_files: Count = setting(
+        10, "A commit is due above so many small files.", low=1, high=1_000_000
+    )
+    commit_deletes: Count = setting(
+        10_000, "A commit is due above so many deletes.", low=1, high=1 << 40
+    )
+    commit_bytes: Bytes = setting(10**9, "A commit is due above so much staged.", low=1, high=TIB)
+
+
+class LakeCatalogSettings(Section):
+    """The catalog that says where the tables are."""
+
+    kind: Literal["embedded"] = setting(
+        "embedded", "Which catalog: embedded is Frazil's own beside the data."
+    )
+    port: Count = setting(
+        8181, "The embedded catalog listens here, or on the next free port.", low=0, high=65535
+    )
+
+
+class LakeWriterSettings(Section):
+    """How records become files of a table."""
+
+    batch_size: Count = setting(
+        10_000, "So many rows are handed over in one Arrow batch.", low=1, high=1_000_000
+    )
+    flush_interval: Seconds = setting(
+        MINUTE, "A commit is due when the last one is longer ago.", low=0.1, high=DAY
+    )
+    max_memory_bytes: Bytes = setting(
+        256 * MIB, "The writers of one commit hold at most this much.", low=MIB, high=TIB
+    )
+    target_file_bytes: Bytes = setting(
+        128 * MIB, "Files of a table are made about so large.", low=MIB, high=64 * GIB
+    )
+
+
+class LakeSparkSettings(Section):
+    """Spark, which writes the tables."""
+
+    conf: Texts = setting({}, "Settings of Spark by their own names; they go over all others.")
+    jars_dir: str = setting("", "Where the jars are; empty is the user's cache directory.")
+
+
+class LakeWorkerSettings(Section):
+    """The process that runs Spark."""
+
+    heap_bytes: Bytes = setting(
+        GIB, "The worker's Java heap has at most this size.", low=256 * MIB, high=TIB
+    )
+    start_timeout_s: Seconds = setting(
+        10 * MINUTE, "A worker that is not ready after this time is replaced.", low=1, high=HOUR
+    )
+    ping_timeout_s: Seconds = setting(
+        10.0, "A worker that answers nothing for so long is replaced.", low=0.1, high=HOUR
+    )
+    stop_timeout_s: Seconds = setting(
+        30.0, "A running commit gets so long when the worker is stopped.", low=0, high=HOUR
+    )
+
+
+class LakeSettings(Section):
+    """Iceberg: which topics become tables, where, and how often."""
+
+    default: Switch = setting(False, "A topic becomes a table unless it says otherwise.")
+    warehouse: str = setting("", "Where tables lie; empty is warehouse in the data directory.")
+    ack_timeout_s: Seconds = setting(
+        MINUTE, "A publish that wants to be committed waits so long.", low=0.001, high=DAY
+    )
+    catalog: LakeCatalogSettings = Field(
+        default=LakeCatalogSettings(), description="The catalog of the tables."
+    )
+    writer: LakeWriterSettings = Field(
+        default=LakeWriterSettings(), description="How records become files of a table."
+    )
+    spark: LakeSparkSettings = Field(default=LakeSparkSettings(), description="Spark.")
+    worker: LakeWorkerSettings = Field(
+        default=LakeWorkerSettings(), description="The process that runs Spark."
+    )
+
+
+class QuerySettings(Section):
+    """SQL: what queries may use together and each."""
+
+    threads: Count = setting(0, "Queries use so many threads; 0 is one a core.", low=0, high=1024)
+    memory_bytes: Bytes = setting(
+        512 * MIB, "Queries use at most this much memory together.", low=MIB, high=16 * TIB
+    )
+    memory_each_bytes: Bytes = setting(
+        0, "One query uses at most this much memory; 0 is what others leave.", low=0, high=16 * TIB
+    )
+    timeout_s: Seconds = setting(
+        MINUTE, "A query is cancelled after this time.", low=0.001, high=DAY
+    )
+    concurrency_max: Count = setting(4, "So many queries run at once.", low=1, high=1000)
+    wait_s: Seconds = setting(
+        5.0, "A query waits so long for its turn before it is refused.", low=0, high=HOUR
+    )
+    result_bytes_ahead: Bytes = setting(
+        64 * MIB, "A result is read ahead of its reader by so much.", low=KIB, high=64 * GIB
+    )
+
+
+class TelemetrySettings(Section):
+    """What Frazil says about itself."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "warning", "Events below this level are not written."
+    )
+    log_format: Literal["text", "json"] = setting("text", "How events are written.")

@@ -1,0 +1,231 @@
+"""The sections of the broker: where it listens, its certificate, its limits, who may do what.
+
+No setting holds a secret: secrets are in files that settings name, so that `frazil config show`
+and a dumped tree have none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+
+from pydantic import ValidationInfo, field_validator
+
+from frazil.config.values import (
+    DAY,
+    HOUR,
+    KIB,
+    MIB,
+    MINUTE,
+    Bytes,
+    Count,
+    Seconds,
+    Section,
+    Switch,
+    setting,
+)
+from frazil.errors import InvalidRequest
+from frazil.model import full_topic_name
+
+__all__ = ["LOOPBACK", "AuthSettings", "ServeSettings", "is_loopback"]
+
+LOOPBACK: Final = "127.0.0.1"
+PORT_MAX: Final = 65_535
+NAMESPACES_AT_BOOT: Final = ("default", "system")
+NAMESPACES_LISTED_MAX: Final = 1_000
+SKEW_S_MAX: Final = 60.0
+"""No token outlives its end by more, whatever the clocks say."""
+
+_URL: Final = re.compile(
+    r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(?P<port>[0-9]{1,5}))?\Z"
+)
+
+
+def _is_place(host: str, port: str | None) -> bool:
+    """Tell whether clients can connect there: IPv6 is in brackets, the port one of TCP's."""
+    if host.startswith("["):
+        try:
+            ipaddress.IPv6Address(host.strip("[]"))
+        except ValueError:
+            return False
+    return port is None or 0 < int(port) <= PORT_MAX
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")] if names.strip() else []
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is of this machine alone; a name other than localhost never is."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ServeSettings(Section):
+    """The broker: addresses, certificate, limits."""
+
+    host: str = setting(LOOPBACK, "Clients connect to this address.")
+    port: Count = setting(
+        6650, "Clients connect to this port; 0 is any free one.", low=0, high=65535
+    )
+    admin_host: str = setting(LOOPBACK, "Administration listens on this address.")
+    admin_port: Count = setting(
+        50051, "Administration listens on this port; 0 is any free one.", low=0, high=65535
+    )
+    http_host: str = setting(LOOPBACK, "Health and metrics listen on this address.")
+    http_port: Count = setting(
+        9040, "Health and metrics listen on this port; 0 is any free one.", low=0, high=65535
+    )
+    insecure: Switch = setting(
+        False, "Addresses beyond this machine may be used without TLS and authentication."
+    )
+    tls_certificate_file: str = setting(
+        "", "The certificate and its chain, in PEM; empty is no TLS."
+    )
+    tls_key_file: str = setting("", "The certificate's key, in PEM, readable by its owner alone.")
+    tls_client_ca_file: str = setting(
+        "", "Clients must have a certificate of these authorities, in PEM; empty asks for none."
+    )
+    advertised_url: str = setting(
+        "", "Lookups answer this URL, http(s)://host[:port]; empty is the address to connect to."
+    )
+    request_bytes_max: Bytes = setting(
+        4 * MIB, "A request has at most this many bytes.", low=KIB, high=64 * MIB
+    )
+    header_bytes_max: Bytes = setting(
+        8 * KIB, "The headers of a request have at most this many bytes.", low=KIB, high=MIB
+    )
+    connections_max: Count = setting(
+        1_000, "So many connections are open at once, in all.", low=1, high=1_000_000
+    )
+    connections_client_max: Count = setting(
+        500, "One address has at most so many connections.", low=1, high=1_000_000
+    )
+    bootstrap_namespaces: str = setting(
+        "", "These namespaces are always there, besides default and system; commas between them."
+    )
+    streams_max: Count = setting(
+        12_000, "One connection has at most so many calls under way.", low=1, high=1_000_000
+    )
+    producers_max: Count = setting(
+        1_000, "A topic has at most so many producers.", low=1, high=1_000_000
+    )
+    subscriptions_max: Count = setting(
+        1_000, "A topic has at most so many subscriptions.", low=1, high=1_000_000
+    )
+    consumers_max: Count = setting(
+        1_000, "A subscription has at most so many consumers.", low=1, high=1_000_000
+    )
+    requests_s_max: Count = setting(
+        200_000, "One client makes at most so many requests a second.", low=1, high=1_000_000_000
+    )
+    clients_max: Count = setting(
+        10_000, "Requests are counted for so many clients at once.", low=1, high=1_000_000
+    )
+    handshake_s: Seconds = setting(
+        5.0, "A connection that is not set up after this time is closed.", low=0.01, high=MINUTE
+    )
+    keepalive_s: Seconds = setting(
+        MINUTE, "A silent connection is asked for a sign of life so often.", low=0.1, high=DAY
+    )
+    poll_s: Seconds = setting(
+        100e-6,
+        "Before it sleeps the broker looks so long for a client's next call, where that pays; 0 is "
+        "not at all.",
+        low=0.0,
+        high=0.01,
+    )
+    drain_s: Seconds = setting(
+        10.0, "When the broker stops, calls under way get so long.", low=0, high=HOUR
+    )
+    close_s: Seconds = setting(
+        MINUTE,
+        "After that, syncing and closing get so long; then the process ends without.",
+        low=0.1,
+        high=HOUR,
+    )
+
+    @field_validator("advertised_url")
+    @classmethod
+    def _check_advertised(cls, url: str, info: ValidationInfo) -> str:
+        """Refuse what no client could connect to; the settings above it are read before."""
+        if not url:
+            return url
+        found = _URL.match(url)
+        if found is None or not _is_place(found["host"], found["port"]):
+            raise ValueError("must be http://host[:port] or https://host[:port], nothing behind it")
+        has_tls, asks_tls = bool(info.data.get("tls_certificate_file")), url.startswith("https:")
+        if has_tls and not asks_tls:
+            raise ValueError("must begin with https://, because a certificate is set")
+        if asks_tls and not (has_tls or info.data.get("insecure")):
+            raise ValueError(
+                "must begin with http://, because no certificate is set; where a proxy in front of "
+                "the broker has one, say so with serve.insecure=true"
+            )
+        return url
+
+    @field_validator("bootstrap_namespaces")
+    @classmethod
+    def _check_namespaces(cls, names: str) -> str:
+        """Refuse names that no topic could be in."""
+        listed = _listed(names)
+        for name in listed:
+            try:
+                is_plain = full_topic_name(f"/{name}/topic") == f"/{name}/topic"
+            except InvalidRequest:
+                is_plain = False
+            if not is_plain:
+                raise ValueError("must be names of letters, digits, '_' and '-', commas between")
+        if len(listed) > NAMESPACES_LISTED_MAX:
+            raise ValueError(f"must be {NAMESPACES_LISTED_MAX} names at most")
+        return names
+
+    @property
+    def namespaces_at_boot(self) -> tuple[str, ...]:
+        """The namespaces that nobody has to make, and nobody can delete."""
+        return tuple(dict.fromkeys((*NAMESPACES_AT_BOOT, *_listed(self.bootstrap_namespaces))))
+
+    @property
+    def tls(self) -> bool:
+        """Whether a certificate is set."""
+        return bool(self.tls_certificate_file)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Every address that is listened on."""
+        return (self.host, self.admin_host, self.http_host)
+
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """The addresses that others than this machine can reach."""
+        return tuple(host for host in dict.fromkeys(self.hosts) if not is_loopback(host))
+
+    def share_a_port(self, one: str, other: str) -> bool:
+        """Tell whether two listeners, by their prefixes, are set to one port of one address."""
+        places = [
+            (getattr(self, f"{prefix}host"), getattr(self, f"{prefix}port"))
+            for prefix in (one, other)
+        ]
+        return places[0] == places[1] and places[0][1] != 0
+
+
+class AuthSettings(Section):
+    """Who may do what; everybody may do everything until it is switched on."""
+
+    enabled: Switch = setting(
+        False, "Every call needs a token or key, and may do only what is granted to its holder."
+    )
+    access_file: str = setting("", "The file of API keys, roles and who has them, in YAML.")
+    jwt_secret_file: str = setting(
+        "", "The file of secrets that tokens are signed with, one a line; empty takes no tokens."
+    )
+    jwt_issuer: str = setting("", "Tokens must be of this issuer.")
+    jwt_audience: str = setting("", "Tokens must be for this audience; empty does not look at it.")
+    jwt_skew_s: Seconds = setting(
+        30.0, "The clocks of broker and issuer may differ so much.", low=0, high=SKEW_S_MAX
+    )

@@ -1,0 +1,230 @@
+"""How settings are written: readers of values, human units, what is known of each setting.
+
+Sizes and durations take human units (`frazil.units`); texts from the environment or a flag are
+read by the same readers as values of a YAML file, and nothing else is converted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from frazil.config.secret import SecretText, show
+from frazil.errors import InvalidRequest
+from frazil.units import format_bytes, format_duration, parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+__all__ = [
+    "DAY",
+    "GIB",
+    "HOUR",
+    "KIB",
+    "MIB",
+    "MINUTE",
+    "TIB",
+    "Bytes",
+    "BytesOrNone",
+    "Count",
+    "Ratio",
+    "Seconds",
+    "SecondsOrNone",
+    "Section",
+    "SettingInfo",
+    "Switch",
+    "Texts",
+    "parse_mapping",
+    "setting",
+    "setting_info",
+]
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+MINUTE: Final = 60.0
+HOUR: Final = 3600.0
+DAY: Final = 86400.0
+
+_TRUE: Final = ("true", "yes", "on", "1")
+_FALSE: Final = ("false", "no", "off", "0")
+
+MAPPING_KEYS_MAX: Final = 1000
+
+Kind = Literal[
+    "size", "duration", "count", "ratio", "switch", "choice", "text", "mapping", "secret"
+]
+
+
+def _read_with(parse: Callable[[object], object]) -> BeforeValidator:
+    def read(value: object) -> object:
+        try:
+            return parse(value)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from error
+
+    return BeforeValidator(read)
+
+
+def _parse_count(value: object) -> int:
+    if isinstance(value, str):
+        text = value.strip().replace("_", "")
+        if text.isascii() and text.isdigit() and len(text) <= 20:
+            return int(text)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise InvalidRequest("must be a whole number")
+
+
+def _parse_ratio(value: object) -> float:
+    try:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return float(value)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidRequest("must be a number between 0 and 1")
+
+
+def _parse_switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise InvalidRequest("must be true or false")
+
+
+def parse_mapping(value: object) -> dict[str, str]:
+    """Read names with values: a mapping, or the JSON text of one. Values are texts at the end.
+
+    Raises:
+        InvalidRequest: if it is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise InvalidRequest('must be a mapping, in one text as {"name": "value"}') from error
+    if not isinstance(value, Mapping) or len(value) > MAPPING_KEYS_MAX:
+        raise InvalidRequest(f"must be a mapping with at most {MAPPING_KEYS_MAX} names")
+    return {_mapping_text(name): _mapping_text(each) for name, each in value.items()}
+
+
+def _mapping_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() <= 128):
+        return str(value)
+    raise InvalidRequest("names and values of a mapping must be texts, numbers or switches")
+
+
+def _or_none(parse: Callable[[object], object]) -> Callable[[object], object]:
+    def read(value: object) -> object:
+        is_none = value is None or (isinstance(value, str) and value.strip().lower() == "none")
+        return None if is_none else parse(value)
+
+    return read
+
+
+Bytes = Annotated[int, _read_with(parse_bytes)]
+Seconds = Annotated[float, _read_with(parse_duration_s)]
+BytesOrNone = Annotated[int | None, _read_with(_or_none(parse_bytes))]
+SecondsOrNone = Annotated[float | None, _read_with(_or_none(parse_duration_s))]
+Count = Annotated[int, _read_with(_parse_count)]
+Ratio = Annotated[float, _read_with(_parse_ratio)]
+Switch = Annotated[bool, _read_with(_parse_switch)]
+Texts = Annotated[dict[str, str], _read_with(parse_mapping)]
+
+
+def setting(
+    default: object, text: str, *, low: float | None = None, high: float | None = None
+) -> Any:
+    """Declare one setting; `text` is its sentence, `low` and `high` are allowed values."""
+    limits: dict[str, Any] = {} if low is None else {"ge": low, "le": high}
+    if isinstance(default, float):
+        limits["allow_inf_nan"] = False
+    return Field(default=default, description=text, **limits)
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, nothing unknown, nothing converted in silence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+class SettingInfo(NamedTuple):
+    """What is known about one setting."""
+
+    path: str
+    kind: Kind
+    default: object
+    minimum: float | None
+    maximum: float | None
+    choices: tuple[str, ...]
+    description: str
+
+    def shown(self, value: object) -> str:
+        """Write a value of this setting with its unit, as it may be written back."""
+        if self.kind == "secret":
+            return str(value) if isinstance(value, SecretText) else show(value)
+        if value is None and self.default is None:
+            return "none"
+        if isinstance(value, int) and value.bit_length() > 128:
+            return f"an integer of {value.bit_length()} bits"
+        if self.kind == "size" and type(value) is int:
+            return format_bytes(value)
+        if self.kind == "duration" and isinstance(value, float) and math.isfinite(value):
+            return format_duration(value)
+        if self.kind == "switch":
+            return str(value).lower()
+        if self.kind == "mapping" and isinstance(value, dict):
+            return json.dumps(value, default=str)
+        return str(value)
+
+    def limits(self) -> str:
+        """Write the allowed range, empty if there is none."""
+        if self.minimum is None or self.maximum is None:
+            return ""
+        number = float if self.kind in {"duration", "ratio"} else int
+        return f"{self.shown(number(self.minimum))}..{self.shown(number(self.maximum))}"
+
+
+def setting_info(path: str, field: FieldInfo) -> SettingInfo:
+    """Read from the model what is known about the setting at `path`."""
+    reader = next((item for item in field.metadata if isinstance(item, BeforeValidator)), None)
+    low = next((item.ge for item in field.metadata if hasattr(item, "ge")), None)
+    high = next((item.le for item in field.metadata if hasattr(item, "le")), None)
+    choices = tuple(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ()
+    kind: Kind = "choice" if choices else "text"
+    if reader is not None:
+        kind = _KINDS[reader]
+    elif field.annotation is SecretText:
+        kind = "secret"
+    return SettingInfo(
+        path=path,
+        kind=kind,
+        default=field.default,
+        minimum=low if isinstance(low, int | float) else None,
+        maximum=high if isinstance(high, int | float) else None,
+        choices=choices,
+        description=field.description or "",
+    )
+
+
+_KINDS: Final[dict[BeforeValidator, Kind]] = {
+    get_args(Bytes)[1]: "size",
+    get_args(BytesOrNone)[1]: "size",
+    get_args(Seconds)[1]: "duration",
+    get_args(SecondsOrNone)[1]: "duration",
+    get_args(Count)[1]: "count",
+    get_args(Ratio)[1]: "ratio",
+    get_args(Switch)[1]: "switch",
+    get_args(Texts)[1]: "mapping",
+}

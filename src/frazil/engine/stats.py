@@ -1,0 +1,312 @@
+"""What the engine can tell about itself and its topics, as plain values ready for JSON."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+from frazil.log.state import RANGE_LOST
+from frazil.model import topic_uid
+from frazil.objects.facts import unreadable
+from frazil.schema.columns import column_id
+from frazil.schema.partitioning import partition_spec_text
+from frazil.schema.type_text import type_name
+from frazil.tiers.keyed_limits import on_full_of, quota_of
+from frazil.topic.as_of import first_held, special_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from frazil.config import LogSettings, Settings
+    from frazil.engine.registry import Registry
+    from frazil.log.segment import Segment
+    from frazil.log.state import TopicState
+    from frazil.model import TopicSpec
+    from frazil.topic.lanes import LaneRuntime
+    from frazil.topic.runtime import TopicRuntime
+
+
+def _time(us: int) -> str:
+    return dt.datetime.fromtimestamp(us / 1e6, dt.UTC).isoformat()
+
+
+def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
+    """Describe one topic."""
+    state = runtime.state
+    spec = state.spec
+    schema = runtime.codec.schema
+    names = {column_id(field): field.name for field in schema} if spec.kind == "table" else {}
+    log = settings.log
+    return {
+        "name": spec.name,
+        "id": spec.id,
+        "kind": spec.kind,
+        "created": _time(spec.created_us),
+        "version": spec.version,
+        "sync": spec.sync,
+        "lane": spec.lane,
+        "columns": [
+            {"name": field.name, "type": type_name(field.type), "nullable": field.nullable}
+            for field in schema
+        ],
+        "schema_version": state.schema_version,
+        "primary_key": [names[each] for each in spec.primary_key],
+        "partition_by": partition_spec_text(spec.partition_by, schema) if spec.partition_by else [],
+        "sort_by": [names[each] for each in spec.sort_by],
+        "part_of": spec.part_of or None,
+        "part_index": spec.part_index if spec.part_of else None,
+        "retention_age_s": _retention_age_s(runtime, log),
+        "retention_bytes": quota_of(spec, log),
+        "on_full": on_full_of(spec, log),
+        "unknown_key": spec.unknown_key if spec.primary_key else None,
+        "signals": dict(spec.signals or {}),
+        "lake": spec.lake,
+        "objects": runtime.objects is not None,
+        "topic_id": topic_uid(spec),
+        "holds": dict(sorted(state.holds.items())),
+        "oldest_kept_by": _kept_by([runtime]),
+        "watermarks": _watermarks(runtime),
+        "gaps": [_range(special) for special in special_ranges(runtime) if special.kind == "gap"],
+        "lost": [_range(special) for special in special_ranges(runtime) if special.kind == "lost"],
+        "producers": len(state.producers),
+        "refused": None if runtime.refusal is None else str(runtime.refusal()),
+    }
+
+
+def _retention_age_s(runtime: TopicRuntime, log: LogSettings) -> float | None:
+    """Return for how long a topic's records are kept; None is for ever, as the rows of keys are."""
+    spec = runtime.state.spec
+    if spec.primary_key and runtime.tiers is not None:
+        return None
+    return log.retention_age_s if spec.retention_us is None else spec.retention_us / 1e6
+
+
+def describe_parent(parent: TopicSpec, parts: Sequence[TopicRuntime]) -> dict[str, Any]:
+    """Describe a partitioned topic."""
+    first = describe(parts[0], parts[0].settings)
+    for key in ("watermarks", "holds", "gaps", "lost", "part_of", "part_index", "producers"):
+        first.pop(key)
+    return {
+        **first,
+        "name": parent.name,
+        "id": parent.id,
+        "oldest_kept_by": _kept_by(parts),
+        "partitions": parent.partitions,
+        "parts": [_part(part) for part in parts],
+    }
+
+
+def _part(runtime: TopicRuntime) -> dict[str, Any]:
+    """Describe one part by what is the same after a restart: what tiers hold is in `stats`."""
+    counts = topic_stats(runtime)
+    counts.pop("tiers", None)
+    return {"name": runtime.name, **counts}
+
+
+def oldest_kept_by(
+    segments: Sequence[Segment], topics: Mapping[int, TopicState]
+) -> list[dict[str, Any]]:
+    """Return the holds that keep the oldest segment of a journal; the active one needs none.
+
+    Segments go oldest first: these holds keep everything behind it as well, of all topics.
+    """
+    found: list[dict[str, Any]] = []
+    for oldest in segments[:-1][:1]:
+        for topic_id in list(oldest.topics):
+            summary, topic = oldest.summary(topic_id), topics.get(topic_id)
+            if summary is None or topic is None or topic.spec.deleted_us:
+                continue
+            found += [
+                {"topic": topic.spec.name, "hold": name, "offset": offset}
+                for name, offset in list(topic.holds.items())
+                if offset < summary[1]
+            ]
+    return sorted(found, key=lambda each: (each["topic"], each["hold"]))
+
+
+def _kept_by(runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
+    """Return the holds that keep the oldest records of topics: in their files, if they have some."""
+    if any(runtime.tiers is None for runtime in runtimes):
+        return _oldest_kept_by(runtime.lane for runtime in runtimes)
+    found = [
+        {"topic": runtime.name, "hold": name, "offset": offset}
+        for runtime in runtimes
+        for name, offset in sorted(runtime.state.holds.items())
+        if offset < _oldest_files_end(runtime)
+    ]
+    return sorted(found, key=lambda each: (each["topic"], each["hold"]))
+
+
+def _oldest_files_end(runtime: TopicRuntime) -> int:
+    """Return where the files end that would go first; rows with a key stay without any hold."""
+    if runtime.tiers is None or runtime.state.spec.primary_key:
+        return 0
+    spans = runtime.tiers.disk.picture(runtime.state.id).spans
+    return spans[0].end if spans else 0
+
+
+def _oldest_kept_by(lanes: Iterable[LaneRuntime]) -> list[dict[str, Any]]:
+    journals = {lane.name: lane.journal for lane in lanes}
+    return [
+        each
+        for journal in journals.values()
+        for each in oldest_kept_by(journal.segments, journal.state.topics)
+    ]
+
+
+def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
+    state = runtime.state
+    marks = {
+        "start": first_held(runtime),
+        "floor": state.floor,
+        "durable": state.durable,
+        "head": state.next,
+    }
+    if runtime.tiers is not None:
+        marks["flushed"] = runtime.tiers.flushed
+        if state.spec.lake:
+            marks["committed"] = runtime.tiers.disk.committed(state.id)
+    if runtime.objects is not None:
+        marks["uploaded"] = runtime.objects.reached.get(runtime.part, 0)
+    return marks
+
+
+def _range(special: Any) -> dict[str, Any]:
+    return {"first": special.first, "end": special.end, "reason": special.reason}
+
+
+def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
+    """Count what one topic holds."""
+    state = runtime.state
+    start = first_held(runtime)
+    ranges = special_ranges(runtime)
+    missing = sum(max(0, special.end - max(special.first, start)) for special in ranges)
+    stored = state.bytes_local
+    own: dict[str, Any] = {}
+    if runtime.tiers is not None:
+        stored += sum(file.size for file in runtime.tiers.disk.files(state.id))
+        own["tiers"] = tiers = runtime.tiers.stats()
+        if "routes" in tiers:
+            # Changes of rows that only Iceberg has would wait for it: there is no such tier yet.
+            tiers["routes"] = {**tiers["routes"], "queued": 0}
+    return {
+        "message_count": state.visible - start - missing,
+        "bytes_stored": stored,
+        "gaps": sum(1 for special in ranges if special.kind == "gap"),
+        "lost_records": sum(s.end - s.first for s in ranges if s.kind == "lost"),
+        **_watermarks(runtime),
+        **own,
+    }
+
+
+def engine_stats(
+    engine: Registry, lanes: Sequence[LaneRuntime], topics: Sequence[TopicRuntime]
+) -> dict[str, Any]:
+    """Count what the whole engine holds and did since it was opened."""
+    per_topic = {runtime.name: topic_stats(runtime) for runtime in topics}
+    guard = engine.upkeep.space
+    return {
+        "data_dir": engine.paths.root,
+        "health": health(engine, lanes),
+        "topics": len(topics),
+        "message_count": sum(each["message_count"] for each in per_topic.values()),
+        "bytes_stored": sum(each["bytes_stored"] for each in per_topic.values()),
+        "disk": {
+            "free_bytes": guard.free_bytes,
+            "total_bytes": guard.total_bytes,
+            "publishing_stopped": engine.upkeep.publishing_stopped,
+        },
+        "journals": [_lane(lane, tiered=engine.tiers is not None) for lane in lanes],
+        "warnings": list(engine.warnings),
+        "upkeep": {
+            "errors": dict(engine.upkeep.errors),
+            "damage": dict(engine.upkeep.damage),
+            "segments_freed": engine.upkeep.segments_freed,
+        },
+        "latencies": {
+            "ack": _quantiles([s for lane in lanes for s in _seconds(lane)]),
+            "query": _quantiles(list(engine.query_seconds)),
+        },
+        "tiers": None if engine.tiers is None else engine.tiers.stats(),
+        "metadata": {**engine.stores.facts(), "failing": bool(engine.metadata_failed)},
+        "lake": engine.lake.status(),
+        "objects": engine.objects.status(),
+        "per_topic": per_topic,
+    }
+
+
+def _seconds(lane: LaneRuntime) -> list[float]:
+    return list(getattr(lane.queue, "seconds", ()))
+
+
+def _quantiles(seconds: list[float]) -> dict[str, Any]:
+    """Return the middle and the slow end of some durations, of the last few thousand."""
+    if not seconds:
+        return {"count": 0, "p50_us": None, "p99_us": None}
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return {
+        "count": len(ordered),
+        "p50_us": round(ordered[last // 2] * 1e6),
+        "p99_us": round(ordered[last * 99 // 100] * 1e6),
+    }
+
+
+def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
+    """Return `ok`, `degraded` (publishing goes on, somebody should look) or `failed`."""
+    if any(lane.journal.failed is not None for lane in lanes):
+        return "failed"
+    # Not only on the opening that found it: lost records stay lost until somebody has looked.
+    lost = any(
+        special.kind == RANGE_LOST
+        for lane in lanes
+        for topic in list(lane.journal.state.topics.values())
+        if not topic.spec.deleted_us
+        for special in topic.ranges
+    ) or any(
+        special.kind == RANGE_LOST
+        for runtime in engine.runtimes
+        for special in special_ranges(runtime)
+    )
+    upkeep = engine.upkeep
+    if lost or upkeep.publishing_stopped or engine.metadata_failed:
+        return "degraded"
+    if upkeep.damage or upkeep.errors:
+        return "degraded"
+    if any(each.state == "stopped" for each in list(engine.lake.topics.values())):
+        return "degraded"
+    objects = engine.objects
+    if objects.errors or unreadable(objects) or any(each.stopped for each in objects.all_topics):
+        return "degraded"
+    if engine.tiers is not None and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
+        return "degraded"
+    return "ok"
+
+
+def _lane(lane: LaneRuntime, *, tiered: bool) -> dict[str, Any]:
+    journal = lane.journal
+    report = journal.report
+    return {
+        "name": lane.name,
+        "journal_id": journal.journal_id.hex(),
+        "segments": len(journal.segments),
+        "segment": journal.active.id,
+        "segment_bytes": journal.active.body_end,
+        "lsn": journal.state.lsn,
+        "syncs": journal.sync_count,
+        "groups": journal.group_count,
+        "bytes_written": journal.bytes_written,
+        "bytes_read": lane.source.bytes_read,
+        # The log lets go what files have, whatever holds say.
+        "oldest_kept_by": [] if tiered else _oldest_kept_by([lane]),
+        "queued_records": getattr(lane.queue, "queued", (0, 0))[0],
+        "recovery": {
+            "resumed": report.resumed,
+            "frames_scanned": report.frames_scanned,
+            "frames_rewritten": report.frames_rewritten,
+            "bytes_torn": report.bytes_torn,
+            "lost_ranges": len(report.lost),
+            "gaps": len(report.gaps),
+        },
+        "failed": None if journal.failed is None else str(journal.failed),
+    }

@@ -1,1 +1,0 @@
-"""Ingest: what comes in becomes validated records of a topic's schema, or a clear refusal."""

@@ -1,0 +1,239 @@
+"""Plans that run: persisted before they are sent, their files kept until the outcome is known."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.errors import CorruptionError, InvalidRequest
+from frazil.lake.plan import decode_plan, encode_plan
+from frazil.lake.staging import planned_files
+from frazil.lake.table import Ends
+from frazil.lake.watermark import Choice
+from frazil.metadata import Transaction
+from frazil.struct_types import learnt
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    from frazil.lake.plan import Plan
+    from frazil.metadata import MetadataStore
+    from frazil.tiers.disk.pins import FilesPin
+    from frazil.tiers.disk.tier import DiskTier
+
+__all__ = ["Adoption", "LakePlans", "Replay", "Wishes"]
+
+PLANS: Final = "/lake/plans/"
+WISHES: Final = "/lake/wishes/"
+ADOPTIONS: Final = "/lake/adoptions/"
+REPLAYS: Final = "/lake/replays/"
+LAST: Final = "/lake/last/"
+EPOCH: Final = "/lake/epoch"
+
+
+class Wishes(msgspec.Struct, frozen=True):
+    """What outlives a restart of a topic's way into its table: an operator's decisions, mostly.
+
+    `chosen` is where the table stood when the choice was made. `own_to` is where this log ended
+    when it was opened, until a look at the table was good: if the log is an older copy, what was
+    published since lies at offsets that the table has given to other records.
+    """
+
+    paused: bool = False
+    choice: Choice = ""
+    chosen: Ends = {}
+    rejects_allowed: bool = False
+    own_to: Ends = {}
+
+
+class Adoption(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of going on behind a table that has another log's records; all by part.
+
+    `owner` is the topic id that the table had, the topic's own if its log is an older copy, `name` tells the records that are published again
+    from all others. `left` are the ranges of own records that are still to be published behind the
+    table's end, `ends` where it stood, `sent` how many records were published already.
+    """
+
+    owner: str
+    name: str
+    left: dict[int, tuple[tuple[int, int], ...]] = {}
+    ends: Ends = {}
+    sent: dict[int, int] = {}
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """Rejects that are being published again: by `[part, offset]`, when that began and the head.
+
+    One that stays in it was published or not when the engine ended.
+    """
+
+    begun: dict[str, tuple[int, int]] = {}
+
+
+class LakePlans:
+    """The lake's rows in the metadata, and the pins of the files that plans name.
+
+    If the metadata is lost with a plan in it, another plan is made; the table's fence keeps the
+    two apart.
+    """
+
+    def __init__(self, store: MetadataStore, disk: DiskTier) -> None:
+        self._store = store
+        self._disk = disk
+        self._pins: dict[str, FilesPin] = {}
+
+    # -- plans -------------------------------------------------------------------------------------
+
+    def load(self, uid: str) -> Plan | None:
+        """Return a topic's persisted plan with its files pinned; None if there is none to go on with.
+
+        A plan whose files are not all there any more is dropped: it could not be read.
+        """
+        entry = self._store.get(f"{PLANS}{uid}")
+        if entry is None:
+            return None
+        try:
+            plan = decode_plan(zlib.decompress(entry.value))
+        except (InvalidRequest, zlib.error) as error:
+            warn("lake_plan_unreadable", uid=uid, error=error)
+            self.drop(uid)
+            return None
+        if not self.keep(uid, plan):
+            warn("lake_plan_dropped", topic=plan.topic, plan=plan.id)
+            self.drop(uid)
+            return None
+        return plan
+
+    def keep(self, uid: str, plan: Plan) -> bool:
+        """Pin a plan's files and keep them from being merged; False if one of them is gone."""
+        topics = sorted({each.topic for each in plan.parts})
+        pictures = [self._disk.picture(topic) for topic in topics]
+        found = [planned_files(picture, plan.parts) for picture in pictures]
+        files = [file for some in found for file in some or ()]
+        pin = self._disk.pin_files(files)
+        # Pinned first: what is still registered now stays where it is.
+        fresh = [planned_files(self._disk.picture(topic), plan.parts) for topic in topics]
+        if None in found or None in fresh:
+            pin.close()
+            return False
+        self.release(uid)
+        self._pins[uid] = pin
+        for file in files:
+            self._disk.planned.setdefault(file.topic, {})[file.name] = uid
+        return True
+
+    def persist(self, uid: str, plan: Plan) -> None:
+        """Make a plan durable; before it is sent for the first time."""
+        value = zlib.compress(encode_plan(plan))
+        self._store.commit(Transaction(puts={f"{PLANS}{uid}": value}))
+
+    def drop(self, uid: str, *, committed_us: int | None = None) -> None:
+        """Forget a plan whose outcome is known, and let its files go; remember when that was."""
+        last = {} if committed_us is None else {f"{LAST}{uid}": committed_us.to_bytes(8, "big")}
+        self._store.commit(Transaction(puts=last, deletes=(f"{PLANS}{uid}",)))
+        self.release(uid)
+
+    def last_commit_us(self, uid: str) -> int | None:
+        """Return when a plan of a topic was last committed, for people."""
+        entry = self._store.get(f"{LAST}{uid}")
+        return None if entry is None else int.from_bytes(entry.value, "big")
+
+    def release(self, uid: str) -> None:
+        """Let the files of a plan go."""
+        pin = self._pins.pop(uid, None)
+        if pin is not None:
+            for file in pin.files:
+                self._disk.planned.get(file.topic, {}).pop(file.name, None)
+            pin.close()
+
+    # -- what else is remembered -------------------------------------------------------------------
+
+    def wishes(self, uid: str) -> Wishes:
+        """Return what was decided about a topic's table."""
+        entry = self._store.get(f"{WISHES}{uid}")
+        try:
+            return (
+                Wishes()
+                if entry is None
+                else msgspec.msgpack.decode(entry.value, type=learnt(Wishes))
+            )
+        except msgspec.MsgspecError as error:
+            warn("lake_wishes_unreadable", uid=uid, error=error)
+            return Wishes(paused=True)
+
+    def set_wishes(self, uid: str, wishes: Wishes) -> None:
+        """Remember what was decided; durable on return."""
+        key = f"{WISHES}{uid}"
+        if wishes == Wishes():
+            self._store.commit(Transaction(deletes=(key,)))
+        else:
+            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(wishes)}))
+
+    def adoption(self, uid: str) -> Adoption | None:
+        """Return what is left of an adoption that was begun."""
+        entry = self._store.get(f"{ADOPTIONS}{uid}")
+        try:
+            return (
+                None
+                if entry is None
+                else msgspec.msgpack.decode(entry.value, type=learnt(Adoption))
+            )
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                "what is left of an adoption cannot be read", uid=uid, reason=error
+            ) from error
+
+    def set_adoption(self, uid: str, adoption: Adoption | None) -> None:
+        """Take note of an adoption, or that it is done; durable on return."""
+        key = f"{ADOPTIONS}{uid}"
+        if adoption is None:
+            self._store.commit(Transaction(deletes=(key,)))
+        else:
+            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(adoption)}))
+
+    def replay(self, uid: str) -> Replay:
+        """Return the rejects whose replay was begun and not seen to its end."""
+        entry = self._store.get(f"{REPLAYS}{uid}")
+        try:
+            return (
+                Replay()
+                if entry is None
+                else msgspec.msgpack.decode(entry.value, type=learnt(Replay))
+            )
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(
+                "what is left of a replay cannot be read", uid=uid, reason=error
+            ) from error
+
+    def set_replay(self, uid: str, replay: Replay) -> None:
+        """Take note of the rejects that are being replayed; durable on return."""
+        key = f"{REPLAYS}{uid}"
+        if replay.begun:
+            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(replay)}))
+        else:
+            self._store.commit(Transaction(deletes=(key,)))
+
+    def forget(self, uid: str) -> None:
+        """Forget everything about a topic that is gone."""
+        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, ADOPTIONS, REPLAYS, LAST))
+        self._store.commit(Transaction(deletes=keys))
+        self.release(uid)
+
+    def put_aside(self, uid: str, own_to: Ends) -> None:
+        """Forget what a topic without a lake does not need; it may get its lake back.
+
+        What was published again, and from where on its records are its own, is known then too.
+        """
+        key = f"{WISHES}{uid}"
+        left = {key: msgspec.msgpack.encode(Wishes(own_to=own_to))} if own_to else {}
+        gone = (f"{PLANS}{uid}",) if own_to else (f"{PLANS}{uid}", key)
+        self._store.commit(Transaction(puts=left, deletes=gone))
+        self.release(uid)
+
+    def next_epoch(self) -> int:
+        """Return a number higher than all before; durable on return."""
+        entry = self._store.get(EPOCH)
+        epoch = 1 if entry is None else int.from_bytes(entry.value, "big") + 1
+        self._store.commit(Transaction(puts={EPOCH: epoch.to_bytes(8, "big")}))
+        return epoch

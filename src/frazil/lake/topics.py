@@ -1,0 +1,599 @@
+"""One topic on its way into its table: bind, look, plan, send, take the outcome in.
+
+One thread works for all topics; nothing here waits for a publish, and no publish waits for it. The
+table says how far it is: what is remembered here is only compared with that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from frazil.errors import (
+    Closed,
+    CommitUnknown,
+    FrazilError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+from frazil.lake.commit import CommitRequest, CommitResult, RejectWindow
+from frazil.lake.context import Definition
+from frazil.lake.declared import SKIPPED, ranges_between
+from frazil.lake.names import table_of
+from frazil.lake.plan import plan_parts
+from frazil.lake.plans import Wishes
+from frazil.lake.staging import (
+    PLAN_FILES_MAX,
+    before_gaps,
+    part_sets,
+    plan_bytes,
+    plan_of,
+)
+from frazil.lake.watermark import Known, decide, side_view
+from frazil.lake.worker_client import error_of
+from frazil.model import topic_uid
+from frazil.schema.routing import key_names
+from frazil.telemetry import event, warn
+from frazil.topic.as_of import first_held, special_ranges
+from frazil.topic.tier_acks import TierWaits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from frazil.lake.context import LakeWorld
+    from frazil.lake.plan import Plan
+    from frazil.lake.table import Ends
+    from frazil.lake.wire import Answer
+    from frazil.model import TopicSpec
+    from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.topic.runtime import TopicRuntime
+
+__all__ = ["LakeTopic"]
+
+HOLD: Final = "lake"
+ASKED_PAUSE_S: Final = 1.0
+"""Those who wait for a commit make at most one a second."""
+RETRY_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+CONTENDED_PAUSE_S: Final = 60.0
+PLAN_TRIES: Final = 10
+KEYED: Final = "keyed tables come later"
+COUNTS: Final = ("commits", "rows", "rejected", "files", "bytes", "failures", "stops")
+"""What is counted since the engine was opened; failures are tried again, stops wait for somebody."""
+_RETRIED: Final = (Unavailable, CommitUnknown, Overloaded, Closed)
+
+State = Literal["starting", "running", "paused", "stopped", "waiting"]
+
+
+class LakeTopic:
+    """One topic with a lake. Only the lake's thread changes it; `waits` is for everybody."""
+
+    def __init__(self, world: LakeWorld, spec: TopicSpec, runtimes: Sequence[TopicRuntime]) -> None:
+        self._world = world
+        self.name = spec.name
+        self.uid = topic_uid(spec)
+        self.table = table_of(spec.name)
+        self.keyed = bool(spec.primary_key)
+        self.runtimes = list(runtimes)
+        self.waits = TierWaits(world.wake, timeout_s=runtimes[0].settings.lake.ack_timeout_s)
+        self.wishes: Wishes = Wishes()
+        self.plan: Plan | None = None
+        self.state: State = "waiting" if self.keyed else "starting"
+        self.reason = "keyed" if self.keyed else ""
+        self.why = KEYED if self.keyed else ""
+        self.step_name = ""
+        """How far the running commit is."""
+        self.position: Ends = {}
+        """Where the table stood when it was last looked at."""
+        self.table_version: int | None = None
+        self.results: deque[float] = deque(maxlen=100)
+        """How long the last commits took, in seconds."""
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.last_commit_us: int | None = None
+        self._opened: Ends = self.durable()
+        """Where the log ended before anything was published in this life."""
+        self._joined = False
+        """A look has shown that the table has nothing but this log's records."""
+        self._bound = False
+        self._sent = False
+        self._held: dict[int, int] = {}
+        self._cut_at = 0.0
+        self._begun_at: float | None = None
+        self._behind_since: float | None = None
+        self._more = False
+        self._retry_at = 0.0
+        self._failures = 0
+        self._rejects = RejectWindow()
+        if self.keyed:
+            self.waits.refuse(KEYED)
+
+    # -- facts -------------------------------------------------------------------------------------
+
+    def _parts(self) -> list[TopicTiers]:
+        return [self._world.tiers.topic(each.state.id) for each in self.runtimes]
+
+    def durable(self) -> Ends:
+        """Return what is fsynced, by part."""
+        return {each.part: each.state.durable for each in self.runtimes}
+
+    def own_to(self) -> Ends:
+        """Return up to where the table's rows, if it has any, are this log's records, by part.
+
+        A log that was restored from an older copy and published to goes past the table's end, but
+        with other records: until a look was good, what it had when it was opened counts.
+        """
+        durable = self.durable()
+        if self._joined:
+            return durable
+        opened = self.wishes.own_to or self._opened
+        return {part: min(end, opened.get(part, end)) for part, end in durable.items()}
+
+    def note_own(self) -> None:
+        """Remember over restarts where this log ended when it was opened, until a look is good."""
+        if not self._joined and not self.wishes.own_to:
+            self._keep(replace(self.wishes, own_to=self.own_to()))
+
+    def branch_off(self, own_to: Ends) -> None:
+        """Remember over restarts that the table's rows are this log's only up to there."""
+        self._joined = False
+        self._keep(replace(self.wishes, own_to={**self.own_to(), **own_to}))
+
+    def _join(self) -> None:
+        self._joined = True
+        if self.wishes.own_to:
+            self._keep(replace(self.wishes, own_to={}))
+
+    def _keep(self, wishes: Wishes) -> None:
+        self._world.plans.set_wishes(self.uid, wishes)
+        self.wishes = wishes
+
+    def remembered(self) -> Ends:
+        """Return the highest watermark that was ever seen in the table, by part."""
+        disk = self._world.tiers.disk
+        return {each.part: disk.committed(each.state.id) for each in self.runtimes}
+
+    def _first_held(self) -> Ends:
+        """Return from where on everything is held or declared to be no record, by part."""
+        return {
+            each.part: before_gaps(special_ranges(each), first_held(each)) for each in self.runtimes
+        }
+
+    def _known(self) -> Known:
+        return Known(
+            self.uid,
+            self.remembered(),
+            self.own_to(),
+            self._first_held(),
+            choice=self.wishes.choice,
+            chosen=self.wishes.chosen,
+        )
+
+    def definition(self, version: int) -> Definition:
+        """Return the topic as its table has to be, at one version of its columns."""
+        spec = self.runtimes[0].state.spec
+        accepted = self.wishes.choice == "accept"
+        columns = self.columns(version)
+        return Definition(
+            self.name,
+            self.uid,
+            self.table,
+            version,
+            columns,
+            spec.partition_by,
+            len(self.runtimes) if spec.part_of else 0,
+            # A new table begins at what is held, or behind what the one before had.
+            self.remembered() if accepted else self._first_held(),
+            tuple(key_names(columns, spec.sort_by) if spec.sort_by else ()),
+        )
+
+    def columns(self, version: int) -> pa.Schema:
+        """Return the topic's columns at a version."""
+        return self._parts()[0].schema_of(version)
+
+    def _newest(self) -> int:
+        return int(self.runtimes[0].codec.columns.version)
+
+    def _first_version(self) -> int:
+        """Return the version of the oldest columns that a new table will get rows of."""
+        disk = self._world.tiers.disk
+        ends = self.definition(self._newest()).ends
+        staged = [
+            file.schema
+            for each in self.runtimes
+            for span in disk.picture(each.state.id).spans
+            if span.end > ends.get(each.part, 0)
+            for file in span.files
+        ]
+        return min([*staged, self._newest()])
+
+    # -- what others ask for -----------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take up what an earlier life left: decisions, and a plan whose outcome is not known."""
+        self.wishes = self._world.plans.wishes(self.uid)
+        if self.wishes.paused:
+            self._set("paused", "paused", "paused by an operator")
+        if not self.keyed:
+            # Before anything can be published.
+            self.note_own()
+            self.plan = self._world.plans.load(self.uid)
+            self.last_commit_us = self._world.plans.last_commit_us(self.uid)
+
+    def decide(self, wishes: Wishes, *, adopted: bool = False) -> None:
+        """Go on as an operator decided: look again from the start."""
+        self._joined = self._joined or adopted
+        self._keep(replace(wishes, own_to={} if self._joined else self.wishes.own_to))
+        if self.keyed:
+            return
+        if wishes.paused:
+            self._set("paused", "paused", "paused by an operator")
+            return
+        self._bound = False
+        self._failures = 0
+        self._retry_at = 0.0
+        self._set("starting", "", "")
+
+    def leave(self, *, gone: bool) -> None:
+        """End it: the topic is gone, or has no lake any more."""
+        self.plan = None
+        if gone:
+            self._world.plans.forget(self.uid)
+        else:
+            self._world.plans.put_aside(self.uid, {} if self._joined else self.own_to())
+        self._set("stopped", "gone", "the topic has no lake any more")
+
+    def _set(self, state: State, reason: str, why: str) -> None:
+        if (state, reason) != (self.state, self.reason):
+            event("lake_state", topic=self.name, state=state, reason=reason, why=why)
+        self.state, self.reason, self.why = state, reason, why
+        # Who waits for a table that does not move on is told so at once.
+        self.waits.refuse(f"{state}: {why}" if state in {"paused", "stopped"} else "")
+
+    def _stop(self, reason: str, message: str) -> None:
+        self.counts["stops"] += 1
+        warn(
+            "lake_stopped",
+            topic=self.name,
+            table=self.table,
+            reason=reason,
+            message=message,
+            **_spans(self.plan),
+        )
+        self._set("stopped", reason, message)
+
+    # -- the lake's thread -------------------------------------------------------------------------
+
+    def step(self, *, begin: bool) -> None:
+        """Do what is due. `begin` False only keeps records until the lake is wanted."""
+        if self.keyed:
+            return
+        try:
+            self._keep_records()
+            now = self._world.clock.monotonic()
+            if not begin or self.state in {"paused", "stopped"} or now < self._retry_at:
+                return
+            self._go_on(now)
+        except _RETRIED as error:
+            self._put_off(str(error))
+        except FrazilError as error:
+            self._stop(_word(error), str(error))
+
+    def _go_on(self, now: float) -> None:
+        if not self._bound:
+            self._bind()
+        if self._sent:
+            return
+        if self.plan is None and self._is_due(now):
+            self._make_plan()
+        if self.plan is not None and self._world.worker.state == "ready":
+            self._send(self.plan, now)
+
+    def _put_off(self, why: str, pause_s: float | None = None) -> None:
+        if pause_s is None:
+            pause_s = RETRY_PAUSES_S[min(self._failures, len(RETRY_PAUSES_S) - 1)]
+        self._failures += 1
+        self.counts["failures"] += 1
+        self._retry_at = self._world.clock.monotonic() + pause_s
+        if self.why != why:
+            warn(
+                "lake_put_off",
+                topic=self.name,
+                table=self.table,
+                why=why,
+                pause_s=pause_s,
+                **_spans(self.plan),
+            )
+        self.why = why
+
+    def _keep_records(self) -> None:
+        """Have a hold on everything that the table does not have; before anything else."""
+        for runtime in self.runtimes:
+            if runtime.part not in self._held:
+                known = runtime.state.holds.get(HOLD)
+                if known is None:
+                    disk = self._world.tiers.disk
+                    known = min(
+                        max(first_held(runtime), disk.committed(runtime.state.id)),
+                        runtime.state.durable,
+                    )
+                    self._world.set_hold(runtime, known)
+                self._held[runtime.part] = known
+
+    def _bind(self) -> None:
+        """Find the table or make it, and look where it stands before any watermark moves."""
+        tables = self._world.tables()
+        try:
+            view = tables.look(self.table)
+        except NotFound:
+            if any(self.remembered().values()) and not self.wishes.choice:
+                self._stop(
+                    "table_missing",
+                    f"the table {self.table} is gone; restore it, or choose with `frazil lake "
+                    "resume --replay` (its rows again, as far as they are held) or `--accept`",
+                )
+                return
+            tables.bind(self.definition(self._first_version()), self.columns)
+            view = tables.look(self.table)
+        decision = decide(self.table, view, self._known())
+        if decision.case == "stop":
+            self.position = dict(decision.told)
+            self._stop(decision.reason, decision.message)
+            return
+        skipped = ranges_between(decision.told, decision.marks)
+        if skipped:
+            # Into the table itself, and before any row behind them: they were given up knowingly.
+            warn("lake_skipped", topic=self.name, ranges=skipped)
+            tables.declare(self.table, SKIPPED, skipped)
+        self.table_version = tables.bind(self.definition(self._newest()), self.columns)
+        # Its side table may be ahead of it by one commit, never of the log.
+        side = side_view(tables.look(self.table.rejects), decision.marks)
+        found = decide(self.table.rejects, side, Known(self.uid, {}, self.own_to(), {}))
+        if found.case == "stop":
+            self.position = dict(decision.told)
+            self._stop(found.reason, found.message)
+            return
+        tables.make_durable(self.table, self._known())
+        self._bound = True
+        self._rejects = view.recent
+        self._join()
+        self._failures = 0
+        self._set("running", "", "")
+        self._advance(decision.marks)
+        self._spend(decision.marks, choice=decision.choice_spent)
+
+    def _advance(self, ends: Ends) -> None:
+        """Take in where the table stands: `committed`, the hold, and those who wait for it."""
+        for topic in self._parts():
+            part = topic.runtime.part
+            end = ends.get(part, 0)
+            if end > topic.flushed:
+                # Files were lost with the metadata, or never written: the table was faster.
+                topic.flush(end, reason="lake")
+            topic.disk.set_committed(topic.id, min(end, topic.flushed))
+            if end > self._held.get(part, 0):
+                self._world.set_hold(topic.runtime, end)
+                self._held[part] = end
+        self.position = dict(ends)
+        self.waits.moved(ends)
+
+    # -- planning ----------------------------------------------------------------------------------
+
+    def _is_due(self, now: float) -> bool:
+        durable = self.durable()
+        if not any(end > self.position.get(part, 0) for part, end in durable.items()):
+            self._behind_since = None
+            self._more = False
+            return False
+        if self._behind_since is None:
+            self._behind_since = now
+        if self._more:
+            return True
+        begun = self._begun_at
+        if self.waits.is_asked() and (begun is None or now - begun >= ASKED_PAUSE_S):
+            self._flush(now)
+            return True
+        # Since the last cut, not since its commit was done: no record waits for longer than that.
+        since = now - max(self._cut_at, self._behind_since)
+        if since >= self._world.tiers.disk_limits(self._parts()[0]).flush_interval:
+            self._flush(now)
+            return True
+        return any(
+            due.offset_end > self.position.get(each.part, 0)
+            for each in self.runtimes
+            if (due := self._world.tiers.queue.get(each.state.id)) is not None
+        )
+
+    def _flush(self, now: float) -> None:
+        self._cut_at = now
+        for topic in self._parts():
+            topic.flush(reason="lake")
+
+    def _make_plan(self) -> None:
+        """Choose the next sets, keep their files, and make the plan durable."""
+        plans = self._world.plans
+        for _attempt in range(PLAN_TRIES):
+            plan = self._next_plan()
+            if plan is None:
+                return
+            if plans.keep(self.uid, plan):
+                break
+            # A file was merged or rebuilt since: the next look finds the new one.
+        else:
+            raise Unavailable("the files to commit change all the time", topic=self.name)
+        plans.persist(self.uid, plan)
+        self.plan = plan
+
+    def _next_plan(self) -> Plan | None:
+        disk = self._world.tiers.disk
+        sets = [
+            part_sets(
+                disk.picture(topic.id),
+                part=topic.runtime.part,
+                committed=self.position.get(topic.runtime.part, 0),
+                gaps=special_ranges(topic.runtime),
+                version=self._newest(),
+                path=disk.path,
+            )
+            for topic in self._parts()
+        ]
+        limit = plan_bytes(self._world.tiers.settings.lake)
+        version, ranges = plan_parts(sets, bytes_max=limit, files_max=PLAN_FILES_MAX)
+        if not ranges:
+            self._more = False
+            return None
+        taken = {each.part: each.hi for each in ranges}
+        ends = {each.part: each.sets[-1].end for each in sets if each.sets}
+        self._more = any(end > taken.get(part, 0) for part, end in ends.items())
+        first = self._parts()[0]
+        return plan_of(
+            identity=self._world.clock.random_bytes(8).hex(),
+            topic=self.name,
+            uid=self.uid,
+            table=self.table,
+            kind=first.state.spec.kind,
+            version=version,
+            schema=self.columns(version),
+            ranges=ranges,
+            now_us=self._world.clock.now_us(),
+        )
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def _send(self, plan: Plan, now: float) -> None:
+        if not self._world.plans.keep(self.uid, plan):
+            # A damaged file was written again under another name: plan anew, the table tells.
+            self._drop_plan()
+            self._more = True
+            return
+        if self.table_version is not None and plan.schema_version > self.table_version:
+            wanted = self.definition(plan.schema_version)
+            self.table_version = self._world.tables().evolve(wanted, self.columns)
+        request = CommitRequest(
+            plan=plan,
+            remembered=self.remembered(),
+            durable=self.durable(),
+            held=self._first_held(),
+            rejects_recent=self._rejects,
+            choice=self.wishes.choice,
+            chosen=self.wishes.chosen,
+            rejects_allowed=self.wishes.rejects_allowed,
+        )
+        body = msgspec.to_builtins(request, str_keys=True)
+        self._begun_at = now
+        self._sent = True
+        self.step_name = "sent"
+        try:
+            self._world.worker.request("commit", body, self._answered(plan))
+        except Closed:
+            self._sent = False
+            raise
+
+    def _answered(self, plan: Plan) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            if self.plan is not plan:
+                return
+            if answer.state == "progress":
+                self.step_name = str(answer.body.get("step", ""))
+                return
+            self._sent = False
+            self.step_name = ""
+            try:
+                self._take(answer)
+            except _RETRIED as error:
+                self._put_off(str(error))
+            except FrazilError as error:
+                self._stop(_word(error), str(error))
+
+        return take
+
+    def _take(self, answer: Answer) -> None:
+        """Take in how a commit ended."""
+        if answer.state == "failed":
+            raise error_of(answer)
+        result = CommitResult.of(answer.body)
+        self._rejects = result.rejects_recent
+        if result.state in {"committed", "already"}:
+            self._committed(result)
+        elif result.state == "replan":
+            self._drop_plan()
+            self._spend(result.ends, choice=result.choice_spent)
+            self.position = dict(result.ends)
+            self._more = True
+        elif result.state == "contended":
+            self._put_off(result.message, CONTENDED_PAUSE_S)
+        elif result.reason == "schema_behind":
+            self._bound = False
+            self._put_off(result.message)
+        else:
+            self._bound = False
+            self.position = dict(result.ends)
+            self._stop(result.reason, result.message)
+
+    def _committed(self, result: CommitResult) -> None:
+        clock = self._world.clock
+        seconds = 0.0 if self._begun_at is None else clock.monotonic() - self._begun_at
+        self.results.append(seconds)
+        self.last_commit_us = clock.now_us()
+        if result.state == "committed":
+            self.counts["commits"] += 1
+            self.counts["rows"] += result.rows_out
+            self.counts["rejected"] += result.rows_rejected
+            self.counts["files"] += result.files
+            self.counts["bytes"] += result.bytes
+        done = _spans(self.plan)
+        self._advance(result.ends)
+        self._drop_plan(committed_us=self.last_commit_us)
+        moved = result.state == "committed"
+        self._spend(result.ends, choice=result.choice_spent, rejects=moved)
+        self._failures = 0
+        if self.state != "paused":
+            self._set("running", "", "")
+        event(
+            "lake_committed",
+            topic=self.name,
+            table=self.table,
+            state=result.state,
+            **done,
+            rows=result.rows_out,
+            rejected=result.rows_rejected,
+            files=result.files,
+            bytes=result.bytes,
+            seconds=round(seconds, 3),
+            snapshot=result.sid,
+        )
+
+    def _spend(self, ends: Ends, *, choice: bool, rejects: bool = False) -> None:
+        """Forget decisions that have had their effect; a replay may take several plans."""
+        left = self.wishes
+        behind = any(end > ends.get(part, 0) for part, end in self.remembered().items())
+        if choice and left.choice:
+            left = replace(left, chosen=ends) if behind else replace(left, choice="", chosen={})
+        if rejects and left.rejects_allowed:
+            left = replace(left, rejects_allowed=False)
+        if left != self.wishes:
+            self._keep(left)
+
+    def _drop_plan(self, *, committed_us: int | None = None) -> None:
+        self.plan = None
+        self._world.plans.drop(self.uid, committed_us=committed_us)
+
+
+def _spans(plan: Plan | None) -> dict[str, Any]:
+    """Return a plan's id and ranges as facts of an event."""
+    if plan is None:
+        return {}
+    spans = [
+        ("" if each.part < 0 else f"{each.part}:") + f"{each.lo}..{each.hi}" for each in plan.parts
+    ]
+    return {"plan": plan.id, "range": " ".join(spans)}
+
+
+def _word(error: FrazilError) -> str:
+    """Return the machine word of an error that stops a topic."""
+    reason = error.details.get("reason_word")
+    return reason if isinstance(reason, str) else error.code

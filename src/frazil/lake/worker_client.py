@@ -1,0 +1,380 @@
+"""Keep one lake worker alive: start it, talk to it, notice that it died or hangs, start the next.
+
+The worker is stateless and expendable: whatever it was at when it was lost is looked at in the
+table and done again. One thread calls everything here; a second one only waits for the worker's
+messages and puts them into a box.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+from frazil.errors import CODES, Closed, FrazilError, Unavailable
+from frazil.lake.wire import Answer, Request, receive, send
+from frazil.telemetry import event, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from frazil.clock import Clock
+    from frazil.config.sections import LakeWorkerSettings
+
+__all__ = ["LakeWorker", "Launched", "WorkerProcess", "error_of"]
+
+RESTART_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""How long to wait before the next start, after so many that came to nothing."""
+STEADY_S: Final = 60.0
+"""A worker that lasted so long was a good one: the next starts after the first pause."""
+STARTING_FACTOR: Final = 6
+REFUSALS_MIN: Final = 2
+"""After so many starts in a row that said why they cannot be, nobody has to wait for the next."""
+IDLE_STOP_S: Final = 10.0
+SEND_TIMEOUT_S: Final = 5
+
+State = Literal["off", "starting", "ready", "waiting"]
+
+_BY_CODE: Final = {each.code: each for each in CODES}
+
+
+def error_of(answer: Answer) -> FrazilError:
+    """Return what a worker's failure is here: the same class, sentence and facts."""
+    facts: dict[str, Any] = {key: value for key, value in answer.body.items() if key != "message"}
+    return _BY_CODE.get(answer.error, Unavailable)(answer.message or "the worker failed", **facts)
+
+
+class WorkerProcess(Protocol):
+    """The worker's process, as far as it must be watched and ended."""
+
+    @property
+    def pid(self) -> int:
+        """Return its number."""
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+
+
+class Launched(NamedTuple):
+    """A worker that was just started; `connect` waits until it has called."""
+
+    process: WorkerProcess
+    connect: Callable[[float], socket.socket]
+
+
+class _Talk:
+    """One worker from its start to its end."""
+
+    def __init__(self, epoch: int, process: WorkerProcess, now: float) -> None:
+        self.epoch = epoch
+        self.process = process
+        self.begun = now
+        self.heard = now
+        self.pinged = now
+        self.ready = False
+        self.connection: socket.socket | None = None
+        self.waiting: dict[int, Callable[[Answer], None]] = {}
+        self.facts: Mapping[str, Any] = {}
+        self.step = ""
+        self.ending = False
+        """It was asked to end: it reads nothing any more, and has its own time."""
+
+
+class LakeWorker:
+    """The supervisor. Call `step` often; everything happens in it and in the callbacks it makes.
+
+    Args:
+        launch: starts a process for an epoch.
+        hello: returns what a new worker is told, for its epoch.
+        next_epoch: returns a number that is higher than all before, durably.
+        wake: called from another thread when there is something for `step`.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[int], Launched],
+        *,
+        hello: Callable[[int], Mapping[str, Any]],
+        next_epoch: Callable[[], int],
+        settings: LakeWorkerSettings,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self.launch = launch
+        self._hello = hello
+        self._next_epoch = next_epoch
+        self._settings = settings
+        self._clock = clock
+        self._wake = wake
+        self._box: queue.SimpleQueue[tuple[_Talk, socket.socket | Answer | Exception]]
+        self._box = queue.SimpleQueue()
+        self._talk: _Talk | None = None
+        self._ids = itertools.count(1)
+        self._failures = 0
+        self._retry_at = 0.0
+        self.wanted = False
+        self.starts = 0
+        self.why = ""
+        """What the last worker died of, or the next one waits for; empty while one works."""
+        self.refused = ""
+        """Why no worker can be started, if the last ones said so themselves: Java is missing."""
+        self._refusals = 0
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Return whether a worker can be given work."""
+        if self._talk is not None:
+            return "ready" if self._talk.ready else "starting"
+        return "waiting" if self.wanted else "off"
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the present worker, 0 if there is none."""
+        return 0 if self._talk is None else self._talk.epoch
+
+    def describe(self) -> dict[str, Any]:
+        """Return facts for people, ready for JSON."""
+        talk = self._talk
+        return {
+            "state": self.state,
+            "pid": None if talk is None else talk.process.pid,
+            "epoch": self.epoch,
+            "starts": self.starts,
+            "restarts": max(self.starts - 1, 0),
+            "why": self.why,
+            "step": self.step_name or None,
+            **({} if talk is None else dict(talk.facts)),
+        }
+
+    @property
+    def step_name(self) -> str:
+        """Return how far the start of a worker is, by its own words; empty if none starts."""
+        return "" if self._talk is None or self._talk.ready else self._talk.step
+
+    # -- work --------------------------------------------------------------------------------------
+
+    def request(self, op: str, body: Mapping[str, Any], answered: Callable[[Answer], None]) -> None:
+        """Ask the worker; `answered` gets all answers, a `failed` one if the worker is lost.
+
+        Raises:
+            Closed: if there is no worker that is ready.
+        """
+        talk = self._talk
+        if talk is None or not talk.ready:
+            raise Closed("there is no lake worker at the moment", why=self.why)
+        self._send(talk, op, body, answered)
+
+    def _send(
+        self,
+        talk: _Talk,
+        op: str,
+        body: Mapping[str, Any],
+        answered: Callable[[Answer], None] | None = None,
+    ) -> None:
+        assert talk.connection is not None
+        request = Request(next(self._ids), op, dict(body))
+        if answered is not None:
+            talk.waiting[request.id] = answered
+        try:
+            send(talk.connection, request)
+        except Closed as error:
+            self._lost(talk, str(error))
+
+    def step(self) -> None:
+        """Take in what came, and start, ping or replace the worker as it is due."""
+        while True:
+            try:
+                talk, found = self._box.get_nowait()
+            except queue.Empty:
+                break
+            if talk is self._talk:
+                self._take(talk, found)
+            elif isinstance(found, socket.socket):
+                found.close()
+        now = self._clock.monotonic()
+        if self._talk is not None:
+            self._watch(self._talk, now)
+        elif self.wanted and now >= self._retry_at:
+            self._start(now)
+
+    def _take(self, talk: _Talk, found: socket.socket | Answer | Exception) -> None:
+        talk.heard = self._clock.monotonic()
+        if isinstance(found, socket.socket):
+            talk.connection = found
+            try:
+                body = self._hello(talk.epoch)
+            except FrazilError as error:
+                self._lost(talk, f"the worker cannot be told what it needs: {error}")
+                return
+            self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
+        elif isinstance(found, Answer):
+            answered = talk.waiting.get(found.id)
+            if found.state != "progress":
+                talk.waiting.pop(found.id, None)
+            if answered is not None:
+                answered(found)
+        else:
+            self._lost(talk, str(found))
+
+    def _greeted(self, talk: _Talk, answer: Answer) -> None:
+        if answer.state == "progress":
+            talk.step = str(answer.body.get("step", ""))
+            return
+        if answer.state == "failed":
+            if talk is self._talk:
+                why = answer.message or "the worker could not start"
+                self._refusals += 1
+                self.refused = why if self._refusals >= REFUSALS_MIN else ""
+                self._lost(talk, why)
+            return
+        talk.ready = True
+        self.refused = ""
+        self._refusals = 0
+        talk.facts = {k: v for k, v in answer.body.items() if k not in {"state", "epoch", "why"}}
+        self.why = ""
+        event("lake_worker_ready", pid=talk.process.pid, epoch=talk.epoch)
+
+    def replace(self, why: str) -> None:
+        """Have another worker in the place of this one."""
+        if self._talk is not None:
+            self._lost(self._talk, why)
+            self._retry_at = 0.0
+
+    def try_again(self) -> None:
+        """Start soon although starts were refused: somebody wants to know whether they still are."""
+        if self.refused:
+            self.refused = ""
+            self._refusals = self._failures = 0
+            self._retry_at = 0.0
+
+    # -- watching ----------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> None:
+        try:
+            epoch = self._next_epoch()
+            launched = self.launch(epoch)
+        except (FrazilError, OSError) as error:
+            self._pause(now, f"the worker cannot be started: {error}")
+            return
+        self.starts += 1
+        talk = self._talk = _Talk(epoch, launched.process, now)
+        event("lake_worker_started", pid=talk.process.pid, epoch=epoch)
+        threading.Thread(
+            target=self._listen, args=(talk, launched.connect), name="frazil-lake-in", daemon=True
+        ).start()
+
+    def _listen(self, talk: _Talk, connect: Callable[[float], socket.socket]) -> None:
+        """Put everything that the worker says into the box; a thread of its own."""
+        try:
+            connection = connect(self._settings.start_timeout_s)
+            timeout = struct.pack("ll", SEND_TIMEOUT_S, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+            self._put(talk, connection)
+            while True:
+                found = receive(connection)
+                if isinstance(found, Answer):
+                    self._put(talk, found)
+        except (FrazilError, OSError) as error:
+            self._put(talk, error)
+
+    def _put(self, talk: _Talk, found: socket.socket | Answer | Exception) -> None:
+        self._box.put((talk, found))
+        self._wake()
+
+    def _watch(self, talk: _Talk, now: float) -> None:
+        settings = self._settings
+        code = talk.process.poll()
+        if code is not None:
+            self._lost(talk, f"the worker ended with code {code}")
+            return
+        if talk.ending:
+            return
+        if not talk.ready and now - talk.begun > settings.start_timeout_s:
+            self._lost(talk, f"the worker was not ready in {settings.start_timeout_s:g} s")
+            return
+        if talk.connection is None:
+            return
+        # While it starts it may be busy for longer: Python loads Spark's modules.
+        silent_s = settings.ping_timeout_s * (1 if talk.ready else STARTING_FACTOR)
+        if now - talk.heard > silent_s:
+            self._lost(talk, f"the worker said nothing for {silent_s:g} s")
+        elif now - talk.pinged > settings.ping_timeout_s / 4:
+            talk.pinged = now
+            self._send(talk, "ping", {})
+
+    def _lost(self, talk: _Talk, why: str) -> None:
+        """Give a worker up: end it for certain, and tell all who wait that it is unknown."""
+        if talk is not self._talk:
+            return
+        self._talk = None
+        now = self._clock.monotonic()
+        if talk.ready and now - talk.begun > STEADY_S:
+            self._failures = 0
+        if self.wanted:
+            # The same again and again is no news.
+            say = warn if why != self.why else event
+            say("lake_worker_lost", pid=talk.process.pid, epoch=talk.epoch, why=why)
+        self._end(talk)
+        self._pause(now, why)
+        self._tell_all(talk, why)
+
+    def _end(self, talk: _Talk) -> None:
+        if talk.process.poll() is None:
+            talk.process.kill()
+        if talk.connection is not None:
+            # Wakes the thread that listens.
+            _shut(talk.connection)
+
+    def _tell_all(self, talk: _Talk, why: str) -> None:
+        waiting, talk.waiting = talk.waiting, {}
+        for number, answered in waiting.items():
+            answered(Answer(number, "failed", {}, "commit_unknown", why))
+
+    def _pause(self, now: float, why: str) -> None:
+        self.why = why
+        self._retry_at = now + RESTART_PAUSES_S[min(self._failures, len(RESTART_PAUSES_S) - 1)]
+        self._failures += 1
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def stop(self, pause: Callable[[float], object]) -> None:
+        """End the worker; a commit under way gets its time, and its answer is taken in.
+
+        `pause` waits so many seconds, or less when there is something new.
+        """
+        self.wanted = False
+        talk = self._talk
+        if talk is None:
+            return
+        wait_s = self._settings.stop_timeout_s if talk.waiting else IDLE_STOP_S
+        # One that has not begun has nothing to finish.
+        deadline = self._clock.monotonic() + (wait_s if talk.ready else 0.0)
+        if talk.ready:
+            talk.ending = True
+            talk.process.terminate()
+        while self._talk is talk and self._clock.monotonic() < deadline:
+            self.step()
+            pause(0.05)
+        if self._talk is talk:
+            self._talk = None
+            self._end(talk)
+            self._tell_all(talk, "the lake was stopped")
+        self.why = ""
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

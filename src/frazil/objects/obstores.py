@@ -1,0 +1,495 @@
+"""Object stores by configuration: the one module that imports obstore.
+
+The client tries nothing again by itself: a create-only put that it repeated would find its own
+object there and call it another's (F25). Who wants patience wraps a store in
+`frazil.objects.patience.Patient`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import itertools
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.clock import Clock, SystemClock
+from frazil.config.secret import SecretText, resolve
+from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
+from frazil.fs import FileSystem, RealFileSystem
+from frazil.objects.failures import failure_of
+from frazil.objects.pieces import CountedPieces
+from frazil.objects.places import Place, credentials_setting, endpoint_of, place_of
+from frazil.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ObjectStore as Client
+    from typing_extensions import Buffer
+
+    from frazil.config.objects import ObjectsSettings
+    from frazil.objects.store import ObjectStore
+
+__all__ = ["open_store"]
+
+LIST_CHUNK: Final = 1_000
+_NOBODY: Final = json.dumps(
+    {
+        "disable_oauth": True,
+        "gcs_base_url": "https://storage.googleapis.com",
+        **dict.fromkeys(("client_email", "private_key", "private_key_id"), ""),
+    }
+)
+"""A service account that signs nothing."""
+_NO_RETRIES: Final[RetryConfig] = {"max_retries": 0}
+
+_memories: Final[dict[str, Client]] = {}
+"""The stores in memory by their names: they live as long as the process."""
+_memories_mutex: Final = threading.Lock()
+
+
+def open_store(settings: ObjectsSettings, *, clock: Clock | None = None) -> ObjectStore:
+    """Return the store that the settings name; nothing is asked of it yet.
+
+    Raises:
+        InvalidRequest: if a setting is wrong (`setting` names it), or obstore is not installed.
+    """
+    try:
+        import obstore as _  # noqa: F401 - only whether it is there
+    except ImportError as error:
+        raise InvalidRequest(
+            "object stores need the extra objects: pip install 'frazil[objects]'",
+            setting="objects.store",
+        ) from error
+    place = place_of(settings)
+    credentials = credentials_setting(settings)
+    try:
+        client = _CLIENTS[settings.store](settings, place)
+    except _client_errors() as error:
+        raise failure_of(
+            error, kind=settings.store, verb="open", credentials=credentials
+        ) from error
+    if settings.store == "fs":
+        return DirectoryStore(client, place.prefix, clock=clock or SystemClock())
+    return ClientStore(
+        client, settings.store, clock=clock or SystemClock(), credentials=credentials
+    )
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Return what clients raise; the roots of their errors are several."""
+    from obstore.exceptions import BaseError
+
+    return (BaseError, OSError, ValueError)
+
+
+@contextlib.contextmanager
+def _panics_told() -> Iterator[None]:
+    """Tell a bug of the client as trouble: its panics are no `Exception`, and would end threads."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise Unavailable(
+                "client of the store failed, which is a bug", reason=error, outcome="unknown"
+            ) from error
+        raise
+
+
+class ClientStore:
+    """An `ObjectStore` over a client of obstore."""
+
+    def __init__(self, client: Client, kind: str, *, clock: Clock, credentials: str = "") -> None:
+        """Wrap a client; `credentials` is the setting to blame if they are refused."""
+        self._client: Client | None = client
+        self._credentials = credentials
+        self._kind = kind
+        self._clock = clock
+
+    @_panics_told()
+    def put(self, key: str, data: Buffer) -> ObjectMeta:
+        import obstore
+
+        size = memoryview(data).nbytes
+        if size > PIECE_BYTES_MAX:
+            raise InvalidRequest("object is too large for one request", key=key, size=size)
+        client = self._open()
+        try:
+            result = obstore.put(client, key, data, mode="create", use_multipart=False)
+        except _client_errors() as error:
+            raise self._put_failure(error, key) from error
+        return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
+
+    @_panics_told()
+    def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
+        import obstore
+
+        client = self._open()
+        counted = CountedPieces(pieces, key=key, size=size)
+        try:
+            if size <= PIECE_BYTES_MAX:
+                whole = b"".join(counted)
+                result = obstore.put(client, key, whole, use_multipart=False)
+            else:
+                result = obstore.put(
+                    client, key, iter(counted), chunk_size=PIECE_BYTES_MAX, max_concurrency=1
+                )
+        except _client_errors() as error:
+            if counted.failure is not None:
+                raise counted.failure from None
+            raise self._failure(error, "put_stream", key) from error
+        return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
+
+    @_panics_told()
+    def get(self, key: str, *, start: int, length: int) -> bytes:
+        import obstore
+
+        client = self._open()
+        if not length:
+            meta = self.head(key)
+            if meta is None or start > meta.size:
+                raise NotFound("object is not there or ends before", key=key, start=start)
+            return b""
+        try:
+            found = bytes(obstore.get_range(client, key, start=start, length=length))
+        except _client_errors() as error:
+            raise self._failure(error, "get", key) from error
+        if len(found) != length:
+            raise NotFound("object ends before", key=key, start=start, length=length)
+        return found
+
+    @_panics_told()
+    def head(self, key: str) -> ObjectMeta | None:
+        import obstore
+
+        client = self._open()
+        try:
+            return _meta(obstore.head(client, key))
+        except _client_errors() as error:
+            failure = self._failure(error, "head", key)
+            if isinstance(failure, NotFound):
+                return None
+            raise failure from error
+
+    @_panics_told()
+    def list(self, prefix: str, *, after: str = "", limit: int = LIST_KEYS_MAX) -> list[ObjectMeta]:
+        client = self._open()
+        try:
+            return list(itertools.islice(self._listed(client, prefix, after), limit))
+        except _client_errors() as error:
+            failure = self._failure(error, "list")
+            if isinstance(failure, NotFound):
+                return []
+            raise failure from error
+
+    def _listed(self, client: Client, prefix: str, after: str) -> Iterator[ObjectMeta]:
+        """Yield objects in order. Stores list by whole steps of the path, and so by more."""
+        import obstore
+
+        folder = prefix.rpartition("/")[0]
+        pages = obstore.list(client, folder or None, offset=after or None, chunk_size=LIST_CHUNK)
+        found: Iterable[ObjectMeta] = (_meta(each) for page in pages for each in page)
+        if self._kind in {"fs", "memory"}:
+            found = sorted(found)
+        for meta in found:
+            if meta.key.startswith(prefix) and meta.key > after:
+                yield meta
+            elif meta.key > prefix and not meta.key.startswith(prefix):
+                return
+
+    @_panics_told()
+    def delete(self, keys: Sequence[str]) -> None:
+        import obstore
+
+        client = self._open()
+        # In bulk, an absent object may stop the rest: then each is removed on its own.
+        for each in [list(keys)] if self._kind == "s3" else [[key] for key in keys]:
+            try:
+                if each:
+                    obstore.delete(client, each)
+            except _client_errors() as error:
+                failure = self._failure(error, "delete", each[0])
+                if not isinstance(failure, NotFound):
+                    raise failure from error
+
+    def close(self) -> None:
+        self._client = None
+
+    def _open(self) -> Client:
+        if self._client is None:
+            raise Closed("object store is closed")
+        return self._client
+
+    def _failure(self, error: Exception, verb: str, key: str = "") -> FrazilError:
+        return failure_of(error, kind=self._kind, verb=verb, key=key, credentials=self._credentials)
+
+    def _put_failure(self, error: Exception, key: str) -> FrazilError:
+        """Tell an object that is there from another write that is under way (409, F25)."""
+        if type(error).__name__ != "AlreadyExistsError":
+            failure = self._failure(error, "put", key)
+            if isinstance(failure, NotFound):
+                return InvalidRequest("store has no such place", setting="objects.root", key=key)
+            return failure
+        if self.head(key) is None:
+            return Unavailable("another write of this key is under way", key=key, store=self._kind)
+        return Conflict("object exists", key=key, store=self._kind)
+
+
+class DirectoryStore(ClientStore):
+    """A directory as a store: what the client wrote is synced before a put returns.
+
+    It may lie on a disk or share that is taken away. The client would make the directory anew
+    where that was; so it has to stay the one that it was at the opening.
+    """
+
+    def __init__(
+        self, client: Client, directory: str, *, clock: Clock, files: FileSystem | None = None
+    ) -> None:
+        super().__init__(client, "fs", clock=clock)
+        self._directory = directory
+        self._files = files or RealFileSystem()
+        self._number = self._number_now()
+
+    def _open(self) -> Client:
+        client = super()._open()
+        self._check_place()
+        return client
+
+    def _check_place(self, **facts: str) -> None:
+        number = self._number_now()
+        if not number or number != self._number:
+            raise Unavailable(
+                "directory of the store is not the one that it was: mount or move it back, or "
+                "start again if another one is meant",
+                setting="objects.root",
+                path=self._directory,
+                **facts,
+            )
+
+    def _number_now(self) -> str:
+        """Return what tells the directory from another in its place; a mount may change the disk's.
+
+        Empty if it is not there.
+        """
+        try:
+            found = self._files.stat(self._directory)
+        except OSError:
+            return ""
+        if found is None or not found.is_directory:
+            return ""
+        return found.identity.rpartition(":")[2]
+
+    def put(self, key: str, data: Buffer) -> ObjectMeta:
+        try:
+            meta = super().put(key, data)
+        except Conflict:
+            # It may be ours, from before a crash, and not on the disk yet.
+            self._sync(key)
+            raise
+        self._sync(key)
+        return meta
+
+    def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
+        meta = super().put_stream(key, pieces, size=size)
+        self._sync(key)
+        return meta
+
+    def _sync(self, key: str) -> None:
+        """Make a file and every directory above it durable."""
+        path = os.path.join(self._directory, key)
+        try:
+            with contextlib.closing(self._files.open(path, "write")) as file:
+                file.sync()
+            for _ in range(key.count("/") + 1):
+                path = os.path.dirname(path)
+                self._files.sync_directory(path)
+            self._files.sync_directory(os.path.dirname(self._directory))
+            self._check_place(key=key, outcome="unknown")
+        except OSError as error:
+            raise Unavailable(
+                "object could not be synced", key=key, reason=error, outcome="unknown"
+            ) from error
+
+
+def _etag(given: str | None) -> str:
+    """Return a mark without its quotes: some stores have them in one answer and not in another."""
+    return (given or "").strip('"')
+
+
+def _meta(found: Any) -> ObjectMeta:
+    modified_us = round(found["last_modified"].timestamp() * 1_000_000)
+    return ObjectMeta(found["path"], found["size"], _etag(found["e_tag"]), modified_us)
+
+
+# -- clients of each kind -----------------------------------------------------------------------
+
+
+def _options(settings: ObjectsSettings, *, allow_http: bool) -> ClientConfig:
+    return {
+        "allow_http": allow_http,
+        "connect_timeout": dt.timedelta(seconds=settings.connect_timeout_s),
+        "timeout": dt.timedelta(seconds=settings.request_timeout_s),
+    }
+
+
+def _text(value: str | SecretText, setting: str) -> str:
+    return resolve(value, setting=f"objects.{setting}")
+
+
+def _word(value: str | SecretText, setting: str) -> str:
+    """Return a setting that goes into the head of requests.
+
+    Raises:
+        InvalidRequest: if it cannot: a line's end that came with a secret, or a letter beyond ASCII.
+    """
+    text = _text(value, setting)
+    if not _is_word(text):
+        raise InvalidRequest(
+            "setting has a space, a line's end or a letter that no request can have",
+            setting=f"objects.{setting}",
+        )
+    return text
+
+
+def _is_word(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _check_environment() -> None:
+    """Refuse credentials of the environment that no request can have; the client would panic."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        if not _is_word(os.environ.get(name, "")):
+            raise InvalidRequest(
+                "variable has a space, a line's end or a letter that no request can have",
+                setting="objects.s3.region" if "REGION" in name else "objects.s3.access_key",
+                variable=name,
+            )
+
+
+def _s3(settings: ObjectsSettings, place: Place) -> Client:
+    from obstore.store import S3Store
+
+    given = settings.s3
+    config: dict[str, Any] = {"virtual_hosted_style_request": not given.path_style}
+    endpoint = endpoint_of(given.endpoint, setting="s3", allow_http=given.allow_http)
+    if endpoint:
+        scheme, _, host = endpoint.partition("://")
+        config["endpoint"] = endpoint if given.path_style else f"{scheme}://{place.bucket}.{host}"
+    region = _word(given.region, "s3.region")
+    if region:
+        config["region"] = region
+    elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
+        config["region"] = "us-east-1"
+    if given.anonymous:
+        config["skip_signature"] = True
+    return S3Store(
+        place.bucket,
+        prefix=place.prefix or None,
+        config=config,  # type: ignore[arg-type]  # built key by key
+        client_options=_options(settings, allow_http=given.allow_http),
+        retry_config=_NO_RETRIES,
+        credential_provider=_s3_credentials(settings),
+    )
+
+
+def _s3_credentials(settings: ObjectsSettings) -> Any:
+    """Return who gives credentials; None leaves it to the environment and the machine.
+
+    Keys that are written out do not go through the client's own settings: there they would be
+    mixed with a token of the environment that belongs to other keys.
+    """
+    given = settings.s3
+    access_key = _word(given.access_key, "s3.access_key")
+    secret_key = _word(given.secret_key, "s3.secret_key")
+    token = _word(given.session_token, "s3.session_token")
+    profile = _text(given.profile, "s3.profile")
+    role = _text(given.role_arn, "s3.role_arn")
+    if given.anonymous:
+        return None
+    if profile or role:
+        from frazil.objects.aws_credentials import boto_credentials
+
+        return boto_credentials(
+            access_key=access_key, secret_key=secret_key, token=token, profile=profile, role=role
+        )
+    if not access_key:
+        _check_environment()
+        return None
+
+    def static() -> dict[str, Any]:
+        return {
+            "access_key_id": access_key,
+            "secret_access_key": secret_key,
+            "token": token or None,
+            "expires_at": None,
+        }
+
+    return static
+
+
+def _gcs(settings: ObjectsSettings, place: Place) -> Client:
+    from obstore.store import GCSStore
+
+    given = settings.gcs
+    config: dict[str, Any] = {}
+    endpoint = endpoint_of(given.endpoint, setting="gcs", allow_http=given.allow_http)
+    if endpoint:
+        config["base_url"] = endpoint
+    key = _text(given.credentials_json, "gcs.credentials_json")
+    path = _text(given.credentials_path, "gcs.credentials_path")
+    if key:
+        config["service_account_key"] = key
+    elif path:
+        config["service_account"] = path
+    if given.anonymous:
+        # Some requests of the client ask the machine for a token in spite of the first.
+        config |= {"skip_signature": True, "service_account_key": _NOBODY}
+    return GCSStore(
+        place.bucket,
+        prefix=place.prefix or None,
+        config=config,  # type: ignore[arg-type]  # built key by key
+        client_options=_options(settings, allow_http=given.allow_http),
+        retry_config=_NO_RETRIES,
+    )
+
+
+def _azblob(settings: ObjectsSettings, place: Place) -> Client:
+    from obstore.store import AzureStore
+
+    given = settings.azblob
+    config: dict[str, Any] = {}
+    for name in ("account_name", "account_key"):
+        value = _word(getattr(given, name), f"azblob.{name}")
+        if value:
+            config[name] = value
+    endpoint = endpoint_of(given.endpoint, setting="azblob", allow_http=given.allow_http)
+    if endpoint:
+        config["endpoint"] = endpoint
+    return AzureStore(
+        place.bucket,
+        prefix=place.prefix or None,
+        config=config,  # type: ignore[arg-type]  # built key by key
+        client_options=_options(settings, allow_http=given.allow_http),
+        retry_config=_NO_RETRIES,
+    )
+
+
+def _fs(settings: ObjectsSettings, place: Place) -> Client:
+    from obstore.store import LocalStore
+
+    del settings
+    return LocalStore(place.prefix, mkdir=True)
+
+
+def _memory(settings: ObjectsSettings, place: Place) -> Client:
+    from obstore.store import MemoryStore
+
+    del settings
+    with _memories_mutex:
+        return _memories.setdefault(place.prefix, MemoryStore())
+
+
+_CLIENTS: Final = {"s3": _s3, "gcs": _gcs, "azblob": _azblob, "fs": _fs, "memory": _memory}

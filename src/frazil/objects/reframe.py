@@ -1,0 +1,172 @@
+"""Frame records again that only files have: the frames that the log would have had, or like them.
+
+Records, offsets, times, operations, schema version and producer runs are the same; how records
+were put together in frames need not be. A frame has one time and no part of a run, so rows are cut
+where the time changes and never inside a run. Pure but for the rows that are given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.log import format as fmt
+from frazil.tiers.disk.file import user_schema
+from frazil.topic.change_frames import CHANGE_FLAGS
+from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+
+    from frazil.tiers.disk.history import StoredRows
+    from frazil.tiers.disk.runs import SentRun
+
+__all__ = ["FRAME_BYTES", "MadeFrame", "Reframer", "Runs"]
+
+FRAME_BYTES: Final = 1 << 20
+"""Frames have about so many bytes at most."""
+SALT: Final = b"reframed"
+"""Stands where a segment's salt would: these frames were never in one."""
+
+
+class MadeFrame(NamedTuple):
+    """One frame, whole."""
+
+    data: bytes
+    offset: int
+    records: int
+
+
+class _Rows(NamedTuple):
+    """Consecutive rows of one time and one version."""
+
+    batch: pa.RecordBatch
+    offset: int
+    time_us: int
+    version: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + int(self.batch.num_rows)
+
+
+class Runs:
+    """The runs of a range, by offset."""
+
+    def __init__(self, runs: Iterable[SentRun]) -> None:
+        self._runs = sorted(runs)
+        self._offsets = [run.offset for run in self._runs]
+
+    def whole(self, offset: int) -> int:
+        """Return `offset`, or the end of the run that it lies inside of."""
+        number = bisect_right(self._offsets, offset - 1) - 1
+        if number < 0:
+            return offset
+        run = self._runs[number]
+        return max(offset, run.offset + run.records)
+
+    def begun(self, offset: int, *, first: int) -> int:
+        """Return `offset`, or where the run begins that it lies inside of, but above `first`."""
+        number = bisect_right(self._offsets, offset - 1) - 1
+        if number >= 0 and self._runs[number].offset + self._runs[number].records > offset:
+            begin = self._runs[number].offset
+            return begin if begin > first else offset
+        return offset
+
+    def between(self, first: int, end: int) -> list[fmt.Run]:
+        """Return the runs of a frame `[first, end)`: none, or such that they cover all of it."""
+        low, high = bisect_right(self._offsets, first - 1), bisect_right(self._offsets, end - 1)
+        found: list[fmt.Run] = []
+        at = first
+        for run in self._runs[low:high]:
+            if run.offset > at:
+                found.append(fmt.Run(0, 0, 0, run.offset - at))
+            found.append(fmt.Run(run.producer, run.epoch, run.sequence, run.records))
+            at = run.offset + run.records
+        if found and at < end:
+            found.append(fmt.Run(0, 0, 0, end - at))
+        return found
+
+
+class Reframer:
+    """Makes the frames of one topic's rows."""
+
+    def __init__(self, runs: Runs, *, topic: int, keyed: bool) -> None:
+        self._runs = runs
+        self._topic = topic
+        self._keyed = keyed
+        self._options = pa.ipc.IpcWriteOptions()
+
+    def frames(self, pieces: Iterable[StoredRows]) -> Iterator[MadeFrame]:
+        """Yield the frames of rows that come in the order of offsets, without a hole.
+
+        The last rows are held back until it is known that nothing of the same time follows:
+        whoever stops early has whole runs only.
+        """
+        held: _Rows | None = None
+        for piece in pieces:
+            for rows in _by_time(piece):
+                if held is not None and self._go_on(held, rows):
+                    table = pa.Table.from_batches([held.batch, rows.batch]).combine_chunks()
+                    held = held._replace(batch=table.to_batches()[0])
+                    continue
+                if held is not None:
+                    yield from self._cut(held)
+                held = rows
+        if held is not None:
+            yield from self._cut(held)
+
+    def _go_on(self, held: _Rows, rows: _Rows) -> bool:
+        """Tell whether rows of two reads belong together: of one time, and not too many."""
+        same = (held.time_us, held.version, held.end) == (rows.time_us, rows.version, rows.offset)
+        return same and (held.batch.nbytes < FRAME_BYTES or self._runs.whole(held.end) > held.end)
+
+    def _cut(self, rows: _Rows) -> Iterator[MadeFrame]:
+        count = rows.end - rows.offset
+        step = max(1, min(count, count * FRAME_BYTES // max(rows.batch.nbytes, 1)))
+        at = rows.offset
+        while at < rows.end:
+            end = min(self._runs.whole(min(at + step, rows.end)), rows.end)
+            yield self._frame(rows, at, end)
+            at = end
+
+    def _frame(self, rows: _Rows, first: int, end: int) -> MadeFrame:
+        batch = rows.batch.slice(first - rows.offset, end - first)
+        names = user_schema(batch.schema).names
+        if self._keyed:
+            names = [*names, OP_FIELD.name, PRESENT_FIELD.name]
+        own = pa.RecordBatch.from_arrays([batch.column(name) for name in names], names=names)
+        payload = arrow_payload(own, self._options, CHANGE_FLAGS if self._keyed else 0)
+        runs = fmt.encode_runs(self._runs.between(first, end))
+        head, data, padding, _size = fmt.frame_buffers(
+            payload.kind,
+            payload.data,
+            payload.size,
+            offset=first,
+            salt=SALT,
+            generation=0,
+            lsn=0,
+            synced=0,
+            time_us=rows.time_us,
+            topic=self._topic,
+            count=end - first,
+            schema=rows.version,
+            flags=payload.flags,
+            runs=runs,
+        )
+        whole = b"".join((head, memoryview(data), padding))
+        return MadeFrame(whole, first, end - first)
+
+
+def _by_time(piece: StoredRows) -> Iterator[_Rows]:
+    batch = piece.batch
+    times: npt.NDArray[np.int64] = batch.column("_time").cast(pa.int64()).to_numpy()
+    starts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist()]
+    for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
+        own = batch.slice(start, end - start)
+        yield _Rows(own, piece.offset + start, int(times[start]), piece.version)

@@ -1,0 +1,341 @@
+"""Snapshots of topics for SQL: chunks and files of one instant, pinned until they are closed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.fs import RealFileSystem
+from frazil.model import full_topic_name
+from frazil.query.sources import ChunkView, TopicInfo
+from frazil.schema.routing import part_of_values
+from frazil.tiers.disk.parquet_file import open_parquet
+from frazil.tiers.keys.fold import STEP_ROWS
+from frazil.tiers.keys.whole_rows import whole_chunk
+from frazil.topic.as_of import moment, moments_of, wait_for
+from frazil.topic.watched import check_watch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from frazil.engine.tier_calls import TierCalls
+    from frazil.query.sources import Request, TopicName, TopicSnapshot
+    from frazil.tiers.chunk import Chunk
+    from frazil.tiers.disk.file import DiskFile
+    from frazil.tiers.keys.lookup import KeyLookup
+    from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.topic.runtime import TopicRuntime
+
+NO_OFFSETS: Final = np.empty(0, np.int64)
+
+
+class FileView:
+    """A file as a query looks at it before it opens it."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: DiskFile) -> None:
+        self.file = file
+
+    name = property(lambda self: self.file.name)
+    offset_first = property(lambda self: self.file.offset_first)
+    offset_last = property(lambda self: self.file.offset_last)
+    rows = property(lambda self: self.file.rows)
+    bytes = property(lambda self: self.file.bytes)
+    schema = property(lambda self: self.file.schema)
+    time_first = property(lambda self: self.file.time_first)
+    time_last = property(lambda self: self.file.time_last)
+    deletes = property(lambda self: self.file.deletes)
+    partition_values = property(lambda self: self.file.partition_values)
+
+    @property
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """Return least value, greatest value and number of nulls by column."""
+        ranges = self.file.columns.items()
+        return {name: (found.low, found.high, found.nulls) for name, found in ranges}
+
+
+class EngineSnapshot:
+    """One topic at one offset. What it names stays readable until it is closed."""
+
+    def __init__(self, tiers: TopicTiers, end: int, *, state: bool) -> None:
+        self._tiers = tiers
+        self.part = tiers.state.spec.part_index if tiers.state.spec.part_of else None
+        self.end = end
+        self._keyed = tiers.keyed if state else None
+        if self._keyed is not None and self._keyed.folded_to < end:
+            # Before the lock: others need it meanwhile, and a damaged file can be written again.
+            assert tiers.lookup is not None
+            tiers.lookup.fold_to(end)
+        self._settle()
+        chunks, self.cut, self._dead = tiers.repairing(self._take)
+        self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]
+        disk = tiers.disk
+        with disk.changing():
+            # Retired files go after this lock: what is pinned under it stays.
+            files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
+            self._pin = disk.pin_files(files)
+        self.files: Sequence[FileView] = [FileView(file) for file in files]
+
+    def _settle(self) -> None:
+        """Decode what is to be seen, step by step, while the query may go on."""
+        memory, before = self._tiers.memory, -1
+        memory.note_read()
+        while before < memory.settled < self.end:
+            check_watch()
+            before = memory.settled
+            memory.settle(self.end, budget_rows=STEP_ROWS)
+
+    def _take(self) -> tuple[list[Chunk], int, np.ndarray[Any, Any]]:
+        """Return what memory has, where it begins, and which rows in files are superseded.
+
+        All of it is of one instant, and was folded and decoded before.
+        """
+        tiers, keyed, end = self._tiers, self._keyed, self.end
+        memory = tiers.memory
+        with memory.lock:
+            if keyed is not None:
+                keyed.fold(end)
+            held = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
+            chunks = [whole_chunk(chunk, keyed) for chunk in held]
+            cut = min(memory.start, end)
+            dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, cut)
+        return chunks, cut, dead
+
+    def file_path(self, file: FileView, /) -> str | None:
+        """Return where a file lies, after a look that it is what was written."""
+        disk = self._tiers.disk
+        if not isinstance(disk.file_system, RealFileSystem):
+            return None
+        self._check(file.file)
+        return disk.path(file.file)
+
+    def _check(self, file: DiskFile) -> None:
+        disk = self._tiers.disk
+        disk.note_use((file,))
+        fault = disk.verify(file)
+        if not fault:
+            return
+        rebuilt = disk.damaged(file, fault)
+        if rebuilt:
+            raise Unavailable(
+                "a damaged file was just written again, run the query again",
+                topic=self._tiers.name,
+                file=file.name,
+            )
+        raise CorruptionError(
+            "a file of the disk tier is damaged, run `frazil doctor`",
+            topic=self._tiers.name,
+            file=file.name,
+            offset_first=file.offset_first,
+            offset_next=file.offset_last + 1,
+            reason=fault,
+        )
+
+    def read_file(self, file: FileView, columns: Sequence[str], /) -> pa.Table:
+        """Read columns of a file through the seam."""
+        disk = self._tiers.disk
+        self._check(file.file)
+        path = disk.path(file.file)
+        try:
+            parquet, source = open_parquet(disk.file_system, path)
+            try:
+                return parquet.read(columns=list(columns))
+            finally:
+                parquet.close()
+                source.release()
+        except OSError as error:
+            raise Unavailable("file cannot be read, try again", path=path, error=error) from error
+
+    def file_schema(self, file: FileView, /) -> pa.Schema:
+        """Return the topic's columns in the version that a file was written under."""
+        return self._tiers.schema_of(file.schema)
+
+    def dead(self) -> np.ndarray[Any, Any]:
+        """Return the superseded offsets below the cut, ascending."""
+        return self._dead
+
+    def get_many(self, keys: Sequence[tuple[Any, ...]], /) -> Sequence[Mapping[str, Any] | None]:
+        """Return the row of each key at this snapshot."""
+        lookup = self._tiers.lookup
+        assert lookup is not None
+        return lookup.get_rows(keys, before=self.end)
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._pin.close()
+
+
+def _held(chunks: Sequence[Chunk], start: int) -> list[Chunk]:
+    """Leave out what was let go below an offset, though a chunk still has it beside newer rows."""
+    return [
+        chunk if chunk.offset >= start else chunk.slice(start - chunk.offset, chunk.count)
+        for chunk in chunks
+        if chunk.end > start
+    ]
+
+
+def _view(chunk: Chunk, end: int, *, state: bool) -> ChunkView:
+    live = chunk.live(end) if state and chunk.keyed else None
+    return ChunkView(chunk.batch, chunk.offset, chunk.times, live, partial(_bounds, chunk))
+
+
+def _bounds(chunk: Chunk, name: str) -> tuple[Any, Any] | None:
+    """Return a column's least and greatest value, temporal ones as integers; counted once."""
+    column = chunk.batch.column(name)
+    if pt.is_nested(column.type) or pt.is_boolean(column.type):
+        return None
+
+    def make() -> tuple[Any, Any]:
+        found = pc.min_max(column)
+        least, greatest = found["min"], found["max"]
+        if pt.is_temporal(column.type):
+            storage = _storage(column.type)
+            least, greatest = least.cast(storage), greatest.cast(storage)
+        return least.as_py(), greatest.as_py()
+
+    bounds: tuple[Any, Any] = chunk.cached(("storage_bounds", name), make)
+    return bounds
+
+
+def _storage(data_type: pa.DataType) -> pa.DataType:
+    return pa.int32() if pt.is_date32(data_type) else pa.int64()
+
+
+class EngineSources:
+    """The topics of an engine as SQL sees them."""
+
+    def __init__(self, engine: TierCalls) -> None:
+        self._engine = engine
+
+    @property
+    def version(self) -> int:
+        """Return a number that changes with the topics and their columns."""
+        return self._engine.topics_version
+
+    def topics(self) -> dict[TopicName, TopicInfo]:
+        """Return all topics; the parts of partitioned ones can be named and are not listed."""
+        engine = self._engine
+        found: dict[TopicName, TopicInfo] = {}
+        for name in engine.names():
+            try:
+                runtimes = engine.parts_of(name)
+            except NotFound:
+                continue
+            found[_split(name)] = info = _info(runtimes)
+            if info.partitions:
+                for runtime in runtimes:
+                    found[_split(runtime.name)] = _info([runtime])._replace(listed=False)
+        return found
+
+    def wait(self, requests: Sequence[Request], min_offset: Any) -> None:
+        """Wait until topics have offsets, for `query.wait_s` at most."""
+        runtimes = [runtime for _request, runtime in self._asked(requests)]
+        wait_for(runtimes, min_offset, timeout_s=self._engine.settings.query.wait_s)
+
+    def snapshot(
+        self,
+        requests: Sequence[Request],
+        *,
+        as_of_offset: Any = None,
+        as_of_time: Any = None,
+        min_offset: Any = None,
+    ) -> Mapping[TopicName, Sequence[TopicSnapshot]]:
+        """Take snapshots of topics at one instant."""
+        engine = self._engine
+        if as_of_offset is not None and as_of_time is not None:
+            raise InvalidRequest("give as_of_offset or as_of_time, not both")
+        asked = self._asked(requests)
+        for _request, runtime in asked:
+            _tiers_of(runtime).ensure_loaded()
+        runtimes = [runtime for _request, runtime in asked]
+        if min_offset is not None:
+            wait_for(runtimes, min_offset, timeout_s=engine.settings.query.wait_s)
+        moments = {} if as_of_offset is None else moments_of(runtimes, as_of_offset)
+        ends = engine.visible_ends(runtimes)
+        taken: list[tuple[TopicName, EngineSnapshot]] = []
+        try:
+            for (request, runtime), end in zip(asked, ends, strict=True):
+                at = moment(runtime, end, moments.get(runtime.name), as_of_time)
+                snapshot = EngineSnapshot(_tiers_of(runtime), at, state=request.state)
+                taken.append((request.topic, snapshot))
+        except BaseException:
+            for _topic, snapshot in taken:
+                snapshot.close()
+            raise
+        result: dict[TopicName, list[TopicSnapshot]] = {}
+        for topic, snapshot in taken:
+            result.setdefault(topic, []).append(snapshot)
+        return result
+
+    def _asked(self, requests: Sequence[Request]) -> list[tuple[Request, TopicRuntime]]:
+        """Return the topics and parts that are asked for, each with what is asked."""
+        self._engine.check_open()
+        return [
+            (request, runtime)
+            for request in requests
+            for runtime in self._engine.parts_of("/" + "/".join(request.topic))
+        ]
+
+    def lookup(
+        self, topic: TopicName, keys: Sequence[tuple[Any, ...]], *, min_offset: Any = None
+    ) -> Sequence[Mapping[str, Any] | None]:
+        """Return the newest row of each key."""
+        runtimes = self._engine.parts_of("/" + "/".join(topic))
+        if min_offset is not None:
+            wait_for(runtimes, min_offset, timeout_s=self._engine.settings.query.wait_s)
+        if runtimes[0].state.spec.part_of:
+            return self._lookup_in_parts(runtimes, keys)
+        return _lookup_of(runtimes[0]).get_rows(keys)
+
+    def _lookup_in_parts(
+        self, runtimes: Sequence[TopicRuntime], keys: Sequence[tuple[Any, ...]]
+    ) -> list[dict[str, Any] | None]:
+        """Look each key up in its part, all parts at one instant."""
+        codec = runtimes[0].codec.columns.keyed.changes
+        wanted: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            values = codec.parse_key(key)
+            wanted.setdefault(part_of_values(values, len(runtimes)), []).append(place)
+        parts = [(runtimes[part], places) for part, places in wanted.items()]
+        ends = self._engine.visible_ends([runtime for runtime, _places in parts])
+        found: list[dict[str, Any] | None] = [None] * len(keys)
+        for (runtime, places), end in zip(parts, ends, strict=True):
+            lookup = _lookup_of(runtime)
+            lookup.refresh()
+            rows = lookup.get_rows([keys[place] for place in places], before=end)
+            for place, row in zip(places, rows, strict=True):
+                if row is not None:
+                    found[place] = {"_part": runtime.state.spec.part_index, **row}
+        return found
+
+
+def _split(name: str) -> TopicName:
+    _empty, namespace, short = full_topic_name(name).split("/")
+    return namespace, short
+
+
+def _info(runtimes: Sequence[TopicRuntime]) -> TopicInfo:
+    runtime = runtimes[0]
+    columns = runtime.codec.columns
+    names = () if columns.keyed is None else tuple(columns.keyed.changes.shape.names)
+    parts = len(runtimes) if runtime.state.spec.part_of else 0
+    return TopicInfo(columns.schema, names, parts, runtime.state.spec.partition_by)
+
+
+def _tiers_of(runtime: TopicRuntime) -> TopicTiers:
+    if runtime.tiers is None:
+        raise InvalidRequest("SQL needs the memory tier, set memory.enabled")
+    return runtime.tiers
+
+
+def _lookup_of(runtime: TopicRuntime) -> KeyLookup:
+    lookup = _tiers_of(runtime).lookup
+    assert lookup is not None
+    return lookup

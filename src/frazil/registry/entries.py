@@ -1,0 +1,156 @@
+"""What the registry keeps, as entries of a key and a value; deleting one removes its key.
+
+    subject:<name>            id, mode, next version; there before the first version
+    version:<number>:<name>   one definition (compressed) and who registered it
+    topic:<name>              subject and policy of a topic
+    ids                       the next schema id, written when a subject goes
+
+Values are MessagePack maps: a reader skips names that it does not know, and takes the default of
+those it misses. Entries may be read in any order.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from frazil.errors import CorruptionError, InvalidRequest
+from frazil.registry import limits
+from frazil.registry.kinds import CompatibilityMode, SchemaType, ValidationPolicy
+from frazil.struct_types import learnt
+
+__all__ = [
+    "IDS_KEY",
+    "Change",
+    "IdsEntry",
+    "Key",
+    "SubjectEntry",
+    "TopicEntry",
+    "VersionEntry",
+    "decode",
+    "encode",
+    "pack",
+    "parse_key",
+    "subject_key",
+    "topic_key",
+    "unpack",
+    "version_key",
+]
+
+IDS_KEY: Final = "ids"
+_COMPRESSION_LEVEL: Final = 6
+
+
+class Change(NamedTuple):
+    """One entry to write, or to remove when `value` is None."""
+
+    key: str
+    value: bytes | None
+
+
+class Key(NamedTuple):
+    """A key taken apart: `kind` is subject, version, topic or ids."""
+
+    kind: str
+    name: str = ""
+    version: int = 0
+
+
+class SubjectEntry(msgspec.Struct, frozen=True):
+    """A subject without its versions."""
+
+    schema_id: int
+    mode: CompatibilityMode
+    version_next: int
+
+
+class VersionEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One version; `packed` is the definition, compressed."""
+
+    schema_id: int
+    type: SchemaType
+    packed: bytes
+    fingerprint: str
+    created_at: int = 0
+    created_by: str = ""
+    description: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class TopicEntry(msgspec.Struct, frozen=True):
+    """What a topic asks of its records."""
+
+    subject: str
+    policy: ValidationPolicy
+    check_payload: bool
+
+
+class IdsEntry(msgspec.Struct, frozen=True):
+    """No subject has this schema id or a larger one yet."""
+
+    schema_id_next: int
+
+
+_EntryT = TypeVar("_EntryT", SubjectEntry, VersionEntry, TopicEntry, IdsEntry)
+
+
+def subject_key(subject: str) -> str:
+    return f"subject:{subject}"
+
+
+def version_key(subject: str, version: int) -> str:
+    return f"version:{version}:{subject}"
+
+
+def topic_key(topic: str) -> str:
+    return f"topic:{topic}"
+
+
+def parse_key(text: str) -> Key:
+    """Take a key apart; one that this module did not make is a CorruptionError."""
+    kind, _, name = text.partition(":")
+    if text == IDS_KEY or (kind in {"subject", "topic"} and name):
+        return Key(kind, name)
+    number, _, name = name.partition(":")
+    if kind == "version" and name and number.isdecimal():
+        return Key(kind, name, int(number))
+    raise CorruptionError("not a key of the schema registry", key=text)
+
+
+def encode(entry: SubjectEntry | VersionEntry | TopicEntry | IdsEntry) -> bytes:
+    """Return an entry's value."""
+    value = msgspec.msgpack.encode(entry)
+    if len(value) > limits.ENTRY_BYTES_MAX:
+        raise InvalidRequest(
+            "the schema is too large even when it is compressed",
+            bytes=len(value),
+            bytes_max=limits.ENTRY_BYTES_MAX,
+        )
+    return value
+
+
+def decode(key: str, value: bytes, kind: type[_EntryT]) -> _EntryT:
+    """Return the entry of a value."""
+    try:
+        return msgspec.msgpack.decode(value, type=learnt(kind))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptionError("an entry of the schema registry is damaged", key=key) from error
+
+
+def pack(definition: bytes) -> bytes:
+    """Compress a definition: they are text, and all of them are kept in memory."""
+    return zlib.compress(definition, _COMPRESSION_LEVEL)
+
+
+def unpack(packed: bytes, *, key: str) -> bytes:
+    """Return a definition; its size is checked while it grows."""
+    reader = zlib.decompressobj()
+    try:
+        found = reader.decompress(packed, limits.DEFINITION_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise CorruptionError("a schema definition is damaged", key=key) from error
+    if not reader.eof or len(found) > limits.DEFINITION_BYTES_MAX:
+        raise CorruptionError("a schema definition is damaged", key=key)
+    return found

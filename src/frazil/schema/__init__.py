@@ -1,0 +1,1 @@
+"""Types, columns, rows, messages and changes: what a record may be."""

@@ -1,0 +1,329 @@
+"""Schema changes on a live topic, and old batches read under a newer schema.
+
+Columns are matched by id, never by name: a renamed column keeps its values, and a column added
+under a dropped one's name does not inherit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+from attrs import frozen
+
+from frazil.errors import InvalidRequest
+from frazil.schema.columns import (
+    ID_KEY,
+    LIMITS_DEFAULT,
+    IngestLimits,
+    check_schema,
+    column_id,
+    column_of,
+    field_with_ids,
+    last_id,
+    normal_name,
+    parse_type,
+    schema_with,
+    strip_ids,
+    type_name,
+)
+
+__all__ = [
+    "AddColumn",
+    "Change",
+    "DropColumn",
+    "RenameColumn",
+    "WidenColumn",
+    "diff_schema",
+    "evolve",
+    "plan_read",
+    "read_as",
+]
+
+
+@frozen
+class AddColumn:
+    """Add a column that is null in every record published before."""
+
+    name: str
+    type: str | pa.DataType
+
+
+@frozen
+class WidenColumn:
+    """Give a column a wider type of the same kind: int to long, float to double."""
+
+    name: str
+    type: str | pa.DataType
+
+
+@frozen
+class DropColumn:
+    """Leave a column out from now on; its id is never used again."""
+
+    name: str
+
+
+@frozen
+class RenameColumn:
+    """Give a column another name; its id and values stay."""
+
+    name: str
+    new_name: str
+
+
+Change = AddColumn | WidenColumn | DropColumn | RenameColumn
+Reader = Callable[[pa.RecordBatch], pa.RecordBatch]
+_Convert = Callable[[pa.Array], pa.Array]
+
+_WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
+    pa.int8(): frozenset({pa.int16(), pa.int32(), pa.int64()}),
+    pa.int16(): frozenset({pa.int32(), pa.int64()}),
+    pa.int32(): frozenset({pa.int64()}),
+    pa.uint8(): frozenset({pa.uint16(), pa.uint32(), pa.int16(), pa.int32(), pa.int64()}),
+    pa.uint16(): frozenset({pa.uint32(), pa.int32(), pa.int64()}),
+    pa.uint32(): frozenset({pa.int64()}),
+    pa.float32(): frozenset({pa.float64()}),
+}
+
+
+def evolve(
+    schema: pa.Schema,
+    changes: Sequence[Change],
+    *,
+    limits: IngestLimits = LIMITS_DEFAULT,
+    fixed_ids: Collection[int] = (),
+) -> pa.Schema:
+    """Return `schema` after `changes`, in order; all of them are legal or none is applied.
+
+    `fixed_ids` are the ids of key and partition columns, which cannot be dropped or retyped.
+
+    Raises:
+        InvalidRequest: for any other change than these four, with the reason.
+    """
+    fields = list(schema)
+    last = last_id(schema)
+    for change in changes:
+        if isinstance(change, AddColumn):
+            added, next_id = field_with_ids(_added_field(change), next_id=last + 1)
+            last = next_id - 1
+            fields.append(added)
+            # A name that exists is refused by the check of the whole schema below, but a later
+            # drop of the same name in this call must not hide it.
+            check_schema(pa.schema(fields), limits=limits)
+            continue
+        index = _index_of(fields, change.name)
+        field = fields[index]
+        if isinstance(change, RenameColumn):
+            fields[index] = field.with_name(normal_name(change.new_name))
+            check_schema(pa.schema(fields), limits=limits)
+            continue
+        if column_id(field) in fixed_ids:
+            raise InvalidRequest(
+                "key and partition columns cannot be dropped or retyped", column=change.name
+            )
+        if isinstance(change, DropColumn):
+            del fields[index]
+        else:
+            fields[index] = field.with_type(_widened(field, change))
+    evolved = schema_with(fields, last=last)
+    check_schema(evolved, limits=limits)
+    return evolved
+
+
+def diff_schema(old: pa.Schema, new: pa.Schema) -> list[Change]:
+    """Return the changes that lead from `old` to `new`, to be judged by `evolve`.
+
+    A field of `new` that carries an id of `old` is that column, under whatever name; one without
+    an id is matched by name. The order of columns does not count. Renames come behind drops, so
+    that a freed name can be taken.
+    """
+    old_by_id = {column_id(field): field for field in old}
+    id_by_name = {field.name: column_id(field) for field in old}
+    changes: list[Change] = []
+    renames: list[Change] = []
+    added: list[Change] = []
+    kept: set[int] = set()
+    for field in new:
+        metadata = field.metadata or {}
+        known = int(metadata[ID_KEY]) if ID_KEY in metadata else id_by_name.get(field.name, 0)
+        before = old_by_id.get(known)
+        if before is None:
+            if not field.nullable:
+                raise InvalidRequest("added column must be nullable", column=field.name)
+            added.append(AddColumn(field.name, field.type))
+            continue
+        if known in kept:
+            raise InvalidRequest("schema names one column twice", column=field.name)
+        kept.add(known)
+        if before.nullable != field.nullable:
+            raise InvalidRequest(
+                "nullability of a column cannot change",
+                column=before.name,
+                nullable=before.nullable,
+            )
+        if not _same_type(before.type, field.type):
+            changes.append(WidenColumn(before.name, field.type))
+        if before.name != field.name:
+            renames.append(RenameColumn(before.name, field.name))
+    dropped = [DropColumn(field.name) for field in old if column_id(field) not in kept]
+    return [*changes, *dropped, *renames, *added]
+
+
+def read_as(batch: pa.RecordBatch, *, written: pa.Schema, wanted: pa.Schema) -> pa.RecordBatch:
+    """Return `batch`, written under one schema, under another one of the same topic."""
+    return plan_read(written, wanted)(batch)
+
+
+PLANS_MAX: Final = 1024
+_plans: dict[tuple[int, int], tuple[pa.Schema, pa.Schema, Reader]] = {}
+
+
+def plan_read(written: pa.Schema, wanted: pa.Schema) -> Reader:
+    """Return a function that reads a batch of `written` as `wanted`.
+
+    Columns whose types agree are shared, not copied. The function is remembered for these two
+    schema objects; it may be called from any thread.
+    """
+    key = (id(written), id(wanted))
+    known = _plans.get(key)
+    if known is not None:
+        return known[2]
+    reader = _identity if written.equals(wanted, check_metadata=True) else _reader(written, wanted)
+    if len(_plans) >= PLANS_MAX:
+        _plans.clear()
+    # The entry holds both schemas, so that neither id can be given to another object meanwhile.
+    _plans[key] = (written, wanted, reader)
+    return reader
+
+
+def _identity(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def _reader(written: pa.Schema, wanted: pa.Schema) -> Reader:
+    places = {column_id(field): index for index, field in enumerate(written)}
+    steps: list[tuple[int, pa.DataType, _Convert | None]] = []
+    for field in wanted:
+        index = places.get(column_id(field), -1)
+        convert = None if index < 0 else _converter(written.field(index).type, field.type)
+        steps.append((index, field.type, convert))
+
+    def read(batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = []
+        for index, data_type, convert in steps:
+            if index < 0:
+                arrays.append(pa.nulls(batch.num_rows, data_type))
+            elif convert is None:
+                arrays.append(batch.column(index))
+            else:
+                arrays.append(convert(batch.column(index)))
+        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+    return read
+
+
+def _converter(written: pa.DataType, wanted: pa.DataType) -> _Convert | None:
+    """Return what turns an array of one type into the other, or None if nothing is needed."""
+    if not pt.is_nested(wanted):
+        return None if written == wanted else lambda array: array.cast(wanted)
+    if written.equals(wanted, check_metadata=True):
+        return None
+    if pt.is_struct(written) and pt.is_struct(wanted):
+        return _struct_converter(written, wanted)
+    if pt.is_map(written) and pt.is_map(wanted):
+        return _map_converter(written, wanted)
+    if pt.is_list(written) and pt.is_list(wanted):
+        return _list_converter(written, wanted)
+    raise InvalidRequest(
+        "column cannot be read as another kind of type",
+        written=type_name(written),
+        wanted=type_name(wanted),
+    )
+
+
+def _struct_converter(written: pa.DataType, wanted: pa.DataType) -> _Convert:
+    places = {column_id(field): index for index, field in enumerate(written)}
+    steps: list[tuple[int, pa.Field, _Convert | None]] = []
+    for field in wanted:
+        index = places.get(column_id(field), -1)
+        convert = None if index < 0 else _converter(written.field(index).type, field.type)
+        steps.append((index, field, convert))
+    fields = list(wanted)
+
+    def convert_struct(array: pa.Array) -> pa.Array:
+        children = []
+        for index, field, convert in steps:
+            child = pa.nulls(len(array), field.type) if index < 0 else array.field(index)
+            children.append(child if convert is None else convert(child))
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+    return convert_struct
+
+
+def _list_converter(written: pa.DataType, wanted: pa.DataType) -> _Convert:
+    convert = _converter(written.value_type, wanted.value_type)
+
+    def convert_list(array: pa.Array) -> pa.Array:
+        values = array.values if convert is None else convert(array.values)
+        return pa.Array.from_buffers(
+            wanted, len(array), array.buffers()[:2], offset=array.offset, children=[values]
+        )
+
+    return convert_list
+
+
+def _map_converter(written: pa.DataType, wanted: pa.DataType) -> _Convert:
+    convert_key = _converter(written.key_type, wanted.key_type)
+    convert_item = _converter(written.item_type, wanted.item_type)
+    fields = [wanted.key_field, wanted.item_field]
+
+    def convert_map(array: pa.Array) -> pa.Array:
+        keys = array.keys if convert_key is None else convert_key(array.keys)
+        items = array.items if convert_item is None else convert_item(array.items)
+        entries = pa.StructArray.from_arrays([keys, items], fields=fields)
+        return pa.Array.from_buffers(
+            wanted, len(array), array.buffers()[:2], offset=array.offset, children=[entries]
+        )
+
+    return convert_map
+
+
+def _added_field(change: AddColumn) -> pa.Field:
+    text = change.type
+    if isinstance(text, str) and text.lower().split()[-2:] == ["not", "null"]:
+        raise InvalidRequest(
+            "added column must be nullable, older records have no value for it", column=change.name
+        )
+    return pa.field(normal_name(change.name), _type_of(text))
+
+
+def _widened(field: pa.Field, change: WidenColumn) -> pa.DataType:
+    wanted = _type_of(change.type)
+    if field.type == wanted:
+        return field.type
+    if wanted not in _WIDER.get(field.type, frozenset()):
+        raise InvalidRequest(
+            "column type can only be widened (int to long, float to double), add a column instead",
+            column=field.name,
+            type=type_name(field.type),
+            wanted=type_name(wanted),
+        )
+    return wanted
+
+
+def _type_of(declared: str | pa.DataType) -> pa.DataType:
+    return declared if isinstance(declared, pa.DataType) else parse_type(declared)
+
+
+def _same_type(left: pa.DataType, right: pa.DataType) -> bool:
+    one, other = (strip_ids(pa.schema([pa.field("c", kind)])) for kind in (left, right))
+    return bool(one.equals(other))
+
+
+def _index_of(fields: list[pa.Field], name: str) -> int:
+    found = column_of(pa.schema(fields), name).name
+    return next(index for index, field in enumerate(fields) if field.name == found)

@@ -1,0 +1,136 @@
+"""Which part of a partitioned topic a record belongs to. Pure.
+
+Equal keys must hash alike however they were written: as a dict, as keywords or as Arrow, 1.5 or
+1.50, in whatever zone. So not the value as it came is hashed, but its one plain form.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pt
+
+from frazil.errors import InvalidRequest
+from frazil.schema.columns import column_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_FNV_OFFSET: Final = 0xCBF29CE484222325
+_FNV_PRIME: Final = 0x100000001B3
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
+_PLAIN: Final = frozenset({int, str, bytes, bool, dt.date, dt.time, type(None)})
+"""Types whose equal values have equal bytes as they are."""
+_EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - the start of columns without a zone
+
+
+def fnv1a_64(data: bytes) -> int:
+    """Return the FNV-1a hash that Danube's clients use to choose a partition."""
+    value = _FNV_OFFSET
+    for byte in data:
+        value = ((value ^ byte) * _FNV_PRIME) & _MASK
+    return value
+
+
+def key_names(schema: pa.Schema, primary_key: Sequence[int]) -> list[str]:
+    """Return the present names of the key columns."""
+    names = {column_id(field): field.name for field in schema}
+    return [names[each] for each in primary_key]
+
+
+def part_of_text(key: str, partitions: int) -> int:
+    """Return the part of a message's routing key."""
+    return fnv1a_64(key.encode()) % partitions
+
+
+def part_of_values(values: Sequence[object], partitions: int) -> int:
+    """Return the part of a primary key's values."""
+    plain = [value if type(value) in _PLAIN else _plain(value) for value in values]
+    return fnv1a_64(msgspec.msgpack.encode(plain)) % partitions
+
+
+def part_of_row(row: Mapping[str, object], names: Sequence[str], partitions: int) -> int:
+    """Return the part of a row by its primary key.
+
+    The values need not be checked yet: a value that does not fit its column has a part as well,
+    which then refuses it.
+
+    Raises:
+        InvalidRequest: if the row lacks a key column.
+    """
+    try:
+        values = [row[name] for name in names]
+    except (KeyError, TypeError, IndexError) as error:
+        raise InvalidRequest("row lacks its primary key", columns=", ".join(names)) from error
+    try:
+        return part_of_values(values, partitions)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest("primary key cannot be used to choose a part", error=error) from error
+
+
+def parts_of_batch(batch: pa.RecordBatch, names: Sequence[str], partitions: int) -> list[int]:
+    """Return the part of each row of a batch by its primary key."""
+    columns = [_column(batch.column(name)) for name in names]
+    return [part_of_values(values, partitions) for values in zip(*columns, strict=True)]
+
+
+def _column(column: pa.Array) -> list[object]:
+    values: list[object]
+    if pt.is_timestamp(column.type) and column.type.unit == "ns":
+        zone = None if column.type.tz is None else dt.UTC
+        counts = column.cast(pa.int64()).to_pylist()
+        values = [None if ns is None else _instant(ns, zone) for ns in counts]
+    else:
+        values = column.to_pylist()
+    return values
+
+
+def _instant(ns: int, zone: dt.tzinfo | None) -> object:
+    """Return nanoseconds as the datetime that a dict would have; only Arrow has finer ones."""
+    us, rest = divmod(ns, 1000)
+    return ns if rest else _EPOCH.replace(tzinfo=zone) + dt.timedelta(microseconds=us)
+
+
+def _plain(value: object) -> object:
+    """Return the one form that all equal values of a column share."""
+    if isinstance(value, Decimal):
+        return _plain_decimal(value)
+    if isinstance(value, dt.datetime):
+        return _plain_datetime(value)
+    if isinstance(value, dt.date):
+        return dt.date(value.year, value.month, value.day)
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    # What follows are subclasses, whose own encoding could be anything.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    return value
+
+
+def _plain_decimal(value: Decimal) -> object:
+    """Return digits without zeros at the end, and their exponent: no scale, and nothing rounded."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return str(value)
+    text = "".join(map(str, digits)).lstrip("0")
+    short = text.rstrip("0")
+    if not short:
+        return "0e0"
+    return f"{'-' if sign else ''}{short}e{exponent + len(text) - len(short)}"
+
+
+def _plain_datetime(value: dt.datetime) -> dt.datetime:
+    zone = None if value.utcoffset() is None else dt.UTC
+    if zone is not None:
+        value = value.astimezone(zone)
+    return dt.datetime(
+        *(value.year, value.month, value.day, value.hour, value.minute, value.second),
+        value.microsecond,
+        tzinfo=zone,
+    )

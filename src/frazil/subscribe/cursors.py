@@ -1,0 +1,342 @@
+"""The progress of subscriptions: durable in the topic's journal, held, and copied to the metadata.
+
+The journal is the truth. A subscription is also a hold of its topic, which follows the cursor some
+time later, and a row in the metadata, which lags behind it; neither is ever ahead.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.log import format as fmt
+from frazil.log.codec import Control
+from frazil.log.committer import Pending
+from frazil.log.cursor_state import (
+    Acked,
+    Attempted,
+    Change,
+    CursorState,
+    Delayed,
+    Dropped,
+    check_change,
+    encode_changes,
+    placed,
+)
+from frazil.log.state import STATE_HOLD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from frazil.engine.registry import Registry
+    from frazil.log.codec import Waiter
+    from frazil.log.state import TopicState
+    from frazil.topic.indexing import Indexer
+    from frazil.topic.lanes import LaneRuntime
+    from frazil.topic.runtime import TopicRuntime
+
+HOLD_PREFIX: Final = "subscription:"
+"""How the holds of subscriptions are named; no other hold may be."""
+NAME_BYTES_MAX: Final = 512
+
+CursorCopies = dict[tuple[int, str], CursorState]
+
+
+class Cursors:
+    """The subscriptions of an engine's topics and how far each has come. Safe for threads."""
+
+    def __init__(self, engine: Registry, indexer: Indexer) -> None:
+        self._engine = engine
+        self._indexer = indexer
+        self._copied: dict[tuple[int, str], int] = {}
+        """The batch sequence up to which the metadata has each cursor."""
+
+    def create(self, topic: str, name: str, cursor: CursorState | int) -> None:
+        """Begin a subscription; durable on return. From here on its topic's records are held.
+
+        Raises:
+            Conflict: if there is one of this name.
+            InvalidRequest: if the name is not allowed or the place is not among the records.
+            Overloaded: if the topic has as many subscriptions as it may have.
+        """
+        _check_name(name)
+        place = _place(cursor)
+        with self._engine.control_lock:
+            runtime = self._engine.topic_runtime(topic)
+            if name in runtime.state.cursors:
+                raise Conflict("subscription exists", topic=runtime.name, subscription=name)
+            # Here and under the lock: whoever asked before may have asked with many others.
+            self.check_room(runtime, name)
+            self._check_place(runtime, place)
+            # The hold first: a subscription without one could lose records before it reads them.
+            hold = _hold_control(runtime.state, name, min(place.acked_below, runtime.state.durable))
+            _commit_each(runtime.lane, [hold, _control(runtime.state, [placed(name, place)])])
+
+    def reset(self, topic: str, name: str, cursor: CursorState | int) -> None:
+        """Put a subscription somewhere else, back or ahead; durable on return.
+
+        All that it knew is replaced: acks above the place and attempts are forgotten.
+
+        Raises:
+            NotFound: if there is no such subscription.
+            InvalidRequest: if the place is not among the topic's records.
+        """
+        place = _place(cursor)
+        with self._engine.control_lock:
+            runtime = self._engine.topic_runtime(topic)
+            self._check_known(runtime, name)
+            self._check_place(runtime, place)
+            controls = [_control(runtime.state, [placed(name, place)])]
+            held = runtime.state.holds.get(HOLD_PREFIX + name)
+            if held is None or place.acked_below < held:
+                # Back first: the hold is never ahead of the cursor.
+                offset = min(place.acked_below, runtime.state.durable)
+                controls.insert(0, _hold_control(runtime.state, name, offset))
+            _commit_each(runtime.lane, controls)
+
+    def drop(self, topic: str, name: str) -> None:
+        """End a subscription and let its records go; durable on return.
+
+        Raises:
+            NotFound: if there is no such subscription.
+        """
+        with self._engine.control_lock:
+            runtime = self._engine.topic_runtime(topic)
+            self._check_known(runtime, name)
+            dropped = _control(runtime.state, [Dropped(name)])
+            _commit_each(runtime.lane, [dropped, _hold_control(runtime.state, name, None)])
+
+    def apply(self, topic: str, changes: Sequence[Change], waiter: Waiter | None = None) -> Any:
+        """Write acks and attempts of a topic's subscriptions as one frame, and return at once.
+
+        The waiter is returned: a `Pending`, or the asyncio future that was given. It is settled
+        with an `Ack` when all of the changes are durable, in the group of whatever else waits. If
+        it gets an error without `outcome="unknown"` none of them was written: `Overloaded` beyond
+        a cursor's bounds, `Unavailable` without any room on the disk.
+
+        Raises:
+            InvalidRequest: if a change is no ack or attempt, or of records that nobody could see.
+            NotFound: if there is no such topic or subscription.
+            Overloaded: if the journal's queue is full.
+        """
+        runtime = self._engine.topic_runtime(topic)
+        journal = runtime.lane.journal
+        if journal.failed is not None:
+            raise journal.closed_error()
+        if not changes:
+            raise InvalidRequest("no change was given", topic=runtime.name)
+        for change in changes:
+            self._check_change(runtime, change)
+        waiter = Pending() if waiter is None else waiter
+        queue = runtime.lane.queue
+        if not queue.submit(_entry(_control(runtime.state, changes), waiter)):
+            raise queue.overloaded()
+        return waiter
+
+    def load(self, topic: str) -> dict[str, CursorState]:
+        """Return the durable progress of a topic's subscriptions by name, as copies.
+
+        Waits for the group that is being written; every ack answered before is in it.
+        """
+        runtime = self._engine.topic_runtime(topic)
+        cursors = runtime.state.cursors
+
+        def copies() -> dict[str, CursorState]:
+            return {name: cursor.copy() for name, cursor in cursors.items()}
+
+        found: dict[str, CursorState] = runtime.lane.queue.call(copies)
+        return found
+
+    def names(self, topic: str) -> list[str]:
+        """Return the names of a topic's subscriptions, sorted."""
+        return sorted(self._engine.topic_runtime(topic).state.cursors)
+
+    # -- checks ----------------------------------------------------------------------------------
+
+    def check_room(self, runtime: TopicRuntime, name: str) -> None:
+        """Refuse a subscription that is new and one too many for its topic.
+
+        Raises:
+            Overloaded: if it is.
+        """
+        most = self._engine.settings.serve.subscriptions_max
+        names = runtime.state.cursors
+        if name not in names and len(names) >= most:
+            raise Overloaded(
+                "the topic has too many subscriptions, remove some or raise "
+                "serve.subscriptions_max",
+                topic=runtime.name,
+                subscriptions_max=most,
+            )
+
+    def _check_known(self, runtime: TopicRuntime, name: str) -> None:
+        if name not in runtime.state.cursors:
+            raise NotFound("no such subscription", topic=runtime.name, subscription=name)
+
+    def _check_place(self, runtime: TopicRuntime, place: CursorState) -> None:
+        state = runtime.state
+        start = runtime.history.range(state.id).first
+        if place.acked_below < start or place.end > state.visible:
+            raise InvalidRequest(
+                "a subscription must be placed within the topic's records",
+                topic=runtime.name,
+                offset=place.acked_below,
+                start=start,
+                head=state.visible,
+            )
+
+    def _check_change(self, runtime: TopicRuntime, change: Change) -> None:
+        if not isinstance(change, Acked | Attempted | Delayed):
+            raise InvalidRequest(
+                "only acks, attempts and delays are applied; create, reset or drop the subscription",
+                change=type(change).__name__,
+            )
+        self._check_known(runtime, change.name)
+        try:
+            check_change(change)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest("the change has wrong numbers", error=error) from error
+        # An end in every second place, or an attempt's offset in every first.
+        if isinstance(change, Acked):
+            end = max(change.ranges[1::2], default=0)
+        elif isinstance(change, Delayed):
+            end = max(change.dues[::3], default=-1) + 1
+        else:
+            end = max(change.attempts[::2], default=-1) + 1
+        if end > runtime.state.visible:
+            raise InvalidRequest(
+                "records were acked that nobody could see yet",
+                topic=runtime.name,
+                subscription=change.name,
+                offset=end,
+                head=runtime.state.visible,
+            )
+
+    # -- what follows ----------------------------------------------------------------------------
+
+    def unsettled(self) -> list[tuple[LaneRuntime, list[Control]]]:
+        """Return the frames that bring holds in line with subscriptions after a crash.
+
+        Only while nothing else is written: at the opening.
+        """
+        by_lane: dict[str, tuple[LaneRuntime, list[Control]]] = {}
+        for runtime in self._engine.runtimes:
+            controls = list(_missing_holds(runtime))
+            if controls:
+                by_lane.setdefault(runtime.lane.name, (runtime.lane, []))[1].extend(controls)
+        return list(by_lane.values())
+
+    def follow(self) -> None:
+        """Move holds up to their cursors and copy cursors to the metadata, where they changed.
+
+        A hold without a subscription, left by a call that failed half way, is dropped.
+        """
+        for lane in self._engine.lanes:
+            if lane.journal.failed is None and not lane.journal.closed:
+                # Holds are moved under the lock, so that no subscription is put back meanwhile.
+                with self._engine.control_lock:
+                    self._follow_lane(lane)
+        with self._engine.control_lock:
+            alive = {runtime.state.id for runtime in self._engine.runtimes}
+            self._note(self._engine.main, {}, [key for key in self._copied if key[0] not in alive])
+
+    def _follow_lane(self, lane: LaneRuntime) -> None:
+        # On the journal's thread, between groups: what is seen there is durable.
+        holds, copies, gone = lane.queue.call(partial(self._changed, lane))
+        _commit(lane, holds)
+        self._note(lane, copies, gone)
+
+    def _note(self, lane: LaneRuntime, copies: CursorCopies, gone: list[tuple[int, str]]) -> None:
+        if (copies or gone) and self._indexer.cursors_changed(lane.journal, copies, gone):
+            self._copied.update({key: cursor.lsn for key, cursor in copies.items()})
+            for key in gone:
+                self._copied.pop(key, None)
+
+    def _changed(
+        self, lane: LaneRuntime
+    ) -> tuple[list[Control], CursorCopies, list[tuple[int, str]]]:
+        holds: list[Control] = []
+        copies: CursorCopies = {}
+        topics = lane.journal.state.topics
+        for topic in topics.values():
+            if topic.spec.deleted_us:
+                continue
+            holds += _stray_holds(topic)
+            for name, cursor in topic.cursors.items():
+                place = min(cursor.acked_below, topic.durable)
+                if place > topic.holds.get(HOLD_PREFIX + name, place):
+                    holds.append(_hold_control(topic, name, place))
+                if cursor.lsn > self._copied.get((topic.id, name), -1):
+                    copies[topic.id, name] = cursor.copy()
+        gone = [
+            key for key in self._copied if key[0] in topics and key[1] not in topics[key[0]].cursors
+        ]
+        return holds, copies, gone
+
+
+def _stray_holds(state: TopicState) -> Iterable[Control]:
+    for hold in state.holds:
+        name = hold.removeprefix(HOLD_PREFIX)
+        if name != hold and name not in state.cursors:
+            yield _hold_control(state, name, None)
+
+
+def _missing_holds(runtime: TopicRuntime) -> Iterable[Control]:
+    state = runtime.state
+    yield from _stray_holds(state)
+    for name, cursor in state.cursors.items():
+        if HOLD_PREFIX + name not in state.holds:
+            start = runtime.history.range(state.id).first
+            yield _hold_control(state, name, min(max(cursor.acked_below, start), state.durable))
+
+
+def _place(cursor: CursorState | int) -> CursorState:
+    """Return where a subscription is put; nothing has been delivered from there on."""
+    place = CursorState(cursor) if isinstance(cursor, int) else cursor.copy()
+    place.reserved = place.end
+    return place
+
+
+def _check_name(name: object) -> None:
+    """Refuse names that cannot be stored; the protocol itself knows no rules for them."""
+    try:
+        fits = isinstance(name, str) and 0 < len(name.encode()) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise InvalidRequest(
+            "a subscription's name must be text of 1 to 512 bytes", bytes_max=NAME_BYTES_MAX
+        )
+
+
+def _control(state: TopicState, changes: Sequence[Change]) -> Control:
+    return Control(fmt.KIND_CURSOR, state.id, encode_changes(changes))
+
+
+def _hold_control(state: TopicState, name: str, offset: int | None) -> Control:
+    payload = msgspec.msgpack.encode((STATE_HOLD, HOLD_PREFIX + name, offset))
+    return Control(fmt.KIND_STATE, state.id, payload)
+
+
+def _entry(control: Control, waiter: Waiter) -> tuple[Any, ...]:
+    size = len(control.payload) + fmt.FRAME_HEAD_BYTES
+    return (None, None, control, 0, size, waiter, None)
+
+
+def _commit_each(lane: LaneRuntime, controls: Sequence[Control]) -> None:
+    """Make frames durable one after another: none is written if the one before was refused."""
+    for control in controls:
+        _commit(lane, [control])
+
+
+def _commit(lane: LaneRuntime, controls: Sequence[Control]) -> None:
+    """Write frames behind each other and wait until all are durable."""
+    if not controls:
+        return
+    pendings = [Pending() for _ in controls]
+    lane.queue.submit_waiting(*map(_entry, controls, pendings))
+    for pending in pendings:
+        pending.result()

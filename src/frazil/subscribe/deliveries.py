@@ -1,0 +1,463 @@
+"""All subscriptions of an engine that are at work, and what is done to them as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from frazil.errors import Closed, FrazilError, InvalidRequest, NotFound
+from frazil.log.cursor import RANGES_MAX
+from frazil.model import topic_uid
+from frazil.subscribe import Dispatch, Limits, SubscriptionType
+from frazil.subscribe.consumer import Counts
+from frazil.subscribe.dead_letters import DeadLetters
+from frazil.subscribe.feed import FeedCache, TopicFeed
+from frazil.subscribe.journalling import Journalling
+from frazil.subscribe.lag import Lags
+from frazil.subscribe.pace import Pace
+from frazil.subscribe.reserve import Reserve
+from frazil.subscribe.subscription import Subscription
+from frazil.topic.reading import start_offset
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from frazil.engine.engine import Engine
+    from frazil.log.cursor_state import CursorState
+    from frazil.subscribe.settings import Stored, SubscriptionSettings
+    from frazil.topic.reading import Start
+    from frazil.topic.runtime import TopicRuntime
+
+__all__ = ["Deliveries"]
+
+CACHE_BYTES: Final = 64 << 20
+"""Decoded records of all topics that are kept for the next subscription, at most."""
+CACHE_SHARE: Final = 32
+"""And at most the memory budget divided by this."""
+THREADS: Final = 4
+"""Worker threads that read what is not in the machine's memory."""
+
+
+class Deliveries:
+    """The subscriptions of an engine. All methods belong to the thread of the loop it was made for.
+
+    `settings` must be loaded. `broker` is how dead letters name where they come from.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: SubscriptionSettings,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        broker: str = "",
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._loop = loop
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="frazil-feed")
+        budget = engine.settings.memory.budget_bytes
+        self._cache = FeedCache(min(CACHE_BYTES, budget // CACHE_SHARE))
+        if engine.tiers is not None:
+            engine.tiers.read_ahead_bytes = lambda: self._cache.size_bytes
+        self._dead_letters = DeadLetters(engine, broker=broker, loop=loop)
+        self._feeds: dict[int, tuple[TopicFeed, Journalling]] = {}
+        self._open: dict[tuple[str, str], Subscription] = {}
+        self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        self._is_closed = False
+        self.pace = Pace(loop.time)
+        """What consumers that catch up leave to publishers on the same loop, who tell it."""
+        self._past = Counts()
+        """What those did that are gone."""
+        self._decoded_past = 0
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """Return those that are open."""
+        return [each for each in self._open.values() if each.end_error is None]
+
+    @property
+    def decoded(self) -> int:
+        """How many records were decoded for subscriptions."""
+        feeds = [feed for feed, _journalling in self._feeds.values()]
+        return self._decoded_past + sum(feed.decoded for feed in feeds)
+
+    @property
+    def cache_bytes(self) -> int:
+        """How many bytes of decoded records are kept."""
+        return self._cache.size_bytes
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is counted of all open subscriptions, for metrics; on the loop's thread."""
+        some = self.subscriptions
+        statuses = [each.status() for each in some]
+        totals = dict.fromkeys(Counts.__slots__, 0)
+        for each in (*(one.counts for one in some), self._past):
+            for name in totals:
+                totals[name] += getattr(each, name)
+        of_all = Lags(self._engine)
+        lags = [
+            of_all.of(each.feed.runtime, status.cursor).records
+            for each, status in zip(some, statuses, strict=True)
+        ]
+        kinds = Counter(each.kind.name.lower() for each in some)
+        return {
+            **totals,
+            "types": {kind.name.lower(): kinds[kind.name.lower()] for kind in SubscriptionType},
+            "consumers": sum(status.consumers for status in statuses),
+            "unacked": sum(status.unacked for status in statuses),
+            "unacked_bytes": sum(status.unacked_bytes for status in statuses),
+            "lag_records": sum(lags),
+            "paused": sum(status.paused is not None for status in statuses),
+            "damaged": sum(each.damage is not None for each in some),
+            "decoded": self.decoded,
+            "cache_bytes": self.cache_bytes,
+        }
+
+    def find(self, topic: str, name: str) -> Subscription | None:
+        """Return a subscription that is open already."""
+        found = self._open.get((topic, name))
+        if found is not None and found.end_error is not None:
+            self._forget(topic, name)
+            return None
+        return found
+
+    async def open(
+        self, topic: str, name: str, *, kind: SubscriptionType, start: Start = "latest"
+    ) -> Subscription:
+        """Return a subscription; if it does not exist it is created, durably, at `start`.
+
+        The type of one that exists stays.
+
+        Raises:
+            NotFound: if there is no such topic.
+            InvalidRequest: if the name is not allowed, the start is not among the records, or it
+                would go by the keys of rows that have none.
+        """
+        async with self._changing(topic, name):
+            found = self.find(topic, name)
+            if found is not None:
+                return found
+            runtime = self._runtime(topic)
+            stored = self._settings.get(topic_uid(runtime.state.spec), name)
+            is_new = name not in runtime.state.cursors
+            if is_new:
+                stored = await asyncio.to_thread(self._create, runtime, name, kind, start)
+            return await self._opened(runtime, name, stored, is_new=is_new)
+
+    async def existing(self, topic: str, name: str) -> Subscription | None:
+        """Return a subscription that exists, None if there is none.
+
+        Raises:
+            NotFound: if there is no such topic.
+        """
+        found = self.find(topic, name)
+        if found is not None:
+            return found
+        runtime = self._runtime(topic)
+        if name not in runtime.state.cursors:
+            return None
+        async with self._changing(topic, name):
+            found = self.find(topic, name)
+            if found is not None:
+                return found
+            stored = self._settings.get(topic_uid(runtime.state.spec), name)
+            return await self._opened(runtime, name, stored)
+
+    async def reset(self, topic: str, name: str, to: Start) -> int:
+        """Put a subscription somewhere else, back or ahead; return the offset. Durable.
+
+        Raises:
+            NotFound: if there is no such topic or subscription.
+            InvalidRequest: if the place is not among the topic's records.
+        """
+        async with self._changing(topic, name):
+            runtime = self._runtime(topic)
+            found = self.find(topic, name)
+            if found is None:
+                return await asyncio.to_thread(self._place, runtime, name, to)
+            await self._rest(found)
+            dispatch = reserve = None
+            try:
+                offset = await asyncio.to_thread(self._place, runtime, name, to)
+                cursor = await asyncio.to_thread(self._load, runtime, name)
+                if not self._is_closed:
+                    stored = self._settings.get(topic_uid(runtime.state.spec), name)
+                    dispatch = self._dispatch(stored, cursor)
+                    reserve = self._reserve(runtime, name, cursor)
+            finally:
+                self._go_on(found, dispatch, reserve)
+            return offset
+
+    async def drop(self, topic: str, name: str) -> None:
+        """End a subscription, its consumers and what is stored of it; durable on return.
+
+        Raises:
+            NotFound: if there is no such topic or subscription.
+        """
+        async with self._changing(topic, name):
+            runtime = self._runtime(topic)
+            found = self.find(topic, name)
+            if found is not None:
+                await self._rest(found)
+            try:
+                await asyncio.to_thread(self._engine.cursors.drop, runtime.name, name)
+            except BaseException:
+                if found is not None:
+                    self._go_on(found)
+                raise
+            if found is not None:
+                found.end(NotFound("subscription was removed", topic=topic, subscription=name))
+                self._forget(topic, name)
+            await asyncio.to_thread(self._forget_settings, runtime, name)
+
+    def configure(self, topic: str, name: str) -> None:
+        """Let an open subscription take its settings as they are now."""
+        found = self.find(topic, name)
+        if found is not None:
+            stored = self._settings.get(topic_uid(found.feed.runtime.state.spec), name)
+            found.configure(stored.policy, _limits(stored))
+
+    def forget_topic(self, topic: str) -> None:
+        """End the subscriptions of a topic that was deleted."""
+        gone = NotFound("topic was deleted", topic=topic)
+        for key, found in list(self._open.items()):
+            if key[0] == topic:
+                found.end(gone)
+                self._forget(*key)
+
+    async def close(self) -> None:
+        """Stop delivering, wait for acks under way, and end every stream."""
+        self._is_closed = True
+        some = self.subscriptions
+        await asyncio.gather(*(each.rest() for each in some))
+        # All at once: the journal syncs once for many of them.
+        await asyncio.gather(*(each.reserve.release() for each in some))
+        for found in some:
+            found.end(Closed("the broker is shutting down"))
+        self._open.clear()
+        for feed, _journalling in list(self._feeds.values()):
+            self._forget_feed(feed)
+        self._executor.shutdown(wait=False)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _changing(self, topic: str, name: str) -> AsyncIterator[None]:
+        """Let one call after another change a subscription; those of others do not wait."""
+        key = (topic, name)
+        lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
+        self._locks[key] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, users - 1)
+
+    async def _rest(self, found: Subscription) -> None:
+        """Stop a subscription for a change.
+
+        Raises:
+            Closed: if all of them are being ended meanwhile.
+        """
+        await found.rest()
+        if self._is_closed:
+            raise Closed("the broker is shutting down")
+
+    def _go_on(
+        self,
+        found: Subscription,
+        dispatch: Dispatch | None = None,
+        reserve: Reserve | None = None,
+    ) -> None:
+        """Let a subscription deliver again; not while all of them are being ended."""
+        if not self._is_closed:
+            found.go_on(dispatch, reserve)
+
+    def _runtime(self, topic: str) -> TopicRuntime:
+        if self._is_closed:
+            raise Closed("the broker is shutting down")
+        return self._engine.topic_runtime(topic)
+
+    def _create(
+        self, runtime: TopicRuntime, name: str, kind: SubscriptionType, start: Start
+    ) -> Stored:
+        _check_keys(runtime, kind)
+        create = partial(self._engine.cursors.create, runtime.name, name)
+        offset = start_offset(runtime, start)
+        uid = topic_uid(runtime.state.spec)
+        stored = self._settings.get(uid, name)
+        if stored.kind is None or not self._has_parts_with(runtime, name):
+            # The settings first: a subscription without its type would come back as another one.
+            before = self._settings.find(uid, name)
+            stored = self._settings.change(uid, name, kind=kind)
+            try:
+                _put(runtime, start, offset, create)
+            except FrazilError:
+                if before is None:
+                    self._settings.delete(uid, name)
+                raise
+        else:
+            _put(runtime, start, offset, create)
+        return stored
+
+    def _forget_settings(self, runtime: TopicRuntime, name: str) -> None:
+        # Parts have one setting for all of them: it goes with the last.
+        if not self._has_parts_with(runtime, name):
+            self._settings.delete(topic_uid(runtime.state.spec), name)
+
+    def _has_parts_with(self, runtime: TopicRuntime, name: str) -> bool:
+        """Tell whether another part of the same topic has a subscription of this name."""
+        part_of = runtime.state.spec.part_of
+        return bool(part_of) and any(
+            other is not runtime and name in other.state.cursors
+            for other in self._engine.runtimes
+            if other.state.spec.part_of == part_of
+        )
+
+    def _place(self, runtime: TopicRuntime, name: str, to: Start) -> int:
+        reset = partial(self._engine.cursors.reset, runtime.name, name)
+        return _put(runtime, to, start_offset(runtime, to), reset)
+
+    def _load(self, runtime: TopicRuntime, name: str) -> CursorState:
+        found = self._engine.cursors.load(runtime.name).get(name)
+        if found is None:
+            raise NotFound("no such subscription", topic=runtime.name, subscription=name)
+        return found
+
+    async def _opened(
+        self, runtime: TopicRuntime, name: str, stored: Stored, *, is_new: bool = False
+    ) -> Subscription:
+        cursor = await asyncio.to_thread(self._load, runtime, name)
+        if self._is_closed:
+            raise Closed("the broker is shutting down")
+        feed, journalling = self._feed(runtime)
+        delivered_below = 0 if is_new else min(feed.head, _delivered_below(cursor, runtime))
+        found = Subscription(
+            name,
+            feed,
+            journalling,
+            self._dead_letters,
+            dispatch=self._dispatch(stored, cursor, delivered_below),
+            reserve=self._reserve(runtime, name, cursor, delivered_below),
+            policy=stored.policy,
+            loop=self._loop,
+            pace=self.pace,
+        )
+        self._open[runtime.name, name] = found
+        return found
+
+    def _dispatch(self, stored: Stored, cursor: CursorState, delivered_below: int = 0) -> Dispatch:
+        kind = SubscriptionType.EXCLUSIVE if stored.kind is None else stored.kind
+        now_ms = int(self._loop.time() * 1000)
+        wall_ms = self._engine.clock.now_us() // 1000 - now_ms
+        # A clock that was set back must not hold a record for longer than its policy can have said.
+        latest_ms = now_ms + stored.policy.max_redelivery_delay_ms
+        dues_ms = {offset: min(due - wall_ms, latest_ms) for offset, due in cursor.dues.items()}
+        return Dispatch(
+            kind,
+            policy=stored.policy,
+            limits=_limits(stored),
+            cursor=cursor,
+            attempts=cursor.attempts,
+            dues_ms=dues_ms,
+            delivered_below=delivered_below,
+            now_ms=now_ms,
+        )
+
+    def _reserve(
+        self, runtime: TopicRuntime, name: str, cursor: CursorState, delivered_below: int = 0
+    ) -> Reserve:
+        _topic_feed, journalling = self._feed(runtime)
+        return Reserve(
+            name, journalling, self._loop, below=cursor.reserved, delivered_below=delivered_below
+        )
+
+    def _feed(self, runtime: TopicRuntime) -> tuple[TopicFeed, Journalling]:
+        found = self._feeds.get(runtime.state.id)
+        if found is None or found[0].runtime is not runtime:
+            feed = TopicFeed(runtime, self._cache, loop=self._loop, executor=self._executor)
+            journalling = Journalling(
+                runtime.name, self._engine.cursors, self._engine.clock, self._loop
+            )
+            found = self._feeds[runtime.state.id] = (feed, journalling)
+        return found
+
+    def _forget_feed(self, feed: TopicFeed) -> None:
+        feed.close()
+        if self._feeds.pop(feed.runtime.state.id, None) is not None:
+            self._decoded_past += feed.decoded
+
+    def _forget(self, topic: str, name: str) -> None:
+        found = self._open.pop((topic, name), None)
+        if found is None:
+            # All of them were ended meanwhile.
+            return
+        if all(each.feed is not found.feed for each in self._open.values()):
+            self._forget_feed(found.feed)
+        for each in Counts.__slots__:
+            setattr(self._past, each, getattr(self._past, each) + getattr(found.counts, each))
+
+
+def _limits(stored: Stored) -> Limits:
+    return Limits(max_unacked_messages=stored.max_unacked_messages)
+
+
+def _put(runtime: TopicRuntime, start: Start, offset: int, put: Callable[[int], None]) -> int:
+    """Put a subscription at the offset that a start means, or meant a moment ago; return where.
+
+    A start by time is looked up in files and objects, so nothing is locked meanwhile, and the oldest
+    records may go. Then the first that is left is what was meant, unless somebody named an offset.
+
+    Raises:
+        InvalidRequest: if the place is not among the topic's records.
+    """
+    while True:
+        try:
+            put(offset)
+        except InvalidRequest:
+            first = runtime.history.range(runtime.state.id).first
+            if isinstance(start, int) or first <= offset:
+                raise
+            # It grows each time, so this ends.
+            offset = first
+        else:
+            return offset
+
+
+def _check_keys(runtime: TopicRuntime, kind: SubscriptionType) -> None:
+    """Refuse to go by key where records have none.
+
+    Raises:
+        InvalidRequest: if the topic has rows without a primary key.
+    """
+    is_keyed = runtime.is_message or bool(runtime.state.spec.primary_key)
+    if kind is SubscriptionType.KEY_SHARED and not is_keyed:
+        raise InvalidRequest(
+            "key_shared goes by key and the rows of this topic have no primary key; use shared",
+            topic=runtime.name,
+        )
+
+
+def _delivered_below(cursor: CursorState, runtime: TopicRuntime) -> int:
+    """Return the offset below which an earlier life may have delivered what is not acked.
+
+    Clients that outlived it may still ack those. A cursor from before it was written down, or one
+    that was restored, does not say; then it is as far as the largest window reaches.
+    """
+    if cursor.reserved is not None:
+        return cursor.reserved
+    gaps = sum(
+        special.end - max(special.first, cursor.acked_below)
+        for special in runtime.state.ranges
+        if special.end > cursor.acked_below
+    )
+    return cursor.reach(RANGES_MAX + gaps)

@@ -1,0 +1,251 @@
+"""Where an engine's subscriptions are at work: on a loop in a thread of its own, or the broker's.
+
+Nothing is started before somebody subscribes. A broker that serves the engine gives its own
+`Deliveries` here, so that its clients and the program it runs in share one set of subscriptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from frazil.errors import Closed, FrazilError, InvalidRequest
+from frazil.subscribe import Deliveries
+from frazil.subscribe.settings import SubscriptionSettings
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from frazil.engine.engine import Engine
+    from frazil.engine.registry import Registry
+
+__all__ = ["Subscribing"]
+
+T = TypeVar("T")
+_TASKS: Final[set[asyncio.Task[Any]]] = set()
+"""Calls under way: a loop alone does not keep them."""
+
+
+class Subscribing:
+    """The way from any thread to the loop of an engine's subscriptions. Safe for threads."""
+
+    def __init__(self, engine: Registry) -> None:
+        self._engine = engine
+        self._settings: SubscriptionSettings | None = None
+        self._deliveries: Deliveries | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        # Nothing is given to the loop once this says that it ends: nobody would answer.
+        # It may be taken twice in one thread: by a collection that ends a forgotten stream.
+        self._giving = threading.RLock()
+        self._is_stopped = False
+
+    # -- which loop ------------------------------------------------------------------------------
+
+    def share(
+        self,
+        deliveries: Deliveries,
+        settings: SubscriptionSettings,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Use subscriptions that are at work already: a broker's. Call it in the loop's thread.
+
+        `settings` are loaded. Whoever made them closes them, before the engine. Those of another
+        broker are replaced.
+
+        Raises:
+            InvalidRequest: if the program has subscribed already, in a thread of its own.
+        """
+        with self._starting:
+            if self._thread is not None:
+                raise InvalidRequest("the engine's subscriptions are at work already")
+            self._settings = settings
+            self._deliveries = deliveries
+            self._loop = loop
+            self._loop_thread = threading.get_ident()
+
+    def start(self) -> Deliveries:
+        """Return the subscriptions at work; the first call starts them, and waits for the journal.
+
+        Raises:
+            Closed: if the engine is closed.
+        """
+        if self._deliveries is None:
+            with self._starting:
+                if self._deliveries is None:
+                    self._start()
+        assert self._deliveries is not None
+        return self._deliveries
+
+    @property
+    def settings(self) -> SubscriptionSettings:
+        """Return what was decided about subscriptions; the first call waits for the journal.
+
+        Raises:
+            Closed: if the engine is closed.
+        """
+        if self._settings is None:
+            with self._starting:
+                return self._loaded()
+        return self._settings
+
+    @property
+    def is_running(self) -> bool:
+        """Whether subscriptions are at work."""
+        return self._deliveries is not None and not self._is_stopped
+
+    def _loaded(self) -> SubscriptionSettings:
+        if self._settings is None:
+            self._check()
+            settings = SubscriptionSettings(self._engine)
+            settings.load()
+            self._settings = settings
+        return self._settings
+
+    def _start(self) -> None:
+        self._check()
+        settings = self._loaded()
+        loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=_run, args=(loop,), name="frazil-subscriptions", daemon=True
+        )
+        self._thread.start()
+        self._loop = loop
+        self._loop_thread = self._thread.ident or 0
+        engine = cast("Engine", self._engine)
+        self._deliveries = Deliveries(engine, settings, loop=loop, broker="embedded")
+
+    # -- to the loop -----------------------------------------------------------------------------
+
+    def give(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """Have the loop call something, soon and in the order of these calls.
+
+        Raises:
+            Closed: if the engine is closed; it is not called then.
+        """
+        with self._giving:
+            self._check()
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(work, *arguments)
+            except RuntimeError as error:
+                raise Closed("the engine is closed") from error
+
+    def submit(self, make: Callable[[Deliveries], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Run a coroutine in the loop; the future has its result.
+
+        Raises:
+            Closed: if the engine is closed.
+        """
+        deliveries = self.start()
+        done: Future[T] = Future()
+        # Nobody takes it back: what is begun is carried to its end.
+        done.set_running_or_notify_cancel()
+        self.give(_spawn, make, deliveries, done)
+        return done
+
+    def call(self, make: Callable[[Deliveries], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the loop and wait for its result.
+
+        Raises:
+            Closed: if the engine is closed.
+            InvalidRequest: if it is called in the loop's own thread, which would wait for itself.
+            FrazilError: what the coroutine raised.
+        """
+        self.start()
+        if threading.get_ident() == self._loop_thread:
+            raise InvalidRequest("this call waits, so it cannot be made in the broker's event loop")
+        return self.submit(make).result()
+
+    def _check(self) -> None:
+        if self._is_stopped or self._engine.closed:
+            raise Closed("the engine is closed")
+
+    # -- what happens to all ---------------------------------------------------------------------
+
+    def forget_topic(self, names: list[str], uid: str) -> None:
+        """End the subscriptions of a topic that was deleted, and what was decided about them."""
+        deliveries, settings = self._deliveries, self._settings
+        if deliveries is not None:
+            with contextlib.suppress(Closed):
+                for name in names:
+                    self.give(deliveries.forget_topic, name)
+        if settings is not None:
+            try:
+                settings.forget_topic(uid)
+            except FrazilError as error:
+                # The next opening finds that they are of no topic.
+                warn("subscription_settings_left", topic_uid=uid, error=error)
+
+    def stop(self) -> None:
+        """Make acks under way durable, end all streams, and end the thread; twice is fine.
+
+        Subscriptions of a broker are left to the broker.
+        """
+        with self._starting:
+            with self._giving:
+                if self._is_stopped:
+                    return
+                self._is_stopped = True
+            thread, loop, deliveries = self._thread, self._loop, self._deliveries
+            if thread is None or loop is None or deliveries is None:
+                return
+            # Behind everything that was given before.
+            closed = asyncio.run_coroutine_threadsafe(_wind_up(deliveries), loop)
+            try:
+                closed.result()
+            finally:
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped: the top of the thread."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _spawn(
+    make: Callable[[Deliveries], Coroutine[Any, Any, Any]],
+    deliveries: Deliveries,
+    done: Future[Any],
+) -> None:
+    task = asyncio.get_running_loop().create_task(make(deliveries))
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
+    task.add_done_callback(partial(_tell, done))
+
+
+def _tell(done: Future[Any], ended: asyncio.Task[Any]) -> None:
+    if ended.cancelled():
+        done.set_exception(Closed("the engine is closed"))
+        return
+    error = ended.exception()
+    if error is None:
+        done.set_result(ended.result())
+    else:
+        done.set_exception(error)
+
+
+async def _wind_up(deliveries: Deliveries) -> None:
+    """End everything, calls under way included: whoever waits for them is answered."""
+    await deliveries.close()
+    calls = asyncio.all_tasks() - {asyncio.current_task()}
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    # One that was about to be opened may have got through.
+    await deliveries.close()

@@ -1,0 +1,239 @@
+"""What was decided about subscriptions: their type, failure policy and window; durable.
+
+Each is a value of the shared journal (`engine.states`), with all of them in memory, so that nobody
+who delivers records ever waits to read one. A policy may be there before its subscription is. The
+parts of a partitioned topic have the identity of the whole, and with it one setting for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import msgspec
+
+from frazil.errors import CorruptionError, InvalidRequest, Overloaded
+from frazil.model import topic_uid
+from frazil.struct_types import learnt
+from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
+from frazil.topic.states import StateTag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from frazil.engine.registry import Registry
+
+__all__ = ["DURATION_MS_MAX", "Stored", "SubscriptionSettings"]
+
+DURATION_MS_MAX: Final = 366 * 24 * 3600 * 1000
+"""No time-out and no delay of a policy is longer: a year, which no timer has trouble with."""
+_LOCKS: Final = 64
+_MAX_UNACKED: Final = Limits().max_unacked_messages
+_POLICY: Final = FailurePolicy()
+
+
+@attrs.frozen(kw_only=True)
+class Stored:
+    """What is known of one subscription. Without a `kind` it was never opened.
+
+    Raises:
+        InvalidRequest: if the window or a time of the policy is out of range.
+    """
+
+    kind: SubscriptionType | None = None
+    policy: FailurePolicy = _POLICY
+    max_unacked_messages: int = _MAX_UNACKED
+
+    def __attrs_post_init__(self) -> None:
+        # The limits of a running subscription know the range of its window.
+        Limits(max_unacked_messages=self.max_unacked_messages)
+        for name in ("ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms"):
+            if getattr(self.policy, name) > DURATION_MS_MAX:
+                raise InvalidRequest(
+                    f"{name} is too long", value=getattr(self.policy, name), maximum=DURATION_MS_MAX
+                )
+
+
+DEFAULT: Final = Stored()
+"""What counts for a subscription of which nothing was decided."""
+
+
+class _Form(msgspec.Struct, forbid_unknown_fields=True):
+    """How a setting is stored: by names, so that later versions can add some."""
+
+    kind: int | None
+    max_unacked_messages: int
+    policy: dict[str, int | str | None]
+
+
+class SubscriptionSettings:
+    """The settings of an engine's subscriptions by topic and name. Safe for threads.
+
+    Methods that change something wait for the journal, so they are not for an event loop's thread.
+    """
+
+    def __init__(self, engine: Registry) -> None:
+        self._engine = engine
+        self._stored: dict[tuple[str, str], Stored] = {}
+        # Changes of one subscription follow each other; those of others need not wait for them.
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._counting = threading.Lock()
+        self._adding: set[tuple[str, str]] = set()
+        """Those whose setting is being written."""
+
+    def load(self) -> None:
+        """Read all of them; waits for the journal. What is left of topics that are gone, goes.
+
+        Raises:
+            CorruptionError: if one cannot be read.
+        """
+        found = self._engine.states.items(StateTag.SUBSCRIPTION)
+        uids = self._uids()
+        stale = [key for key in found if _split(key)[0] not in uids]
+        for key in stale:
+            del found[key]
+        self._stored = {_split(key): _decode(key, value) for key, value in found.items()}
+        self._delete(stale)
+
+    def get(self, uid: str, name: str) -> Stored:
+        """Return what counts for a topic's subscription; never waits."""
+        return self._stored.get((uid, name), DEFAULT)
+
+    def find(self, uid: str, name: str) -> Stored | None:
+        """Return what was decided about a subscription, None if nothing was; never waits."""
+        return self._stored.get((uid, name))
+
+    def names(self, uid: str) -> list[str]:
+        """Return the names of a topic's subscriptions that have settings; never waits."""
+        return [name for own, name in list(self._stored) if own == uid]
+
+    def put(self, uid: str, name: str, stored: Stored) -> None:
+        """Set everything about a subscription; durable on return.
+
+        Raises:
+            InvalidRequest: if the name cannot be stored.
+            Overloaded: if there are too many, or the disk is full.
+        """
+        with self._lock(uid, name):
+            self._put(uid, name, stored)
+
+    def change(
+        self, uid: str, name: str, *, names_max: int | None = None, **changes: Any
+    ) -> Stored:
+        """Set some fields of `Stored` and keep the others, whoever sets those at the same time.
+
+        Durable on return, which is what counts then. Raises as `put` does, and
+
+        Raises:
+            InvalidRequest: if a value is out of range.
+            Overloaded: if the name is new, and the topic has `names_max` with settings.
+        """
+        with self._lock(uid, name), self._place(uid, name, names_max):
+            before = self.get(uid, name)
+            stored = attrs.evolve(before, **changes)
+            if stored != before or (uid, name) not in self._stored:
+                self._put(uid, name, stored)
+            return stored
+
+    def delete(self, uid: str, name: str) -> None:
+        """Forget a subscription's settings, if there are any; durable on return."""
+        with self._lock(uid, name):
+            if (uid, name) in self._stored:
+                self._engine.states.delete(StateTag.SUBSCRIPTION, _key(uid, name))
+                # Whoever deletes the topic forgets them all, without waiting for this lock.
+                self._stored.pop((uid, name), None)
+
+    def forget_topic(self, uid: str) -> None:
+        """Forget the settings of all subscriptions of a topic that was deleted; durable on return."""
+        gone = [key for key in list(self._stored) if key[0] == uid]
+        self._delete([_key(*key) for key in gone])
+        for key in gone:
+            self._stored.pop(key, None)
+
+    @contextlib.contextmanager
+    def _place(self, uid: str, name: str, names_max: int | None) -> Iterator[None]:
+        """Keep a place for a name while its first setting is written; others count it, too."""
+        key = (uid, name)
+        with self._counting:
+            taken = {each for each in (*list(self._stored), *self._adding) if each[0] == uid}
+            if names_max is not None and key not in taken and len(taken) >= names_max:
+                raise Overloaded(
+                    "the topic has settings of too many subscriptions, unsubscribe some",
+                    subscriptions_max=names_max,
+                )
+            self._adding.add(key)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._adding.discard(key)
+
+    def _put(self, uid: str, name: str, stored: Stored) -> None:
+        assert "/" not in uid, uid
+        self._engine.states.put(StateTag.SUBSCRIPTION, _key(uid, name), _encode(stored))
+        self._stored[uid, name] = stored
+
+    def _delete(self, keys: list[str]) -> None:
+        states = self._engine.states
+        pendings = [states.submit(StateTag.SUBSCRIPTION, key, None) for key in keys]
+        for pending in pendings:
+            pending.result()
+
+    def _lock(self, uid: str, name: str) -> threading.Lock:
+        return self._locks[hash((uid, name)) % _LOCKS]
+
+    def _uids(self) -> set[str]:
+        """Return the identities of all topics that exist, even of those that cannot be used."""
+        main = self._engine.main
+
+        def of_all() -> set[str]:
+            specs = [topic.spec for topic in main.journal.state.topics.values()]
+            return {topic_uid(spec) for spec in specs if not spec.deleted_us}
+
+        found: set[str] = main.queue.call(of_all)
+        return found
+
+
+def _key(uid: str, name: str) -> str:
+    return f"{uid}/{name}"
+
+
+def _split(key: str) -> tuple[str, str]:
+    # The identity of a topic has no slash in it, the name of a subscription may.
+    uid, _, name = key.partition("/")
+    return uid, name
+
+
+def _encode(stored: Stored) -> bytes:
+    # All of the policy, its defaults too: what was set stays, whatever the defaults will be.
+    policy = {
+        name: int(value) if isinstance(value, int) else value
+        for name, value in attrs.asdict(stored.policy).items()
+    }
+    form = _Form(
+        kind=None if stored.kind is None else int(stored.kind),
+        max_unacked_messages=stored.max_unacked_messages,
+        policy=policy,
+    )
+    return msgspec.msgpack.encode(form)
+
+
+def _decode(key: str, value: bytes) -> Stored:
+    try:
+        form = msgspec.msgpack.decode(value, type=learnt(_Form))
+        return Stored(
+            kind=None if form.kind is None else SubscriptionType(form.kind),
+            policy=_policy(form.policy),
+            max_unacked_messages=form.max_unacked_messages,
+        )
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, InvalidRequest) as error:
+        raise CorruptionError(
+            "the settings of a subscription cannot be read", key=key, cause=error
+        ) from error
+
+
+def _policy(values: Mapping[str, Any]) -> FailurePolicy:
+    enums = {"backoff": Backoff(values["backoff"]), "poison": Poison(values["poison"])}
+    return FailurePolicy(**{**values, **enums})

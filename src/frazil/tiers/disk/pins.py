@@ -1,0 +1,147 @@
+"""Files that somebody still uses: they are unlinked only when the last pin on them is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Self
+
+    from frazil.tiers.disk.file import DiskFile
+
+__all__ = ["FilePins", "FilesPin", "HistoryPin"]
+
+
+class FilesPin:
+    """Keeps the bytes of files in place until it is closed. A context manager."""
+
+    def __init__(self, pins: FilePins, files: tuple[DiskFile, ...]) -> None:
+        self._pins = pins
+        self.files = files
+        self._open = True
+
+    def close(self) -> None:
+        """Let the files go; closing twice is fine."""
+        if self._open:
+            self._open = False
+            self._pins.unpin(self.files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # The collector comes in the middle of anything, maybe while this thread has the lock of a
+        # cache that removing a file needs: what was forgotten is only noted here.
+        if self._open:
+            self._open = False
+            self._pins.forgotten.append(self.files)
+
+
+class FilePins:
+    """Counts the pins of files and removes retired files when nobody pins them any more.
+
+    Args:
+        remove: takes a file out of its directory; called without a lock held.
+
+    Attributes:
+        forgotten: the files of pins that nobody closed; `drain` lets them go.
+    """
+
+    def __init__(self, remove: Callable[[DiskFile], None]) -> None:
+        self._remove = remove
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._retired: dict[tuple[int, str], DiskFile] = {}
+        self.forgotten: deque[tuple[DiskFile, ...]] = deque()
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def pin(self, files: Iterable[DiskFile]) -> FilesPin:
+        """Keep files until the pin is closed."""
+        pinned = tuple(files)
+        with self._lock:
+            for file in pinned:
+                self._counts[file.topic, file.name] += 1
+        return FilesPin(self, pinned)
+
+    def unpin(self, files: Iterable[DiskFile]) -> None:
+        """Let go of files that a pin had; remove those that were retired meanwhile."""
+        self._let_go(files)
+        self.drain()
+
+    def drain(self) -> None:
+        """Let go of what forgotten pins had; called where no lock is held, now and then."""
+        while True:
+            try:
+                files = self.forgotten.popleft()
+            except IndexError:
+                return
+            self._let_go(files)
+
+    def _let_go(self, files: Iterable[DiskFile]) -> None:
+        if os.getpid() != self._owner:
+            # A forked child has copies of the pins; the files are its parent's.
+            return
+        gone: list[DiskFile] = []
+        with self._lock:
+            for file in files:
+                key = (file.topic, file.name)
+                self._counts[key] -= 1
+                if self._counts[key] <= 0:
+                    del self._counts[key]
+                    retired = self._retired.pop(key, None)
+                    if retired is not None:
+                        gone.append(retired)
+        for file in gone:
+            self._remove(file)
+
+    def retire(self, files: Iterable[DiskFile]) -> None:
+        """Remove files that are no longer registered, now or when their last pin is closed."""
+        self.drain()
+        gone: list[DiskFile] = []
+        with self._lock:
+            for file in files:
+                key = (file.topic, file.name)
+                if self._counts.get(key):
+                    self._retired[key] = file
+                else:
+                    gone.append(file)
+        for file in gone:
+            self._remove(file)
+
+    def pinned(self, file: DiskFile) -> bool:
+        """Tell whether somebody pins a file."""
+        return bool(self._counts.get((file.topic, file.name)))
+
+    @property
+    def retired_bytes(self) -> int:
+        """Return the bytes of files that are only there because somebody pins them."""
+        with self._lock:
+            return sum(file.size for file in self._retired.values())
+
+
+class HistoryPin:
+    """A reader's claim on a topic's records from an offset on, in memory only."""
+
+    def __init__(self, forget: Callable[[HistoryPin], None], topic: int, offset: int) -> None:
+        self._forget = forget
+        self.topic = topic
+        self.offset = offset
+
+    def advance(self, offset: int) -> None:
+        self.offset = max(self.offset, offset)
+
+    def close(self) -> None:
+        self._forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

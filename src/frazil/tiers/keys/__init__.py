@@ -1,0 +1,1 @@
+"""Keyed rows: index, deletion vectors and folding."""

@@ -1,0 +1,233 @@
+"""Rows by key, wherever they lie: the index, chunks in memory, files."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from frazil.errors import InvalidRequest
+from frazil.model import OP_DELETE
+from frazil.schema.keys import column_id
+from frazil.schema.python_rows import python_rows
+from frazil.tiers.keys.fold import STEP_ROWS
+from frazil.tiers.keys.key_search import Found
+from frazil.topic.sequencer import Image
+from frazil.topic.watched import check_watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from frazil.schema.keys import Key
+    from frazil.tiers.keys.fold import KeyedState
+    from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.topic.changes import ChangeCodec
+
+KEYS_MAX: Final = 100_000
+"""One call looks at most so many keys up."""
+STEP_PAUSE_S: Final = 0.0002
+_EPOCH: Final = pa.scalar(0, pa.timestamp("us", "UTC")).as_py()
+"""In the time zone that Arrow gives to a UTC of its own: all ways to a row give the same."""
+
+
+class StoredRow(NamedTuple):
+    """A row as it is at some offset: its values, or a batch of one where Python has no form."""
+
+    offset: int
+    time_us: int
+    values: tuple[Any, ...] | None
+    batch: pa.RecordBatch | None = None
+
+
+class KeyLookup:
+    """Look-ups in one keyed topic. All methods may be called from any thread."""
+
+    def __init__(self, tiers: TopicTiers) -> None:
+        self._tiers = tiers
+        self._between_steps = threading.Event()
+
+    @property
+    def _keyed(self) -> KeyedState:
+        keyed = self._tiers.keyed
+        assert keyed is not None
+        return keyed
+
+    @property
+    def _codec(self) -> ChangeCodec:
+        codec: ChangeCodec = self._tiers.runtime.codec.columns.keyed.changes
+        return codec
+
+    # -- for the fold ----------------------------------------------------------------------------
+
+    def find_many(self, keys: Sequence[Key], hashes: Any, before: int) -> dict[Key, Found]:
+        """Return the newest change in files of each key that has one, below an offset."""
+        del hashes
+        tiers = self._tiers
+        places = tiers.disk.find_many(tiers.id, keys, self._keyed.shape, before)
+        # What a place tells beyond its file: that may be merged away by now.
+        return {key: Found(place.offset, place.op) for key, place in places.items()}
+
+    def images(self, offsets: Any) -> pa.RecordBatch:
+        """Return the rows at ascending offsets in files, null throughout where one is gone."""
+        keyed = self._tiers.runtime.codec.columns.keyed
+        fields = [field.with_nullable(True) for field in list(keyed.schema)[:-2]]
+        found: list[pa.RecordBatch] = []
+        for offset in offsets.tolist():
+            row = self._tiers.disk.row_at(self._tiers.id, offset)
+            found.append(_nothing(fields) if row is None else _under(row, fields))
+        return pa.concat_batches(found)
+
+    # -- for users -------------------------------------------------------------------------------
+
+    def get(self, key: object) -> dict[str, Any] | None:
+        """Return the row with a key as a dict, None if there is none."""
+        codec = self._codec
+        self.refresh()
+        found = self.stored(codec.key_of(key), codec)
+        return None if found is None else _as_dict(found, codec)
+
+    def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
+        """Return the rows with these keys, of one moment."""
+        codec = self._codec
+        given = list(keys)
+        if len(given) > KEYS_MAX:
+            raise InvalidRequest("too many keys in one call", keys=len(given), keys_max=KEYS_MAX)
+        normal = [codec.key_of(key) for key in given]
+        end = self.refresh()
+        rows = [self.stored(key, codec, before=end) for key in normal]
+        return [None if row is None else _as_dict(row, codec) for row in rows]
+
+    def get_rows(
+        self, keys: Sequence[object], *, before: int | None = None
+    ) -> list[dict[str, Any] | None]:
+        """Return rows with `_offset` and `_time`, for SQL; as they were before an offset."""
+        codec = self._codec
+        end = self.refresh() if before is None else before
+        result: list[dict[str, Any] | None] = []
+        for key in keys:
+            found = self.stored(codec.key_of(key), codec, before=end)
+            if found is None:
+                result.append(None)
+                continue
+            time = _EPOCH + dt.timedelta(microseconds=found.time_us)
+            result.append({"_offset": found.offset, "_time": time, **_as_dict(found, codec)})
+        return result
+
+    def row_before(self, key: Key, offset: int, schema: pa.Schema) -> dict[str, Any] | None:
+        """Return the row that a key had before an offset, under the columns of a schema."""
+        codec = self._codec
+        self.refresh()
+        found = self.stored(key, codec, before=offset)
+        if found is None:
+            return None
+        row = _as_dict(found, codec)
+        names = {column_id(field): field.name for field in codec.schema}
+        return {field.name: row.get(names.get(column_id(field), "")) for field in schema}
+
+    def image(self, keys: Sequence[Key], codec: ChangeCodec) -> list[Image]:
+        """Return the written state of keys, for changes that build on it."""
+        self.refresh()
+        images: list[Image] = []
+        for key in keys:
+            found = self.stored(key, codec)
+            if found is None:
+                images.append(Image(None, None, codec))
+            else:
+                images.append(Image(found.values, None, codec, found.batch))
+        return images
+
+    def has(self, key: Key) -> bool:
+        """Tell whether a visible row has a key, once this was refreshed."""
+        found = self._newest(key, None)
+        return found is not None and found.op != OP_DELETE
+
+    def refresh(self) -> int:
+        """Be ready to look everything up that is visible now; return the offset behind it."""
+        tiers = self._tiers
+        tiers.ensure_loaded()
+        return tiers.state.visible
+
+    def fold_to(self, end: int) -> None:
+        """Fold all below an offset, step by step; the caller has no lock of the topic's.
+
+        A query that must stop is left between two steps: who needs the rest goes on from there.
+        """
+        self._tiers.repairing(partial(self._fold_steps, end))
+
+    def _fold_steps(self, end: int) -> None:
+        keyed = self._keyed
+        check_watch()
+        keyed.fold(end, budget_rows=STEP_ROWS)
+        while keyed.folded_to < end:
+            # Else the lock is taken again before any other thread has woken up.
+            self._between_steps.wait(STEP_PAUSE_S)
+            check_watch()
+            keyed.fold(end, budget_rows=STEP_ROWS)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def stored(
+        self, key: Key, codec: ChangeCodec, *, before: int | None = None
+    ) -> StoredRow | None:
+        """Return the state of a key below an offset, under a codec's columns."""
+        found = self._newest(key, before)
+        if found is None or found.op == OP_DELETE:
+            return None
+        # Values that may be finer than Python's are read from Arrow.
+        image = None if codec.exact else self._keyed.image_at(found.offset)
+        plain = image is not None and image.version == codec.version
+        if image is not None and plain and image.values is not None:
+            return StoredRow(found.offset, image.time_us, codec.as_stored(image.values))
+        return self._read(found.offset, codec)
+
+    def _newest(self, key: Key, before: int | None) -> Found | None:
+        """Return the newest visible change of a key below an offset; fold only if that needs it."""
+        keyed, visible = self._keyed, self._tiers.state.visible
+        end = visible if before is None else min(before, visible)
+        known, found = keyed.latest(key, end)
+        if known:
+            return found
+        self.fold_to(end)
+        return keyed.newest(key, end)
+
+    def _read(self, offset: int, codec: ChangeCodec) -> StoredRow:
+        """Return a row as Arrow holds it: in a chunk, or in a file."""
+        batch = self._tiers.row_batch(offset)
+        time_us = batch.column("_time").cast("int64")[0].as_py()
+        # The columns may have changed since the codec was taken: they are found by their ids.
+        columns = _under(batch, codec.schema, "_op", "_present")
+        values = codec.image(columns, 0)
+        return StoredRow(offset, time_us, values, None if values is not None else columns)
+
+
+def _under(batch: pa.RecordBatch, fields: Iterable[pa.Field], *system: str) -> pa.RecordBatch:
+    """Return a batch under columns of another version, and some of the system's behind them."""
+    places = {column_id(field): number for number, field in enumerate(batch.schema)}
+    arrays: list[pa.Array] = []
+    found: list[pa.Field] = []
+    for field in fields:
+        place = places.get(column_id(field))
+        column = pa.nulls(batch.num_rows, field.type) if place is None else batch.column(place)
+        arrays.append(column if column.type == field.type else column.cast(field.type, safe=False))
+        found.append(field.with_nullable(True))
+    for name in system:
+        arrays.append(batch.column(name))
+        found.append(batch.schema.field(name))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(found))
+
+
+def _nothing(fields: Sequence[pa.Field]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.nulls(1, field.type) for field in fields], schema=pa.schema(fields)
+    )
+
+
+def _as_dict(row: StoredRow, codec: ChangeCodec) -> dict[str, Any]:
+    names = codec.schema.names
+    if row.values is None:
+        assert row.batch is not None
+        return python_rows(row.batch.select(names))[0]
+    return dict(zip(names, row.values, strict=True))

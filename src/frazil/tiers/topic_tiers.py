@@ -1,0 +1,595 @@
+"""One topic in memory and on disk: loading, flushing, evicting, looking keys up."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+
+from frazil.errors import Closed, Conflict, CorruptionError, NotFound, Unavailable
+from frazil.log.state import RANGE_GAP, RANGE_LOST, SpecialRange
+from frazil.schema.evolution import plan_read
+from frazil.schema.keys import KeyShape
+from frazil.telemetry import event
+from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
+from frazil.tiers.flush import cut_set, flush_set
+from frazil.tiers.keys.fold import KeyedState
+from frazil.tiers.keys.lookup import KeyLookup
+from frazil.tiers.keys.marks import load_marks
+from frazil.tiers.keys.whole_rows import whole_chunk
+from frazil.tiers.memory import TopicMemory
+from frazil.tiers.objects_options import runs_to_keep
+from frazil.tiers.partitions import Partitioner
+from frazil.topic.change_frames import change_schema, plan_change_read
+from frazil.topic.signals import MemoryFacts
+from frazil.topic.watched import check_watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from frazil.tiers.chunk import Chunk
+    from frazil.tiers.disk.catalog import Span
+    from frazil.tiers.disk.file import DiskFile
+    from frazil.tiers.tiering import Tiers
+    from frazil.topic.runtime import TopicRuntime
+
+T = TypeVar("T")
+
+LOAD_BYTES: Final = 8 << 20
+LOAD_SHARE: Final = 8
+"""While the log is loaded, memory has about this part of the budget, and files get the rest."""
+REBUILDS_MAX: Final = 3
+"""So often a set is begun again because the topic's columns changed while it was written."""
+WATCH_S: Final = 0.02
+SLICE_ROWS: Final = 2048
+SLICE_PAUSE_S: Final = 0.0002
+
+
+class TopicTiers:
+    """What the tiers above the log hold of one topic, and how it moves on."""
+
+    def __init__(self, tiers: Tiers, runtime: TopicRuntime) -> None:
+        self._tiers = tiers
+        self.runtime = runtime
+        self.state = runtime.state
+        self.id = runtime.state.id
+        self.keyed_topic = bool(runtime.state.spec.primary_key)
+        settings = tiers.settings
+        self.disk = tiers.disk
+        self.clock = tiers.clock
+        self.marks_directory = tiers.marks_directory
+        self.memory = TopicMemory(
+            self.state, clock=tiers.clock, merge_rows=settings.memory.merge_rows
+        )
+        flushed = self.flushed
+        self.memory.start = max(flushed, self.state.start) if flushed else self.state.start
+        self._load_end = self.state.durable
+        """Records below it, and not flushed, are still to be loaded from the log."""
+        self._load_at = self.memory.start
+        self._holes: list[SpecialRange] = []
+        """Ranges that neither the log nor a file has, though nobody declared them."""
+        if flushed and self.memory.start > flushed:
+            self._holes.append(self._hole(flushed, self.memory.start))
+        self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
+        self._moving = threading.RLock()
+        """Held while records are loaded, flushed or written again; taken before memory's lock."""
+        # Conditions can tell whether this thread has their lock.
+        self._owned = (threading.Condition(self._moving), threading.Condition(self.memory.lock))
+        self._between_slices = threading.Event()
+        self._marked = False
+        self.fired: Counter[str] = Counter()
+        self.fired_last: str = ""
+        self.flushes = 0
+        self.flushed_bytes = 0
+        self.keyed: KeyedState | None = None
+        self.lookup: KeyLookup | None = None
+        if self.keyed_topic:
+            self.lookup = KeyLookup(self)
+            self.keyed = KeyedState(self.memory, self.lookup, index_bytes_max=tiers.index_bytes_max)
+            self.keyed.on_flushed(flushed)
+        self._schemas: dict[int, pa.Schema] = {}
+        self._shapes: dict[int, KeyShape] = {}
+        self._partitioners: dict[int, Partitioner] = {}
+        # From here on the journal hands over what it writes.
+        self.state.memory = self.memory
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Return the topic's full name."""
+        return self.runtime.name
+
+    @property
+    def flushed(self) -> int:
+        """Return the offset below which the disk tier has everything."""
+        return self.disk.flushed(self.id)
+
+    def shape(self, version: int, schema: pa.Schema) -> KeyShape:
+        """Return the key columns of one version of the columns."""
+        shape = self._shapes.get(version)
+        if shape is None:
+            shape = self._shapes[version] = KeyShape(schema, self.state.spec.primary_key)
+        return shape
+
+    def facts(self, usage_ratio: float, now_us: int) -> MemoryFacts:
+        """Return what the signals judge."""
+        flushed = self.flushed
+        unflushed = self.memory.unflushed(flushed)
+        partition_bytes = unflushed.bytes
+        limit = self._tiers.memory_limits(self).flush_partition_bytes
+        if self.state.spec.partition_by and unflushed.bytes >= limit:
+            partition_bytes = self._largest_partition(flushed)
+        age_s = (now_us - unflushed.time_us) / 1e6 if unflushed.time_us else 0.0
+        return MemoryFacts(
+            usage_ratio=usage_ratio,
+            partition_bytes_max=partition_bytes,
+            age_s=max(age_s, 0.0),
+            offsets_unflushed=max(self.state.durable - max(flushed, self.memory.start), 0),
+            changes_unflushed=unflushed.changes,
+        )
+
+    def _largest_partition(self, flushed: int) -> int:
+        sizes: Counter[str] = Counter()
+        columns = self.runtime.codec.columns
+        partitioner = self.partitioner(columns.version, columns.schema)
+        for chunk in self.memory.chunks:
+            if chunk.end > flushed and chunk.version == columns.version:
+                for text, rows in _partitions(chunk, partitioner).items():
+                    sizes[text] += chunk.nbytes * rows // max(chunk.count, 1)
+        return max(sizes.values(), default=0)
+
+    def schema_of(self, version: int) -> pa.Schema:
+        """Return the topic's columns of one version."""
+        if self.runtime.is_message:
+            schema: pa.Schema = self.runtime.codec.schema
+            return schema
+        found = self._schemas.get(version)
+        if found is None:
+            data = self.state.schemas.get(version)
+            if data is None:
+                raise CorruptionError(
+                    "the schema of stored records is lost", topic=self.name, schema=version
+                )
+            found = self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
+        return found
+
+    def partitioner(self, version: int, schema: pa.Schema) -> Partitioner:
+        """Return what splits batches of one version of the columns into partitions."""
+        found = self._partitioners.get(version)
+        if found is None:
+            found = self._partitioners[version] = Partitioner(schema, self.state.spec.partition_by)
+        return found
+
+    def _hole(self, first: int, end: int) -> SpecialRange:
+        """Return what to tell of offsets that the log has freed and no file has.
+
+        They are a gap only if nothing says that there were files of them.
+        """
+        names = self.disk.damage.left_over(self.id, self._tiers.quarantine)
+        if self._tiers.suspect or any(name.first < end and name.end > first for name in names):
+            return SpecialRange(first, end, RANGE_LOST, "their files are lost or cannot be read")
+        reason = "freed by the log's own retention while the tiers were off"
+        return SpecialRange(first, end, RANGE_GAP, reason)
+
+    # -- loading after a start -------------------------------------------------------------------
+
+    def ensure_loaded(self) -> None:
+        """Have everything in memory that the disk tier does not have; once after each start."""
+        if not self.loaded:
+            self.repairing(self._load)
+
+    def _load(self) -> None:
+        while not self._moving.acquire(timeout=WATCH_S):
+            # Another thread loads: the query that this one works for need not wait for the end.
+            check_watch()
+        try:
+            if self.keyed is not None and not self._marked:
+                load_marks(self)
+                self._marked = True
+            while not self.loaded:
+                check_watch()
+                self._load_some()
+                self._make_room()
+        finally:
+            self._moving.release()
+
+    def _make_room(self) -> None:
+        """Flush and let go what was loaded so far, if it is more than memory should have of it."""
+        budget = self._tiers.settings.memory.budget_bytes
+        if self.memory.bytes <= budget // LOAD_SHARE:
+            return
+        try:
+            while self.flushed < self._load_at and self._flush_set(self._load_at):
+                pass
+        except (Closed, Unavailable):
+            if self.broken() or self.memory.bytes > budget:
+                raise
+            # There is room for the rest, and what was loaded can be read though no file takes it.
+            return
+        self.memory.evict(self.flushed)
+
+    def _load_some(self) -> None:
+        """Load the next piece of the log."""
+        chunks = self.memory.chunks
+        if chunks and chunks[-1].end <= self._load_end:
+            # Who loaded before may have been interrupted before this was noted.
+            self._load_at = max(self._load_at, chunks[-1].end)
+        if self._load_at >= self._load_end:
+            self.loaded = True
+            return
+        version = self.state.codec.version
+        try:
+            piece = self.runtime.lane.source.read(
+                self.id, offset=self._load_at, bytes_max=LOAD_BYTES
+            )
+        except CorruptionError as error:
+            self._pass_damage(error)
+            return
+        except NotFound:
+            # A gap at the beginning is let go by the log as soon as nothing lies before it.
+            start = self.runtime.lane.source.range(self.id).first
+            if start <= self._load_at:
+                raise
+            self._load_at = start
+            return
+        # What was written since the start has come from the journal already, perhaps in one batch
+        # with what was there before.
+        end = self._load_end
+        batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
+        if version != self.state.codec.version:
+            # Nobody can tell which of the two versions these batches have: read them again.
+            return
+        self.memory.load(batches, start=self.memory.start, version=version)
+        if piece.offset_next <= self._load_at:
+            # Nothing is left but offsets that were declared as a gap.
+            self._load_at = self._load_end
+        else:
+            self._load_at = piece.offset_next
+
+    def _pass_damage(self, error: CorruptionError) -> None:
+        """Go on behind records that the log has lost; files will say that they are lost, too."""
+        following = error.details.get("offset_next")
+        if not isinstance(following, int) or following <= self._load_at:
+            raise error
+        end = min(following, self._load_end)
+        if not any(each.first <= self._load_at < each.end for each in self.state.ranges):
+            self._holes.append(SpecialRange(self._load_at, end, RANGE_LOST, str(error)))
+        self._load_at = end
+
+    # -- memory → disk ---------------------------------------------------------------------------
+
+    def flush(self, end: int | None = None, *, reason: str = "asked") -> int:
+        """Move everything durable below `end` to the disk tier; return how far it got.
+
+        On return the records are in registered, synced files, or an error says why not and
+        nothing has changed.
+        """
+        return self.repairing(partial(self._flush, end, reason))
+
+    def _flush(self, end: int | None, reason: str) -> int:
+        with self._moving:
+            self.ensure_loaded()
+            target = self.state.durable if end is None else min(end, self.state.durable)
+            while self.flushed < target:
+                if not self._flush_set(target):
+                    break
+                event("topic_flushed", topic=self.name, reason=reason, flushed=self.flushed)
+            return self.flushed
+
+    def _flush_set(self, target: int) -> bool:
+        # A topic that was never flushed begins where its log does.
+        first = self.flushed or self.memory.start
+        if first >= target:
+            # Everything was let go before any of it was flushed.
+            return False
+        folded = self._settle_ahead(target)
+        with self.memory.lock:
+            if self.keyed is not None and folded:
+                self.keyed.fold(target)
+            chunks = [
+                whole_chunk(chunk, self.keyed)
+                for chunk in self.memory.snapshot(target)
+                if chunk.end > first
+            ]
+            end, chosen = cut_set(chunks, first, target)
+            deltas = None
+            if self.keyed is not None and folded:
+                deltas = self.keyed.deltas_between(first, end)
+        # Taken after the chunks: none of them is of a newer version than these columns.
+        columns = self.runtime.codec.columns
+        files = flush_set(
+            self.disk,
+            topic=self.id,
+            schema=self._file_schema(columns),
+            version=columns.version,
+            keyed=self.keyed_topic,
+            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
+            partitioner=self.partitioner(columns.version, columns.schema),
+            first=first,
+            end=end,
+            batches=self._rows(chosen, first, end, columns),
+            gaps=self._gaps(first, end) + self._gap_freed(first, end, chosen),
+            deltas=deltas,
+            runs=runs_to_keep(self.runtime, first, end),
+            throttle=self._tiers.throttle,
+        )
+        self.flushes += 1
+        self.flushed_bytes += sum(file.bytes for file in files)
+        if self.keyed is not None:
+            self.keyed.on_flushed(end)
+        self._tiers.note_flushed(self, end)
+        return True
+
+    def _settle_ahead(self, target: int) -> bool:
+        """Fold and decode a slice at a time: who waits for the topic's lock gets it in between.
+
+        Returns:
+            False if a file that cannot be rebuilt keeps the changes from being folded. They are
+            flushed all the same, without a word on which of them supersede rows in files.
+        """
+        memory, keyed = self.memory, self.keyed
+        folded = True
+        while True:
+            before = memory.settled, -1 if keyed is None else keyed.folded_to
+            try:
+                if keyed is not None and folded:
+                    keyed.fold(target, budget_rows=SLICE_ROWS)
+            except CorruptionError:
+                if not self.broken():
+                    raise
+                folded = False
+            memory.settle(target, budget_rows=SLICE_ROWS)
+            now = memory.settled, -1 if keyed is None else keyed.folded_to
+            if now == before:
+                return folded
+            if now[0] < target or (keyed is not None and now[1] < target):
+                # Else the lock is taken again before any other thread has woken up.
+                self._between_slices.wait(SLICE_PAUSE_S)
+
+    def _rows(
+        self, chunks: Sequence[Chunk], first: int, end: int, columns: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield chunks as rows of a file: under the current columns, cut to `[first, end)`."""
+        for chunk in chunks:
+            start = max(first - chunk.offset, 0)
+            count = min(end, chunk.end) - chunk.offset - start
+            if count > 0:
+                yield self.file_rows(chunk.slice(start, count), columns)
+
+    def file_rows(self, chunk: Chunk, columns: Any) -> pa.RecordBatch:
+        """Return a chunk's records as files hold them, under the current columns."""
+        if chunk.version != columns.version:
+            batch = self.convert(chunk.version, chunk.batch, columns)
+            times = chunk.times
+            chunk = chunk_of(
+                batch, offset=chunk.offset, version=columns.version, times=times, nbytes=0
+            )
+        return batch_with_system(chunk)
+
+    def _file_schema(self, columns: Any) -> pa.Schema:
+        """Return the topic's columns of a file: of changes, which may lack all but the key."""
+        if not self.keyed_topic:
+            schema: pa.Schema = columns.schema
+            return schema
+        return pa.schema(list(columns.keyed.schema)[:-2], metadata=columns.schema.metadata)
+
+    def convert(self, version: int, batch: pa.RecordBatch, columns: Any) -> pa.RecordBatch:
+        """Return a batch that was written under another version of the columns.
+
+        A keyed topic's may end with operation and bitmap.
+        """
+        if version == columns.version or self.runtime.is_message:
+            return batch
+        written = self.schema_of(version)
+        if not self.keyed_topic:
+            return plan_read(written, columns.schema)(batch)
+        key = self.state.spec.primary_key
+        if len(batch.schema) > len(written):
+            return plan_change_read(written, columns.schema, key)(batch)
+        read = plan_read(written, columns.schema)(batch)
+        fields = list(change_schema(columns.schema, key))[:-2]
+        return pa.RecordBatch.from_arrays(read.columns, schema=pa.schema(fields))
+
+    def row_batch(self, offset: int) -> pa.RecordBatch:
+        """Return the record at an offset as files hold it, under the current columns.
+
+        Raises:
+            NotFound: if no tier has it any more.
+        """
+        columns = self.runtime.codec.columns
+        with self.memory.lock:
+            self.memory.settle(offset + 1)
+            chunk = self.memory.chunk_at(offset)
+            chunk = None if chunk is None else whole_chunk(chunk, self.keyed)
+        if chunk is not None:
+            return self.file_rows(chunk.slice(offset - chunk.offset, 1), columns)
+        found = self.disk.row_at(self.id, offset)
+        if found is None:
+            raise NotFound("offset is no longer held", topic=self.name, offset=offset)
+        return found
+
+    # -- damaged files ---------------------------------------------------------------------------
+
+    def busy(self) -> bool:
+        """Tell whether this thread has a lock of the topic's: then it must not rebuild a file."""
+        return any(_is_owned(condition) for condition in self._owned)
+
+    def broken(self) -> dict[str, str]:
+        """Return the names of the topic's damaged files, with the reasons."""
+        found = self.disk.damage.damaged()
+        return {name: reason for (topic, name), reason in found.items() if topic == self.id}
+
+    def repair(self) -> None:
+        """Write damaged sets again, as far as the log has them; the caller has no lock."""
+        for name, reason in self.broken().items():
+            file = self.disk.picture(self.id).by_name.get(name)
+            if file is not None:
+                self.disk.damaged(file, reason)
+
+    def repairing(self, call: Callable[[], T]) -> T:
+        """Call; if that meets a damaged file, write it again without locks and call once more."""
+        try:
+            return call()
+        except Unavailable:
+            if self.busy() or not self.broken():
+                raise
+            self.repair()
+            return call()
+
+    def releasable(self, end: int) -> int:
+        """Return up to where the log may let go: not what a damaged set is rebuilt from."""
+        broken = self.broken()
+        if not broken:
+            return end
+        held = self.runtime.lane.source.range(self.id).first
+        firsts = [
+            span.first
+            for span in self.disk.picture(self.id).spans
+            if span.first >= held and any(file.name in broken for file in span.files)
+        ]
+        return min([end, *firsts])
+
+    def rebuild(self, file: DiskFile) -> bool:
+        """Write the set of a damaged file again from the log; False if the log has it no more."""
+        span = self.disk.set_of(file)
+        held = self.runtime.lane.source.range(self.id)
+        if span is None or span.first < held.first or span.end > held.end:
+            return False
+        with self._moving:
+            for _ in range(REBUILDS_MAX):
+                columns = self.runtime.codec.columns
+                try:
+                    self._write_again(span, columns)
+                except Conflict:
+                    if columns.version == self.state.codec.version:
+                        raise
+                else:
+                    return True
+        return False
+
+    def _write_again(self, span: Span, columns: Any) -> None:
+        flush_set(
+            self.disk,
+            topic=self.id,
+            schema=self._file_schema(columns),
+            version=columns.version,
+            keyed=self.keyed_topic,
+            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
+            partitioner=self.partitioner(columns.version, columns.schema),
+            first=span.first,
+            end=span.end,
+            batches=self._logged_rows(span.first, span.end, columns),
+            gaps=self._gaps(span.first, span.end),
+            runs=runs_to_keep(self.runtime, span.first, span.end),
+            replaces=span.files,
+        )
+
+    def _logged_rows(self, first: int, end: int, columns: Any) -> Iterator[pa.RecordBatch]:
+        offset = first
+        while offset < end:
+            piece = self.runtime.lane.source.read(self.id, offset=offset, bytes_max=LOAD_BYTES)
+            batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
+            if self.state.codec.version != columns.version:
+                raise Conflict("columns changed while a file was written again", topic=self.name)
+            for batch in batches:
+                if batch.count:
+                    yield self.file_rows(chunk_of_history(batch, version=columns.version), columns)
+            if piece.offset_next <= offset:
+                return
+            offset = piece.offset_next
+
+    def _gaps(self, first: int, end: int) -> list[SpecialRange]:
+        return [
+            SpecialRange(max(each.first, first), min(each.end, end), each.kind, each.reason)
+            for each in [*self.state.ranges, *self._holes]
+            if each.end > first and each.first < end
+        ]
+
+    def gap_behind(self) -> int | None:
+        """Return the end of the declared gap right behind what was flushed, None without one."""
+        flushed = self.flushed
+        ends = [each.end for each in self.state.ranges if each.first <= flushed < each.end]
+        return ends[0] if flushed and ends else None
+
+    def _gap_freed(self, first: int, end: int, chunks: Sequence[Chunk]) -> list[SpecialRange]:
+        """Return the declared gap that the log has let go together with the records before it."""
+        end = min(end, self.state.start, chunks[0].offset if chunks else end)
+        if first >= end or self._gaps(first, end):
+            return []
+        return [SpecialRange(first, end, RANGE_GAP, "declared gap, freed by the log")]
+
+    def settle(self, rows_max: int) -> None:
+        """Decode, join and fold some of what was written; for the background."""
+        memory, keyed = self.memory, self.keyed
+        end = self.state.visible
+        try:
+            if keyed is not None:
+                keyed.fold(end, budget_rows=rows_max)
+                # Keys of what is not folded are looked for in the tail.
+                end = keyed.folded_to
+        finally:
+            # Though a damaged file may keep changes from being folded.
+            if memory.tail:
+                memory.settle(end, budget_rows=rows_max)
+                memory.merge_small()
+
+    def note_fired(self, reasons: Sequence[str]) -> None:
+        """Count the signals that made this topic move."""
+        self.fired.update(reasons)
+        self.fired_last = ", ".join(reasons)
+
+    # -- eviction --------------------------------------------------------------------------------
+
+    def evict(self, *, before_us: int | None) -> int:
+        """Drop flushed records from memory: all, or those older than a time; return the bytes."""
+        flushed = self.flushed
+        if before_us is None:
+            return self.memory.evict(flushed)
+        below = self.memory.start
+        for chunk in self.memory.chunks:
+            if chunk.end > flushed or chunk.time_bounds[1] >= before_us:
+                break
+            below = chunk.end
+        return self.memory.evict(below) if below > self.memory.start else 0
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts of this topic in memory."""
+        found: dict[str, Any] = {
+            "memory_bytes": self.memory.bytes,
+            "memory_start": self.memory.start,
+            "chunks": len(self.memory.chunks),
+            "flushed": self.flushed,
+            "flushes": self.flushes,
+            "flushed_bytes": self.flushed_bytes,
+            "signals_fired": dict(self.fired),
+            "signal_last": self.fired_last,
+            "loaded": self.loaded,
+        }
+        if self.keyed is not None:
+            found["index"] = {
+                "keys": self.keyed.index_keys,
+                "bytes": self.keyed.index_bytes,
+                "complete": self.keyed.complete,
+                "evictions": self.keyed.evictions,
+            }
+            found["routes"] = dict(self.keyed.routes)
+        return found
+
+
+def _is_owned(condition: threading.Condition) -> bool:
+    """Tell whether this thread has a condition's lock."""
+    try:
+        condition.notify(0)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _partitions(chunk: Chunk, partitioner: Partitioner) -> dict[str, int]:
+    """Return how many records of a chunk are of each partition; counted once."""
+    found: dict[str, int] = chunk.cached("partitions", lambda: partitioner.counts(chunk.batch))
+    return found

@@ -1,0 +1,1 @@
+"""Topics at work: definition, state, admission, sequencing, history."""

@@ -1,0 +1,224 @@
+"""When a snapshot is taken: after offsets that the caller has acks of, or at a moment of the past."""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from frazil.errors import InvalidRequest, NotFound, Unavailable
+from frazil.model import Ack, full_topic_name
+from frazil.topic.runtime import microseconds
+from frazil.topic.watched import check_watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from frazil.log.state import SpecialRange
+    from frazil.topic.runtime import TopicRuntime
+
+__all__ = ["first_held", "moment", "moments_of", "special_ranges", "wait_for"]
+
+WAIT_STEP_S: Final = 0.02
+"""A query that waits for an offset is asked so often whether it may still run."""
+
+
+class _Offset(NamedTuple):
+    """An offset that an option names: of a topic or part, by a number or by an ack."""
+
+    runtime: TopicRuntime
+    offset: int
+    is_ack: bool
+
+
+# -- after an ack ----------------------------------------------------------------------------------
+
+
+def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float) -> None:
+    """Wait until topics have what a caller wants to see.
+
+    `wanted` is an offset, an ack or a list of acks of the one topic in `runtimes`, or a mapping of
+    these by the topics' names. A topic with parts needs acks, which say their part, or the names
+    of its parts.
+
+    Raises:
+        InvalidRequest: if it does not say of which topic and part an offset is.
+        Unavailable: if an offset does not come in time.
+    """
+    by_name = {runtime.name: runtime for runtime in runtimes}
+    for runtime, offset, _is_ack in _offsets(list(by_name.values()), wanted, "min_offset"):
+        if runtime.state.visible <= offset and not _came(runtime, offset, timeout_s):
+            raise Unavailable(
+                "the topic has no such offset yet", topic=runtime.name, min_offset=offset
+            )
+
+
+def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
+    """Wait for an offset, while the query that wants it may go on."""
+    deadline = runtime.clock.monotonic() + timeout_s
+    while True:
+        check_watch()
+        left = deadline - runtime.clock.monotonic()
+        if runtime.wait_visible(offset, timeout_s=min(max(left, 0.0), WAIT_STEP_S)):
+            return True
+        if left <= 0:
+            return False
+
+
+def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
+    """Yield the offsets of an option by topic or part; an ack stands for its last offset."""
+    if not isinstance(wanted, Mapping):
+        if len({_topic_name(runtime) for runtime in runtimes}) != 1:
+            raise InvalidRequest(
+                f"{option} must say of which topic it is: give {{topic: offset}}",
+                topics=", ".join(sorted({_topic_name(runtime) for runtime in runtimes})) or "none",
+            )
+        yield from _of_topic(runtimes, wanted, option)
+        return
+    for name, own in wanted.items():
+        full = full_topic_name(name)
+        found = [each for each in runtimes if full in {each.name, _topic_name(each)}]
+        if not found:
+            raise InvalidRequest(f"{option} names a topic that the query does not", topic=full)
+        yield from _of_topic(found, own, option)
+
+
+def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
+    if isinstance(wanted, (list, tuple)) and not isinstance(wanted, Ack):
+        for each in wanted:
+            yield from _of_topic(runtimes, each, option)
+        return
+    if isinstance(wanted, Ack):
+        if wanted.offset_last < wanted.offset:
+            # The ack of a call that had nothing to write.
+            return
+        found = [each for each in runtimes if _part(each) == wanted.part] or list(runtimes)
+        offset: Any = wanted.offset_last
+    else:
+        found, offset = list(runtimes), wanted
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise InvalidRequest("must be an offset from 0 on", name=option, got=offset)
+    if len(found) != 1:
+        raise InvalidRequest(
+            f"{option} must say of which part it is: give the ack, or {{part: offset}}",
+            topic=_topic_name(found[0]),
+        )
+    yield _Offset(found[0], offset, isinstance(wanted, Ack))
+
+
+def _part(runtime: TopicRuntime) -> int:
+    spec = runtime.state.spec
+    return spec.part_index if spec.part_of else -1
+
+
+def _topic_name(runtime: TopicRuntime) -> str:
+    """Return a topic's name, of a part that of the whole."""
+    name = runtime.name
+    return name.rpartition("-part-")[0] if runtime.state.spec.part_of else name
+
+
+# -- in the past -----------------------------------------------------------------------------------
+
+
+def moments_of(runtimes: Sequence[TopicRuntime], wanted: Any) -> dict[str, int]:
+    """Return the offsets behind what is to be seen, by the name of the topic or part.
+
+    `wanted` has the forms of `wait_for`. A number is the first offset that is not seen, an ack's
+    records are; of several for one part the last counts. What is not named is not among them.
+
+    Raises:
+        InvalidRequest: if it does not say of which topic and part an offset is.
+    """
+    found: dict[str, int] = {}
+    by_name = {runtime.name: runtime for runtime in runtimes}
+    for runtime, offset, is_ack in _offsets(list(by_name.values()), wanted, "as_of_offset"):
+        end = offset + 1 if is_ack else offset
+        found[runtime.name] = max(end, found.get(runtime.name, 0))
+    return found
+
+
+def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> int:
+    """Return the end of a snapshot: that of now, or one of the past.
+
+    Raises:
+        InvalidRequest: if the moment is wrong, or the state of then is not known any more because
+            it lies between two commits; the error names the nearest that can be seen.
+        NotFound: if the records of then are no longer held; the error names the first that are.
+    """
+    if offset is None and time is None:
+        return end
+    start = first_held(runtime)
+    if time is not None:
+        at = _at_time(runtime, end, time)
+        # Nothing held is older: how far the topic was at that time is not known.
+        gone = start > 0 and at <= start
+        asked: dict[str, Any] = {"as_of_time": time}
+    else:
+        assert offset is not None
+        if offset > end:
+            raise InvalidRequest(
+                "as_of_offset must be an offset up to the topic's end",
+                topic=runtime.name,
+                as_of_offset=offset,
+                end=end,
+            )
+        at, gone, asked = offset, offset < start, {"as_of_offset": offset}
+    if gone:
+        raise NotFound(
+            "the topic's records of then are no longer held",
+            topic=runtime.name,
+            **asked,
+            offset_first=start,
+        )
+    _check_boundary(runtime, at, start, asked)
+    return at
+
+
+def first_held(runtime: TopicRuntime) -> int:
+    """Return the first offset that a topic still holds: the log may have older ones for a while."""
+    first = runtime.history.range(runtime.state.id).first
+    return (
+        first if runtime.tiers is None else max(first, runtime.tiers.disk.start(runtime.state.id))
+    )
+
+
+def _at_time(runtime: TopicRuntime, end: int, time: Any) -> int:
+    if not isinstance(time, dt.datetime):
+        raise InvalidRequest("as_of_time must be a datetime", got=type(time).__name__)
+    # A record appended at that very time counts.
+    found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(time) + 1)
+    return end if found is None else min(found, end)
+
+
+def _check_boundary(runtime: TopicRuntime, at: int, start: int, asked: Mapping[str, Any]) -> None:
+    """Refuse a moment between two commits: of a key's changes in between only the last is left."""
+    tiers = runtime.tiers
+    if tiers is None or tiers.keyed is None:
+        return
+    committed = tiers.disk.committed(tiers.id)
+    if at >= committed:
+        return
+    ends = {span.end for span in tiers.disk.picture(tiers.id).spans if span.end <= committed}
+    known = sorted({start, committed, *ends})
+    if at in known:
+        return
+    above = bisect_right(known, at)
+    raise InvalidRequest(
+        "a keyed topic can be seen at committed boundaries only below what is committed",
+        **asked,
+        nearest=", ".join(map(str, known[max(above - 1, 0) : above + 1])),
+    )
+
+
+def special_ranges(runtime: TopicRuntime) -> list[SpecialRange]:
+    """Return the ranges without records: the log's, and those that only files still know of."""
+    state = runtime.state
+    ranges = list(state.ranges)
+    if runtime.tiers is not None:
+        ranges += [
+            gap
+            for gap in runtime.tiers.disk.picture(state.id).gaps
+            if not any(own.first <= gap.first and gap.end <= own.end for own in state.ranges)
+        ]
+    return sorted(ranges)

@@ -1,0 +1,115 @@
+"""The change feed of a topic: each change with its row before and after."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from frazil.errors import InvalidRequest
+from frazil.model import OP_DELETE, OP_NAMES, OP_UPSERT
+from frazil.schema.keys import KeyShape
+from frazil.schema.present import positions_of
+from frazil.schema.python_rows import python_rows
+from frazil.topic.reading import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.log.history import Batch
+    from frazil.schema.keys import Key
+    from frazil.tiers.keys.lookup import KeyLookup
+    from frazil.topic.runtime import TopicRuntime
+
+    Row = dict[str, Any]
+
+KEYS_MAX: Final = 100_000
+"""The newest rows of so many keys are remembered; others are looked up again."""
+
+
+class ChangeFeed:
+    """Walks through a topic's changes in offset order, up to the head as it was at the start."""
+
+    def __init__(self, runtime: TopicRuntime, *, from_offset: Any, limit: int | None) -> None:
+        if not isinstance(from_offset, int) or isinstance(from_offset, bool):
+            raise InvalidRequest("from_offset must be an offset", got=type(from_offset).__name__)
+        self._runtime = runtime
+        self._lookup: KeyLookup | None = None if runtime.tiers is None else runtime.tiers.lookup
+        self._keyed = bool(runtime.state.spec.primary_key)
+        self._rows: dict[Key, Row | None] = {}
+        self._names: list[str] = []
+        self._reader = Reader(
+            runtime, start=from_offset, follow=False, limit=limit, bytes_max=None, timeout_s=None
+        )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self._reader:
+            for batch in self._reader:
+                yield from self._changes(batch)
+
+    def _changes(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        # Under the columns that the batch was read with: there may be newer ones by now.
+        fields = list(batch.data.schema)
+        schema = pa.schema(fields[:-2] if self._keyed else fields)
+        names = schema.names
+        if names != self._names:
+            self._rows.clear()
+            self._names = names
+        times = [us for count, us in batch.times for _each in range(count)]
+        rows = python_rows(batch.data.select(names))
+        if not self._keyed:
+            for number, row in enumerate(rows):
+                yield _told(batch.offset + number, times[number], "append", None, None, row)
+            return
+        shape = KeyShape(schema, self._runtime.state.spec.primary_key)
+        keys = shape.keys(batch.data)
+        ops = batch.data.column("_op").to_pylist()
+        bitmaps = batch.data.column("_present").to_pylist()
+        for number, row in enumerate(rows):
+            offset, op, present = batch.offset + number, ops[number], bitmaps[number]
+            before = self._before(keys[number], offset, schema)
+            after = _after(op, present, before, row, names)
+            self._remember(keys[number], after)
+            key = {name: row[name] for name in shape.names}
+            yield _told(offset, times[number], OP_NAMES[op], key, before, after)
+
+    def _before(self, key: Key, offset: int, schema: pa.Schema) -> Row | None:
+        if key in self._rows:
+            return self._rows[key]
+        if self._lookup is None:
+            return None
+        return self._lookup.row_before(key, offset, schema)
+
+    def _remember(self, key: Key, row: Row | None) -> None:
+        if len(self._rows) >= KEYS_MAX:
+            self._rows.clear()
+        self._rows[key] = row
+
+
+def _after(
+    op: int, present: bytes | None, before: Row | None, row: Row, names: list[str]
+) -> Row | None:
+    """Fold one change."""
+    if op == OP_DELETE:
+        return None
+    if present is None:
+        return row
+    if before is None:
+        return row if op == OP_UPSERT else None
+    named = {names[position] for position in positions_of(present)}
+    return {name: row[name] if name in named else before[name] for name in names}
+
+
+def _told(
+    offset: int, time_us: int, op: str, key: Row | None, before: Row | None, after: Row | None
+) -> dict[str, Any]:
+    time = dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC)
+    return {
+        "offset": offset,
+        "time": time,
+        "op": op,
+        "key": key,
+        "before": before,
+        "after": after,
+    }

@@ -1,0 +1,355 @@
+"""Changes in bulk, as users give them: Arrow with an operation column, or Debezium's events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
+from frazil.log.group import FRAME_RECORDS_MAX
+from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
+from frazil.schema.debezium import DebeziumReader
+from frazil.schema.present import positions_of
+from frazil.topic.changing import STEPS_MAX, Move, records_of, step_of, steps_behind
+from frazil.topic.resent import sent_before
+from frazil.topic.runtime import RANGES_TOLD_MAX, SEQUENCE_MAX, joined_ack
+from frazil.topic.sequencer import Sequencer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from frazil.log.codec import Sender
+    from frazil.schema.debezium import RawChange
+    from frazil.schema.keys import Key
+    from frazil.topic.changes import ChangeCodec
+    from frazil.topic.changing import Step, TopicChanges
+    from frazil.topic.frames import KeyedColumns
+    from frazil.topic.runtime import Prepared, TopicRuntime
+
+
+def steps_of(
+    runtime: TopicRuntime, changes: TopicChanges, data: object, op_column: str
+) -> Iterator[list[Step] | Prepared]:
+    """Yield what to publish, in order: batches as they are, or steps that need a key's state.
+
+    Raises:
+        InvalidRequest: with the number of the first change that is wrong.
+    """
+    if is_arrow(data):
+        yield from _arrow_steps(runtime, changes, data, op_column)
+    else:
+        yield from _debezium_steps(runtime, changes, data)
+
+
+def check_bulk(
+    runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared], sender: Sender | None
+) -> None:
+    """Refuse a bulk before its first write, where a later one would be refused.
+
+    What an idempotent producer has sent before is passed over: its changes are there.
+
+    Raises:
+        InvalidRequest: if there is too much for a producer to send again.
+        Conflict, NotFound: as `check_keys` says.
+    """
+    if not pieces:
+        return
+    if sender is None or sender.producer is None:
+        check_keys(runtime, pieces)
+        return
+    _check_producer(runtime, pieces, sender)
+    queue, records = runtime.queue, sum(map(_records, pieces))
+    while True:
+        if isinstance(queue, Sequencer):
+            queue.wait_sent(sender)
+        sent = sum(sent_before(runtime.state, sender, records=records))
+        try:
+            check_keys(runtime, _behind(pieces, sent))
+        except (Conflict, NotFound) as error:
+            if sent == sum(sent_before(runtime.state, sender, records=records)):
+                refusal = runtime.changes.refusal(sender, records=_records(pieces[0]))
+                raise refusal or error from None
+        else:
+            return
+
+
+def _check_producer(
+    runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared], sender: Sender
+) -> None:
+    """Refuse a bulk of more frames than are remembered of a producer."""
+    frames_max = runtime.settings.producers.window_batches
+    # Rows with values that Python has no form for are frames of their own.
+    fine = runtime.changes.columns.changes.exact
+    frames = sum(len(each) if fine and isinstance(each, list) else 1 for each in pieces)
+    # Of one piece the frames are counted when they are made, before any of them is written.
+    if len(pieces) > 1 and frames > frames_max:
+        raise InvalidRequest(
+            "the call is too large for an idempotent producer; split it into calls of fewer "
+            "changes, each with its own sequence",
+            frames=frames,
+            frames_max=frames_max,
+            frame_changes_max=1 if fine else STEPS_MAX,
+        )
+    records = sum(map(_records, pieces))
+    if sender.sequence + records - 1 > SEQUENCE_MAX:
+        raise InvalidRequest(
+            "the sequence of the last record is too large",
+            sequence=sender.sequence,
+            records=records,
+        )
+
+
+def _records(piece: list[Step] | Prepared) -> int:
+    return records_of(piece) if isinstance(piece, list) else piece[2]
+
+
+def _behind(pieces: Sequence[list[Step] | Prepared], records: int) -> list[list[Step] | Prepared]:
+    """Return the pieces behind so many records, the first of them perhaps in part."""
+    left: list[list[Step] | Prepared] = []
+    for piece in pieces:
+        passed = min(records, _records(piece))
+        records -= passed
+        if isinstance(piece, list):
+            left.append(steps_behind(piece, passed))
+        elif not passed:
+            left.append(piece)
+    return left
+
+
+def numbered(
+    pieces: Sequence[list[Step] | Prepared], sender: Sender | None
+) -> Iterator[tuple[list[Step] | Prepared, Sender | None]]:
+    """Yield each piece with its sender: an idempotent producer's sequence runs through them."""
+    for piece in pieces:
+        yield piece, sender
+        if sender is not None and sender.producer is not None:
+            sender = sender._replace(sequence=sender.sequence + _records(piece))
+
+
+def bulk_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+    """Return the ack of a bulk from those of its frames.
+
+    Raises:
+        Conflict, NotFound: if a frame was refused so, with the offsets of those before it: sent
+            again as it is, it would be refused again.
+        Unavailable: if storage failed half way, with `outcome="unknown"`.
+    """
+    check_refused(results)
+    return joined_ack(results)
+
+
+def check_refused(results: Sequence[Ack | FrazilError]) -> None:
+    """Raise the refusal of a change, if nothing worse happened and others were written."""
+    errors = [result for result in results if isinstance(result, FrazilError)]
+    acks = [result for result in results if isinstance(result, Ack)]
+    if not errors or not acks or not all(isinstance(e, (Conflict, NotFound)) for e in errors):
+        return
+    error = errors[0]
+    told = ", ".join([f"{ack.offset}-{ack.offset_last}" for ack in acks[:RANGES_TOLD_MAX]])
+    details = {**error.details, "offsets_written": told, "frames_written": len(acks)}
+    raise type(error)(f"{error.message}; other changes of the call were written", **details) from (
+        error
+    )
+
+
+def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -> None:
+    """Refuse a bulk of several writes before the first one, where a later one would be refused.
+
+    One write is checked as it is made. Another change of a key that comes in between can still end
+    a bulk half way.
+
+    Raises:
+        Conflict: if it inserts a key that exists and the topic's policy is `error`.
+        NotFound: if it changes a key that does not.
+    """
+    lookup = None if runtime.tiers is None else runtime.tiers.lookup
+    if lookup is None or len(pieces) < 2 or runtime.state.spec.unknown_key != "error":
+        return
+    lookup.refresh()
+    there: dict[Key, bool] = {}
+    steps = [step for piece in pieces if isinstance(piece, list) for step in piece]
+    for number, step in enumerate(steps):
+        for change in step if isinstance(step, Move) else (step,):
+            known = there.get(change.key)
+            exists = lookup.has(change.key) if known is None else known
+            facts = {"topic": runtime.name, "key": change.key, "change": number}
+            if exists and change.op == OP_INSERT:
+                raise Conflict("a row has this key already, use upsert", **facts)
+            if not exists and change.op in {OP_UPDATE, OP_DELETE}:
+                raise NotFound("no row has this key", **facts)
+            there[change.key] = change.op != OP_DELETE
+
+
+def no_changes(topic: str) -> InvalidRequest:
+    """Return the error for a call without any change or event."""
+    return InvalidRequest("there are no changes to publish", topic=topic)
+
+
+def nothing_written(runtime: TopicRuntime) -> Ack:
+    """Return the ack of a call whose events were all passed over: of no record, at the head."""
+    check_there(runtime)
+    head = runtime.state.visible
+    return Ack(head, head - 1, runtime.lane.journal.state.lsn)
+
+
+def check_there(runtime: TopicRuntime) -> None:
+    """Refuse to answer from a closed engine, or about a topic that was deleted."""
+    journal = runtime.lane.journal
+    if journal.closed:
+        raise journal.closed_error()
+    refused = None if runtime.refusal is None else runtime.refusal()
+    if isinstance(refused, NotFound):
+        raise refused
+
+
+def is_arrow(data: object) -> bool:
+    """Tell whether changes in bulk are Arrow data."""
+    return isinstance(data, (pa.RecordBatch, pa.Table)) or any(
+        hasattr(data, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
+    )
+
+
+def _arrow_steps(
+    runtime: TopicRuntime, changes: TopicChanges, data: object, op_column: str
+) -> Iterator[list[Step] | Prepared]:
+    keyed = changes.columns
+    is_empty = True
+    for batch in change_batches(runtime, keyed, data, op_column):
+        is_empty = False
+        runtime.check_parts(batch, keyed.changes.schema)
+        yield from batch_steps(runtime, keyed, batch)
+    if is_empty:
+        raise no_changes(runtime.name)
+
+
+def change_batches(
+    runtime: TopicRuntime, keyed: KeyedColumns, data: object, op_column: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield Arrow changes under a topic's columns, in pieces of at most one write."""
+    return keyed.input.batches(
+        data,
+        op_column=op_column,
+        bytes_max=runtime.settings.log.write_bytes_max,
+        rows_max=FRAME_RECORDS_MAX,
+    )
+
+
+def batch_steps(
+    runtime: TopicRuntime, keyed: KeyedColumns, batch: pa.RecordBatch
+) -> Iterator[list[Step] | Prepared]:
+    """Yield what to publish of one checked batch of changes."""
+    strict = runtime.state.spec.unknown_key == "error"
+    plain = not pc.any(pc.equal(batch.column("_op"), OP_UPDATE)).as_py()
+    if plain and not strict:
+        yield runtime.bulk(keyed, batch)
+        return
+    for start in range(0, batch.num_rows, STEPS_MAX):
+        yield _rows(keyed, batch.slice(start, STEPS_MAX))
+
+
+def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
+    """Return the rows of a checked batch of changes as steps."""
+    codec = keyed.changes
+    names = codec.schema.names
+    steps: list[Step] = []
+    for row in _python_rows(batch):
+        op, present = row["_op"], row["_present"]
+        key = {name: row[name] for name in codec.shape.names}
+        if op == OP_UPDATE:
+            named = {names[at]: row[names[at]] for at in positions_of(present)}
+            for name in codec.shape.names:
+                named.pop(name, None)
+            if not named:
+                raise InvalidRequest("an update must name a column besides its key")
+            steps.append(codec.prepare_update(key, named))
+        elif op == OP_DELETE:
+            steps.append(codec.prepare_delete(key))
+        else:
+            steps.append(codec.prepare(op, key, {name: row[name] for name in names}))
+    return steps
+
+
+def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dicts of values that are exact, with pandas and without."""
+    arrays: list[pa.Array] = []
+    try:
+        for column in batch.columns:
+            kind = column.type
+            is_fine = pt.is_timestamp(kind) and kind.unit == "ns"
+            arrays.append(column.cast(pa.timestamp("us", kind.tz)) if is_fine else column)
+        rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(
+            arrays, names=batch.schema.names
+        ).to_pylist()
+    except ValueError as error:
+        raise InvalidRequest(
+            "changes that need the state of their key cannot have values finer than a microsecond, "
+            "publish whole rows as upserts",
+            cause=error,
+        ) from error
+    return rows
+
+
+def _debezium_steps(
+    runtime: TopicRuntime, changes: TopicChanges, data: object
+) -> Iterator[list[Step]]:
+    codec = changes.columns.changes
+    steps: list[Step] = []
+    for number, raw in debezium_changes(runtime.name, codec, data):
+        try:
+            step = step_of(codec, raw)
+            changes.check_part(step)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
+        if len(steps) >= STEPS_MAX:
+            yield steps
+            steps = []
+        steps.append(step)
+    if steps:
+        yield steps
+
+
+def debezium_changes(
+    topic: str, codec: ChangeCodec, data: object
+) -> Iterator[tuple[int, RawChange]]:
+    """Yield the operations of Debezium's events, each with the number of its event.
+
+    Raises:
+        InvalidRequest: with the number of the first event that is wrong, or if there is no event.
+    """
+    if data is None or isinstance(data, (str, bytes, bytearray, memoryview, Mapping)):
+        data = [data]
+    if not isinstance(data, Iterable):
+        raise InvalidRequest(
+            "changes must be Arrow data or an iterable of Debezium events",
+            got=type(data).__name__,
+        )
+    reader = DebeziumReader(codec)
+    number = -1
+    for number, each in enumerate(data):
+        event: Any = each
+        try:
+            key, value = _key_and_value(event)
+            raws = reader.read(value, key=key)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
+        for raw in raws:
+            yield number, raw
+    if number < 0:
+        raise no_changes(topic)
+
+
+def _key_and_value(event: Any) -> tuple[Any, Any]:
+    """Return the key, None if it has none, and the value of an event, as a Kafka record has them.
+
+    It is a pair, a dict with `key` and `value`, or the value alone; no value is a tombstone.
+    """
+    if isinstance(event, tuple) and len(event) == 2:
+        key, value = event
+        return key, value
+    if isinstance(event, Mapping) and "value" in event and not {"op", "payload"} & set(event):
+        return event.get("key"), event["value"]
+    return None, event

@@ -1,0 +1,468 @@
+"""Changes of a keyed topic: insert, update, upsert, delete, checked and packed for the log.
+
+    codec = runtime.codec.columns.keyed.changes       # of the current schema version, taken once
+    change = codec.prepare_upsert({"id": 7, "name": "x"})            # also prepare_insert
+    change = codec.prepare_update(7, {"name": "y"})                  # partial, `present` is set
+    change = codec.prepare_delete(7)
+    delete, rest = codec.prepare_move(7, {"id": 8})                  # the key itself changes
+    codec.key_of(7)                                                  # the normal form of a key
+
+A sequencer resolves a partial update before it queues it, under its own lock:
+
+    change = merged(change, image, codec)      # image: a row under `codec`'s columns, either
+    change.base = base                         #   base.values of a change not yet written, or
+                                               #   codec.image(batch, row) of a stored row
+    change = completed(change)                 # the key is unknown: absent columns become null
+    change = change.codec.with_op(change, OP_UPSERT)     # the same where nobody can tell yet
+    entry = (topic, change.codec, change, 0, len(change.packed), waiter, sender)
+
+Always take `change.codec`: the columns may have changed since the change was prepared. The journal
+tells each change what became of it; one that builds on a failed one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pt
+
+from frazil.errors import Conflict, InvalidRequest
+from frazil.log import format as fmt
+from frazil.log.codec import Payload
+from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
+from frazil.schema.cells import cell_check, check_cell
+from frazil.schema.columns import column_id
+from frazil.schema.keys import KeyShape
+from frazil.schema.present import BitmapMoves, bitmap_bytes, positions_of
+from frazil.schema.rows import Row, join_packed
+from frazil.schema.stored_form import stored_forms
+from frazil.topic.change_frames import CHANGE_FLAGS
+from frazil.topic.payloads import arrow_payload
+
+if TYPE_CHECKING:
+    from frazil.log.codec import Codec
+    from frazil.schema.columns import IngestLimits
+    from frazil.schema.keys import Key
+    from frazil.schema.rows import RowEncoder
+    from frazil.topic.change_frames import ChangeVersion
+
+__all__ = ["Change", "ChangeCodec", "completed", "merged"]
+
+_pack = msgspec.msgpack.Encoder().encode
+_PLAIN: Final = frozenset({int, str, bytes})
+"""What most keys are; the slower way takes all others."""
+_FULL_TAILS: Final = {op: bytes((op, 0xC0)) for op in OP_NAMES}
+"""The last two elements of a packed record: the operation, and nil for the bitmap."""
+
+
+class Change(msgspec.Struct, eq=False, gc=False):
+    """One change of one key.
+
+    `values` are as wide as the schema of `codec`, None where a column is absent; `present` is the
+    bitmap of the columns that a partial change names, None for a whole row and for a delete, which
+    has its key columns only. `base` is the change it was resolved against while that was not
+    written yet. The journal's thread sets `done` or `failed`; nothing else changes once a change
+    is queued: when the columns do, the journal writes a copy, whose `origin` is told its fate.
+    """
+
+    key: Any
+    op: int
+    values: Row
+    present: bytes | None
+    packed: bytes
+    codec: ChangeCodec
+    base: Change | None = None
+    previous: Change | None = None
+    """The newest change of the key before this one, while that is on its way."""
+    failed: bool = False
+    done: bool = False
+    origin: Change | None = None
+    plain: bool = False
+    """It came as a row and not as a change: it needs no operation in the log."""
+
+    @property
+    def version(self) -> int:
+        """Return the schema version of `values`."""
+        return self.codec.version
+
+
+class ChangeCodec:
+    """The changes of one schema version of a keyed topic. Safe to share between threads."""
+
+    solo = False
+    tracked = True
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        version: int,
+        primary_key: Sequence[int],
+        *,
+        encoder: RowEncoder,
+        frames: ChangeVersion,
+        limits: IngestLimits,
+        rows_arrow_min: int,
+        options: pa.ipc.IpcWriteOptions,
+        current: Callable[[], ChangeCodec],
+    ) -> None:
+        self.schema = schema
+        self.version = version
+        self.shape = KeyShape(schema, primary_key)
+        self.ids = tuple(column_id(field) for field in schema)
+        self.readable = encoder.packable
+        self._encoder = encoder
+        self._frames = frames
+        self._bytes_max = limits.message_bytes_max
+        self._rows_arrow_min = rows_arrow_min
+        self._options = options
+        self._current = current
+        self._width = len(schema)
+        self._row_key = self.shape.row_key
+        self._take_key = _tuple_getter(self.shape.positions)
+        self._key_bits = sum(1 << position for position in self.shape.positions)
+        self._bitmap_bytes = bitmap_bytes(self._width)
+        self._columns = {
+            field.name: (index, cell_check(field, path=field.name), bool(field.nullable))
+            for index, field in enumerate(schema)
+        }
+        self._key_checks = tuple((name, self._columns[name][1]) for name in self.shape.names)
+        self._head = _array_head(self._width + 2)
+        self._row_head = _array_head(self._width)
+        self._skip = len(self._row_head)
+        self._stored_forms = stored_forms(schema)
+        self._has_ns = tuple(_has_nanoseconds(data_type) for data_type in schema.types)
+        self.exact = any(self._has_ns)
+        """Values of some column may be finer than Python's: they are read from Arrow."""
+
+    # -- from what users give --------------------------------------------------------------------
+
+    def prepare_insert(self, row: Mapping[str, object]) -> Change:
+        """Check a whole row; the sequencer decides what an existing key means.
+
+        Raises:
+            InvalidRequest: as `RowEncoder.encode`.
+        """
+        return self._whole(row, OP_INSERT)
+
+    def prepare_upsert(self, row: Mapping[str, object]) -> Change:
+        """Check a whole row that replaces whatever its key had."""
+        return self._whole(row, OP_UPSERT)
+
+    def prepare_row(self, row: Mapping[str, object]) -> Change:
+        """Check a row that was appended, which upserts it."""
+        change = self._whole(row, OP_UPSERT)
+        change.plain = True
+        return change
+
+    def prepare_update(self, key: object, columns: Mapping[str, object]) -> Change:
+        """Check the named columns of one key; the others stay as they are.
+
+        Raises:
+            InvalidRequest: if nothing is named, a value does not fit, or the key would change.
+        """
+        own = self.parse_key(key)
+        values, named = self._named(own, columns)
+        if self._take_key(values) != own:
+            raise InvalidRequest(
+                "an update cannot change the primary key, it is a delete and an insert",
+                columns=", ".join(self.shape.names),
+            )
+        return self._packed(OP_UPDATE, values, self._bitmap(named))
+
+    def prepare_delete(self, key: object) -> Change:
+        """Check a key; the change has nothing else."""
+        return self._packed(OP_DELETE, self._with_key(self.parse_key(key)), None)
+
+    def prepare_move(
+        self, key: object, columns: Mapping[str, object]
+    ) -> tuple[Change, Change] | None:
+        """Return the delete of the old key and the partial insert of the new one.
+
+        The insert lacks what the update does not name: complete it with `merged` and the old row,
+        or with `completed`. None if the key stays the same: it is an update.
+        """
+        own = self.parse_key(key)
+        values, named = self._named(own, columns)
+        if self._take_key(values) == own:
+            return None
+        delete = self._packed(OP_DELETE, self._with_key(own), None)
+        return delete, self._packed(OP_INSERT, values, self._bitmap(named))
+
+    def prepare(self, op: int, key: object, row: Mapping[str, object]) -> Change:
+        """Check one change by its operation; `key` matters to update and delete alone."""
+        if op == OP_UPDATE:
+            return self.prepare_update(key, row)
+        if op == OP_DELETE:
+            return self.prepare_delete(key)
+        assert op in {OP_INSERT, OP_UPSERT}
+        return self._whole(row, op)
+
+    def parse_key(self, key: object) -> Row:
+        """Return the checked values of the key columns.
+
+        `key` is a value for a key of one column; a list or tuple in the order of the key, or a
+        dict of its columns, for any.
+
+        Raises:
+            InvalidRequest: with what the key needs.
+        """
+        checks = self._key_checks
+        if type(key) in _PLAIN and len(checks) == 1:
+            return (checks[0][1](key),)
+        if isinstance(key, Mapping):
+            if set(key) != set(self.shape.names):
+                self._refuse_key("key must name each key column and no other", key)
+            parts: Sequence[object] = [key[name] for name in self.shape.names]
+        elif isinstance(key, (tuple, list)):
+            parts = key
+        elif len(checks) == 1:
+            parts = (key,)
+        else:
+            self._refuse_key("key has several columns, pass a tuple or a dict", key)
+        if len(parts) != len(checks):
+            self._refuse_key("key has the wrong number of values", key)
+        return tuple(
+            check_cell(check, part, nullable=False, path=name)
+            for (name, check), part in zip(checks, parts, strict=True)
+        )
+
+    def key_of(self, key: object) -> Key:
+        """Return the normal form of a key as a user gives it."""
+        return self.shape.key_of(self.parse_key(key))
+
+    # -- forms -----------------------------------------------------------------------------------
+
+    def with_op(self, change: Change, op: int) -> Change:
+        """Return an unpublished change of this codec under another operation."""
+        assert change.codec is self
+        fresh = self._packed(op, change.values, change.present)
+        fresh.base = change.base
+        return fresh
+
+    def whole(self, values: Row, op: int) -> Change:
+        """Return the change that sets a key to checked values of all columns."""
+        return self._packed(op, values, None)
+
+    def image(self, batch: pa.RecordBatch, row: int) -> Row | None:
+        """Return the values of a stored row under this schema, as a dict row would have them.
+
+        None if one of them has no Python form (finer than a microsecond, or behind the year 9999):
+        a change of that row stays partial, so that nothing is rounded.
+        """
+        values: list[object] = []
+        try:
+            for index in range(self._width):
+                column = batch.column(index)
+                if self._has_ns[index]:
+                    column = _microseconds(column.slice(row, 1))
+                    values.append(column[0].as_py())
+                else:
+                    values.append(column[row].as_py())
+        except (pa.ArrowException, OverflowError, ValueError):
+            return None
+        return tuple(values)
+
+    def as_stored(self, values: Row) -> Row:
+        """Return validated values as Arrow gives them back, whether they are decoded or not."""
+        if not self._stored_forms:
+            return values
+        stored = list(values)
+        for position, form in self._stored_forms:
+            value = stored[position]
+            if value is not None:
+                stored[position] = form(value)
+        return tuple(stored)
+
+    def carried(self, values: Row, ids: Sequence[int]) -> Row:
+        """Return values of another schema version by column id: new columns null, others gone."""
+        places = {number: index for index, number in enumerate(ids)}
+        order = [places.get(number) for number in self.ids]
+        return tuple(None if at is None else values[at] for at in order)
+
+    # -- to the log ------------------------------------------------------------------------------
+
+    def encode(self, records: Sequence[Change]) -> Payload:
+        """Encode changes into one payload.
+
+        Raises:
+            Conflict: if a change builds on one that failed; it counts as failed itself from then.
+            InvalidRequest: if the values do not become Arrow.
+        """
+        failed = False
+        for record in records:
+            base = record.base
+            if base is not None and base.failed:
+                record.failed = failed = True
+        if failed:
+            raise Conflict("the change it builds on failed, nothing was written; try again")
+        # Rows that were appended need no operation: upserts are what a frame means without one.
+        # They do not count as changes that somebody has to merge.
+        flags = CHANGE_FLAGS
+        if all(each.plain for each in records):
+            flags = 0
+        if self._encoder.packable and len(records) < self._rows_arrow_min:
+            packed = [each.packed if flags else self._without_op(each.packed) for each in records]
+            data = join_packed(packed)
+            return Payload(fmt.KIND_ROWS, flags, data, len(data))
+        try:
+            if flags:
+                batch = self._frames.batch(
+                    [(*each.values, each.op, each.present) for each in records]
+                )
+            else:
+                batch = self._encoder.batch([each.values for each in records])
+        except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
+            raise InvalidRequest("row does not fit the topic's columns", error=error) from error
+        return arrow_payload(batch, self._options, flags)
+
+    def _without_op(self, packed: bytes) -> bytes:
+        """Return a packed upsert as the row alone."""
+        return self._row_head + packed[len(self._head) : -2]
+
+    def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
+        """Return copies under the current columns; what builds on the originals still does."""
+        current = self._current()
+        fresh = [current.adopted(change) for change in (data if many else (data,))]
+        return current, fresh if many else fresh[0]
+
+    def adopted(self, change: Change) -> Change:
+        """Return a copy of another schema version's change under these columns."""
+        ids = change.codec.ids
+        present = change.present
+        if present is not None:
+            present = BitmapMoves(ids, self.ids).moved(present)
+        values = self.carried(change.values, ids)
+        packed = _pack((*values, change.op, present))
+        return Change(
+            change.key,
+            change.op,
+            values,
+            present,
+            packed,
+            self,
+            change.base,
+            origin=change,
+            plain=change.plain,
+        )
+
+    def settled(self, data: Any, *, many: bool, written: bool) -> None:
+        """Tell changes whether they were written; a chain of bases ends at a written one."""
+        for record in data if many else (data,):
+            change: Change | None = record
+            while change is not None:
+                if written:
+                    change.done = True
+                    change.base = change.previous = None
+                else:
+                    change.failed = True
+                change = change.origin
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _whole(self, row: Mapping[str, object], op: int) -> Change:
+        values, packed = self._encoder.encode(row)
+        # The row's own array gets two more elements; its values are not packed again.
+        packed = self._head + packed[self._skip :] + _FULL_TAILS[op]
+        return Change(self._row_key(values), op, values, None, packed, self)
+
+    def _packed(self, op: int, values: Row, present: bytes | None) -> Change:
+        try:
+            packed = _pack((*values, op, present))
+        except (OverflowError, UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest("row does not fit the topic's columns", error=error) from error
+        if len(packed) > self._bytes_max:
+            raise InvalidRequest("row is too large", bytes=len(packed), bytes_max=self._bytes_max)
+        return Change(self._row_key(values), op, values, present, packed, self)
+
+    def _with_key(self, key: Row) -> Row:
+        values: list[object] = [None] * self._width
+        for position, value in zip(self.shape.positions, key, strict=True):
+            values[position] = value
+        return tuple(values)
+
+    def _named(self, key: Row, columns: Mapping[str, object]) -> tuple[Row, int]:
+        """Return the checked values of the named columns and of the key, and their bits."""
+        if type(columns) is not dict and not isinstance(columns, Mapping):
+            raise InvalidRequest("columns must be a dict", got=type(columns).__name__)
+        if not columns:
+            raise InvalidRequest("an update must name at least one column")
+        values = list(self._with_key(key))
+        named = self._key_bits
+        known = self._columns
+        for name, value in columns.items():
+            found = known.get(name)
+            if found is None:
+                raise self._encoder.unknown(name)
+            index, check, nullable = found
+            values[index] = check_cell(check, value, nullable=nullable, path=name)
+            named |= 1 << index
+        return tuple(values), named
+
+    def _bitmap(self, bits: int) -> bytes:
+        return bits.to_bytes(self._bitmap_bytes, "little")
+
+    def _refuse_key(self, why: str, key: object) -> NoReturn:
+        raise InvalidRequest(why, columns=", ".join(self.shape.names), got=type(key).__name__)
+
+
+def merged(change: Change, image: Row, codec: ChangeCodec) -> Change:
+    """Return a partial change as the whole row it makes of `image`, a row under `codec`'s columns.
+
+    It is a change of the newer of both schema versions, and keeps its operation.
+    """
+    assert change.present is not None
+    if change.codec.version < codec.version:
+        change = codec.adopted(change)
+    elif change.codec is not codec:
+        image = change.codec.carried(image, codec.ids)
+    assert change.present is not None
+    values = list(image)
+    for position in positions_of(change.present):
+        values[position] = change.values[position]
+    return change.codec.whole(tuple(values), change.op)
+
+
+def completed(change: Change) -> Change:
+    """Return a partial change as a whole row whose absent columns are null.
+
+    Raises:
+        InvalidRequest: if one of them must not be null.
+    """
+    assert change.present is not None
+    codec = change.codec
+    named = set(positions_of(change.present))
+    for index, field in enumerate(codec.schema):
+        if index not in named and not field.nullable:
+            raise InvalidRequest(
+                "key does not exist, and a new row needs this column", column=field.name
+            )
+    return codec.whole(change.values, change.op)
+
+
+def _tuple_getter(positions: Sequence[int]) -> Callable[[Row], Row]:
+    if len(positions) == 1:
+        only = positions[0]
+        return lambda values: (values[only],)
+    return itemgetter(*positions)
+
+
+def _array_head(count: int) -> bytes:
+    """Return the bytes with which msgpack starts an array of `count` elements."""
+    return _pack([None] * count)[:-count]
+
+
+def _has_nanoseconds(data_type: pa.DataType) -> bool:
+    if pt.is_timestamp(data_type):
+        return bool(data_type.unit == "ns")
+    return any(_has_nanoseconds(data_type.field(i).type) for i in range(data_type.num_fields))
+
+
+def _microseconds(column: pa.Array) -> pa.Array:
+    """Return a column of nanoseconds in microseconds; what has none such is refused."""
+    if not pt.is_timestamp(column.type):
+        raise ValueError("nested nanoseconds")
+    return column.cast(pa.timestamp("us", column.type.tz), safe=True)

@@ -1,0 +1,508 @@
+"""Keep the metadata store in step with the journals: an index that the log can always rebuild."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import msgspec
+
+from frazil.errors import (
+    Closed,
+    Conflict,
+    CorruptionError,
+    FrazilError,
+    InvalidRequest,
+    Unavailable,
+)
+from frazil.log.cursor_state import CursorState
+from frazil.metadata import (
+    CountedStore,
+    MemoryStore,
+    MetadataStore,
+    SqliteStore,
+    Transaction,
+    entries,
+    move_aside,
+)
+from frazil.model import TopicSpec
+from frazil.struct_types import learnt
+from frazil.topic.cursor_paths import SUBSCRIPTIONS, cursor_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.fs import FileSystem
+    from frazil.log.directory import DataDirectory
+    from frazil.log.journal import Journal
+    from frazil.log.state import TopicState
+    from frazil.metadata import LeaseEpoch
+
+TOPICS: Final = "/topics/"
+SCHEMAS: Final = "/schemas/"
+SEGMENTS: Final = "/segments/"
+SHARED_ID: Final = "/shared-metadata"
+"""In the local store: which shared one belongs to it."""
+CURSORS_FORMER: Final = "/cursors/"
+"""Where copies of cursors once were; what is left there goes."""
+PUTS_MAX: Final = 500
+PUTS_BYTES_MAX: Final = 4 << 20
+OPERATIONS_BESIDES: Final = 4
+"""What a transaction has besides its puts: the applied batch sequence, the lease, some air."""
+_encode = msgspec.msgpack.encode
+
+
+class TopicRow(msgspec.Struct, array_like=True, frozen=True):
+    """What the index keeps of a topic, besides its schemas."""
+
+    spec: TopicSpec
+    durable: int
+
+
+class CursorRow(msgspec.Struct, array_like=True, frozen=True):
+    """What the index keeps of a subscription: a copy that lags behind the log."""
+
+    name: str
+    cursor: bytes
+    lsn: int
+    """The batch sequence of the last change that it has."""
+    topic: int
+    """The topic's id: a topic of the same name may have been made since."""
+
+
+@attrs.frozen
+class Stores:
+    """The metadata of an engine.
+
+    `local` has what only this machine has (its files, its plans), `shared` what others may read
+    (topics, schemas, cursors, objects, leases). They are one store unless servers keep the second.
+    """
+
+    local: CountedStore
+    shared: CountedStore
+    warnings: list[str]
+    lease_ttl_s: float | None = None
+    """How long the lease of an owner lasts; None where no other machine can take over."""
+
+    @classmethod
+    def counting(
+        cls,
+        local: MetadataStore,
+        shared: MetadataStore,
+        warnings: list[str],
+        lease_ttl_s: float | None = None,
+    ) -> Stores:
+        """Return stores whose calls are counted; one store is counted once."""
+        counted = CountedStore(local)
+        other = counted if shared is local else CountedStore(shared)
+        return cls(counted, other, warnings, lease_ttl_s)
+
+    def facts(self) -> dict[str, dict[str, float]]:
+        """Return what is counted of each store, by what it is."""
+        both = {"local": self.local, "shared": self.shared}
+        if self.shared is self.local:
+            del both["shared"]
+        names = ("operations", "failures", "seconds")
+        return {name: {each: getattr(both[each], name) for each in both} for name in names}
+
+    def close(self) -> None:
+        """Close both."""
+        self.shared.close()
+        self.local.close()
+
+
+def open_stores(
+    settings: Settings, paths: DataDirectory, *, file_system: FileSystem, clock: Clock
+) -> Stores:
+    """Open the metadata; a damaged file is moved aside and starts empty.
+
+    The journals then fill it again.
+    """
+    if settings.metadata.backend == "memory":
+        store: MetadataStore = MemoryStore(clock=clock)
+        return Stores.counting(store, store, [])
+    store, warnings = _open_file(settings, paths, file_system, clock)
+    if settings.metadata.backend == "sqlite":
+        return Stores.counting(store, store, warnings)
+    try:
+        return _open_shared(settings, store, warnings, clock)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _open_shared(
+    settings: Settings, local: MetadataStore, warnings: list[str], clock: Clock
+) -> Stores:
+    try:
+        from frazil.metadata.etcd import EtcdStore
+    except ImportError as error:
+        raise InvalidRequest(
+            "metadata.backend etcd needs the extra: pip install 'frazil[etcd]'", missing=error.name
+        ) from error
+    etcd = settings.metadata.etcd
+    shared = EtcdStore.open(etcd, clock=clock)
+    try:
+        warnings = [*warnings, *_recognise(local, shared, shared.id)]
+    except BaseException:
+        shared.close()
+        raise
+    return Stores.counting(local, shared, warnings, lease_ttl_s=etcd.lease_ttl_s)
+
+
+def _recognise(local: MetadataStore, shared: MetadataStore, store_id: str) -> list[str]:
+    """Refuse metadata of another broker; remember those that are ours. Returns warnings.
+
+    An empty store is filled from the log, and an empty directory takes over what the store has:
+    only a directory and a store that both have something must know each other.
+    """
+    known = local.get(SHARED_ID)
+    if known is not None and known.value.decode() == store_id:
+        return []
+    if known is None and not local.revision():
+        warnings = []
+    elif shared.list("/", limit=1):
+        raise InvalidRequest(
+            "the metadata in etcd are not of this data directory, set metadata.etcd.prefix",
+            setting="metadata.etcd.prefix",
+        )
+    else:
+        warnings = [] if known is None else ["metadata in etcd was lost; the log fills it again"]
+    local.commit(Transaction(puts={SHARED_ID: store_id.encode()}))
+    return warnings
+
+
+def _open_file(
+    settings: Settings, paths: DataDirectory, file_system: FileSystem, clock: Clock
+) -> tuple[MetadataStore, list[str]]:
+    check = settings.metadata.quick_check
+    try:
+        return _open_sqlite(paths, file_system, clock, check=check), []
+    except CorruptionError as error:
+        target = f"{paths.quarantine}/meta.db.{clock.now_us()}"
+        file_system.make_directory(paths.quarantine)
+        file_system.sync_directory(paths.root)
+        move_aside(paths.metadata, target, file_system=file_system)
+        warning = f"metadata was damaged and is rebuilt from the log; kept as {target}: {error}"
+        return _open_sqlite(paths, file_system, clock, check=check), [warning]
+
+
+def _open_sqlite(
+    paths: DataDirectory, file_system: FileSystem, clock: Clock, *, check: bool
+) -> MetadataStore:
+    return SqliteStore.open(paths.metadata, file_system=file_system, clock=clock, quick_check=check)
+
+
+def known_topics(
+    store: MetadataStore,
+) -> tuple[dict[int, tuple[TopicSpec, dict[int, bytes]]], dict[int, int]]:
+    """Return the topics with their schemas, and the ends, that the index remembers.
+
+    They help where the log's own copy is damaged or older; a row that cannot be read is left out.
+    """
+    topics: dict[int, tuple[TopicSpec, dict[int, bytes]]] = {}
+    ends: dict[int, int] = {}
+    for entry in entries(store, TOPICS):
+        try:
+            row = msgspec.msgpack.decode(entry.value, type=learnt(TopicRow))
+        except msgspec.MsgspecError:
+            continue
+        topics[row.spec.id] = (row.spec, {})
+        ends[row.spec.id] = row.durable
+    for entry in entries(store, SCHEMAS):
+        topic_id, _, version = entry.key.removeprefix(SCHEMAS).partition("/")
+        if int(topic_id, 16) in topics:
+            topics[int(topic_id, 16)][1][int(version)] = entry.value
+    return topics, ends
+
+
+def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
+    """Return the cursors by topic that the index remembers; unreadable rows are left out.
+
+    They stand in for what is lost with a topic's definition and are not looked at otherwise.
+    """
+    cursors: dict[int, dict[str, CursorState]] = {}
+    for entry in entries(store, SUBSCRIPTIONS):
+        try:
+            row = msgspec.msgpack.decode(entry.value, type=learnt(CursorRow))
+            cursor = CursorState.decode(row.cursor)
+        except (msgspec.MsgspecError, ValueError):
+            continue
+        cursors.setdefault(row.topic, {})[row.name] = cursor
+    return cursors
+
+
+class Indexer:
+    """Writes what the journals hold into the metadata store. Callers hold the engine's lock.
+
+    A store that fails is left alone, one of this machine until the next start, one over the network
+    until it `answers`: then the index is rebuilt. The log is the truth, and publishing does not
+    depend on the index.
+    """
+
+    def __init__(
+        self, store: MetadataStore, *, requires: Callable[[], LeaseEpoch | None] = lambda: None
+    ) -> None:
+        self._store = store
+        self._requires = requires
+        self._puts_max = min(PUTS_MAX, store.operations_max - OPERATIONS_BESIDES)
+        self._puts_bytes_max = min(PUTS_BYTES_MAX, store.bytes_max)
+        self._copies: dict[tuple[int, str], str] = {}
+        """The keys of cursors that were copied, by topic id and name."""
+        self._copied: dict[str, int] = {}
+        """Whose cursor each of these keys has now: that of a topic by its id."""
+        self.failed: FrazilError | None = None
+
+    def answers(self) -> bool:
+        """Tell whether a store that failed works again, so that a rebuild makes sense.
+
+        Needs no lock: the caller need not keep others waiting for a store that is down.
+        """
+        if self.failed is None or isinstance(self.failed, Closed):
+            return False
+        try:
+            self._store.revision()
+        except (Unavailable, Closed) as error:
+            self.failed = error
+            return False
+        return True
+
+    def mend(self, journals: Iterable[Journal], topics: Iterable[TopicState]) -> None:
+        """Bring the index in line again after the store failed, while the journals are at work.
+
+        Cursors are left out: they may be ahead of what is durable. Copies that failed were not
+        noted as made, and are made again.
+        """
+        self.failed = None
+        self.rebuild(journals, topics, cursors=False)
+
+    def rebuild(
+        self, journals: Iterable[Journal], topics: Iterable[TopicState], *, cursors: bool = True
+    ) -> list[str]:
+        """Bring the whole index in line with the journals; return warnings.
+
+        What the index has and the log does not is removed; what it lacks is added.
+        """
+        if self.failed is not None:
+            return []
+        journals = list(journals)
+        warnings: list[str] = []
+        wanted: dict[str, bytes] = {}
+        copies: dict[str, bytes] = {}
+        for topic in topics:
+            wanted.update(_topic_rows(topic))
+            for name, cursor in topic.cursors.items() if cursors else ():
+                copies[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
+        for journal in journals:
+            wanted.update(_segment_rows(journal))
+        try:
+            warnings += [warning for journal in journals if (warning := self._ahead(journal))]
+            self._bring_in_line(wanted)
+            if cursors and all(journal.failed is None for journal in journals):
+                # What a failed journal says of its cursors may not be durable.
+                self._replace((SUBSCRIPTIONS, CURSORS_FORMER), copies)
+            applied = {journal.journal_id.hex(): journal.synced_lsn for journal in journals}
+            generation = max(journal.active.generation for journal in journals)
+            self._change(applied=self._growing(applied))
+            if generation > (self._store.generation() or 0):
+                self._change(generation=generation)
+        except (Unavailable, Closed, Conflict) as error:
+            self.failed = error
+            warnings.append(f"metadata cannot be written: {error}")
+        return warnings
+
+    def _growing(self, applied: Mapping[str, int]) -> dict[str, int]:
+        return {
+            journal: lsn
+            for journal, lsn in applied.items()
+            if lsn > (self._store.applied_lsn(journal) or 0)
+        }
+
+    def _ahead(self, journal: Journal) -> str:
+        applied = self._store.applied_lsn(journal.journal_id.hex())
+        if applied is not None and applied > journal.state.lsn:
+            return (
+                f"metadata knows batch {applied} but the log ends at {journal.state.lsn}: the log "
+                "was restored from an older copy or lost its end; heads were raised accordingly"
+            )
+        return ""
+
+    def _bring_in_line(self, wanted: dict[str, bytes]) -> None:
+        self._replace((TOPICS, SCHEMAS, SEGMENTS), wanted)
+
+    def _replace(self, prefixes: Iterable[str], wanted: Mapping[str, bytes]) -> None:
+        have = {
+            entry.key: entry.value for prefix in prefixes for entry in entries(self._store, prefix)
+        }
+        puts = {key: value for key, value in wanted.items() if have.get(key) != value}
+        deletes = [key for key in have if key not in wanted]
+        for some in self._portions(puts):
+            self._change(puts=some)
+        for gone in self._some(deletes):
+            self._change(deletes=gone)
+
+    def topic_changed(self, journal: Journal, topics: Iterable[TopicState]) -> None:
+        """Note changed topics, and with the last of them the batch sequence that changed them."""
+        puts: dict[str, bytes] = {}
+        for topic in topics:
+            puts.update(_topic_rows(topic))
+        *before, last = [*self._portions(puts)] or [{}]
+        for some in before:
+            self._commit(puts=some)
+        self._commit(puts=last, applied=self._applied(journal))
+
+    def cursors_changed(
+        self,
+        journal: Journal,
+        copies: Mapping[tuple[int, str], CursorState],
+        gone: Iterable[tuple[int, str]],
+    ) -> bool:
+        """Note changed cursors and those of subscriptions that are gone; False if that failed."""
+        topics = journal.state.topics
+        puts: dict[str, bytes] = {}
+        for (topic_id, name), cursor in copies.items():
+            if topic_id in topics:
+                key = self._cursor_key(topics[topic_id], name)
+                puts[key] = _cursor_row(topic_id, name, cursor)
+        keys = {self._copies.get(each): each for each in gone}
+        # A newer topic of the same name may have a subscription of the same name.
+        deletes = [key for key, each in keys.items() if key and self._copied.get(key) == each[0]]
+        for some in self._portions(puts):
+            self._commit(puts=some, applied=self._applied(journal))
+        for some_gone in self._some(deletes):
+            self._commit(deletes=some_gone)
+        if self.failed is None:
+            for key in deletes:
+                del self._copied[key]
+            for each in keys.values():
+                self._copies.pop(each, None)
+        return self.failed is None
+
+    def segments_changed(self, journal: Journal) -> None:
+        """Note the journal's segments after rotation, sealing or freeing."""
+        wanted = _segment_rows(journal)
+        prefix = _segment_prefix(journal)
+        try:
+            have = {entry.key: entry.value for entry in entries(self._store, prefix)}
+        except (Unavailable, Closed) as error:
+            self.failed = error
+            return
+        puts = {key: value for key, value in wanted.items() if have.get(key) != value}
+        deletes = [key for key in have if key not in wanted]
+        for gone in self._some(deletes):
+            self._commit(deletes=gone)
+        *before, last = [*self._portions(puts)] or [{}]
+        for some in before:
+            self._commit(puts=some)
+        self._commit(puts=last, applied=self._applied(journal))
+        self._note_generation(journal.active.generation)
+
+    def _note_generation(self, generation: int) -> None:
+        if self.failed is not None:
+            return
+        try:
+            if generation > self._store.generation():
+                self._change(generation=generation)
+        except (Unavailable, Closed, Conflict) as error:
+            self.failed = error
+
+    def _applied(self, journal: Journal) -> dict[str, int]:
+        if self.failed is not None:
+            return {}
+        try:
+            # Only what is synced may be remembered: an index ahead of the log would be a lie.
+            return self._growing({journal.journal_id.hex(): journal.synced_lsn})
+        except (Unavailable, Closed) as error:
+            self.failed = error
+            return {}
+
+    def _commit(
+        self,
+        *,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: tuple[str, ...] = (),
+        applied: Mapping[str, int] | None = None,
+    ) -> None:
+        if self.failed is not None:
+            return
+        try:
+            self._change(puts=puts, deletes=deletes, applied=applied)
+        except (Unavailable, Closed, Conflict) as error:
+            self.failed = error
+
+    def _change(
+        self,
+        *,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: tuple[str, ...] = (),
+        applied: Mapping[str, int] | None = None,
+        generation: int | None = None,
+    ) -> None:
+        """Commit under the lease, if one is needed."""
+        transaction = Transaction(
+            puts=puts or {},
+            deletes=deletes,
+            applied=applied or {},
+            generation=generation,
+            requires=self._requires(),
+        )
+        self._store.commit(transaction)
+
+    def _cursor_key(self, topic: TopicState, name: str) -> str:
+        key = self._copies[topic.id, name] = cursor_path(name, topic.spec.name)
+        self._copied[key] = topic.id
+        return key
+
+    def _portions(self, puts: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+        """Part puts into what one transaction may take."""
+        some: dict[str, bytes] = {}
+        size = 0
+        for key, value in puts.items():
+            added = len(key.encode()) + len(value)
+            if some and (len(some) >= self._puts_max or size + added > self._puts_bytes_max):
+                yield some
+                some, size = {}, 0
+            some[key] = value
+            size += added
+        if some:
+            yield some
+
+    def _some(self, keys: list[str]) -> Iterator[tuple[str, ...]]:
+        for start in range(0, len(keys), self._puts_max):
+            yield tuple(keys[start : start + self._puts_max])
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def _topic_rows(topic: TopicState) -> dict[str, bytes]:
+    rows = {f"{TOPICS}{topic.id:08x}": _encode(TopicRow(spec=topic.spec, durable=topic.durable))}
+    for version, data in topic.schemas.items():
+        rows[f"{SCHEMAS}{topic.id:08x}/{version}"] = data
+    return rows
+
+
+def _cursor_row(topic_id: int, name: str, cursor: CursorState) -> bytes:
+    copy = cursor.encode(is_copy=True)
+    return _encode(CursorRow(name=name, cursor=copy, lsn=cursor.lsn, topic=topic_id))
+
+
+def _segment_prefix(journal: Journal) -> str:
+    return f"{SEGMENTS}{journal.journal_id.hex()}/"
+
+
+def _segment_rows(journal: Journal) -> dict[str, bytes]:
+    rows: dict[str, bytes] = {}
+    for segment in journal.segments:
+        if segment is journal.active:
+            continue
+        value: dict[str, Any] = {
+            "generation": segment.generation,
+            "body_end": segment.body_end,
+            "lsn_last": segment.lsn_last,
+        }
+        rows[f"{_segment_prefix(journal)}{segment.id:016x}"] = _encode(value)
+    return rows

@@ -1,0 +1,365 @@
+"""Readers of one topic: from an offset or a time, up to the head or for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import threading
+from typing import TYPE_CHECKING, Any
+
+from frazil.errors import InvalidRequest, NotFound
+from frazil.model import OffsetRange
+from frazil.topic.runtime import microseconds
+from frazil.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from frazil.log.history import Batch, Piece
+    from frazil.topic.runtime import TopicRuntime
+
+Start = int | str | dt.datetime
+"""An offset, `"earliest"`, `"latest"`, or a time."""
+
+
+def start_offset(runtime: TopicRuntime, start: Start) -> int:
+    """Return the offset that a start means now.
+
+    Raises:
+        InvalidRequest: if it is none of an offset, `earliest`, `latest` or a time.
+    """
+    held = runtime.history.range(runtime.state.id)
+    if isinstance(start, bool):
+        raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime")
+    if isinstance(start, int):
+        if start < 0:
+            raise InvalidRequest("offset must not be negative", offset=start)
+        return start
+    if isinstance(start, dt.datetime):
+        found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(start))
+        return held.end if found is None else found
+    if start == "earliest":
+        return held.first
+    if start == "latest":
+        return held.end
+    raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime", start=start)
+
+
+def _checked_limit(limit: Any) -> int | None:
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise InvalidRequest("limit must be a number of records from 0 on", limit=limit)
+    return limit
+
+
+def _checked_bytes(bytes_max: Any, default: int) -> int:
+    size = default if bytes_max is None else parse_bytes(bytes_max)
+    if size < 1:
+        raise InvalidRequest("bytes_max must be at least 1", bytes_max=bytes_max)
+    return size
+
+
+def _checked_timeout(timeout_s: Any) -> float | None:
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or timeout_s < 0:
+        raise InvalidRequest("timeout_s must be seconds from 0 on", timeout_s=timeout_s)
+    return timeout_s
+
+
+class Reader:
+    """Batches of one topic in offset order; an iterator and a context manager.
+
+    It pins the records from its position on, so that retention does not take them away under it;
+    close it (or read it to its end) to let them go. `gaps` collects declared ranges without
+    records that it passed.
+    """
+
+    _looks_up_later = False
+    """The offset of a time is found with the first read: it may take a look into files or objects."""
+
+    def __init__(
+        self,
+        runtime: TopicRuntime,
+        *,
+        start: Start,
+        follow: bool,
+        limit: int | None,
+        bytes_max: int | None,
+        timeout_s: float | None,
+    ) -> None:
+        self._runtime = runtime
+        self._follow = follow
+        self._left = _checked_limit(limit)
+        self._bytes_max = _checked_bytes(bytes_max, runtime.settings.log.read_bytes)
+        self._timeout_s = _checked_timeout(timeout_s)
+        late = self._looks_up_later and isinstance(start, dt.datetime)
+        self._time = start if late else None
+        self.offset = start_offset(runtime, "earliest" if late else start)
+        self.gaps: list[OffsetRange] = []
+        with runtime.lane.pinning:
+            # Retention sees the pin before it frees, or the first read sees that it did.
+            self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
+            self._held = runtime.history.range(runtime.state.id).first <= self.offset
+        self._end = runtime.history.range(runtime.state.id).end
+        self._may_skip = not isinstance(start, int)
+        """Nothing was read yet, and no offset was named: the start may still move forwards."""
+        self._ready: list[Batch] = []
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        while True:
+            batch = self.poll()
+            if batch is not None:
+                return batch
+            if self._done() or not self._wait():
+                self.close()
+                raise StopIteration
+
+    def poll(self) -> Batch | None:
+        """Return the next batch if one is there, without waiting.
+
+        Raises:
+            NotFound: if the position is no longer held; the error names the first offset that is.
+            CorruptionError: if the records at the position are lost; the error says where to go on.
+            Closed: if the engine was closed.
+        """
+        if not self._closed and self._left != 0:
+            self._fetch()
+        return self._pop()
+
+    def _fetch(self) -> bool:
+        """Read until batches are ready; False if there is nothing more for now."""
+        if self._time is not None:
+            self.offset = max(self.offset, start_offset(self._runtime, self._time))
+            self._time = None
+            self._pin.advance(self.offset)
+        while not self._ready:
+            if self._at_end():
+                return False
+            piece = self._read_piece()
+            self.gaps.extend(piece.gaps)
+            for each in piece.batches:
+                self.gaps.extend(each.gaps)
+            if not piece.batches:
+                if piece.offset_next == self.offset:
+                    return False
+                self.offset = piece.offset_next
+                continue
+            self._ready = piece.batches[::-1]
+        return True
+
+    def _pop(self) -> Batch | None:
+        """Return the next batch that was read already, cut to what was asked for."""
+        if self._closed or not self._ready or self._left == 0:
+            return None
+        batch = self._ready.pop()
+        if not self._follow and batch.offset >= self._end:
+            # It was appended after this read began, and is for the next one.
+            self._ready = []
+            self.offset = self._end
+            return None
+        return self._trimmed(batch)
+
+    def _read_piece(self) -> Piece:
+        history, topic = self._runtime.history, self._runtime.state.id
+        journal = self._runtime.lane.journal
+        if journal.closed:
+            # The files may belong to another process by now.
+            raise journal.closed_error()
+        try:
+            return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+        except NotFound:
+            if not self._held and not self._may_skip:
+                # It will not come back, and what lies behind it is not this reader's to keep.
+                self._pin.close()
+                raise
+        position = self.offset
+        if not self._held:
+            # Retention moved the start between the look at it and the pin.
+            self.offset = history.range(topic).first
+            return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+        # Every record that is pinned is kept, but for those that a quota expired: here is a
+        # declared gap, whose declaration went with the records before it.
+        source = self._runtime.lane.source if self._is_behind_files() else history
+        self.offset = max(position, source.range(topic).first)
+        piece = history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
+        if self.offset == position:
+            # Records were on their way from one source to another.
+            return piece
+        gap = OffsetRange(position, self.offset, "declared gap")
+        if not piece.batches:
+            return piece._replace(gaps=(gap, *piece.gaps))
+        piece.batches[0].gaps = (gap, *piece.batches[0].gaps)
+        return piece
+
+    def _is_behind_files(self) -> bool:
+        """Tell whether files gave all they have: what follows them can only be in the log."""
+        tiers = self._runtime.tiers
+        return tiers is not None and 0 < tiers.flushed <= self.offset
+
+    def _trimmed(self, batch: Batch) -> Batch:
+        keep = batch.count
+        if not self._follow:
+            keep = min(keep, self._end - batch.offset)
+        if self._left is not None:
+            keep = min(keep, self._left)
+            self._left -= keep
+        if keep < batch.count:
+            batch = batch.slice(0, keep)
+        self.offset = batch.offset_next
+        self._may_skip = False
+        self._pin.advance(self.offset)
+        return batch
+
+    def _at_end(self) -> bool:
+        return not self._follow and self.offset >= self._end
+
+    def _done(self) -> bool:
+        return self._closed or self._left == 0 or self._at_end() or not self._follow
+
+    def _wait(self) -> bool:
+        """Wait until there is something new; False if the time is up."""
+        event = threading.Event()
+        state = self._runtime.state
+        wake = event.set
+        state.waiters.append(wake)
+        try:
+            if not self._has_news() and not event.wait(self._timeout_s):
+                return False
+        finally:
+            _forget(state.waiters, wake)
+        self._check_open()
+        return True
+
+    def _has_news(self) -> bool:
+        state, journal = self._runtime.state, self._runtime.lane.journal
+        ended = journal.closed or bool(journal.failed) or bool(state.spec.deleted_us)
+        return state.visible > self.offset or ended
+
+    def _check_open(self) -> None:
+        journal = self._runtime.lane.journal
+        state = self._runtime.state
+        if state.visible > self.offset:
+            return
+        if journal.closed or journal.failed:
+            self.close()
+            raise journal.closed_error()
+        if state.spec.deleted_us:
+            self.close()
+            raise NotFound("topic was deleted", topic=state.spec.name)
+
+    def close(self) -> None:
+        """Let the records go; closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._ready = []
+            self._pin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+
+class AsyncReader(Reader):
+    """The same for asyncio: `async for batch in reader`. File reads run in a worker thread.
+
+    A cancelled call loses nothing: the worker only fetches, and what it fetched is for the next.
+    """
+
+    _looks_up_later = True
+    _fetching: asyncio.Future[bool] | None = None
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self
+
+    async def __anext__(self) -> Batch:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = None if self._fetching is not None else self._pop()
+            if batch is None and not self._closed and self._left != 0:
+                found = await self._fetched(loop)
+                batch = self._pop()
+                if batch is None and found:
+                    # Another call took what was fetched, or it was appended after this read began.
+                    continue
+            if batch is not None:
+                return batch
+            if self._done() or not await self._wait_async(loop):
+                self.close()
+                raise StopAsyncIteration
+
+    async def _fetched(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Wait for the fetch under way, or for a new one; there is never more than one."""
+        fetching = self._fetching
+        if fetching is None:
+            fetching = self._fetching = loop.run_in_executor(None, self._fetch)
+        try:
+            return await asyncio.shield(fetching)
+        finally:
+            if fetching.done() and self._fetching is fetching:
+                self._fetching = None
+
+    async def _wait_async(self, loop: asyncio.AbstractEventLoop) -> bool:
+        future: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        wake = waker(loop, settle)
+        state = self._runtime.state
+        state.waiters.append(wake)
+        try:
+            if not self._has_news():
+                await asyncio.wait_for(future, self._timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            _forget(state.waiters, wake)
+        self._check_open()
+        return True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def waker(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for other threads that runs `callback` on a loop.
+
+    The loop may be closed by then. The journal's thread calls this: for it an error is the end.
+    """
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback)
+
+    return wake
+
+
+def _forget(waiters: list[Callable[[], None]], waiter: Callable[[], None]) -> None:
+    try:
+        waiters.remove(waiter)
+    except ValueError:
+        return

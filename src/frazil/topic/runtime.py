@@ -1,0 +1,476 @@
+"""One topic at work: its state in a journal, its codecs, and how a record becomes an entry."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import itertools
+import threading
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
+
+import msgspec
+
+from frazil.errors import FrazilError, InvalidRequest, Unavailable
+from frazil.log.codec import Sender
+from frazil.log.group import FRAME_RECORDS_MAX
+from frazil.log.history import ChainedHistory
+from frazil.model import WHOLE, Ack, AckLevel
+from frazil.schema.messages import Message, check_message
+from frazil.schema.routing import key_names, part_of_row, parts_of_batch
+from frazil.topic.changing import TopicChanges
+from frazil.topic.frames import MessageTopicCodec, TableCodec, arrow_payload
+from frazil.topic.message_batches import check_message_batch, with_publish_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.log.codec import Codec, Entry, Payload
+    from frazil.log.state import TopicState
+    from frazil.schema.columns import IngestLimits
+    from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.topic.frames import Columns, KeyedColumns
+    from frazil.topic.lanes import LaneRuntime
+    from frazil.topic.tier_acks import TierWaits
+
+LEVELS: Final = get_args(AckLevel)
+ROW_OVERHEAD_BYTES: Final = 8
+MESSAGE_OVERHEAD_BYTES: Final = 2 * ROW_OVERHEAD_BYTES
+PRODUCER_CHARACTERS_MAX: Final = 200
+SEQUENCE_MAX: Final = 2**63 - 1
+RANGES_TOLD_MAX: Final = 10
+
+Prepared = tuple["Codec", Any, int, int]
+"""codec, data, count (0 for one record), bytes"""
+
+
+class Door(Protocol):
+    """What a publish passes: at once while `level` is 0, else through `admit`."""
+
+    level: int
+
+    def admit(self, timeout_s: float | None = None) -> None:
+        """Return when a publish may go on; raises `Overloaded` if that takes too long."""
+
+    async def admit_async(self, timeout_s: float | None = None) -> None:
+        """Do the same without holding up the loop."""
+
+
+class _OpenDoor:
+    level = 0
+
+    def admit(self, timeout_s: float | None = None) -> None:
+        """Return at once."""
+
+    async def admit_async(self, timeout_s: float | None = None) -> None:
+        """Return at once."""
+
+
+OPEN_DOOR: Final = _OpenDoor()
+
+
+class TopicRuntime:
+    """What publishing to and reading from one topic needs. Shared by all handles of the topic."""
+
+    def __init__(
+        self,
+        state: TopicState,
+        lane: LaneRuntime,
+        *,
+        settings: Settings,
+        limits: IngestLimits,
+        clock: Clock,
+        options: pa.ipc.IpcWriteOptions,
+    ) -> None:
+        self.state = state
+        self.lane = lane
+        self.queue: Any = lane.queue
+        self.clock = clock
+        self.settings = settings
+        self.limits = limits
+        self.history = ChainedHistory([lane.source])
+        self.refusal: Callable[[], FrazilError] | None = None
+        """Set while publishing to this topic is stopped."""
+        self.tiers: TopicTiers | None = None
+        """What memory and disk hold of the topic; None if the log serves alone."""
+        self.pressure: Door = OPEN_DOOR
+        """What slows publishes down when memory is short."""
+        self.lake: TierWaits | None = None
+        """How far the topic's table is, and who waits for it; None if it has no lake."""
+        self.objects: TierWaits | None = None
+        """How far the topic is uploaded, and who waits for it; None if it has no objects."""
+        self.part = state.spec.part_index if state.spec.part_of else WHOLE
+        """The number under which its table knows it."""
+        self.changes = TopicChanges(self)
+        self.turns = itertools.count()
+        """Whose turn it is among the parts; only the first part's is used."""
+        self.routing: tuple[int, int] | None = None
+        """For a part of a keyed topic: its number and how many parts there are."""
+        self.codec: Any
+        minimum = settings.log.rows_arrow_min
+        if state.spec.kind == "message":
+            self.codec = MessageTopicCodec(limits=limits, rows_arrow_min=minimum, options=options)
+        else:
+            self.codec = TableCodec(
+                state.schemas,
+                limits=limits,
+                rows_arrow_min=minimum,
+                options=options,
+                primary_key=state.spec.primary_key,
+            )
+        self.is_message = state.spec.kind == "message"
+        self.payload_bytes_max = limits.message_bytes_max
+        state.codec = self.codec
+
+    @property
+    def name(self) -> str:
+        """Return the full name."""
+        return self.state.spec.name
+
+    def wait_visible(self, offset: int, *, timeout_s: float) -> bool:
+        """Wait until readers may see an offset; False if that takes too long."""
+        woken = threading.Event()
+        deadline = self.clock.monotonic() + timeout_s
+        while self.state.visible <= offset:
+            woken.clear()
+            self.state.waiters.append(woken.set)
+            left = deadline - self.clock.monotonic()
+            if self.state.visible <= offset and (left <= 0 or not woken.wait(left)):
+                # On a quiet topic nobody else would ever take it out; on a busy one it is gone.
+                with contextlib.suppress(ValueError):
+                    self.state.waiters.remove(woken.set)
+                return False
+        return True
+
+    # -- one record ------------------------------------------------------------------------------
+
+    def prepare(self, record: object, fields: Mapping[str, Any]) -> Prepared:
+        """Check one record and return it ready for an entry.
+
+        Raises:
+            InvalidRequest: if the record does not fit the topic.
+        """
+        if self.is_message:
+            return self._prepare_message(record, fields)
+        row = self.row(record, fields)
+        keyed = self.codec.columns.keyed
+        if keyed is not None:
+            change = keyed.changes.prepare_row(row)
+            if self.routing is not None:
+                self.check_part(part_of_row(row, *self._route(change.codec.schema)))
+            return change.codec, change, 0, len(change.packed) + ROW_OVERHEAD_BYTES
+        codec = self.codec.rows
+        packed = codec.encoder.encode(row)
+        return codec, packed, 0, len(packed[1]) + ROW_OVERHEAD_BYTES
+
+    def _route(self, schema: pa.Schema) -> tuple[list[str], int]:
+        assert self.routing is not None
+        return key_names(schema, self.state.spec.primary_key), self.routing[1]
+
+    def check_part(self, part: int) -> None:
+        """Refuse a record that belongs to another part: a key's changes must stay in one order."""
+        if self.routing is not None and part != self.routing[0]:
+            raise InvalidRequest(
+                "the record's key belongs to another part, publish to the partitioned topic",
+                part=part,
+                part_here=self.routing[0],
+            )
+
+    def row(self, record: object, fields: Mapping[str, Any]) -> Any:
+        """Return the row that a call gave, as a dict or as keywords."""
+        if record is None:
+            return fields
+        if fields:
+            raise InvalidRequest(
+                "give a row either as a dict or as keywords, not both", topic=self.name
+            )
+        if isinstance(record, (bytes, bytearray, memoryview, str)):
+            raise InvalidRequest(
+                "a table topic takes rows (dict, keywords or Arrow), not bytes", topic=self.name
+            )
+        return record
+
+    def _prepare_message(self, record: object, fields: Mapping[str, Any]) -> Prepared:
+        if isinstance(record, (bytes, bytearray, memoryview)):
+            payload = record if type(record) is bytes else bytes(record)
+            if not fields:
+                size = len(payload)
+                if size > self.payload_bytes_max:
+                    raise InvalidRequest(
+                        "message is too large", bytes=size, bytes_max=self.payload_bytes_max
+                    )
+                return self.codec.plain, payload, 0, size + ROW_OVERHEAD_BYTES
+            message = self._message({"payload": payload, **fields})
+        elif isinstance(record, Message):
+            message = self._message(msgspec.structs.asdict(record), time_now=False)
+        elif isinstance(record, dict) and not fields:
+            message = self._message(record)
+        elif record is None and "payload" in fields:
+            message = self._message(fields)
+        else:
+            raise InvalidRequest(
+                "a message topic takes a payload of bytes, and the envelope as keywords",
+                topic=self.name,
+                got=type(record).__name__,
+            )
+        size = check_message(message, self.limits, self.clock.now_us())
+        return self.codec.messages, message, 0, size + MESSAGE_OVERHEAD_BYTES
+
+    def prepare_own(self, message: Message, limits: IngestLimits | None = None) -> Prepared:
+        """Check a message that nobody else has, so that it need not be copied.
+
+        `limits` count instead of the topic's.
+
+        Raises:
+            InvalidRequest: if it does not fit the topic.
+        """
+        if not self.is_message:
+            raise InvalidRequest("a table topic takes rows, not messages", topic=self.name)
+        size = check_message(message, limits or self.limits, self.clock.now_us())
+        return self.codec.messages, message, 0, size + MESSAGE_OVERHEAD_BYTES
+
+    def _message(self, fields: Mapping[str, Any], *, time_now: bool = True) -> Message:
+        given = dict(fields)
+        if isinstance(given.get("attributes"), dict):
+            # The caller may change its own while the message waits to be written.
+            given["attributes"] = dict(given["attributes"])
+        time = given.get("publish_time")
+        if time is None:
+            given["publish_time"] = self.clock.now_us() if time_now else None
+        elif isinstance(time, dt.datetime):
+            given["publish_time"] = microseconds(time)
+        try:
+            return Message(**given)
+        except TypeError as error:
+            raise InvalidRequest(
+                "message has an unknown field or no payload",
+                topic=self.name,
+                fields=", ".join(map(str, given)),
+                allowed=", ".join(Message.__struct_fields__),
+            ) from error
+
+    # -- many records ----------------------------------------------------------------------------
+
+    def prepare_many(self, records: Iterable[object]) -> list[Prepared]:
+        """Check all records, then return them as as few entries as the limits allow.
+
+        Raises:
+            InvalidRequest: with the number of the first bad record; nothing is published then.
+        """
+        if isinstance(records, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(
+            records, Iterable
+        ):
+            raise InvalidRequest(
+                "records must be a list or another iterable of records; use append for one record",
+                topic=self.name,
+                got=type(records).__name__,
+            )
+        result: list[Prepared] = []
+        batch: list[Any] = []
+        codec: Any = None
+        size = 0
+        size_max = self.settings.log.write_bytes_max
+        number = -1
+        for number, record in enumerate(records):
+            try:
+                own, data, _count, own_size = self.prepare(record, {})
+            except InvalidRequest as error:
+                details = {"record": number, **error.details}
+                raise InvalidRequest(error.message, **details) from error
+            full = size + own_size > size_max or len(batch) >= FRAME_RECORDS_MAX
+            if batch and (full or own is not codec):
+                result.append((codec, batch, len(batch), size))
+                batch, size = [], 0
+            codec = own
+            batch.append(data)
+            size += own_size
+        if not batch:
+            raise InvalidRequest("there are no records to publish", topic=self.name)
+        result.append((codec, batch, len(batch), size))
+        return result
+
+    def prepare_arrow(self, data: object) -> list[Prepared]:
+        """Convert Arrow data to the topic's schema and return a frame for each batch."""
+        # Taken once: all batches of the call are converted to, and stored as, the same columns.
+        columns = self.codec.columns
+        prepared: list[Prepared] = []
+        for batch in self._converted(data, columns):
+            self.check_parts(batch, columns.schema)
+            keyed = columns.keyed
+            if keyed is not None:
+                prepared.append(self.bulk(keyed, batch))
+                continue
+            payload = _summed(arrow_payload(batch, self.codec.options))
+            prepared.append((columns.arrow, payload, batch.num_rows, payload.size))
+        if not prepared:
+            raise InvalidRequest("there are no records to publish", topic=self.name)
+        return prepared
+
+    def check_parts(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        """Refuse a batch with a row that belongs to another part."""
+        if self.routing is not None:
+            for part in parts_of_batch(batch, *self._route(schema)):
+                self.check_part(part)
+
+    def bulk(self, keyed: KeyedColumns, batch: pa.RecordBatch) -> Prepared:
+        """Return a batch of changes, or of whole rows, as a frame of its own."""
+        payload = _summed(keyed.bulk.payload(batch))
+        return keyed.bulk.codec(), payload, batch.num_rows, payload.size
+
+    def entries(
+        self, prepared: list[Prepared], waiters: Sequence[Any], sender: Sender | None
+    ) -> list[Entry]:
+        """Return the entries of one call; an idempotent producer's sequence runs through them.
+
+        Raises:
+            InvalidRequest: if a producer's call has more frames than are remembered of it: sent
+                again, its first frames would not be recognised.
+        """
+        if sender is not None and sender.producer is not None:
+            self._check_frames(prepared, sender)
+        result: list[Entry] = []
+        for (codec, data, count, size), waiter in zip(prepared, waiters, strict=True):
+            result.append((self.state, codec, data, count, size, waiter, sender))
+            if sender is not None and sender.producer is not None:
+                sender = sender._replace(sequence=sender.sequence + (count or 1))
+        return result
+
+    def _check_frames(self, prepared: list[Prepared], sender: Sender) -> None:
+        frames_max = self.settings.producers.window_batches
+        if len(prepared) > frames_max:
+            raise InvalidRequest(
+                "the call is too large for an idempotent producer; split it into calls of at most "
+                "frames_max * frame_bytes_max bytes, each with its own sequence",
+                frames=len(prepared),
+                frames_max=frames_max,
+                frame_bytes_max=self.settings.log.write_bytes_max,
+            )
+        records = sum(count or 1 for _codec, _data, count, _size in prepared)
+        if sender.sequence + records - 1 > SEQUENCE_MAX:
+            raise InvalidRequest(
+                "the sequence of the last record is too large",
+                sequence=sender.sequence,
+                records=records,
+            )
+
+    def arrow_batches(self, data: object) -> Iterator[pa.RecordBatch]:
+        """Convert Arrow data to the topic's columns in pieces of at most one write."""
+        return self._converted(data, self.codec.columns)
+
+    def _converted(self, data: object, columns: Columns) -> Iterator[pa.RecordBatch]:
+        if self.is_message:
+            data = with_publish_time(data, self.clock.now_us())
+        batches: Iterator[pa.RecordBatch] = columns.input.batches(
+            data, bytes_max=self.settings.log.write_bytes_max, rows_max=FRAME_RECORDS_MAX
+        )
+        for batch in batches:
+            if self.is_message:
+                check_message_batch(batch, self.limits, self.clock.now_us())
+            yield batch
+
+    # -- options ---------------------------------------------------------------------------------
+
+    def sender(
+        self, ack: str | None, producer: str | None, sequence: int | None, epoch: int
+    ) -> Sender | None:
+        """Check the options of a publish; None if they are all the defaults.
+
+        Raises:
+            InvalidRequest: if one of them is of a wrong type or out of its range.
+        """
+        synced = False
+        if ack is not None:
+            # Tables of keyed topics are not written yet: nobody should wait for them.
+            has_lake = self.lake is not None and not self.state.spec.primary_key
+            check_level(ack, has_lake=has_lake, has_objects=self.objects is not None)
+            synced = ack != "received"
+        if producer is None:
+            if sequence is not None:
+                raise InvalidRequest("sequence needs a producer", sequence=sequence)
+            return Sender(sync=True) if synced else None
+        producer = _producer_name(producer)
+        if sequence is None or not _is_count(sequence) or not _is_count(epoch, maximum=2**32 - 1):
+            raise InvalidRequest(
+                "an idempotent producer needs sequence= with a number from 0 on",
+                producer=producer,
+                sequence=sequence,
+            )
+        return Sender(producer, epoch, sequence, synced)
+
+
+def _summed(payload: Payload) -> Payload:
+    """Sum a payload here, beside other producers, instead of in the one thread of the journal."""
+    return payload._replace(crc=zlib.crc32(payload.data))
+
+
+def _producer_name(producer: object) -> str:
+    """Return the name as plain text; the journal's thread must be able to store it as it is."""
+    if isinstance(producer, str) and 0 < len(producer) <= PRODUCER_CHARACTERS_MAX:
+        try:
+            return str.encode(producer).decode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("producer is not valid UTF-8", producer=producer) from error
+    raise InvalidRequest(
+        "producer must be a text of 1 to 200 characters", got=type(producer).__name__
+    )
+
+
+def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+    """Return the ack of a call from those of its frames.
+
+    Raises:
+        FrazilError: what a frame met, if none was written.
+        Unavailable: with `outcome="unknown"` and what is there, if only some frames were written.
+    """
+    acks = [result for result in results if isinstance(result, Ack)]
+    if len(acks) == len(results):
+        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
+    errors = [result for result in results if isinstance(result, FrazilError)]
+    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
+    error = (unknown or errors)[0]
+    if not acks:
+        raise error
+    ranges = [f"{ack.offset}-{ack.offset_last}" for ack in acks]
+    more = ["…"] if len(ranges) > RANGES_TOLD_MAX else []
+    raise Unavailable(
+        "part of the call was written, look before sending the rest; an idempotent producer may "
+        "send it all again",
+        outcome="unknown",
+        offsets_written=", ".join(ranges[:RANGES_TOLD_MAX] + more),
+        frames_written=len(acks),
+        frames=len(results),
+        cause=error,
+    ) from error
+
+
+def check_level(ack: str, *, has_lake: bool = False, has_objects: bool = False) -> None:
+    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
+    if not isinstance(ack, str):
+        raise InvalidRequest("ack must be a text", got=type(ack).__name__)
+    absent = {
+        level for level, has in (("uploaded", has_objects), ("committed", has_lake)) if not has
+    }
+    allowed = "|".join(level for level in LEVELS if level not in absent)
+    if ack not in LEVELS:
+        raise InvalidRequest("unknown ack level", ack=ack, allowed=allowed)
+    if ack in absent:
+        raise InvalidRequest(
+            "this ack level needs a tier that this topic does not have", ack=ack, allowed=allowed
+        )
+
+
+def _is_count(value: object, *, maximum: int = SEQUENCE_MAX) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= maximum
+
+
+def microseconds(time: dt.datetime) -> int:
+    """Return a datetime as microseconds since 1970; a naive one is taken as UTC."""
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=dt.UTC)
+    delta = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds

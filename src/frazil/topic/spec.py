@@ -1,0 +1,320 @@
+"""Topics by name: what a request for a topic means, checked before anything is written. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pt
+
+from frazil.errors import InvalidRequest
+from frazil.model import TopicKind, TopicSpec, full_topic_name, is_part_name, part_name
+from frazil.schema.columns import column_id, column_of, declare_schema
+from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
+from frazil.schema.inference import infer_schema
+from frazil.schema.messages import Message
+from frazil.schema.partitioning import parse_partition_spec
+from frazil.topic.signals import checked_limits
+from frazil.units import parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.config import Settings
+    from frazil.schema.columns import IngestLimits
+    from frazil.schema.evolution import Change
+
+_SYNC_MODES: Final = ("none", "periodic", "commit")
+_LANES: Final = ("shared", "dedicated")
+_ON_FULL: Final = ("block", "expire")
+_UNKNOWN_KEY: Final = ("ignore", "error", "insert")
+NAMESPACE_OF_SQL: Final = "information_schema"
+_HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
+PUBLISH_OPTIONS: Final = frozenset({"ack", "producer", "sequence", "producer_epoch"})
+"""Keywords of a publish that are no fields of the record."""
+LIMIT_MAX: Final = 2**63 - 1
+"""The largest limit of a topic, in bytes or microseconds."""
+TOPIC_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+@attrs.frozen
+class TopicRequest:
+    """A topic as the caller wants it; ids are not given yet."""
+
+    name: str
+    kind: TopicKind
+    schema: pa.Schema | None
+    primary_key: tuple[int, ...]
+    partition_by: tuple[Any, ...]
+    partitions: int
+    options: Mapping[str, Any]
+    sort_by: tuple[int, ...] = ()
+
+
+def request_topic(
+    name: str,
+    *,
+    columns: object,
+    primary_key: object,
+    partition_by: object,
+    sort_by: object,
+    partitions: object,
+    options: Mapping[str, object],
+    limits: IngestLimits,
+    settings: Settings,
+    loose_part: bool = False,
+) -> TopicRequest:
+    """Check a request for a new topic; only a `loose_part` may be named like a part.
+
+    Raises:
+        InvalidRequest: with what is wrong and what to write instead.
+    """
+    full = full_topic_name(name)
+    if is_part_name(full) and not loose_part:
+        raise InvalidRequest(
+            "names that end in -part-<number> belong to partitioned topics, use partitions=",
+            topic=full,
+        )
+    if full.split("/")[1].casefold() == NAMESPACE_OF_SQL:
+        raise InvalidRequest(
+            "this namespace is SQL's own and its topics could not be queried, use another",
+            topic=full,
+        )
+    keys = (primary_key,) if isinstance(primary_key, str) else _names("primary_key", primary_key)
+    fields_by = _names("partition_by", partition_by)
+    sorts = (sort_by,) if isinstance(sort_by, str) else _names("sort_by", sort_by)
+    if not isinstance(partitions, int) or isinstance(partitions, bool):
+        raise InvalidRequest("partitions must be a whole number", got=type(partitions).__name__)
+    if not 0 <= partitions <= settings.topics.partitions_max:
+        raise InvalidRequest(
+            "number of partitions is out of range",
+            partitions=partitions,
+            partitions_max=settings.topics.partitions_max,
+        )
+    clean = check_options(options, settings)
+    if columns is None:
+        if keys or fields_by or sorts:
+            raise InvalidRequest(
+                "a message topic has no key, partition or sort columns, give columns for a table "
+                "topic",
+                topic=full,
+            )
+        return TopicRequest(full, "message", None, (), (), partitions, clean)
+    if keys:
+        check_keyed_options(full, clean)
+    schema = declare_schema(columns, limits=limits, primary_key=keys)
+    fields = parse_partition_spec(fields_by, schema)
+    ids = tuple(_id_of(schema, key) for key in keys)
+    return TopicRequest(
+        full, "table", schema, ids, tuple(fields), partitions, clean, _sort_ids(schema, sorts)
+    )
+
+
+def _sort_ids(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the ids of the columns that a table is to be sorted by."""
+    for name in names:
+        found = schema.field(name) if name in schema.names else None
+        if found is None or pt.is_nested(found.type) or names.count(name) > 1:
+            raise InvalidRequest(
+                "sort_by must name columns of the topic, each once and none with parts of its own",
+                column=name,
+                columns=", ".join(schema.names),
+            )
+    return tuple(_id_of(schema, name) for name in names)
+
+
+def first_columns(
+    record: object, options: Mapping[str, Any], limits: IngestLimits
+) -> pa.Schema | None:
+    """Return the columns of a topic that is made for its first record; None is a message topic.
+
+    Raises:
+        InvalidRequest: if neither a message nor a row can be made of the record.
+    """
+    fields = {key: value for key, value in options.items() if key not in PUBLISH_OPTIONS}
+    if record is None and fields and "payload" not in fields:
+        record, fields = fields, {}
+    if isinstance(record, Mapping) and not fields:
+        return infer_schema(record)
+    payload = fields.get("payload") if record is None else record
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(
+            "the topic does not exist and cannot be made from this record: give bytes or a row",
+            got=type(payload).__name__,
+        )
+    unknown = [name for name in fields if name not in Message.__struct_fields__]
+    if unknown:
+        raise InvalidRequest(
+            "message has an unknown field",
+            field=unknown[0],
+            allowed=", ".join(Message.__struct_fields__),
+        )
+    size = memoryview(payload).nbytes
+    if size > limits.message_bytes_max:
+        raise InvalidRequest("message is too large", bytes=size, bytes_max=limits.message_bytes_max)
+    return None
+
+
+def _id_of(schema: pa.Schema, name: str) -> int:
+    return column_id(column_of(schema, name))
+
+
+def _names(what: str, names: object) -> tuple[str, ...]:
+    """Return the names in a list; one text alone is no list, though it can be iterated over."""
+    if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
+        raise InvalidRequest(f"{what} must be a list of names", got=type(names).__name__)
+    found = tuple(names)
+    for name in found:
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{what} must be a list of names", got=type(name).__name__)
+    return found
+
+
+def column_changes(
+    *, add: object = None, drop: object = (), rename: object = None, widen: object = None
+) -> list[Change]:
+    """Return the changes that `alter` asks for, in the order in which they are made.
+
+    Raises:
+        InvalidRequest: if an argument has the wrong type; what it says is judged by `evolve`.
+    """
+    changes: list[Change] = [AddColumn(name, kind) for name, kind in _pairs("add", add)]
+    changes += [WidenColumn(name, kind) for name, kind in _pairs("widen", widen)]
+    for name, new in _pairs("rename", rename):
+        if not isinstance(new, str):
+            raise InvalidRequest("rename must give names for names", got=type(new).__name__)
+        changes.append(RenameColumn(name, new))
+    changes += [DropColumn(name) for name in _names("drop", drop)]
+    return changes
+
+
+def _pairs(what: str, mapping: object) -> list[tuple[str, Any]]:
+    if mapping is None:
+        return []
+    if not isinstance(mapping, Mapping) or not all(isinstance(name, str) for name in mapping):
+        raise InvalidRequest(
+            f"{what} must be a mapping by column names", got=type(mapping).__name__
+        )
+    return list(mapping.items())
+
+
+def check_options(options: Mapping[str, object], settings: Settings) -> dict[str, Any]:
+    """Check the options of a topic that may be given at creation and by `alter`."""
+    del settings
+    clean: dict[str, Any] = {}
+    for key, value in options.items():
+        if value is None:
+            continue
+        if key == "sync":
+            clean[key] = _one_of(key, value, _SYNC_MODES)
+        elif key == "lane":
+            clean[key] = _one_of(key, value, _LANES)
+        elif key == "on_full":
+            clean[key] = _one_of(key, value, _ON_FULL)
+        elif key == "retention_age":
+            clean["retention_us"] = _limit(key, int(parse_duration_s(value) * 1_000_000))
+        elif key in {"retention_bytes", "objects_retention_bytes"}:
+            clean[key] = _limit(key, parse_bytes(value))
+        elif key == "unknown_key":
+            clean[key] = _one_of(key, value, _UNKNOWN_KEY)
+        elif key in {"lake", "objects"}:
+            clean[key] = _switch(key, value)
+        elif key == "objects_retention_age":
+            clean["objects_retention_us"] = _limit(key, int(parse_duration_s(value) * 1_000_000))
+        elif key == "signals":
+            clean[key] = checked_limits(dict(_pairs(key, value)))
+        else:
+            raise InvalidRequest("unknown topic option", option=key)
+    return clean
+
+
+def check_keyed_options(topic: str, clean: Mapping[str, Any]) -> None:
+    """Check options that are named for a keyed topic: its rows are its state and never expire.
+
+    The defaults of the settings are not asked: for a keyed topic they are read as none.
+
+    Raises:
+        InvalidRequest: if an option would let rows go.
+    """
+    for name, is_wrong in (
+        ("on_full=expire", clean.get("on_full") == "expire"),
+        ("retention_age", clean.get("retention_us") is not None),
+    ):
+        if is_wrong:
+            raise InvalidRequest(
+                "the newest rows of a keyed topic are its state and never expire, leave this out; "
+                "retention_bytes bounds its files, and at that size publishing to it stops",
+                topic=topic,
+                option=name,
+            )
+
+
+def _limit(key: str, value: int) -> int:
+    if value > LIMIT_MAX:
+        raise InvalidRequest("topic option is too large", option=key, limit_max=LIMIT_MAX)
+    return value
+
+
+def _switch(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(
+            "topic option has a wrong value", option=key, got=value, allowed="True|False"
+        )
+    return value
+
+
+def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidRequest(
+            "topic option has a wrong value", option=key, got=value, allowed="|".join(allowed)
+        )
+    return str(value)
+
+
+def specs_of(
+    request: TopicRequest, *, topic_id: int, now_us: int, sync_default: str, uid: str = ""
+) -> list[TopicSpec]:
+    """Return the specs to write: the topic, or the parent and its parts."""
+    options = {"sync": sync_default, **request.options}
+    same: dict[str, Any] = {
+        "kind": request.kind,
+        "created_us": now_us,
+        "primary_key": request.primary_key,
+        "partition_by": request.partition_by,
+        "sort_by": request.sort_by,
+        "uid": uid,
+        **options,
+    }
+    if not request.partitions:
+        return [TopicSpec(id=topic_id, name=request.name, **same)]
+    parent = TopicSpec(id=topic_id, name=request.name, partitions=request.partitions, **same)
+    parts = [
+        TopicSpec(
+            id=topic_id + 1 + index,
+            name=part_name(request.name, index),
+            part_of=topic_id,
+            part_index=index,
+            **same,
+        )
+        for index in range(request.partitions)
+    ]
+    return [*parts, parent]
+
+
+def check_hold_offset(offset: object) -> None:
+    """Check that the offset of a hold is a whole number."""
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise InvalidRequest("offset must be a whole number", got=type(offset).__name__)
+
+
+def check_hold_name(name: object) -> str:
+    """Check the name of a hold."""
+    if not isinstance(name, str) or not _HOLD_NAME.match(name):
+        raise InvalidRequest(
+            "hold name must be 1 to 200 letters, digits or any of _.:/-", name=name
+        )
+    return name

@@ -1,0 +1,95 @@
+"""A journal on a simulated disk, a store and metadata in memory, and uploads between them."""
+
+from __future__ import annotations
+
+import types
+
+import msgspec
+
+from frazil.log import format as fmt
+from frazil.metadata import MemoryStore
+from frazil.objects import format as objects
+from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
+from frazil.objects.frames import JournalFrames
+from frazil.objects.rewriting import Rewriter
+from frazil.objects.shared import SharedUploader
+from frazil.objects.uploader import Uploader
+from tests.crash.driven_log import DrivenLog
+from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.simulated_store import SimulatedStore
+
+BROKER = bytes(range(16))
+
+
+class ObjectsWorld:
+    """Everything that an upload needs, without faults."""
+
+    def __init__(self, **settings):
+        self.settings = types.SimpleNamespace(
+            **{
+                "object_bytes_max": 1 << 30,
+                "index_bytes": 1 << 20,
+                "rewrite_s": 600.0,
+                "rewrite_objects": 16,
+                **settings,
+            }
+        )
+        self.clock = SimulatedClock(1)
+        self.disk = SimulatedFileSystem()
+        self.log = DrivenLog(self.disk)
+        self.frames = JournalFrames(self.log.journal)
+        self.store = SimulatedStore(self.clock)
+        self.metadata = MemoryStore(clock=self.clock)
+        self.start()
+
+    def start(self):
+        """Begin a new life with what the metadata and the store have."""
+        epoch = self.metadata.acquire(LEASE_NAME, "me", 3600.0).epoch
+        self.catalog = ObjectCatalog(self.metadata, clock=self.clock, epoch=lambda: epoch)
+        self.catalog.load()
+        given = {"broker": BROKER, "clock": self.clock, "settings": self.settings}
+        parts = (self.store, self.catalog, self.frames)
+        self.uploader = Uploader(*parts, **given)
+        self.shared = SharedUploader(*parts, uploader=self.uploader, **given)
+        self.rewriter = Rewriter(*parts, uploader=self.uploader, **given)
+
+    def gap(self, topic, first, end):
+        """Declare offsets without records at the end of a topic."""
+        payload = msgspec.msgpack.encode((end, "gap", "declared"))
+        self.log.control(fmt.KIND_GAP, topic, payload, offset=first)
+
+    def records(self, topic):
+        """Return the records that registered objects hold of a topic, by offset."""
+        found = {}
+        for descriptor in self.catalog.topic(topic).descriptors:
+            data = self.store.objects[descriptor.key].data
+            found.update(records_of(data, descriptor, topic))
+        return found
+
+    def footers(self, topic):
+        """Return what the registered objects of a topic say of it."""
+        keys = [found.key for found in self.catalog.topic(topic).descriptors]
+        return [footer_of(self.store.objects[key].data).of(topic) for key in keys]
+
+
+def footer_of(data):
+    """Return the checked footer of an object's bytes."""
+    trailer = objects.decode_trailer(data[-objects.TRAILER_BYTES :], size=len(data))
+    return objects.read_footer(data[trailer.position : -objects.TRAILER_BYTES], trailer)
+
+
+def records_of(data, descriptor, topic):
+    """Yield offset and payload of the plain records that a descriptor promises."""
+    view = memoryview(data)
+    position = descriptor.position
+    while position < descriptor.position + descriptor.length:
+        head = fmt.read_head(view, position)
+        assert not fmt.frame_fault(view, position, head)
+        assert head.topic == topic
+        payload = bytes(fmt.payload_of(view, position, head))
+        ends = memoryview(payload[: 4 * head.records + 4]).cast("i")
+        body = payload[4 * head.records + 4 :]
+        for number in range(head.records):
+            if descriptor.first <= head.offset + number < descriptor.end:
+                yield head.offset + number, body[ends[number] : ends[number + 1]]
+        position += fmt.FRAME_PREFIX_BYTES + head.length

@@ -1,0 +1,126 @@
+"""Which objects of a store make up a topic again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from frazil.objects.chain import chained
+from frazil.objects.descriptor import Descriptor
+from frazil.objects.format import Range
+
+
+def found(first, end, *, epoch=1, key="", ranges=(), shared=False):
+    """Return the descriptor of an object `[first, end)`."""
+    return Descriptor(
+        key=key or f"{first}-{end}-{epoch}-{shared}",
+        first=first,
+        end=end,
+        size=100,
+        position=64,
+        length=10,
+        records=end - first,
+        frames=1,
+        time_first_us=1,
+        time_last_us=2,
+        epoch=epoch,
+        sha="00",
+        etag="",
+        created_us=1,
+        ranges=ranges,
+        shared=shared,
+    )
+
+
+def spans(chain):
+    """Return the ranges and epochs of a chain's objects."""
+    return [(each.first, each.end, each.epoch) for each in chain.descriptors]
+
+
+def test_objects_follow_each_other_whatever_their_order():
+    """A chain is sorted and whole, and an object that is given twice counts once."""
+    objects = [found(10, 30), found(0, 10), found(30, 31), found(0, 10)]
+    chain = chained(objects)
+    assert spans(chain) == [(0, 10, 1), (10, 30, 1), (30, 31, 1)]
+    assert (chain.start, chain.end, chain.lost) == (0, 31, ())
+
+
+def test_the_higher_epoch_wins_then_the_longer_object():
+    """A rewritten object counts for its parts; one of a later owner for all of an earlier one."""
+    parts = [found(0, 5, shared=True), found(5, 9, shared=True), found(0, 9)]
+    assert spans(chained(parts)) == [(0, 9, 1)]
+    later = [found(0, 9), found(0, 4, epoch=2), found(4, 9, epoch=2)]
+    assert spans(chained(later)) == [(0, 4, 2), (4, 9, 2)]
+
+
+def test_an_object_across_the_beginning_of_a_later_owner_is_stale():
+    """Who wrote across the place where the next owner began was not the owner any more."""
+    objects = [found(0, 10), found(10, 30), found(10, 20), found(20, 25, epoch=2)]
+    assert spans(chained(objects)) == [(0, 10, 1), (10, 20, 1), (20, 25, 2)]
+
+
+def test_a_missing_object_is_told_as_lost_and_the_rest_stays():
+    """The hole is named, and the descriptor behind it begins with it as a lost range."""
+    chain = chained([found(0, 10), found(15, 20, ranges=(Range(16, 17, "gap"),))])
+    assert chain.lost == ((10, 15),)
+    assert spans(chain) == [(0, 10, 1), (10, 20, 1)]
+    assert [(each.first, each.end, each.kind) for each in chain.descriptors[1].ranges] == [
+        (10, 15, "lost"),
+        (16, 17, "gap"),
+    ]
+
+
+def test_what_expired_is_left_out_and_a_later_start_is_no_loss():
+    """Objects below the start are not wanted; objects that are gone from the front expired."""
+    objects = [found(0, 10), found(10, 20), found(20, 30)]
+    assert spans(chained(objects, start=10)) == [(10, 20, 1), (20, 30, 1)]
+    chain = chained(objects[1:], start=0)
+    assert (chain.start, chain.lost) == (10, ())
+    assert spans(chained(objects, start=15)) == [(15, 20, 1), (20, 30, 1)]
+
+
+def test_a_part_of_an_object_has_only_its_own_ranges():
+    """Gaps below the part's beginning are not told, one across it is cut."""
+    ranges = (Range(2, 4, "gap"), Range(5, 8, "gap"))
+    chain = chained([found(0, 10, ranges=ranges)], start=6)
+    assert [(each.first, each.end) for each in chain.descriptors[0].ranges] == [(6, 8)]
+
+
+def test_nothing_gives_an_empty_chain():
+    """Without objects there is nothing, at offset 0."""
+    chain = chained([], start=7)
+    assert chain.descriptors == ()
+    assert (chain.start, chain.end) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_owners_with_restarts_and_rewrites_are_found_again(seed):
+    """Owners upload, rewrite and are replaced; late writes of earlier ones are never taken."""
+    chance = random.Random(seed)
+    registered: list[Descriptor] = []
+    store: list[Descriptor] = []
+    end = 0
+    for epoch in range(1, chance.randint(2, 6)):
+        taken = end
+        for _ in range(chance.randint(1, 5)):
+            size = chance.randint(1, 9)
+            registered.append(found(end, end + size, epoch=epoch, shared=chance.random() < 0.5))
+            store.append(registered[-1])
+            end += size
+            run = [each for each in registered[-3:] if each.shared]
+            if len(run) > 1 and run == registered[-len(run) :] and chance.random() < 0.5:
+                whole = found(run[0].first, run[-1].end, epoch=epoch)
+                registered[-len(run) :] = [whole]
+                store.append(whole)
+                if chance.random() < 0.5:
+                    store = [each for each in store if each not in run]
+        if epoch > 1 and chance.random() < 0.5:
+            # The owner before this one goes on where it was when it lost the lease.
+            store.append(found(taken, taken + chance.randint(1, 20), epoch=epoch - 1, key="late"))
+    chance.shuffle(store)
+    chain = chained(store)
+    covered = [(each.first, each.end) for each in chain.descriptors]
+    assert (chain.start, chain.end, chain.lost) == (0, end, ())
+    assert all(each.key != "late" for each in chain.descriptors), (seed, covered)
+    assert [first for first, _end in covered[1:]] == [behind for _first, behind in covered[:-1]]

@@ -1,0 +1,144 @@
+"""Entries: the registry is what they say, and damage is found."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from frazil.errors import CorruptionError, InvalidRequest
+from frazil.registry import Registry, entries, limits
+from frazil.registry.entries import IdsEntry, SubjectEntry, VersionEntry
+
+
+def filled():
+    registry = Registry()
+    for name in ("a", "b:1:c"):
+        registry.commit(registry.register(name, "bytes", b"x", now=5, tags=["t"]))
+        registry.commit(registry.set_mode(name, "none"))
+        registry.commit(registry.register(name, "string", b"\xff", now=6))
+    registry.commit(registry.register("gone", "bytes", b"", now=7))
+    registry.commit(registry.delete_version("gone", 1))
+    registry.commit(registry.configure_topic("/default/t:x", "a", "enforce", check_payload=True))
+    return registry
+
+
+def test_entries_rebuild_the_registry_in_any_order():
+    """Forwards, backwards and twice, the same entries make an equal registry."""
+    registry = filled()
+    found = list(registry.to_states())
+    for order in (found, found[::-1], found + found):
+        copy = Registry()
+        for key, value in order:
+            copy.apply(key, value)
+        assert copy == registry
+        assert dict(copy.to_states()) == dict(found)
+    assert registry != Registry()
+
+
+def test_an_id_is_not_given_again_after_a_rebuild():
+    """The id of a subject that is gone stays taken."""
+    copy = Registry()
+    for key, value in filled().to_states():
+        copy.apply(key, value)
+    again = copy.commit(copy.register("gone", "bytes", b"", now=7))
+    assert again.schema_id == 4
+
+
+def test_the_written_entries_alone_keep_a_lost_id():
+    """Folded by key, what a deletion wrote is enough to never give its id again."""
+    registry, folded = Registry(), {}
+    registered = registry.register("a", "bytes", b"", now=1)
+    folded.update(registered.changes)
+    registry.commit(registered)
+    deleted = registry.delete_version("a", 1)
+    folded.update(deleted.changes)
+    registry.commit(deleted)
+    copy = Registry()
+    for key, value in folded.items():
+        if value is not None:
+            copy.apply(key, value)
+    assert copy == registry
+    assert copy.commit(copy.register("a", "bytes", b"", now=1)).schema_id == 2
+
+
+def test_a_crash_between_two_entries_leaves_a_registry_that_goes_on():
+    """A subject whose version was not written is not seen, and its id is used by the next call."""
+    planned = Registry().register("a", "bytes", b"", now=1)
+    assert [change.key for change in planned.changes] == ["subject:a", "version:1:a"]
+    survivor = Registry()
+    survivor.apply(*planned.changes[0])
+    assert survivor.subjects() == []
+    assert survivor.commit(survivor.register("a", "bytes", b"", now=1)).schema_id == 1
+
+
+def test_a_key_is_taken_apart_as_it_was_made():
+    """Colons in a name do not confuse it."""
+    assert entries.parse_key(entries.version_key("b:1:c", 12)) == ("version", "b:1:c", 12)
+    assert entries.parse_key(entries.subject_key("a:b")) == ("subject", "a:b", 0)
+    assert entries.parse_key(entries.topic_key("/x/y")) == ("topic", "/x/y", 0)
+    assert entries.parse_key("ids").kind == "ids"
+
+
+@pytest.mark.parametrize("key", ["", "x", "subject:", "version:a:b", "version:1:", "ids:", "topic"])
+def test_a_strange_key_is_corruption(key):
+    """A key that the registry never made is told."""
+    with pytest.raises(CorruptionError, match="not a key of the schema registry"):
+        Registry().apply(key, b"")
+
+
+def version(schema_id=1, packed=None, kind="bytes"):
+    packed = entries.pack(b"x") if packed is None else packed
+    return entries.encode(VersionEntry(schema_id, kind, packed, "f"))
+
+
+def test_damaged_values_are_corruption():
+    """No byte string that is no entry is taken, nor a definition that does not unpack."""
+    for key in ("subject:a", "version:1:a", "topic:t", "ids"):
+        for value in (b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03"):
+            with pytest.raises(CorruptionError, match="is damaged"):
+                Registry().apply(key, value)
+    bomb = entries.pack(b"\0" * (limits.DEFINITION_BYTES_MAX + 1))
+    for packed in (b"", b"junk", entries.pack(b"x")[:-2], bomb):
+        with pytest.raises(CorruptionError, match="definition is damaged"):
+            Registry().apply("version:1:a", version(packed=packed))
+
+
+def test_contradicting_entries_are_corruption():
+    """One id belongs to one subject, and a subject has one."""
+    registry = Registry()
+    registry.apply("version:1:a", version(1))
+    for key, value in (
+        ("version:2:a", version(2)),
+        ("version:1:b", version(1)),
+        ("subject:a", entries.encode(SubjectEntry(3, "none", 1))),
+        ("version:1:c", version(0)),
+    ):
+        with pytest.raises(CorruptionError, match="contradict"):
+            registry.apply(key, value)
+
+
+def test_a_newer_writers_fields_are_skipped():
+    """An entry with a name that this version does not know is read."""
+    value = msgspec.msgpack.encode({"schema_id_next": 9, "later": [1]})
+    assert entries.decode("ids", value, IdsEntry) == IdsEntry(9)
+
+
+def test_the_largest_definition_is_kept_and_comes_back():
+    """A megabyte of text fits; what does not compress below the limit is refused."""
+    registry = Registry()
+    large = b" " * limits.DEFINITION_BYTES_MAX
+    registry.commit(registry.register("a", "string", large, now=1))
+    assert registry.latest_schema("a").definition == large
+    noise = bytes((index * 7919 + index // 251) * 31 % 256 for index in range(1 << 10))
+    entry = VersionEntry(1, "bytes", noise * 1100, "f")
+    with pytest.raises(InvalidRequest, match="even when it is compressed"):
+        entries.encode(entry)
+
+
+def test_deleting_what_is_not_there_changes_nothing():
+    """Removals may come twice."""
+    registry = filled()
+    before = dict(registry.to_states())
+    for key in ("subject:none", "version:9:a", "version:1:none", "topic:none", "ids"):
+        registry.apply(key, None)
+    assert dict(registry.to_states()) == before

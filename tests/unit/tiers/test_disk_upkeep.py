@@ -1,0 +1,200 @@
+"""Files go under the engine's locks: no hold and no reader comes between decision and effect."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from frazil.config.sections import DiskSettings
+from frazil.engine.engine import Engine
+from frazil.errors import InvalidRequest, NotFound
+from tests.crash.engine_world import LOG, SETTINGS
+from tests.support import SimulatedClock, SimulatedFileSystem
+
+WAIT_S = 10.0
+
+
+def open_simulated():
+    """Open an engine without threads whose files go as soon as nothing needs them."""
+    update = {"log": LOG, "disk": DiskSettings(small_file_bytes=1)}
+    return Engine(
+        SETTINGS.model_copy(update=update),
+        file_system=SimulatedFileSystem(1),
+        clock=SimulatedClock(1),
+        threads=False,
+    )
+
+
+def publish(db, topic, count=3, size=1000):
+    """Publish records, each into a file of its own, and let the log go of them."""
+    for number in range(count):
+        topic.append(bytes([number]) * size)
+        db.flush()
+    db.main.journal.rotate()
+    db.upkeep.seal()
+    db.clock.advance(3600)
+    db.tiers.release()
+    db.upkeep.free()
+    assert topic.runtime.state.start == count
+
+
+class Beside:
+    """Runs a call in another thread and tells whether it has returned."""
+
+    def __init__(self, call):
+        self.error = None
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call):
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def is_done(self, seconds):
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+def meanwhile(owner, name, call):
+    """Have `call` made in another thread in the middle of a method; return where it is found."""
+    calls, work = [], getattr(owner, name)
+
+    def patched(*arguments):
+        if not calls:
+            calls.append(Beside(call))
+            assert not calls[0].is_done(0.2)
+        return work(*arguments)
+
+    setattr(owner, name, patched)
+    return calls
+
+
+def retain(db, topic):
+    """Find everything too old."""
+    del topic
+    db.tiers.files.retain()
+
+
+def evict(db, topic):
+    """Find the cap too small for anything, all of which is committed elsewhere."""
+    db.tiers.disk.settings = db.settings.disk.model_copy(update={"bytes_max": 1})
+    db.settings = db.settings.model_copy(update={"disk": db.tiers.disk.settings})
+    db.tiers.disk.set_committed(topic.runtime.state.id, topic.runtime.state.durable)
+    db.tiers.files.check_cap()
+
+
+@pytest.mark.parametrize(("way", "method"), [(retain, "expire"), (evict, "evict")])
+def test_no_hold_is_granted_while_files_go(way, method):
+    """A hold asked for between the decision and its effect waits, and is then judged anew."""
+    db = open_simulated()
+    topic = db.create_topic("t")
+    publish(db, topic)
+    asked = meanwhile(db.tiers.disk, method, lambda: topic.hold("mine", 0))
+    way(db, topic)
+    [call] = asked
+    assert call.is_done(WAIT_S)
+    assert db.tiers.disk.start(topic.runtime.state.id) == 3
+    assert isinstance(call.error, InvalidRequest)
+    assert call.error.details["start"] == 3
+    assert not topic.runtime.state.holds
+    db.close()
+
+
+@pytest.mark.parametrize(("way", "method"), [(retain, "expire"), (evict, "evict")])
+def test_no_reader_begins_while_files_go(way, method):
+    """A reader that comes too late is told at its first read, never after it got some records."""
+    db = open_simulated()
+    topic = db.create_topic("t")
+    publish(db, topic)
+    found = []
+    asked = meanwhile(db.tiers.disk, method, lambda: found.extend(topic.read(0)))
+    way(db, topic)
+    assert asked[0].is_done(WAIT_S)
+    assert isinstance(asked[0].error, NotFound)
+    assert asked[0].error.details["offset_first"] == 3
+    assert not found
+    db.close()
+
+
+def test_a_hold_that_came_before_is_respected():
+    """What a hold or an open reader needs stays, though all of it is old and committed."""
+    db = open_simulated()
+    topic = db.create_topic("t")
+    topic.hold("mine", 0)
+    publish(db, topic)
+    retain(db, topic)
+    assert db.tiers.disk.start(topic.runtime.state.id) == 0
+    topic.advance("mine", 3)
+    with topic.read(1) as reader:
+        retain(db, topic)
+        assert db.tiers.disk.start(topic.runtime.state.id) == 1
+        assert sum(batch.count for batch in reader) == 2
+    retain(db, topic)
+    assert db.tiers.disk.start(topic.runtime.state.id) == 3
+    db.close()
+
+
+def test_a_hold_that_its_owner_dropped_stays_dropped():
+    """Expiring files moves the holds there are; dropping one meanwhile waits for that."""
+    db = open_simulated()
+    topic = db.create_topic("t", retention_bytes=15_000, on_full="expire")
+    topic.hold("h", 0)
+    publish(db, topic)
+    drops = meanwhile(db.main, "control", lambda: topic.drop("h"))
+    db.upkeep.check_quotas()
+    assert drops[0].is_done(WAIT_S)
+    assert drops[0].error is None
+    assert not topic.runtime.state.holds
+    assert db.tiers.disk.start(topic.runtime.state.id) == 2
+    db.close()
+
+
+def test_a_topic_made_while_the_cap_is_judged_does_not_disturb_it():
+    """The cap is judged over topics as they come and go."""
+    db = open_simulated()
+    publish(db, db.create_topic("t"))
+    usage = db.tiers.disk.usage
+
+    def usage_meanwhile():
+        db.create_topic("u", exist_ok=True)
+        return usage()
+
+    db.tiers.disk.usage = usage_meanwhile
+    db.tiers.files.check_cap()
+    assert db.topics() == ["/default/t", "/default/u"]
+    assert db.topic("u").append(b"x").offset == 0
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("retention", "files_max"),
+    [({"retention_age": "8h"}, 28), ({"retention_bytes": 400_000}, 32), ({}, 8)],
+)
+def test_files_are_joined_up_to_a_part_of_what_a_topic_keeps(retention, files_max):
+    """However many small files come, few are left, and none is more than a step of retention."""
+    db = open_simulated()
+    db.tiers.disk.settings = DiskSettings()
+    db.settings = db.settings.model_copy(
+        update={"log": LOG.model_copy(update={"retention_age_s": 1e9, "retention_bytes": 1 << 40})}
+    )
+    topic = db.create_topic("t", **retention)
+    tiers = db.tiers.topic(topic.runtime.state.id)
+    for number in range(100):
+        topic.append(bytes([number]) * 1000)
+        db.flush()
+        db.clock.advance(300)
+        db.tiers.files.merge(tiers)
+        db.tiers.files.retain()
+    spans = db.tiers.disk.picture(tiers.id).spans
+    assert len(spans) <= files_max
+    for span in spans:
+        [file] = span.files
+        if "retention_age" in retention:
+            assert file.time_last - file.time_first <= 3600 * 1_000_000
+        if "retention_bytes" in retention:
+            assert file.size <= 400_000 // 8
+    assert sum(batch.count for batch in topic.read()) == 100 - db.tiers.disk.start(tiers.id)
+    db.close()
