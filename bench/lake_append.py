@@ -15,7 +15,7 @@ from bench.harness import Bench, Row, absolute, compare, in_turn
 from bench.lake_session import BenchTopic, LakeSession, PlainTable, lake_session
 from bench.quiet import wait_until_quiet
 from bench.same_rows import file_paths
-from frazil.lake.plan import StagedFile
+from frazil.lake import StagedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from bench.lake_session import BenchTopic, LakeSession, lake_session
 from frazil.model import PartitionField
 
 if TYPE_CHECKING:
-    from frazil.lake.plan import StagedFile
+    from frazil.lake import StagedFile
 
 COMMITS = 5_000
 YOUNG_COMMITS = 50

@@ -20,21 +20,28 @@ import pyarrow.parquet as pq
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
+from frazil.lake import (
+    CATALOG_NAME,
+    CommitRequest,
+    PartRange,
+    Plan,
+    StagedFile,
+    TableName,
+    build_session,
+    prepare,
+    session_conf,
+)
 from frazil.lake.binding import Definition, bind
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
-from frazil.lake.commit import CommitRequest
 from frazil.lake.connection import CatalogAddress, connect
-from frazil.lake.plan import PartRange, Plan, StagedFile, TableName
-from frazil.lake.session import CATALOG_NAME, build_session, session_conf
-from frazil.lake.setup import prepare
 from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
 from frazil.lake.worker_spark import Spark
 from frazil.model import WHOLE
-from frazil.schema.columns import declare_schema
-from frazil.tiers.disk.file import file_schema
+from frazil.schema import declare_schema
+from frazil.tiers import file_schema
 
 if TYPE_CHECKING:
-    from frazil.lake.commit import CommitResult
+    from frazil.lake import CommitResult
 
 TIME_US = 1_790_000_000_000_000
 NAMESPACE = "bench"

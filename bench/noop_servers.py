@@ -121,7 +121,7 @@ def _encoder():
 
 
 def _message():
-    from frazil.schema.messages import Message
+    from frazil.schema import Message
 
     return Message(
         os.urandom(PAYLOAD_BYTES), None, None, TIME_US, PRODUCER, PRODUCER_ID, None, None

@@ -16,9 +16,8 @@ from bench import objects_world as world
 from bench import workload
 from bench.harness import Bench, Row, absolute, compare, in_turn
 from frazil.errors import NotFound
+from frazil.objects import TRAILER_BYTES, ObjectMeta
 from frazil.objects import runtime as engine_objects
-from frazil.objects.format import TRAILER_BYTES
-from frazil.objects.store import ObjectMeta
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -9,7 +9,7 @@ import obstore
 from bench import objects_world as world
 from bench import workload
 from bench.harness import Bench, Row, absolute, compare, in_turn
-from frazil.objects.reader import ObjectsSource
+from frazil.objects import ObjectsSource
 
 RATIO_MIN = 0.7
 MB = 1_000_000

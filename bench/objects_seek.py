@@ -9,7 +9,7 @@ from typing import Any
 from bench import objects_world as world
 from bench import workload
 from bench.harness import Bench, Row, absolute, compare
-from frazil.objects.reader import ObjectsSource
+from frazil.objects import ObjectsSource
 
 RATIO_MAX = 2.0
 MB = 1_000_000

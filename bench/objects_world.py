@@ -14,16 +14,13 @@ from bench import workload
 from frazil.clock import SystemClock
 from frazil.config import Settings, load_settings
 from frazil.metadata import MemoryStore
-from frazil.objects.catalog import ObjectCatalog
-from frazil.objects.frames import JournalFrames
-from frazil.objects.obstores import open_store
-from frazil.objects.uploader import Uploader
+from frazil.objects import JournalFrames, ObjectCatalog, Uploader, open_store
 from tests.servers.seaweed import SeaweedServer
 
 if TYPE_CHECKING:
     import frazil
     from bench.harness import Bench
-    from frazil.objects.descriptor import Descriptor
+    from frazil.objects import Descriptor
 
 LOG_ALONE = {"memory.enabled": False}
 """The log keeps everything: what is uploaded comes from its segments."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bench import workload
 from bench.baselines import read_and_sum
 from bench.harness import Bench, Row, absolute, compare, in_turn, process_read_bytes
-from frazil.engine.inspection import frames_of, inspect_journal
+from frazil.engine import frames_of, inspect_journal
 from frazil.fs import RealFileSystem
 from frazil.log import format as fmt
 

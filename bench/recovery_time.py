@@ -13,9 +13,8 @@ from bench.harness import Bench, Row, absolute, compare, in_turn
 from frazil.clock import SystemClock
 from frazil.config import Settings
 from frazil.fs import RealFileSystem
+from frazil.log import PLAIN, Control, Journal, Untracked
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control, Untracked
-from frazil.log.journal import Journal
 from frazil.model import TopicSpec
 
 FRAMES_MIN = 500_000

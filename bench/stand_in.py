@@ -16,7 +16,7 @@ import attrs
 import pyarrow as pa
 
 from frazil.errors import FrazilError, NotFound
-from frazil.log.history import Batch, Piece
+from frazil.log import Batch, Piece
 from frazil.model import OffsetRange
 
 if TYPE_CHECKING:

@@ -18,30 +18,33 @@ import msgspec
 import pyarrow as pa
 
 from frazil.config import Settings
-from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control, Payload, Sender, Untracked
-from frazil.log.cursor_state import (
+from frazil.log import (
+    PLAIN,
+    STATE_FIRST_FREE,
+    STATE_HOLD,
     Acked,
+    Control,
     CursorState,
     Dropped,
+    Journal,
+    Payload,
+    Sender,
+    Untracked,
     acked,
     attempted,
     encode_changes,
     placed,
 )
-from frazil.log.journal import Journal
-from frazil.log.state import STATE_FIRST_FREE, STATE_HOLD
+from frazil.log import format as fmt
 from frazil.model import Ack, TopicSpec
-from frazil.schema.columns import declare_schema
-from frazil.schema.messages import Message, pack_messages
-from frazil.schema.rows import RowEncoder
+from frazil.schema import Message, RowEncoder, declare_schema, pack_messages
 from tests.support import SimulatedClock, SimulatedFileSystem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.log.codec import Codec, Entry, Waiter
-    from frazil.log.cursor_state import Change
+    from frazil.log import Change, Codec
+    from frazil.log.codec import Entry, Waiter
 
 DIRECTORY = "/golden/journal"
 CURSORS_DIRECTORY = "/golden/cursors"

@@ -8,19 +8,19 @@ no engine.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from frazil import errors
 from frazil.errors import FrazilError
+from frazil.lazy import lazy_names
 
 if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.engine import AsyncEngine, Delivery, Engine, Topic, open_async
     from frazil.engine import open_engine as open  # noqa: A004 - `frazil.open(path)` is the API
-    from frazil.log.history import Batch
+    from frazil.log import Batch
     from frazil.model import Ack
-    from frazil.schema.messages import Message
+    from frazil.schema import Message
     from frazil.subscribe import FailurePolicy
 
 __version__ = "0.1.0"
@@ -42,31 +42,20 @@ __all__ = [
     "open_async",
 ]
 
-_PLACES: Final = {
-    "Ack": "frazil.model",
-    "AsyncEngine": "frazil.engine",
-    "Batch": "frazil.log.history",
-    "Delivery": "frazil.engine",
-    "Engine": "frazil.engine",
-    "FailurePolicy": "frazil.subscribe",
-    "Message": "frazil.schema.messages",
-    "Settings": "frazil.config",
-    "Topic": "frazil.engine",
-    "open": "frazil.engine",
-    "open_async": "frazil.engine",
+_MODULES = {
+    "frazil.engine": ("AsyncEngine", "Delivery", "Engine", "Topic", "open_async", "open_engine"),
+    "frazil.config": ("Settings",),
+    "frazil.log": ("Batch",),
+    "frazil.model": ("Ack",),
+    "frazil.schema": ("Message",),
+    "frazil.subscribe": ("FailurePolicy",),
 }
 
-
 if not TYPE_CHECKING:  # Checkers see the imports above, and no other names.
+    _get = lazy_names(__name__, _MODULES)
 
     def __getattr__(name: str) -> object:
-        place = _PLACES.get(name)
-        if place is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(place), "open_engine" if name == "open" else name)
-        # Found at once from now on.
-        globals()[name] = found
-        return found
+        return _get("open_engine" if name == "open" else name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from frazil.config import load_settings
-from frazil.objects.obstores import open_store
+from frazil.objects import open_store
 from scripts.azurite import Missing
 from tests.servers.azurite import AzuriteServer
 from tests.servers.gcs import GcsServer

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from frazil.errors import FrazilError
-from frazil.lake.table import TOPIC_ID
+from frazil.lake import TOPIC_ID
 from tests.crash.lake_table import IcebergTable
 from tests.integration.lake.spark_world import MARKS, shared_world
 

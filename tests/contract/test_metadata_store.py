@@ -7,10 +7,19 @@ import threading
 import pytest
 
 from frazil.errors import Closed, Conflict, InvalidRequest, Overloaded
-from frazil.metadata import Compare, LeaseEpoch, Transaction, compare_and_set, entries
+from frazil.metadata import (
+    LIST_BYTES_MAX,
+    NUMBER_MAX,
+    VALUE_BYTES_MAX,
+    WATCH_BYTES_MAX,
+    WATCHES_MAX,
+    Compare,
+    LeaseEpoch,
+    Transaction,
+    compare_and_set,
+    entries,
+)
 from frazil.metadata.etcd import EtcdStore
-from frazil.metadata.transaction import LIST_BYTES_MAX, NUMBER_MAX, VALUE_BYTES_MAX
-from frazil.metadata.watch import WATCH_BYTES_MAX, WATCHES_MAX
 from tests.contract.metadata_homes import (
     CountedHome,
     EtcdHome,

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
-from frazil.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX
+from frazil.objects import LIST_KEYS_MAX, PIECE_BYTES_MAX
 from tests.contract.object_stores import KINDS, NO_MACHINE, SERVERS, server_of, store_of
 
 pytestmark = pytest.mark.integration

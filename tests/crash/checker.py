@@ -11,8 +11,8 @@ from array import array
 import attrs
 
 from frazil.errors import CorruptionError
+from frazil.log import LogSource
 from frazil.log import format as fmt
-from frazil.log.reader import LogSource
 
 READ_BYTES = 16 << 10
 

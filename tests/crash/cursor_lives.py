@@ -11,12 +11,12 @@ from copy import deepcopy
 from random import Random
 
 from frazil.config import Settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import FrazilError
-from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control
-from frazil.log.cursor_state import (
+from frazil.log import (
+    PLAIN,
     Acked,
+    Control,
     CursorState,
     Dropped,
     acked,
@@ -25,8 +25,9 @@ from frazil.log.cursor_state import (
     encode_changes,
     placed,
 )
-from frazil.subscribe.cursors import HOLD_PREFIX
-from frazil.topic.indexing import known_cursors
+from frazil.log import format as fmt
+from frazil.subscribe import HOLD_PREFIX
+from frazil.topic import known_cursors
 from tests.crash.checker import require
 from tests.crash.driven_log import DrivenLog, log_settings
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem

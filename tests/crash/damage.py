@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from frazil.log import Sender
 from frazil.log import format as fmt
-from frazil.log.codec import Sender
 from tests.crash.checker import require
 from tests.crash.simulation import DIRECTORIES, Simulation
 from tests.crash.workload import Waiter

@@ -9,14 +9,12 @@ import pyarrow as pa
 
 from frazil.config import Settings
 from frazil.errors import CorruptionError
+from frazil.log import PLAIN, STATE_HOLD, Control, Journal, LogSource, Sender
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control, Sender
-from frazil.log.journal import Journal
-from frazil.log.reader import LogSource
-from frazil.log.state import STATE_HOLD
 from frazil.model import Ack, TopicSpec
-from frazil.schema.columns import LIMITS_DEFAULT
-from frazil.topic.frames import MessageTopicCodec, TableCodec, arrow_payload
+from frazil.schema import LIMITS_DEFAULT
+from frazil.topic import MessageTopicCodec, TableCodec
+from frazil.topic.frames import arrow_payload
 from tests.support import SimulatedClock
 
 DIRECTORY = "/data/journal"

@@ -6,7 +6,7 @@ import contextlib
 from random import Random
 
 from frazil.config import Settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import FrazilError
 from frazil.model import Ack
 from tests.crash.checker import require

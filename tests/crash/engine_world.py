@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from frazil.config import ProducerSettings, Settings, TopicSettings
 from frazil.config.sections import DAY, LogSettings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import NotFound
 from frazil.model import Ack
 from frazil.query import lockdown, pool
-from frazil.topic.indexing import known_topics
+from frazil.topic import known_topics
 from tests.crash.checker import require
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 

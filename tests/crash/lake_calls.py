@@ -17,7 +17,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.commit import Verdict
+from frazil.lake import Verdict
 from tests.crash.lake_table import Broken
 
 CALLS_MAX = 120

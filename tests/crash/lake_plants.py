@@ -6,9 +6,8 @@ import msgspec
 
 from frazil.errors import CommitUnknown, Unavailable
 from frazil.lake import commit as module
-from frazil.lake import watermark
+from frazil.lake import ends_of, watermark
 from frazil.lake.commit import _Run
-from frazil.lake.table import ends_of
 from tests.crash.lake_table import IcebergTable
 from tests.crash.lake_world import World
 

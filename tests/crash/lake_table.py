@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from frazil.errors import Conflict
-from frazil.lake.expiry import SnapshotFact
-from frazil.lake.table import TOPIC_ID, View, ends_of
+from frazil.lake import TOPIC_ID, SnapshotFact, View, ends_of
 
 COMMITS_COUNTED = 50
 """What one commit counts for the age of the property: the third is already too old."""

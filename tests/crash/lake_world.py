@@ -13,11 +13,25 @@ from collections import Counter
 from random import Random
 
 from frazil.errors import Conflict, FrazilError
-from frazil.lake.commit import CommitRequest, CommitResult, commit
-from frazil.lake.expiry import expirable
-from frazil.lake.plan import PartSets, Plan, StagedFile, StagedSet, TableName, plan_parts
-from frazil.lake.table import end_key, ends_of
-from frazil.lake.watermark import MISSING_RANGE, ROLLED_BACK, Known, decide, watermarks
+from frazil.lake import (
+    MISSING_RANGE,
+    ROLLED_BACK,
+    CommitRequest,
+    CommitResult,
+    Known,
+    PartSets,
+    Plan,
+    StagedFile,
+    StagedSet,
+    TableName,
+    decide,
+    end_key,
+    ends_of,
+    expirable,
+    plan_parts,
+    watermarks,
+)
+from frazil.lake.commit import commit
 from frazil.model import WHOLE
 from tests.crash.lake_calls import Calls, JudgedRows, Worker
 from tests.crash.lake_table import Broken, IcebergTable

@@ -7,11 +7,9 @@ from random import Random
 import msgspec
 import pyarrow as pa
 
+from frazil.log import STATE_FIRST_FREE
 from frazil.log import format as fmt
-from frazil.log.state import STATE_FIRST_FREE
-from frazil.schema.columns import declare_schema
-from frazil.schema.evolution import AddColumn, evolve
-from frazil.schema.messages import Message
+from frazil.schema import AddColumn, Message, declare_schema, evolve
 from tests.crash.driven_log import (
     DIRECTORY,
     DrivenLog,

@@ -9,7 +9,7 @@ import attrs
 from frazil.config import ProducerSettings
 from frazil.config.sections import DAY, LogSettings
 from frazil.errors import FrazilError, Unavailable
-from frazil.log.journal import Journal
+from frazil.log import Journal
 from tests.crash.checker import check_report, check_topic, lsn_chain, require
 from tests.crash.workload import Work
 from tests.support import (

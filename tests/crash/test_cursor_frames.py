@@ -6,12 +6,10 @@ import os
 
 import pytest
 
-from frazil.log import birth, checkpoint, cursor_state, journal
+from frazil.log import Journal, Survey, birth, checkpoint, cursor_state, journal
 from frazil.log import state as log_state
-from frazil.log.journal import Journal
-from frazil.log.recovery import Survey
-from frazil.subscribe.cursors import Cursors
-from frazil.topic.indexing import Indexer
+from frazil.subscribe import Cursors
+from frazil.topic import Indexer
 from tests.crash.cursor_lives import EngineLives, JournalLives, run_seeds
 from tests.crash.engine_world import many_lives
 

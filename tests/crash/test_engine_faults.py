@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from frazil.config import Settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import FrazilError
 from tests.support.faulty_fs import Fault, FaultyFileSystem
 from tests.support.simulated_clock import SimulatedClock

@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from frazil.errors import FrazilError
-from frazil.log.journal import Journal
-from frazil.topic.indexing import Indexer
+from frazil.log import Journal
+from frazil.topic import Indexer
 from tests.crash.checker import Violation
 from tests.crash.engine_world import ROOT, World, many_lives
 from tests.support import SimulatedCrash

@@ -5,10 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from frazil.log import PLAIN, Control, Journal, Producer, Sent
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control
-from frazil.log.journal import Journal
-from frazil.log.state import Producer, Sent
 from frazil.model import Ack, TopicSpec
 from tests.crash.checker import check_report, read_all
 from tests.crash.driven_log import DrivenLog

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from frazil.lake.commit import STEPS
+from frazil.lake import STEPS
 from tests.crash.lake_world import EVENTS, World
 
 SEEDS = int(os.environ.get("FRAZIL_LAKE_SEEDS", "3000"))

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import CorruptionError, Unavailable
-from frazil.lake import jars
-from frazil.lake.java import find_java
-from frazil.lake.launch import cache_directory
+from frazil.lake import cache_directory, find_java, jars
 
 ROOT = Path(__file__).resolve().parents[2]
 JAR = b"not really a jar"

@@ -10,12 +10,8 @@ import attrs
 import pytest
 
 from frazil.errors import CorruptionError, FrazilError
-from frazil.log import birth
+from frazil.log import LENGTH_UNKNOWN, Group, Journal, Scan, Scanner, Survey, birth
 from frazil.log import format as fmt
-from frazil.log.group import Group
-from frazil.log.journal import Journal
-from frazil.log.recovery import LENGTH_UNKNOWN, Survey
-from frazil.log.scan import Scan, Scanner
 from tests.crash.checker import Violation
 from tests.crash.damage import (
     DamagedSimulation,

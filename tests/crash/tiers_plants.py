@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from frazil.model import OP_DELETE
-from frazil.tiers import topic_tiers
-from frazil.tiers.disk.directory import DiskDirectory
-from frazil.tiers.disk.tier import DiskTier
-from frazil.tiers.disk.write import SetWriter
-from frazil.tiers.keys.fold import KeyedState
-from frazil.tiers.keys.key_index import OP_MASK, KeyIndex
-from frazil.tiers.keys.superseded import Superseded
-from frazil.tiers.tiering import Tiers
-from frazil.tiers.topic_tiers import TopicTiers
-from frazil.topic.changing import TopicChanges
+from frazil.tiers import (
+    OP_MASK,
+    DiskDirectory,
+    DiskTier,
+    KeyedState,
+    KeyIndex,
+    SetWriter,
+    Superseded,
+    Tiers,
+    TopicTiers,
+    topic_tiers,
+)
+from frazil.topic import TopicChanges
 from tests.support.simulated_fs import SimulatedFile
 
 

@@ -6,9 +6,8 @@ import attrs
 import msgspec
 
 from frazil.errors import Closed, FrazilError, InvalidRequest, Overloaded, Unavailable
+from frazil.log import PLAIN, STATE_HOLD, Control, PlainCodec, Sender
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control, PlainCodec, Sender
-from frazil.log.state import STATE_HOLD
 from frazil.model import Ack, TopicSpec
 from tests.crash.checker import TopicModel, check_read, read_all, require
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import get_args
 
 from frazil.errors import FrazilError
+from frazil.registry import CompatibilityMode, SchemaType
 from frazil.registry.definitions import incompatibilities, parse_definition
-from frazil.registry.kinds import CompatibilityMode, SchemaType
 from frazil.serve.auth.credentials import BadCredential
 from frazil.serve.auth.tokens import TokenRules, verify_token
 from frazil.serve.danube import messages

@@ -12,12 +12,10 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from frazil.log import STATE_FREED, STATE_HOLD, STATE_PRODUCER, Places, encode_checkpoint, footer_of
 from frazil.log import format as fmt
-from frazil.log.checkpoint import encode_checkpoint
-from frazil.log.index import Places, footer_of
-from frazil.log.state import STATE_FREED, STATE_HOLD, STATE_PRODUCER
 from frazil.model import TopicSpec
-from frazil.schema.messages import Message, pack_messages
+from frazil.schema import Message, pack_messages
 from tests.fuzz.run import CORPUS, corpus
 from tests.fuzz.serve_seeds import serve_seeds
 from tests.fuzz.targets import ENCODER, SCHEMA, _frame, _state

@@ -12,35 +12,46 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from frazil.config.sources import environment_entries, file_entries, parse_assignments
+from frazil.config import environment_entries, file_entries, parse_assignments
 from frazil.errors import FrazilError, NotFound
+from frazil.log import (
+    Frame,
+    JournalState,
+    Scanner,
+    batches_of,
+    decode_checkpoint,
+    decode_footer,
+    decode_places,
+    decode_sections,
+    read_footer,
+    replay,
+)
 from frazil.log import format as fmt
-from frazil.log.checkpoint import decode_checkpoint, decode_sections
-from frazil.log.index import decode_footer, decode_places
-from frazil.log.reader import Frame, batches_of
-from frazil.log.recovery import replay
-from frazil.log.scan import Scanner
-from frazil.log.segment import read_footer
-from frazil.log.state import JournalState
 from frazil.model import TopicSpec, full_topic_name
-from frazil.objects import format as object_format
-from frazil.objects.descriptor import (
+from frazil.objects import (
     Descriptor,
     Garbage,
     Hint,
     Intent,
+    ObjectMeta,
+    ObjectRun,
     ObjectsState,
+    Tally,
+    Topic,
     decode_row,
+    read_tail,
 )
-from frazil.objects.frame_run import Tally, Topic
-from frazil.objects.looking import read_tail
-from frazil.objects.rewriting import ObjectRun
-from frazil.objects.store import ObjectMeta
-from frazil.schema.columns import LIMITS_DEFAULT, declare_schema
-from frazil.schema.json_rows import JsonRowReader, parse_csv_row, parse_json_row
-from frazil.schema.messages import unpack_messages
-from frazil.schema.rows import RowEncoder
-from frazil.topic.frames import MessageTopicCodec, TableCodec
+from frazil.objects import format as object_format
+from frazil.schema import (
+    LIMITS_DEFAULT,
+    JsonRowReader,
+    RowEncoder,
+    declare_schema,
+    parse_csv_row,
+    parse_json_row,
+    unpack_messages,
+)
+from frazil.topic import MessageTopicCodec, TableCodec
 from frazil.units import parse_bytes, parse_duration_s
 from tests.support import SimulatedFileSystem
 

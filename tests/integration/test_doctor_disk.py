@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import frazil
 from frazil.config import load_settings
-from frazil.engine.doctor import examine
+from frazil.engine import examine
 from frazil.fs import RealFileSystem
 
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from frazil.cli.app import app
 from frazil.clock import SystemClock
-from frazil.engine.doctor_objects import examine_store
+from frazil.engine import examine_store
 from frazil.errors import InvalidRequest
-from frazil.objects.obstores import open_store
+from frazil.objects import open_store
 from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
 from tests.servers.running import free_port
 from tests.servers.seaweed import READER_KEY

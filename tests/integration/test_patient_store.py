@@ -11,8 +11,7 @@ import time
 import pytest
 
 from frazil.errors import Conflict, Unavailable
-from frazil.objects.obstores import open_store
-from frazil.objects.patience import Patient
+from frazil.objects import Patient, open_store
 from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
 
 pytestmark = pytest.mark.integration

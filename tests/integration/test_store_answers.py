@@ -15,9 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from frazil.objects.failures import is_throttled
-from frazil.objects.obstores import open_store
-from frazil.objects.store import PIECE_BYTES_MAX
+from frazil.objects import PIECE_BYTES_MAX, is_throttled, open_store
 from tests.contract.object_stores import settings_of
 from tests.servers.running import free_port
 

@@ -18,25 +18,25 @@ from functools import partial
 from types import SimpleNamespace
 
 from frazil.errors import CorruptionError, NotFound, Overloaded, Unavailable
-from frazil.log.cursor import ranges_of
-from frazil.log.history import Batch, Piece
+from frazil.log import Batch, Piece, ranges_of
 from frazil.model import OffsetRange
-from frazil.schema.messages import Message, message_batch
+from frazil.schema import Message, message_batch
 from frazil.subscribe import (
+    HOLD_PREFIX,
     Cursor,
     Dispatch,
     FailurePolicy,
+    FeedCache,
     Limits,
+    Pace,
     Poison,
+    Reserve,
+    Subscription,
     SubscriptionType,
+    TopicFeed,
 )
 from frazil.subscribe import feed as feeds
 from frazil.subscribe import subscription as subscriptions
-from frazil.subscribe.cursors import HOLD_PREFIX
-from frazil.subscribe.feed import FeedCache, TopicFeed
-from frazil.subscribe.pace import Pace
-from frazil.subscribe.reserve import Reserve
-from frazil.subscribe.subscription import Subscription
 
 STEPS = 60
 SINGLE = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)

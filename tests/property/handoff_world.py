@@ -11,7 +11,7 @@ import random
 from unittest.mock import patch
 
 from frazil.config import Settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import CorruptionError, FrazilError, NotFound, Overloaded, Unavailable
 from tests.crash.checker import Violation, require
 from tests.property.tiers_world import LOG, let_go

@@ -11,7 +11,7 @@ import traceback
 
 import attrs
 
-from frazil.log.cursor import ranges_of
+from frazil.log import ranges_of
 from frazil.subscribe import (
     Change,
     Cursor,

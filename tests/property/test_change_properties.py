@@ -8,15 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import Payload
 from frazil.log import format as fmt
-from frazil.log.codec import Payload
 from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
-from frazil.schema.columns import column_id
-from frazil.schema.debezium import DebeziumReader
-from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
-from frazil.schema.present import bitmap_bytes, positions_of
-from frazil.topic.changes import merged
-from frazil.topic.changing import Move, step_of
+from frazil.schema import (
+    AddColumn,
+    DebeziumReader,
+    DropColumn,
+    RenameColumn,
+    WidenColumn,
+    bitmap_bytes,
+    column_id,
+    evolve,
+    positions_of,
+)
+from frazil.topic import Move, merged, step_of
 from tests.unit.schema.keyed_topic import codec_of, frame_of, frame_of_changes, topic_codec, use
 
 FLAGS = fmt.FLAG_OP | fmt.FLAG_PRESENT

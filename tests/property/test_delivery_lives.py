@@ -10,13 +10,16 @@ import os
 import pytest
 
 from frazil.errors import FrazilError, NotFound
-from frazil.subscribe import Dispatch
-from frazil.subscribe.burials import Burials
-from frazil.subscribe.feed import TopicFeed
-from frazil.subscribe.held import Held
-from frazil.subscribe.outbox import Outbox
-from frazil.subscribe.reserve import Reserve
-from frazil.subscribe.subscription import HELD_BYTES_MAX, Subscription
+from frazil.subscribe import (
+    HELD_BYTES_MAX,
+    Burials,
+    Dispatch,
+    Held,
+    Outbox,
+    Reserve,
+    Subscription,
+    TopicFeed,
+)
 from tests.property.delivery_world import command, failure
 
 SEEDS = int(os.environ.get("FRAZIL_DELIVERY_SEEDS", "200"))

@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from frazil.log.history import ChainedHistory
-from frazil.objects.reader import ObjectsSource
+from frazil.log import ChainedHistory
+from frazil.objects import ObjectsSource
 from tests.crash.checker import Violation
 from tests.property.handoff_world import failure
 

@@ -12,29 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.schema.arrow_input import to_batches
-from frazil.schema.cells import cell_check
-from frazil.schema.columns import (
-    column_id,
-    declare_schema,
-    last_id,
-    parse_type,
-    strip_ids,
-    type_name,
-)
-from frazil.schema.evolution import (
+from frazil.schema import (
     AddColumn,
     DropColumn,
+    Message,
     RenameColumn,
+    RowEncoder,
     WidenColumn,
+    cell_check,
+    column_id,
+    declare_schema,
     diff_schema,
     evolve,
+    join_packed,
+    last_id,
+    message_batch,
+    pack_messages,
+    parse_csv_row,
+    parse_json_row,
+    parse_partition_spec,
     read_as,
+    strip_ids,
+    to_batches,
+    unpack_messages,
 )
-from frazil.schema.json_rows import parse_csv_row, parse_json_row
-from frazil.schema.messages import Message, message_batch, pack_messages, unpack_messages
-from frazil.schema.partitioning import parse_partition_spec
-from frazil.schema.rows import RowEncoder, join_packed
+from frazil.schema.columns import parse_type, type_name
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from frazil.registry.json_compatibility import json_reasons
+from frazil.registry import json_reasons
 
 NAMES = ("x1", "x2", "y1")
 LEAVES = st.sampled_from(

@@ -11,17 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, NotFound
-from frazil.log import format as fmt
-from frazil.log.checkpoint import (
+from frazil.log import (
+    Batch,
+    ChainedHistory,
+    CursorState,
+    JournalState,
+    Piece,
+    Places,
+    Sent,
+    SpecialRange,
     decode_checkpoint,
+    decode_footer,
+    decode_places,
     decode_sections,
     encode_checkpoint,
     encode_sections,
+    footer_of,
 )
-from frazil.log.cursor_state import CursorState
-from frazil.log.history import Batch, ChainedHistory, Piece
-from frazil.log.index import Places, decode_footer, decode_places, footer_of
-from frazil.log.state import JournalState, Sent, SpecialRange
+from frazil.log import format as fmt
 from frazil.model import OffsetRange, TopicSpec
 
 U8 = st.integers(0, 2**8 - 1)

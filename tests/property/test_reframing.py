@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.log import format as fmt
+from frazil.objects import Reframer, Runs
 from frazil.objects import reframe as objects_reframe
-from frazil.objects.reframe import Reframer, Runs
-from frazil.tiers.disk.history import StoredRows
-from frazil.tiers.disk.runs import SentRun
+from frazil.tiers import SentRun, StoredRows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 TIME = pa.timestamp("us", tz="UTC")

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
-from frazil.registry import IncompatibleSchema, Registry
+from frazil.registry import IncompatibleSchema, Registry, check_keywords
 from frazil.registry.definitions import incompatibilities, parse_definition
-from frazil.registry.json_keywords import check_keywords
 from frazil.registry.proto_parser import parse_proto
 
 SUBJECTS = st.sampled_from(["a", "b", "c:1"])

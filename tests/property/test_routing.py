@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import declare_schema
-from frazil.schema.routing import part_of_row, part_of_values, parts_of_batch
-from frazil.schema.rows import RowEncoder
+from frazil.schema import RowEncoder, declare_schema, part_of_row, part_of_values, parts_of_batch
 
 PARTS = 1 << 30
 """So many that two forms of a key never share a part by chance."""

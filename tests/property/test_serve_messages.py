@@ -9,7 +9,7 @@ from danube.proto import DanubeApi_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube import messages
 from frazil.serve.danube.proto import danube_pb2
 from frazil.serve.danube.statuses import Refused

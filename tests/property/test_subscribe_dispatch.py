@@ -10,18 +10,26 @@ import os
 
 import pytest
 
-from frazil.subscribe import Cause, Change, Dispatch, FailurePolicy, Poison
-from frazil.subscribe.alarms import Alarms
-from frazil.subscribe.flights import Flights
-from frazil.subscribe.key_owners import KeyOwners
-from frazil.subscribe.key_shared import KeyLines, _Deal
-from frazil.subscribe.line import Line
-from frazil.subscribe.orphans import Orphans
-from frazil.subscribe.places import Flight, State
-from frazil.subscribe.records import Records
-from frazil.subscribe.returning import Returning
-from frazil.subscribe.ring import Ring
-from frazil.subscribe.suspects import Suspects
+from frazil.subscribe import (
+    Alarms,
+    Cause,
+    Change,
+    Dispatch,
+    FailurePolicy,
+    Flight,
+    Flights,
+    KeyLines,
+    KeyOwners,
+    Line,
+    Orphans,
+    Poison,
+    Records,
+    Returning,
+    Ring,
+    State,
+    Suspects,
+)
+from frazil.subscribe.key_shared import _Deal
 from tests.property.subscribe_world import command, failure
 
 SEEDS = int(os.environ.get("FRAZIL_DISPATCH_SEEDS", "600"))

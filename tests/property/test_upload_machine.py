@@ -11,9 +11,9 @@ import attrs
 import pytest
 
 from frazil.errors import Conflict, Unavailable
+from frazil.objects import ObjectCatalog, Uploader
 from frazil.objects import uploader as uploading
-from frazil.objects.catalog import ObjectCatalog, _Change
-from frazil.objects.uploader import Uploader
+from frazil.objects.catalog import _Change
 from tests.property.upload_world import Logs, World, command, failure
 
 SEEDS = int(os.environ.get("FRAZIL_UPLOAD_SEEDS", "1000"))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 
 from frazil.config import Settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import FrazilError
-from frazil.schema.present import positions_of
+from frazil.schema import positions_of
 from tests.crash.checker import require
 from tests.support import SimulatedClock, SimulatedFileSystem
 

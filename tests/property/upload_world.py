@@ -16,15 +16,20 @@ from frazil.errors import Closed, CorruptionError, FrazilError, NotFound, Unavai
 from frazil.log import format as fmt
 from frazil.metadata import MemoryStore
 from frazil.model import TopicSpec
+from frazil.objects import (
+    LEASE_NAME,
+    Descriptor,
+    Hint,
+    ObjectCatalog,
+    Rewriter,
+    SharedUploader,
+    Topic,
+    Uploader,
+    draft,
+    uploader,
+)
 from frazil.objects import descriptor as rows
-from frazil.objects import draft, uploader
 from frazil.objects import format as objects
-from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
-from frazil.objects.descriptor import Descriptor, Hint
-from frazil.objects.frame_run import Topic
-from frazil.objects.rewriting import Rewriter
-from frazil.objects.shared import SharedUploader
-from frazil.objects.uploader import Uploader
 from tests.support import SimulatedClock
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.simulated_store import SimulatedStore

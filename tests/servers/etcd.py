@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.config.sections import EtcdSettings
+from frazil.config import EtcdSettings
 from tests.servers.running import Server, free_port, free_ports
 
 DAEMON_VARIABLE = "FRAZIL_TEST_ETCD"

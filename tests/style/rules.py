@@ -6,7 +6,7 @@ import ast
 import gc
 import re
 
-MODULE_LINES_MAX = 600
+MODULE_LINES_MAX = 1000
 FUNCTION_LINES_MAX = 70
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 

@@ -29,7 +29,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from frazil.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
+from frazil.objects import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
 from tests.support.simulated_fs import SimulatedCrash
 
 if TYPE_CHECKING:

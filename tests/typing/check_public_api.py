@@ -21,10 +21,9 @@ from frazil import (
     Settings,
     Topic,
 )
-from frazil.engine.async_subscribing import AsyncDelivery
-from frazil.engine.asynchronous import AsyncPartitionedTopic, AsyncTopic
+from frazil.engine import AsyncDelivery, AsyncPartitionedTopic, AsyncTopic
 from frazil.errors import Conflict, Overloaded
-from frazil.query.result import Result
+from frazil.query import Result
 
 
 def a_program_opens_and_publishes(path: Path) -> None:

@@ -14,9 +14,8 @@ from typer.main import get_command
 import frazil
 from frazil.config import describe
 from frazil.errors import CODES
+from frazil.log import Footer, TopicEntry, decode_checkpoint, decode_footer, decode_sections
 from frazil.log import format as fmt
-from frazil.log.checkpoint import decode_checkpoint, decode_sections
-from frazil.log.index import Footer, TopicEntry, decode_footer
 from frazil.model import TopicSpec
 
 ROOT = Path(__file__).resolve().parents[2]

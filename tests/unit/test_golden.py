@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import InvalidRequest
+from frazil.log import CursorState, decode_sections, encode_checkpoint, encode_sections
 from frazil.log import format as fmt
-from frazil.log.checkpoint import decode_sections, encode_checkpoint, encode_sections
-from frazil.log.cursor_state import CursorState
 from frazil.model import OP_UPSERT
 from scripts import make_golden
 from tests.crash.driven_log import DIRECTORY, DrivenLog, read_everything

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 import frazil
-from frazil.engine.asynchronous import AsyncPartitionedTopic, AsyncTopic
-from frazil.engine.partitioned import PartitionedTopic
+from frazil.engine import AsyncPartitionedTopic, AsyncTopic, PartitionedTopic
 
 NAMES = [
     "Ack",

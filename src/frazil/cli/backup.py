@@ -9,13 +9,13 @@ import typer
 from frazil.cli.output import size_text
 from frazil.cli.running_broker import broker_behind
 from frazil.cli.session import session_of
-from frazil.engine.subscribing_requests import MakeBackup
+from frazil.engine import MakeBackup
 from frazil.errors import Conflict
 from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
     from frazil.cli.session import Session
-    from frazil.engine.subscribing_requests import Call
+    from frazil.engine import Call
 
 __all__ = ["Token", "backup", "perform"]
 

@@ -11,11 +11,10 @@ import typer
 from frazil.cli import measuring
 from frazil.cli.output import console, note, print_json, print_table
 from frazil.cli.session import Session, session_of
-from frazil.config import Settings, load_settings
-from frazil.config.sources import parse_assignments
+from frazil.config import Settings, load_settings, parse_assignments
 from frazil.engine import open_engine
 from frazil.errors import Unavailable
-from frazil.log.directory import file_system_kind
+from frazil.log import file_system_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from frazil.cli.session import session_of
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.fs import RealFileSystem
 from frazil.lake.catalog.address import ADDRESS_FILE, CatalogAddress, read_address
-from frazil.log.directory import DataDirectory
+from frazil.log import DataDirectory
 
 if TYPE_CHECKING:
     from frazil.cli.session import Session

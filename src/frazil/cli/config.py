@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from frazil.cli.config_import import import_config
-from frazil.config import Settings, describe, json_schema, load_settings
-from frazil.config.sources import parse_assignments
+from frazil.config import Settings, describe, json_schema, load_settings, parse_assignments
 
 __all__ = ["app"]
 

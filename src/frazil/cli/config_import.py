@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from frazil.cli.output import note, write_out
-from frazil.config.danube import import_danube, read_documents
+from frazil.config import import_danube, read_documents
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.fs import RealFileSystem, read_fully, write_fully
 
 if TYPE_CHECKING:
-    from frazil.config.danube import Imported
+    from frazil.config import Imported
 
 __all__ = ["import_config"]
 

@@ -27,10 +27,8 @@ from frazil.cli.demo_view import (
 from frazil.cli.measuring import percentile
 from frazil.cli.output import note, size_text
 from frazil.cli.session import Session, session_of
-from frazil.config import Settings, load_settings
-from frazil.config.sources import parse_assignments
-from frazil.engine import AsyncEngine, open_async
-from frazil.engine.lake_calls import lake_missing
+from frazil.config import Settings, load_settings, parse_assignments
+from frazil.engine import AsyncEngine, lake_missing, open_async
 from frazil.errors import CODES, CorruptionError, FrazilError, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
 

@@ -11,13 +11,12 @@ from frazil.cli.doctor_objects import doctor_objects
 from frazil.cli.output import note, print_json, print_table
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
-from frazil.engine.doctor import Report, examine, rebuild_metadata
-from frazil.engine.stats import oldest_kept_by
+from frazil.engine import Report, examine, oldest_kept_by, rebuild_metadata
 from frazil.errors import CODES, CorruptionError, InvalidRequest
 from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
-    from frazil.engine.inspection import JournalFacts
+    from frazil.engine import JournalFacts
 
 __all__ = ["doctor"]
 

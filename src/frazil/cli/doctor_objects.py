@@ -8,7 +8,7 @@ import typer
 
 from frazil.cli.output import print_json, print_table
 from frazil.clock import SystemClock
-from frazil.engine.doctor_objects import Step, examine_store
+from frazil.engine import Step, examine_store
 from frazil.errors import codes_of
 
 if TYPE_CHECKING:

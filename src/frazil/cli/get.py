@@ -11,10 +11,9 @@ import typer
 
 from frazil.cli.output import note, plain_row, print_json, print_table
 from frazil.cli.session import session_of
-from frazil.engine.partitioned import PartitionedTopic
+from frazil.engine import PartitionedTopic
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import column_of
-from frazil.schema.json_rows import JsonRowReader, parse_csv_row
+from frazil.schema import JsonRowReader, column_of, parse_csv_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,8 +23,7 @@ from frazil.errors import CODES, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from frazil.lake.doctor import Check
-    from frazil.lake.jars import Jar
+    from frazil.lake import Check, Jar
 
 __all__ = ["lake_app"]
 
@@ -53,8 +52,7 @@ def setup(
     Says first how much that is. Mirrors and proxies are set in lake.spark.conf. A second call has
     nothing to do.
     """
-    from frazil.lake.jars import jars_of, kinds_for
-    from frazil.lake.setup import jars_directory, prepare, take_jars
+    from frazil.lake import jars_directory, jars_of, kinds_for, prepare, take_jars
 
     session = session_of(context)
     settings = session.settings()
@@ -136,7 +134,7 @@ def doctor(context: typer.Context) -> None:
 
     The exit code is 5 if something is missing.
     """
-    from frazil.lake.doctor import examine
+    from frazil.lake import examine
 
     session = session_of(context)
     checks = examine(session.settings())

@@ -10,7 +10,7 @@ import typer
 
 from frazil.cli.output import note, print_json, print_table, size_text, stamp
 from frazil.cli.session import Session, session_of
-from frazil.engine.inspection import (
+from frazil.engine import (
     FrameFacts,
     JournalFacts,
     LostRange,

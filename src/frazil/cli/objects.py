@@ -10,7 +10,7 @@ import typer
 from frazil.cli.backup import Token, perform
 from frazil.cli.output import note, print_json, print_table, size_text
 from frazil.cli.session import session_of
-from frazil.engine.objects_requests import CollectObjects, ListObjects
+from frazil.engine import CollectObjects, ListObjects
 
 __all__ = ["app"]
 

@@ -9,11 +9,10 @@ import attrs
 import pyarrow as pa
 
 from frazil.cli.output import plain_rows
-from frazil.engine import Engine, Topic
-from frazil.engine.partitioned import PartitionedTopic
+from frazil.engine import Engine, PartitionedTopic, Topic
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import Ack
-from frazil.schema.columns import IngestLimits, declare_schema
+from frazil.schema import IngestLimits, declare_schema
 
 if TYPE_CHECKING:
     from frazil.cli.text_input import Line, TextFormat

@@ -13,7 +13,7 @@ from frazil.cli.output import note
 from frazil.cli.read_formats import Format, writer_for
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
-from frazil.engine.partitioned import PartitionedTopic
+from frazil.engine import PartitionedTopic
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.units import parse_duration_s
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from frazil.engine import Topic
-    from frazil.log.history import Batch
-    from frazil.topic.reading import Reader, Start
+    from frazil.log import Batch
+    from frazil.topic import Reader, Start
 
 __all__ = ["parse_start", "read"]
 

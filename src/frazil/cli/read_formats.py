@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from frazil.cli.output import csv_text, plain_rows, print_table, write_out
 from frazil.errors import InvalidRequest
-from frazil.log.history import OFFSET_FIELD, TIME_FIELD, Batch
+from frazil.log import OFFSET_FIELD, TIME_FIELD, Batch
 from frazil.model import OP_DELETE, OP_NAMES
-from frazil.schema.present import positions_of
+from frazil.schema import positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

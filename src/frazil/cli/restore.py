@@ -12,15 +12,14 @@ import typer
 from frazil.cli.output import note, print_json, print_table, size_text, stamp
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
-from frazil.config import load_settings
-from frazil.config.sources import parse_assignments
+from frazil.config import load_settings, parse_assignments
 from frazil.errors import InvalidRequest
 from frazil.fs import RealFileSystem
-from frazil.objects.restoring import restore as restore_broker
+from frazil.objects import restore as restore_broker
 from frazil.telemetry import configure
 
 if TYPE_CHECKING:
-    from frazil.objects.restoring import RestoreReport
+    from frazil.objects import RestoreReport
 
 __all__ = ["restore", "store_of"]
 
@@ -55,8 +54,7 @@ def restore(
 
     Keys and endpoint of the store come from the settings (`--config`, `--set`, environment).
     """
-    from frazil.objects.obstores import open_store
-    from frazil.objects.patience import Patient
+    from frazil.objects import Patient, open_store
 
     session = session_of(context)
     overrides = parse_assignments(session.assignments)

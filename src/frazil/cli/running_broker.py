@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from frazil.config.serve import is_loopback
-from frazil.engine.subscribing_requests import encode_call
+from frazil.config import is_loopback
+from frazil.engine import encode_call
 from frazil.errors import (
     CODES,
     Closed,
@@ -21,7 +21,7 @@ from frazil.errors import (
 )
 
 if TYPE_CHECKING:
-    from frazil.engine.subscribing_requests import Call
+    from frazil.engine import Call
     from frazil.serve.announcing import Announced
 
 __all__ = ["RunningBroker", "broker_behind"]

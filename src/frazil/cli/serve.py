@@ -15,9 +15,8 @@ from frazil.cli.output import note, to_json, write_out
 from frazil.cli.serve_lake import tell_lake
 from frazil.cli.serve_text import greeting
 from frazil.cli.session import Session, session_of
-from frazil.config import Settings, load_settings
-from frazil.config.sources import parse_assignments
-from frazil.engine.lake_calls import lake_missing
+from frazil.config import Settings, load_settings, parse_assignments
+from frazil.engine import lake_missing
 from frazil.errors import InvalidRequest
 from frazil.telemetry import configure, warn
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from frazil.cli.output import write_out
 
 if TYPE_CHECKING:
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
 
 __all__ = ["LakeNews", "tell_lake"]
 

@@ -11,11 +11,10 @@ import attrs
 import typer
 
 from frazil.cli.output import note, print_json
-from frazil.config import Settings, load_settings
-from frazil.config.sources import parse_assignments
+from frazil.config import Settings, load_settings, parse_assignments
 from frazil.engine import Engine, open_engine
 from frazil.errors import NotFound
-from frazil.log.directory import DataDirectory
+from frazil.log import DataDirectory
 from frazil.telemetry import configure
 
 if TYPE_CHECKING:

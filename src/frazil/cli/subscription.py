@@ -17,7 +17,7 @@ from frazil.cli.read import parse_start
 from frazil.cli.running_broker import broker_behind
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
-from frazil.engine.subscribing_requests import Create, Drop, List, Policy, Reset
+from frazil.engine import Create, Drop, List, Policy, Reset
 from frazil.errors import Conflict, InvalidRequest
 from frazil.fs import RealFileSystem
 from frazil.units import format_duration, parse_duration_s
@@ -25,7 +25,7 @@ from frazil.units import format_duration, parse_duration_s
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from frazil.engine.subscribing_requests import Call
+    from frazil.engine import Call
 
 __all__ = ["app"]
 

@@ -14,9 +14,14 @@ import re
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import IngestLimits, declare_schema
-from frazil.schema.inference import infer_schema
-from frazil.schema.json_rows import JsonRowReader, parse_csv_row, parse_json_row
+from frazil.schema import (
+    IngestLimits,
+    JsonRowReader,
+    declare_schema,
+    infer_schema,
+    parse_csv_row,
+    parse_json_row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from frazil.config.danube import Imported, import_danube, read_documents
+from frazil.config.secret import SecretText, resolve
+from frazil.config.sections import EtcdSettings, LakeSparkSettings, LakeWorkerSettings
+from frazil.config.serve import is_loopback
 from frazil.config.settings import (
     AuthSettings,
     DiskSettings,
@@ -22,11 +26,16 @@ from frazil.config.settings import (
     json_schema,
     load_settings,
 )
+from frazil.config.sources import environment_entries, file_entries, parse_assignments
 
 __all__ = [
     "AuthSettings",
     "DiskSettings",
+    "EtcdSettings",
+    "Imported",
     "LakeSettings",
+    "LakeSparkSettings",
+    "LakeWorkerSettings",
     "LakeWriterSettings",
     "LogSettings",
     "MemorySettings",
@@ -34,12 +43,20 @@ __all__ = [
     "ObjectsSettings",
     "ProducerSettings",
     "QuerySettings",
+    "SecretText",
     "ServeSettings",
     "SettingInfo",
     "Settings",
     "TelemetrySettings",
     "TopicSettings",
     "describe",
+    "environment_entries",
+    "file_entries",
+    "import_danube",
+    "is_loopback",
     "json_schema",
     "load_settings",
+    "parse_assignments",
+    "read_documents",
+    "resolve",
 ]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import yaml
 
-from frazil.config import describe, load_settings
 from frazil.config.danube_rules import CLOUD, ICEBERG, WAL_CLOUD, rule_of
 from frazil.config.secret import references
+from frazil.config.settings import describe, load_settings
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:

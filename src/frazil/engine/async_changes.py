@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.errors import FrazilError
 from frazil.model import OP_INSERT, OP_UPSERT
-from frazil.topic.admission import pass_stop_async
-from frazil.topic.change_input import (
+from frazil.topic import (
     bulk_ack,
     check_bulk,
     is_arrow,
+    joined_ack,
     nothing_written,
     numbered,
+    pass_stop_async,
     steps_of,
+    wait_reached_async,
+    waker,
 )
-from frazil.topic.reading import waker
-from frazil.topic.runtime import joined_ack
-from frazil.topic.tier_acks import wait_reached_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from frazil.engine.topic import Topic
-    from frazil.log.codec import Entry, Sender
+    from frazil.log import Sender
+    from frazil.log.codec import Entry
     from frazil.model import Ack
-    from frazil.topic.changing import Step
-    from frazil.topic.runtime import Prepared
+    from frazil.topic import Prepared, Step
 
 T = TypeVar("T")
 

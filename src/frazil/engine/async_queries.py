@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from frazil.engine.engine import Engine
-    from frazil.query.engine import QueryEngine
-    from frazil.query.result import Result
+    from frazil.query import QueryEngine, Result
 
 
 class AsyncTierCalls:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.subscribing_calls import PREFETCH, PREFETCH_BYTES, request_of
 from frazil.errors import Closed
-from frazil.subscribe.inbox import Delivery, Inbox, Part
-from frazil.subscribe.stream import ack_all, attach, checked_wait, detach, let_go
+from frazil.subscribe import Delivery, Inbox, Part, ack_all, attach, checked_wait, detach, let_go
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from frazil.engine.engine import Engine
     from frazil.engine.subscribing_calls import SubscribeCalls
     from frazil.subscribe import FailurePolicy
-    from frazil.topic.reading import Start
+    from frazil.topic import Start
 
 __all__ = ["AsyncDelivery", "AsyncStream", "AsyncSubscribeCalls", "AsyncSubscriptionCalls"]
 

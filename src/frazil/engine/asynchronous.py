@@ -11,11 +11,9 @@ from frazil.engine.async_subscribing import AsyncSubscribeCalls, AsyncSubscripti
 from frazil.engine.engine import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.errors import NotFound
-from frazil.log.codec import PLAIN
+from frazil.log import PLAIN
 from frazil.model import OP_INSERT, OP_UPSERT, Ack
-from frazil.topic.admission import pass_stop_async
-from frazil.topic.reading import AsyncReader, Start
-from frazil.topic.tier_acks import WAITED_FOR, wait_reached_async
+from frazil.topic import WAITED_FOR, AsyncReader, Start, pass_stop_async, wait_reached_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.engine.topic import Topic
-    from frazil.lake.runtime import Lake
+    from frazil.lake import Lake
     from frazil.log.codec import Entry
-    from frazil.objects.runtime import Objects
+    from frazil.objects import Objects
 
 
 class AsyncTopic(AsyncChangeCalls, AsyncSubscribeCalls):

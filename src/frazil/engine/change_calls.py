@@ -6,30 +6,30 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.log.committer import Pending
+from frazil.log import Pending
 from frazil.model import OP_INSERT, OP_UPSERT
-from frazil.topic.admission import pass_stop
-from frazil.topic.change_feed import ChangeFeed
-from frazil.topic.change_input import (
+from frazil.topic import (
+    STEPS_MAX,
+    ChangeFeed,
+    TopicChanges,
     bulk_ack,
     check_bulk,
     check_there,
+    joined_ack,
     nothing_written,
     numbered,
+    pass_stop,
     steps_of,
+    wait_reached,
 )
-from frazil.topic.changing import STEPS_MAX, TopicChanges
-from frazil.topic.runtime import joined_ack
-from frazil.topic.tier_acks import wait_reached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from frazil.log.codec import Sender
+    from frazil.log import Sender
     from frazil.model import Ack
-    from frazil.tiers.keys.lookup import KeyLookup
-    from frazil.topic.changing import Step
-    from frazil.topic.runtime import Prepared, TopicRuntime
+    from frazil.tiers import KeyLookup
+    from frazil.topic import Prepared, Step, TopicRuntime
 
 T = TypeVar("T")
 

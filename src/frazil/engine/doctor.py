@@ -27,12 +27,7 @@ from frazil.engine.inspection import (
 )
 from frazil.errors import Unavailable
 from frazil.fs import write_fully
-from frazil.log.directory import (
-    NETWORK_FILE_SYSTEMS,
-    DataDirectory,
-    file_system_kind,
-    take_lock,
-)
+from frazil.log import NETWORK_FILE_SYSTEMS, DataDirectory, file_system_kind, take_lock
 from frazil.metadata import move_aside
 
 if TYPE_CHECKING:

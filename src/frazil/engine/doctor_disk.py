@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.errors import CorruptionError
-from frazil.tiers.disk.file import FileLabel
-from frazil.tiers.disk.parquet_file import open_parquet, read_facts
+from frazil.tiers import FileLabel, open_parquet, read_facts
 
 if TYPE_CHECKING:
     from frazil.engine.doctor import Report
     from frazil.fs import FileSystem
-    from frazil.log.directory import DataDirectory
+    from frazil.log import DataDirectory
 
 ENDING = ".parquet"
 

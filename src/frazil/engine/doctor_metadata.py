@@ -11,13 +11,13 @@ from frazil.engine.inspection import JournalFacts, LostRange
 from frazil.engine.memory_copy import MemoryCopy
 from frazil.errors import CorruptionError, FrazilError, InvalidRequest
 from frazil.metadata import SqliteStore
-from frazil.topic.indexing import SHARED_ID, known_topics
+from frazil.topic import SHARED_ID, known_topics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from frazil.fs import FileSystem
-    from frazil.log.directory import DataDirectory
+    from frazil.log import DataDirectory
     from frazil.metadata import MetadataStore
     from frazil.model import TopicSpec
 

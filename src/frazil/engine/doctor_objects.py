@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest, Unavailable
-from frazil.objects.obstores import open_store
-from frazil.objects.store import PIECE_BYTES_MAX, ObjectMeta
+from frazil.objects import PIECE_BYTES_MAX, ObjectMeta, open_store
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config.objects import ObjectsSettings
-    from frazil.objects.store import ObjectStore
+    from frazil.objects import ObjectStore
 
 __all__ = ["Step", "examine_store"]
 

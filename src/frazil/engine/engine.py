@@ -25,24 +25,22 @@ from frazil.errors import (
 )
 from frazil.fs import RealFileSystem
 from frazil.model import Ack, TopicSpec, full_topic_name, part_name, topic_uid
-from frazil.schema.evolution import evolve
+from frazil.schema import evolve
 from frazil.telemetry import event
-from frazil.tiers.objects_options import check_objects_option
-from frazil.topic.ddl_recovery import (
-    missing_schemas,
-    parts_options,
-    schema_control,
-    shared_schemas,
-    topic_control,
-)
-from frazil.topic.frames import TableCodec
-from frazil.topic.spec import (
+from frazil.tiers import check_objects_option
+from frazil.topic import (
+    TableCodec,
     check_keyed_options,
     check_options,
     column_changes,
     first_columns,
+    missing_schemas,
+    parts_options,
     request_topic,
+    schema_control,
+    shared_schemas,
     specs_of,
+    topic_control,
 )
 
 if TYPE_CHECKING:
@@ -50,11 +48,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from frazil.log.history import HistorySource
-    from frazil.log.state import TopicState
-    from frazil.schema.evolution import Change
-    from frazil.topic.runtime import TopicRuntime
-    from frazil.topic.spec import TopicRequest
+    from frazil.log import HistorySource, TopicState
+    from frazil.schema import Change
+    from frazil.topic import TopicRequest, TopicRuntime
 
 
 class Engine(SubscriptionCalls):

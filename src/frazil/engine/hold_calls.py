@@ -8,15 +8,14 @@ import msgspec
 
 from frazil.engine.tier_calls import TierCalls
 from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.log import STATE_HOLD, Control
 from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.state import STATE_HOLD
-from frazil.objects.topics import OBJECTS_HOLD
-from frazil.subscribe.cursors import HOLD_PREFIX
-from frazil.topic.spec import check_hold_name, check_hold_offset
+from frazil.objects import OBJECTS_HOLD
+from frazil.subscribe import HOLD_PREFIX
+from frazil.topic import check_hold_name, check_hold_offset
 
 if TYPE_CHECKING:
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 LAKE_HOLD: Final = "lake"
 

@@ -11,17 +11,14 @@ import attrs
 from frazil.config import ProducerSettings
 from frazil.errors import CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.fs import LockTaken, read_fully
+from frazil.log import Found, OpenFiles, Scan, Scanner, Survey, body_hash, read_footer, undeclared
 from frazil.log import format as fmt
-from frazil.log.recovery import Found, Survey, undeclared
-from frazil.log.scan import Scan, Scanner
-from frazil.log.segment import OpenFiles, body_hash, read_footer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from frazil.fs import File, FileSystem
-    from frazil.log.directory import DataDirectory
-    from frazil.log.index import Footer
+    from frazil.log import DataDirectory, Footer
 
 __all__ = [
     "Access",

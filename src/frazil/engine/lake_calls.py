@@ -11,16 +11,14 @@ import pyarrow as pa
 
 from frazil.engine.hold_calls import HoldCalls
 from frazil.errors import Closed, InvalidRequest, NotFound
-from frazil.lake.names import check_lake_name
-from frazil.lake.types import check_lake_schema
+from frazil.lake import check_lake_name, check_lake_schema
 from frazil.model import full_topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from frazil.model import PartitionField, TopicSpec
-    from frazil.topic.runtime import TopicRuntime
-    from frazil.topic.spec import TopicRequest
+    from frazil.topic import TopicRequest, TopicRuntime
 
 PACKAGES: Final = ("pyspark", "pyiceberg", "starlette", "uvicorn")
 """What the extra `lake` brings, by the names under which it is imported."""

@@ -11,7 +11,7 @@ from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from frazil.engine.engine import Engine
-    from frazil.objects.descriptor import Descriptor
+    from frazil.objects import Descriptor
 
 __all__ = ["CollectObjects", "ListObjects"]
 

@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.change_calls import when_room
 from frazil.engine.part_moves import Crossing, Side, crossing, try_move
 from frazil.errors import Conflict, FrazilError, InvalidRequest
-from frazil.log.committer import Pending
+from frazil.log import Pending
 from frazil.model import OP_INSERT, OP_UPDATE, OP_UPSERT, Ack
-from frazil.schema.routing import part_of_values, parts_of_batch
-from frazil.topic.change_input import (
+from frazil.schema import part_of_values, parts_of_batch
+from frazil.topic import (
+    PUBLISH_OPTIONS,
+    STEPS_MAX,
+    answer,
     batch_steps,
-    change_batches,
     check_keys,
     check_refused,
     check_there,
     debezium_changes,
     is_arrow,
     no_changes,
+    step_of,
+    wait_reached,
 )
-from frazil.topic.changing import STEPS_MAX, step_of
-from frazil.topic.part_acks import answer, part_acks
-from frazil.topic.spec import PUBLISH_OPTIONS
-from frazil.topic.tier_acks import wait_reached
+from frazil.topic.change_input import change_batches
+from frazil.topic.part_acks import part_acks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,12 +33,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.engine.topic import Topic
-    from frazil.log.codec import Sender
+    from frazil.log import Sender
     from frazil.model import TopicSpec
-    from frazil.schema.debezium import RawChange
-    from frazil.topic.changing import Step, TopicChanges
-    from frazil.topic.part_acks import Answers
-    from frazil.topic.runtime import Prepared
+    from frazil.schema import RawChange
+    from frazil.topic import Answers, Prepared, Step, TopicChanges
 
     Piece = list[Step] | Prepared
     Stage = dict[int, list[Piece]] | Crossing

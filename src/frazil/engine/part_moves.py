@@ -11,19 +11,15 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from frazil.errors import Conflict, InvalidRequest
-from frazil.log.codec import Sender
-from frazil.topic.changing import Move, check_stays
-from frazil.topic.sequencer import Sequencer
+from frazil.log import Sender
+from frazil.topic import Move, Sequencer, check_stays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from frazil.log.codec import Entry
-    from frazil.schema.debezium import RawChange
-    from frazil.schema.keys import Key
-    from frazil.topic.changing import Written
-    from frazil.topic.runtime import TopicRuntime
-    from frazil.topic.sequencer import Image, Seen
+    from frazil.schema import Key, RawChange
+    from frazil.topic import Image, Seen, TopicRuntime, Written
 
 
 class Side(NamedTuple):

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.part_changes import PartChangeCalls
 from frazil.engine.subscribing_calls import SubscribeCalls
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.log.committer import Pending
+from frazil.log import Pending
 from frazil.model import Ack
-from frazil.schema.messages import Message
-from frazil.schema.routing import key_names, part_of_row, part_of_text, parts_of_batch
-from frazil.topic.admission import pass_stop
-from frazil.topic.part_acks import answer, part_acks
-from frazil.topic.spec import PUBLISH_OPTIONS
-from frazil.topic.tier_acks import wait_reached
+from frazil.schema import Message, key_names, part_of_row, part_of_text, parts_of_batch
+from frazil.topic import PUBLISH_OPTIONS, answer, pass_stop, wait_reached
+from frazil.topic.part_acks import part_acks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from frazil.engine.topic import Topic
     from frazil.log.codec import Entry
     from frazil.model import TopicSpec
-    from frazil.topic.runtime import Prepared
+    from frazil.topic import Prepared
 
 
 class PartitionedTopic(PartChangeCalls, SubscribeCalls):

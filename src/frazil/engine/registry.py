@@ -24,27 +24,40 @@ from frazil.errors import (
     Overloaded,
     Unavailable,
 )
-from frazil.lake.runtime import Lake
+from frazil.lake import Lake
+from frazil.log import (
+    ChainedHistory,
+    Control,
+    DataDirectory,
+    Journal,
+    SpaceGuard,
+    prepare,
+    take_lock,
+)
 from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.directory import DataDirectory, prepare, take_lock
-from frazil.log.history import ChainedHistory
-from frazil.log.journal import Journal
-from frazil.log.space import SpaceGuard
-from frazil.metadata.ownership import LEASE, Ownership, holder_of
+from frazil.metadata import LEASE, Ownership, holder_of
 from frazil.model import TopicSpec, full_topic_name, part_name
-from frazil.objects.runtime import Objects
-from frazil.schema.columns import IngestLimits
-from frazil.subscribe.cursors import Cursors
-from frazil.subscribe.runtime import Subscribing
+from frazil.objects import Objects
+from frazil.schema import IngestLimits
+from frazil.subscribe import Cursors, Subscribing
 from frazil.telemetry import event, warn
-from frazil.tiers.tiering import Tiers
-from frazil.topic.ddl_recovery import missing_schemas, shared_schemas, topic_control, unfinished
-from frazil.topic.indexing import Indexer, Stores, known_cursors, known_topics, open_stores
-from frazil.topic.lanes import LaneRuntime
-from frazil.topic.runtime import TopicRuntime
-from frazil.topic.sequencer import Sequencer
-from frazil.topic.states import States, StateTag
+from frazil.tiers import Tiers
+from frazil.topic import (
+    Indexer,
+    LaneRuntime,
+    Sequencer,
+    States,
+    StateTag,
+    Stores,
+    TopicRuntime,
+    known_cursors,
+    known_topics,
+    missing_schemas,
+    open_stores,
+    shared_schemas,
+    topic_control,
+    unfinished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +65,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
-    from frazil.log.history import HistorySource
-    from frazil.log.state import TopicState
+    from frazil.log import HistorySource, TopicState
     from frazil.model import Ack
 
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
-from frazil.log.state import RANGE_LOST
+from frazil.log import RANGE_LOST
 from frazil.model import topic_uid
-from frazil.objects.facts import unreadable
-from frazil.schema.columns import column_id
-from frazil.schema.partitioning import partition_spec_text
-from frazil.schema.type_text import type_name
-from frazil.tiers.keyed_limits import on_full_of, quota_of
-from frazil.topic.as_of import first_held, special_ranges
+from frazil.objects import unreadable
+from frazil.schema import column_id, partition_spec_text, type_name
+from frazil.tiers import on_full_of, quota_of
+from frazil.topic import first_held, special_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from frazil.config import LogSettings, Settings
     from frazil.engine.registry import Registry
-    from frazil.log.segment import Segment
-    from frazil.log.state import TopicState
+    from frazil.log import Segment, TopicState
     from frazil.model import TopicSpec
-    from frazil.topic.lanes import LaneRuntime
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import LaneRuntime, TopicRuntime
 
 
 def _time(us: int) -> str:

@@ -14,7 +14,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from frazil.engine.registry import Registry
     from frazil.fs import FileSystem
-    from frazil.tiers.breathing import Breath
+    from frazil.tiers import Breath
 
 NAME = "stats.json"
 

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.engine.lake_calls import LakeCalls
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.model import full_topic_name, topic_uid
-from frazil.subscribe.administration import (
+from frazil.subscribe import (
+    Request,
+    Stored,
+    Stream,
     change_settings,
     check_dead_letters,
     check_stored,
+    checked_wait,
     kind_of,
     policy_of,
+    subscription_facts,
 )
-from frazil.subscribe.facts import subscription_facts
-from frazil.subscribe.settings import Stored
-from frazil.subscribe.stream import Request, Stream, checked_wait
 from frazil.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
 
     from frazil.engine.engine import Engine
     from frazil.subscribe import Deliveries, FailurePolicy
-    from frazil.topic.reading import Start
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import Start, TopicRuntime
 
 __all__ = ["PREFETCH", "PREFETCH_BYTES", "SubscribeCalls", "SubscriptionCalls", "request_of"]
 

@@ -12,11 +12,11 @@ import msgspec
 
 from frazil.engine.objects_requests import CollectObjects, ListObjects
 from frazil.errors import InvalidRequest
-from frazil.subscribe.administration import policy_facts
+from frazil.subscribe import policy_facts
 
 if TYPE_CHECKING:
     from frazil.engine.engine import Engine
-    from frazil.topic.reading import Start
+    from frazil.topic import Start
 
 __all__ = [
     "Call",

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.registry import Registry
 from frazil.errors import InvalidRequest, NotFound, Overloaded
 from frazil.model import full_topic_name
-from frazil.query.snapshots import EngineSources
-from frazil.tiers.pressure import RETRY_AFTER_MS
-from frazil.tiers.zones import RED
+from frazil.query import EngineSources
+from frazil.tiers import RED, RETRY_AFTER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from frazil.query.engine import QueryEngine
-    from frazil.query.result import Result
-    from frazil.tiers.tiering import Tiers
-    from frazil.tiers.topic_tiers import TopicTiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.query import QueryEngine, Result
+    from frazil.tiers import Tiers, TopicTiers
+    from frazil.topic import TopicRuntime
 
 
 class TierCalls(Registry):
@@ -97,8 +94,7 @@ class TierCalls(Registry):
 
     def _new_query_engine(self) -> QueryEngine:
         try:
-            from frazil.query.engine import QueryEngine
-            from frazil.query.pool import PoolLimits
+            from frazil.query import PoolLimits, QueryEngine
         except ImportError as error:
             raise InvalidRequest("SQL needs DuckDB, install frazil[query]", error=error) from error
         query = self.settings.query

@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine.change_calls import ChangeCalls
 from frazil.engine.subscribing_calls import SubscribeCalls
 from frazil.errors import FrazilError
-from frazil.log.codec import PLAIN
-from frazil.log.committer import Pending
-from frazil.topic.admission import pass_stop
-from frazil.topic.reading import Reader, Start
-from frazil.topic.runtime import joined_ack
-from frazil.topic.tier_acks import WAITED_FOR, TierPending, wait_reached
+from frazil.log import PLAIN, Pending
+from frazil.topic import WAITED_FOR, Reader, Start, TierPending, joined_ack, pass_stop, wait_reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
     from frazil.engine.engine import Engine
     from frazil.log.codec import Entry
     from frazil.model import Ack
-    from frazil.topic.runtime import Prepared, TopicRuntime
+    from frazil.topic import Prepared, TopicRuntime
 
 
 class Topic(ChangeCalls, SubscribeCalls):

@@ -9,25 +9,31 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.errors import Overloaded
+from frazil.log import (
+    RANGE_GAP,
+    STATE_HOLD,
+    ClockWatch,
+    Control,
+    Policy,
+    RetentionView,
+    SpaceGuard,
+    body_hash,
+    held_bytes,
+    read_footer,
+    segments_to_free,
+)
 from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.retention import ClockWatch, Policy, RetentionView, held_bytes, segments_to_free
-from frazil.log.segment import body_hash, read_footer
-from frazil.log.space import SpaceGuard
-from frazil.log.state import RANGE_GAP, STATE_HOLD
-from frazil.subscribe.administration import is_stored
+from frazil.subscribe import is_stored
 from frazil.telemetry import event, warn
-from frazil.tiers.keyed_limits import on_full_of, quota_of
-from frazil.topic.admission import NotStored
+from frazil.tiers import on_full_of, quota_of
+from frazil.topic import NotStored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from frazil.engine.registry import Registry
-    from frazil.log.segment import Segment
-    from frazil.log.state import TopicState
-    from frazil.topic.lanes import LaneRuntime
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.log import Segment, TopicState
+    from frazil.topic import LaneRuntime, TopicRuntime
 
 PAUSE_S: Final = 0.05
 METADATA_S: Final = 1.0

@@ -3,3 +3,155 @@
 `docs/internals/lake.md` has the protocol. Only the worker's side imports `pyspark`: `session`,
 `stages`, `spark_table`, `worker`. Everything else runs in the engine's process.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frazil.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from frazil.lake.certificate import (
+        Certificate,
+        Findings,
+        PartFacts,
+        Problem,
+        StagedRows,
+        VerifyRequest,
+    )
+    from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict
+    from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges, encode_ranges
+    from frazil.lake.doctor import Check, examine
+    from frazil.lake.expiry import SnapshotFact, expirable
+    from frazil.lake.halting import VARIABLE, Halt
+    from frazil.lake.jars import Jar, jars_of, kinds_for
+    from frazil.lake.java import find_java
+    from frazil.lake.launch import cache_directory
+    from frazil.lake.names import check_lake_name, table_of
+    from frazil.lake.originals import decode_original
+    from frazil.lake.plan import (
+        PartRange,
+        PartSets,
+        Plan,
+        StagedFile,
+        StagedSet,
+        TableName,
+        plan_parts,
+    )
+    from frazil.lake.plans import LakePlans, Replay
+    from frazil.lake.runtime import Lake
+    from frazil.lake.session import CATALOG_NAME, build_session, session_conf
+    from frazil.lake.setup import jars_directory, prepare, take_jars
+    from frazil.lake.table import TOPIC_ID, View, end_key, ends_of
+    from frazil.lake.topics import COUNTS
+    from frazil.lake.types import check_lake_schema, iceberg_schema
+    from frazil.lake.watermark import MISSING_RANGE, ROLLED_BACK, Known, decide, watermarks
+    from frazil.lake.wire import Answer, Request, receive, send
+    from frazil.lake.worker_client import Launched
+
+__all__ = [
+    "ADOPTED",
+    "CATALOG_NAME",
+    "COUNTS",
+    "MISSING_RANGE",
+    "ROLLED_BACK",
+    "SKIPPED",
+    "STEPS",
+    "TOPIC_ID",
+    "VARIABLE",
+    "Answer",
+    "Certificate",
+    "Check",
+    "CommitRequest",
+    "CommitResult",
+    "Findings",
+    "Halt",
+    "Jar",
+    "Known",
+    "Lake",
+    "LakePlans",
+    "Launched",
+    "PartFacts",
+    "PartRange",
+    "PartSets",
+    "Plan",
+    "Problem",
+    "Replay",
+    "Request",
+    "SnapshotFact",
+    "StagedFile",
+    "StagedRows",
+    "StagedSet",
+    "TableName",
+    "Verdict",
+    "VerifyRequest",
+    "View",
+    "build_session",
+    "cache_directory",
+    "check_lake_name",
+    "check_lake_schema",
+    "decide",
+    "decode_original",
+    "decode_ranges",
+    "encode_ranges",
+    "end_key",
+    "ends_of",
+    "examine",
+    "expirable",
+    "find_java",
+    "iceberg_schema",
+    "jars_directory",
+    "jars_of",
+    "kinds_for",
+    "plan_parts",
+    "prepare",
+    "receive",
+    "send",
+    "session_conf",
+    "table_of",
+    "take_jars",
+    "watermarks",
+]
+
+_MODULES = {
+    "frazil.lake.certificate": (
+        "Certificate",
+        "Findings",
+        "PartFacts",
+        "Problem",
+        "StagedRows",
+        "VerifyRequest",
+    ),
+    "frazil.lake.commit": ("CommitRequest", "CommitResult", "STEPS", "Verdict"),
+    "frazil.lake.declared": ("ADOPTED", "SKIPPED", "decode_ranges", "encode_ranges"),
+    "frazil.lake.doctor": ("Check", "examine"),
+    "frazil.lake.expiry": ("SnapshotFact", "expirable"),
+    "frazil.lake.halting": ("Halt", "VARIABLE"),
+    "frazil.lake.jars": ("Jar", "jars_of", "kinds_for"),
+    "frazil.lake.java": ("find_java",),
+    "frazil.lake.launch": ("cache_directory",),
+    "frazil.lake.names": ("check_lake_name", "table_of"),
+    "frazil.lake.originals": ("decode_original",),
+    "frazil.lake.plan": (
+        "PartRange",
+        "PartSets",
+        "Plan",
+        "StagedFile",
+        "StagedSet",
+        "TableName",
+        "plan_parts",
+    ),
+    "frazil.lake.plans": ("LakePlans", "Replay"),
+    "frazil.lake.runtime": ("Lake",),
+    "frazil.lake.session": ("CATALOG_NAME", "build_session", "session_conf"),
+    "frazil.lake.setup": ("jars_directory", "prepare", "take_jars"),
+    "frazil.lake.table": ("TOPIC_ID", "View", "end_key", "ends_of"),
+    "frazil.lake.topics": ("COUNTS",),
+    "frazil.lake.types": ("check_lake_schema", "iceberg_schema"),
+    "frazil.lake.watermark": ("Known", "MISSING_RANGE", "ROLLED_BACK", "decide", "watermarks"),
+    "frazil.lake.wire": ("Answer", "Request", "receive", "send"),
+    "frazil.lake.worker_client": ("Launched",),
+}
+
+if not TYPE_CHECKING:  # Checkers see the imports above, and no other names.
+    __getattr__ = lazy_names(__name__, _MODULES)

@@ -20,13 +20,10 @@ from frazil.errors import InvalidRequest, NotFound
 from frazil.lake.declared import ADOPTED, ranges_between
 from frazil.lake.plans import Adoption, Wishes
 from frazil.lake.watermark import side_view, stray_begins, watermarks
+from frazil.log import RANGE_GAP, Control, Pending, Sender, deliver
 from frazil.log import format as fmt
-from frazil.log.codec import Control, Sender
-from frazil.log.committer import Pending, deliver
-from frazil.log.state import RANGE_GAP
 from frazil.telemetry import event
-from frazil.topic.as_of import first_held
-from frazil.topic.reading import Reader
+from frazil.topic import Reader, first_held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from frazil.lake.plans import LakePlans
     from frazil.lake.table import Ends, View
     from frazil.lake.topics import LakeTopic
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = ["Begun", "begin_adoption", "finish_adoption", "publish_again"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from frazil.lake.catalog.process import CatalogProcess
     from frazil.lake.connection import CatalogAddress
     from frazil.lake.tables import CatalogTables
-    from frazil.log.directory import DataDirectory
+    from frazil.log import DataDirectory
 
 __all__ = ["LakeCatalog"]
 

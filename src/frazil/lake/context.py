@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from frazil.lake.watermark import Known
     from frazil.lake.worker_client import LakeWorker
     from frazil.model import PartitionField
-    from frazil.tiers.tiering import Tiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.tiers import Tiers
+    from frazil.topic import TopicRuntime
 
 __all__ = ["Definition", "LakeWorld", "Tables"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.errors import FrazilError, NotFound
 from frazil.lake.topics import COUNTS
-from frazil.topic.as_of import special_ranges
+from frazil.topic import special_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from frazil.lake.table import Ends
     from frazil.lake.topics import LakeTopic
     from frazil.lake.worker_client import LakeWorker
-    from frazil.tiers.tiering import Tiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.tiers import Tiers
+    from frazil.topic import TopicRuntime
 
 __all__ = ["topic_facts", "totals"]
 

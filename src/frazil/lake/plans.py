@@ -19,8 +19,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from frazil.lake.plan import Plan
     from frazil.metadata import MetadataStore
-    from frazil.tiers.disk.pins import FilesPin
-    from frazil.tiers.disk.tier import DiskTier
+    from frazil.tiers import DiskTier, FilesPin
 
 __all__ = ["Adoption", "LakePlans", "Replay", "Wishes"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from frazil.fs import FileSystem
-    from frazil.log.directory import DataDirectory
+    from frazil.log import DataDirectory
 
 __all__ = ["WORKER_COMMAND", "launcher"]
 

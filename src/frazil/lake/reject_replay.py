@@ -23,13 +23,10 @@ from frazil.lake.plans import Replay
 from frazil.lake.rejects import Place, RejectsTable
 from frazil.lake.types import topic_column_id
 from frazil.lake.watermark import watermarks
-from frazil.log.codec import Sender
-from frazil.log.committer import Pending
+from frazil.log import Pending, Sender
 from frazil.model import Ack
 from frazil.telemetry import event
-from frazil.topic.admission import pass_stop
-from frazil.topic.as_of import first_held
-from frazil.topic.reading import Reader
+from frazil.topic import Reader, first_held, pass_stop
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     from frazil.lake.rejects import Original, Reject
     from frazil.lake.runtime import Lake
     from frazil.lake.topics import LakeTopic
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = ["Replayed", "TopicRejects"]
 

@@ -29,17 +29,15 @@ from frazil.lake.process import launcher
 from frazil.lake.topics import HOLD, LakeTopic
 from frazil.lake.watermark import watermarks
 from frazil.lake.worker_client import LakeWorker, error_of
+from frazil.log import STATE_HOLD, Control, Pending
 from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.committer import Pending
-from frazil.log.state import STATE_HOLD
 from frazil.model import full_topic_name, topic_uid
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.lake.adopting import Begun
     from frazil.lake.certificate import Certificate
     from frazil.lake.context import Tables
@@ -49,8 +47,8 @@ if TYPE_CHECKING:
     from frazil.lake.wire import Answer
     from frazil.metadata import MetadataStore
     from frazil.model import TopicSpec
-    from frazil.tiers.tiering import Tiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.tiers import Tiers
+    from frazil.topic import TopicRuntime
 
 __all__ = ["Lake"]
 

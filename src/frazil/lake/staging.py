@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from frazil.config.sections import LakeSettings
     from frazil.lake.plan import PartRange, TableName
-    from frazil.log.state import SpecialRange
-    from frazil.tiers.disk.catalog import Span, TopicFiles
-    from frazil.tiers.disk.file import DiskFile
+    from frazil.log import SpecialRange
+    from frazil.tiers import DiskFile, Span, TopicFiles
 
 __all__ = ["before_gaps", "part_sets", "plan_bytes", "plan_of", "planned_files"]
 

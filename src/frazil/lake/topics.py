@@ -36,10 +36,9 @@ from frazil.lake.staging import (
 from frazil.lake.watermark import Known, decide, side_view
 from frazil.lake.worker_client import error_of
 from frazil.model import topic_uid
-from frazil.schema.routing import key_names
+from frazil.schema import key_names
 from frazil.telemetry import event, warn
-from frazil.topic.as_of import first_held, special_ranges
-from frazil.topic.tier_acks import TierWaits
+from frazil.topic import TierWaits, first_held, special_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
     from frazil.lake.table import Ends
     from frazil.lake.wire import Answer
     from frazil.model import TopicSpec
-    from frazil.tiers.topic_tiers import TopicTiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.tiers import TopicTiers
+    from frazil.topic import TopicRuntime
 
 __all__ = ["LakeTopic"]
 

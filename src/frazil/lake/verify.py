@@ -13,10 +13,10 @@ from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows
 from frazil.lake.declared import merged, without
 from frazil.lake.plan import PartRange
 from frazil.lake.staging import part_sets, plan_of
-from frazil.log.state import RANGE_LOST
-from frazil.schema.columns import column_id
+from frazil.log import RANGE_LOST
+from frazil.schema import column_id
 from frazil.struct_types import learnt
-from frazil.topic.as_of import special_ranges
+from frazil.topic import special_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from frazil.lake.runtime import Lake
     from frazil.lake.topics import LakeTopic
     from frazil.lake.wire import Answer
-    from frazil.log.state import SpecialRange
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.log import SpecialRange
+    from frazil.topic import TopicRuntime
 
 __all__ = ["bundles", "column_names", "part_facts", "verify_topic"]
 

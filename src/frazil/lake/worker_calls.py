@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from frazil.config import Settings, load_settings
-from frazil.config.secret import SecretText
+from frazil.config import SecretText, Settings, load_settings
 from frazil.errors import InvalidRequest
 from frazil.lake.commit import CommitRequest, CommitResult, commit
 from frazil.lake.connection import CatalogAddress

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from frazil.clock import Clock
-    from frazil.config.sections import LakeWorkerSettings
+    from frazil.config import LakeWorkerSettings
 
 __all__ = ["LakeWorker", "Launched", "WorkerProcess", "error_of"]
 

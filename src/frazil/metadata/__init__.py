@@ -5,13 +5,31 @@ from __future__ import annotations
 from frazil.metadata.counted import CountedStore
 from frazil.metadata.lease import Lease
 from frazil.metadata.memory import MemoryStore
+from frazil.metadata.ownership import LEASE, Ownership, holder_of
 from frazil.metadata.sqlite import SqliteStore
 from frazil.metadata.sqlite_file import move_aside
 from frazil.metadata.store import MetadataStore, Page, compare_and_set, entries
-from frazil.metadata.transaction import Compare, Entry, LeaseEpoch, Revision, Transaction
-from frazil.metadata.watch import Event, Watch
+from frazil.metadata.transaction import (
+    LIST_BYTES_MAX,
+    NUMBER_MAX,
+    TRANSACTION_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    Compare,
+    Entry,
+    LeaseEpoch,
+    Revision,
+    Transaction,
+)
+from frazil.metadata.watch import WATCH_BYTES_MAX, WATCHES_MAX, Event, Watch
 
 __all__ = [
+    "LEASE",
+    "LIST_BYTES_MAX",
+    "NUMBER_MAX",
+    "TRANSACTION_BYTES_MAX",
+    "VALUE_BYTES_MAX",
+    "WATCHES_MAX",
+    "WATCH_BYTES_MAX",
     "Compare",
     "CountedStore",
     "Entry",
@@ -20,6 +38,7 @@ __all__ = [
     "LeaseEpoch",
     "MemoryStore",
     "MetadataStore",
+    "Ownership",
     "Page",
     "Revision",
     "SqliteStore",
@@ -27,5 +46,6 @@ __all__ = [
     "Watch",
     "compare_and_set",
     "entries",
+    "holder_of",
     "move_aside",
 ]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from frazil.clock import Clock
-    from frazil.config.sections import EtcdSettings
+    from frazil.config import EtcdSettings
     from frazil.metadata.lease import Lease
     from frazil.metadata.store import Page
     from frazil.metadata.watch import Watch

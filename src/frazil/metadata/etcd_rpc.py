@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import attrs
 import grpc
 
-from frazil.config.secret import resolve
+from frazil.config import resolve
 from frazil.errors import Closed, InvalidRequest, Overloaded, Unavailable
 from frazil.fs import RealFileSystem, read_fully
 from frazil.metadata.proto import etcd_pb2 as wire
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from frazil.clock import Clock
-    from frazil.config.sections import EtcdSettings
+    from frazil.config import EtcdSettings
 
 __all__ = ["CallError", "Compacted", "EtcdServers", "LeaseGone", "TooLarge"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Closed, Conflict, FrazilError, Unavailable
 from frazil.fs import RealFileSystem, read_fully
-from frazil.metadata import LeaseEpoch
+from frazil.metadata.transaction import LeaseEpoch
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.fs import FileSystem
-    from frazil.metadata import Lease, MetadataStore
+    from frazil.metadata.lease import Lease
+    from frazil.metadata.store import MetadataStore
 
 __all__ = ["LEASE", "Ownership", "holder_of"]
 

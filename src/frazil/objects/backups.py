@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from frazil.errors import Conflict, FrazilError
-from frazil.log.checkpoint import encode_checkpoint
-from frazil.metadata.ownership import LEASE
+from frazil.log import encode_checkpoint
+from frazil.metadata import LEASE
 from frazil.objects.backup import (
     KEPT,
     Backup,
@@ -25,13 +25,13 @@ from frazil.objects.backup import (
     write_backup,
 )
 from frazil.telemetry import event, warn
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.store import ObjectStore
-    from frazil.topic.lanes import LaneRuntime
+    from frazil.topic import LaneRuntime
 
 __all__ = ["Backups"]
 

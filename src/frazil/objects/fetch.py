@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Closed, FrazilError, Unavailable
-from frazil.tiers.disk.cache import BytesCache
+from frazil.tiers import BytesCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.log.checkpoint import decode_sections, encode_sections
+from frazil.log import decode_sections, encode_sections
 from frazil.model import TopicSpec
 from frazil.struct_types import learnt
 

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from frazil.fs import File
-    from frazil.log.index import Places
-    from frazil.log.journal import Journal
-    from frazil.log.segment import Segment
-    from frazil.log.state import SpecialRange, TopicState
+    from frazil.log import Journal, Places, Segment, SpecialRange, TopicState
     from frazil.model import TopicSpec
 
 __all__ = ["JournalFrames"]

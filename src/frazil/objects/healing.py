@@ -22,7 +22,7 @@ from frazil.telemetry import event, warn
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.metadata import MetadataStore
     from frazil.objects.chain import Chain
     from frazil.objects.descriptor import Descriptor

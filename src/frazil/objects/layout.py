@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
-from frazil.log.state import SpecialRange
+from frazil.log import SpecialRange
 from frazil.objects.fetch import Span
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.clock import Clock, SystemClock
-from frazil.config.secret import SecretText, resolve
+from frazil.config import SecretText, resolve
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import FileSystem, RealFileSystem
 from frazil.objects.failures import failure_of

@@ -14,7 +14,7 @@ from frazil.objects.places import place_of
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.descriptor import Descriptor
     from frazil.objects.store import ObjectStore

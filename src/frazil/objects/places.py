@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from frazil.config.secret import resolve
+from frazil.config import resolve
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:

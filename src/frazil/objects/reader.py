@@ -12,21 +12,19 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
-from frazil.log.history import Batch, Piece
-from frazil.log.reader import batches_of, covering, lost_error
-from frazil.log.state import RANGE_LOST
+from frazil.log import RANGE_LOST, Batch, Piece, batches_of, covering, lost_error
 from frazil.model import OffsetRange
 from frazil.objects.fetch import AHEAD_THREADS, Fetcher, Span
 from frazil.objects.layout import BLOCK_BYTES, Layout
 from frazil.objects.walk import Damage, Walked, Wanted, walk
 from frazil.telemetry import warn
-from frazil.tiers.disk.pins import HistoryPin
+from frazil.tiers import HistoryPin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
     from typing import Protocol
 
-    from frazil.log.reader import Decoder
+    from frazil.log import Decoder
     from frazil.objects.descriptor import Descriptor, TopicObjects
     from frazil.objects.store import ObjectStore
 

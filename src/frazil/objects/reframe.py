@@ -14,17 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.log import format as fmt
-from frazil.tiers.disk.file import user_schema
-from frazil.topic.change_frames import CHANGE_FLAGS
-from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
+from frazil.tiers import user_schema
+from frazil.topic import CHANGE_FLAGS, OP_FIELD, PRESENT_FIELD, arrow_payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
-    from frazil.tiers.disk.history import StoredRows
-    from frazil.tiers.disk.runs import SentRun
+    from frazil.tiers import SentRun, StoredRows
 
 __all__ = ["FRAME_BYTES", "MadeFrame", "Reframer", "Runs"]
 

@@ -12,15 +12,13 @@ import msgspec
 
 from frazil.errors import CorruptionError
 from frazil.fs import write_fully
+from frazil.log import birth_frames, encode_checkpoint, give_birth
 from frazil.log import format as fmt
-from frazil.log.birth import birth_frames
-from frazil.log.checkpoint import encode_checkpoint
-from frazil.log.segment import give_birth
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.fs import File, FileSystem
-    from frazil.log.state import JournalState, SpecialRange
+    from frazil.log import JournalState, SpecialRange
 
 __all__ = ["RestoredJournal"]
 

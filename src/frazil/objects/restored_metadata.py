@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from frazil.errors import Conflict
-from frazil.log.cursor_state import CursorState
-from frazil.metadata import Transaction, entries
-from frazil.metadata.ownership import LEASE
+from frazil.log import CursorState
+from frazil.metadata import LEASE, Transaction, entries
 from frazil.objects import descriptor as rows
 from frazil.objects.backup import Backup, TopicCopy
 from frazil.objects.catalog import ObjectCatalog
 from frazil.objects.descriptor import ObjectsState
 from frazil.struct_types import learnt
-from frazil.topic.cursor_paths import SUBSCRIPTIONS
-from frazil.topic.indexing import CursorRow, open_stores
+from frazil.topic import SUBSCRIPTIONS, CursorRow, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
-    from frazil.log.directory import DataDirectory
+    from frazil.log import DataDirectory
     from frazil.metadata import MetadataStore
     from frazil.objects.chain import Chain
     from frazil.objects.restored_state import RestorePlan, TopicPlan

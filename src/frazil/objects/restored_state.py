@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import attrs
 import msgspec
 
-from frazil.log.checkpoint import decode_checkpoint
-from frazil.log.state import JournalState, Sent
-from frazil.metadata.ownership import LEASE
+from frazil.log import JournalState, Sent, decode_checkpoint
+from frazil.metadata import LEASE
 from frazil.model import TopicSpec, part_name, topic_uid
 from frazil.objects.chain import chained
 from frazil.objects.descriptor import ObjectsState
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from frazil.log import TopicState
     from frazil.log import format as fmt
-    from frazil.log.state import TopicState
     from frazil.objects.backup import Backup
     from frazil.objects.chain import Chain
     from frazil.objects.finding import FoundObjects

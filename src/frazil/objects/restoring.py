@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.log import RANGE_LOST, DataDirectory, SpecialRange, encode_checkpoint
 from frazil.log import format as fmt
-from frazil.log.checkpoint import encode_checkpoint
-from frazil.log.directory import DataDirectory
-from frazil.log.state import RANGE_LOST, SpecialRange
 from frazil.objects.backup import (
     Backup,
     LaneCopy,

@@ -21,8 +21,8 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
+from frazil.log import Pending
 from frazil.log import format as fmt
-from frazil.log.committer import Pending
 from frazil.model import full_topic_name
 from frazil.objects.backups import Backups
 from frazil.objects.catalog import ObjectCatalog
@@ -40,16 +40,15 @@ from frazil.objects.topics import OBJECTS_HOLD, ObjectsTopic, hold_control
 from frazil.objects.upkeep import ObjectsUpkeep
 from frazil.objects.uploader import Flight, Uploader
 from frazil.telemetry import event, warn
-from frazil.tiers.objects_options import has_objects
+from frazil.tiers import has_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from frazil.engine.registry import Registry
-    from frazil.log.codec import Control
+    from frazil.engine import Registry
+    from frazil.log import Control
     from frazil.objects.store import ObjectStore
-    from frazil.topic.lanes import LaneRuntime
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import LaneRuntime, TopicRuntime
 
 __all__ = ["Objects"]
 

@@ -14,7 +14,7 @@ from frazil.objects.frame_run import Tally, Topic
 from frazil.objects.frames import JournalFrames
 from frazil.objects.reframe import MadeFrame, Reframer, Runs
 from frazil.objects.store import PIECE_BYTES_MAX
-from frazil.tiers.disk.rows import FileGone
+from frazil.tiers import FileGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from frazil.objects.frame_run import FrameRun
-    from frazil.tiers.disk.catalog import TopicFiles
-    from frazil.tiers.disk.history import DiskHistory, StoredRows
-    from frazil.tiers.disk.runs import SentRun
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.tiers import DiskHistory, SentRun, StoredRows, TopicFiles
+    from frazil.topic import TopicRuntime
 
 __all__ = ["EngineFrames"]
 

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.log import STATE_HOLD, Control
 from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.state import STATE_HOLD
-from frazil.topic.tier_acks import TierWaits
+from frazil.topic import TierWaits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from frazil.log.segment import Segment
+    from frazil.log import Segment
     from frazil.objects.descriptor import TopicObjects
     from frazil.objects.frame_run import FrameSource
     from frazil.objects.troubles import Trouble
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = ["OBJECTS_HOLD", "ObjectsTopic", "hold_control"]
 

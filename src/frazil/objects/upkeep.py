@@ -11,10 +11,10 @@ from frazil.objects.topics import OBJECTS_HOLD
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.objects.runtime import Objects
     from frazil.objects.store import ObjectStore
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = ["ObjectsUpkeep"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
+from frazil.log import Frame
 from frazil.log import format as fmt
-from frazil.log.reader import Frame
 
 __all__ = ["Damage", "Walked", "Wanted", "walk"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from frazil.query.engine import QueryEngine
 from frazil.query.pool import PoolLimits, RunningQuery
 from frazil.query.result import Result
+from frazil.query.snapshots import EngineSnapshot, EngineSources
 from frazil.query.sources import (
     ChunkView,
     Request,
@@ -17,6 +18,8 @@ from frazil.query.sources import (
 
 __all__ = [
     "ChunkView",
+    "EngineSnapshot",
+    "EngineSources",
     "PoolLimits",
     "QueryEngine",
     "Request",

@@ -21,7 +21,8 @@ from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeo
 from frazil.query.prepared import Prepared, found_rows, prepare
 from frazil.query.result import BATCH_ROWS, Result, Stream
 from frazil.query.sources import Request
-from frazil.topic.watched import watched, watching
+from frazil.topic import watching
+from frazil.topic.watched import watched
 
 if TYPE_CHECKING:
     from frazil.clock import Clock

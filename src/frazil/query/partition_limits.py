@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from frazil.query.keys import MISS, UNFIT, column_value
 from frazil.query.views import column_id
-from frazil.tiers.partitions import Partitioner
+from frazil.tiers import Partitioner
 
 if TYPE_CHECKING:
     from frazil.model import PartitionField

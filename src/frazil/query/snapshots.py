@@ -14,23 +14,17 @@ from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.model import full_topic_name
 from frazil.query.sources import ChunkView, TopicInfo
-from frazil.schema.routing import part_of_values
-from frazil.tiers.disk.parquet_file import open_parquet
-from frazil.tiers.keys.fold import STEP_ROWS
-from frazil.tiers.keys.whole_rows import whole_chunk
-from frazil.topic.as_of import moment, moments_of, wait_for
-from frazil.topic.watched import check_watch
+from frazil.schema import part_of_values
+from frazil.tiers import STEP_ROWS, open_parquet, whole_chunk
+from frazil.topic import check_watch, moment, moments_of, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.engine.tier_calls import TierCalls
+    from frazil.engine import TierCalls
     from frazil.query.sources import Request, TopicName, TopicSnapshot
-    from frazil.tiers.chunk import Chunk
-    from frazil.tiers.disk.file import DiskFile
-    from frazil.tiers.keys.lookup import KeyLookup
-    from frazil.tiers.topic_tiers import TopicTiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.tiers import Chunk, DiskFile, KeyLookup, TopicTiers
+    from frazil.topic import TopicRuntime
 
 NO_OFFSETS: Final = np.empty(0, np.int64)
 

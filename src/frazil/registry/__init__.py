@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from frazil.registry.catalog import Schema
-from frazil.registry.entries import Change
+from frazil.registry.entries import Change, parse_key
+from frazil.registry.json_compatibility import json_reasons
+from frazil.registry.json_keywords import check_keywords
+from frazil.registry.kinds import CompatibilityMode, SchemaType, check_subject
 from frazil.registry.registry import (
     Compatibility,
     IncompatibleSchema,
@@ -21,14 +24,20 @@ __all__ = [
     "ACCEPTED",
     "Change",
     "Compatibility",
+    "CompatibilityMode",
     "IncompatibleSchema",
     "Planned",
     "Registered",
     "Registry",
     "Schema",
+    "SchemaType",
     "SubjectSummary",
     "TopicSchema",
     "Verdict",
     "VersionSummary",
     "Work",
+    "check_keywords",
+    "check_subject",
+    "json_reasons",
+    "parse_key",
 ]

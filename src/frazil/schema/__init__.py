@@ -1,1 +1,120 @@
 """Types, columns, rows, messages and changes: what a record may be."""
+
+from __future__ import annotations
+
+from frazil.schema.arrow_input import ArrowInput, raw_batches, to_batches
+from frazil.schema.cells import cell_check, check_cell
+from frazil.schema.columns import (
+    LIMITS_DEFAULT,
+    IngestLimits,
+    column_id,
+    column_of,
+    declare_schema,
+    field_with_ids,
+    ids_of,
+    last_id,
+    schema_with,
+    strip_ids,
+)
+from frazil.schema.debezium import DebeziumReader, RawChange
+from frazil.schema.debezium_values import UNAVAILABLE
+from frazil.schema.evolution import (
+    AddColumn,
+    Change,
+    DropColumn,
+    RenameColumn,
+    WidenColumn,
+    diff_schema,
+    evolve,
+    plan_read,
+    read_as,
+)
+from frazil.schema.inference import infer_schema
+from frazil.schema.json_rows import JsonRowReader, parse_csv_row, parse_json_row
+from frazil.schema.keys import BLOCK_ENTRIES, ID_KEYS, Key, KeyFile, KeyMap, KeyShape
+from frazil.schema.messages import (
+    MESSAGE_SCHEMA,
+    Message,
+    check_message,
+    message_batch,
+    pack_messages,
+    payload_batch,
+    unpack_messages,
+)
+from frazil.schema.partitioning import parse_partition_spec, partition_spec_text
+from frazil.schema.present import BitmapMoves, bitmap_bytes, bitmap_of, positions_of
+from frazil.schema.routing import (
+    key_names,
+    part_of_row,
+    part_of_text,
+    part_of_values,
+    parts_of_batch,
+)
+from frazil.schema.rows import Row, RowEncoder, join_packed
+from frazil.schema.stored_form import stored_forms
+from frazil.schema.type_text import parse_field, parse_type, type_name
+
+__all__ = [
+    "BLOCK_ENTRIES",
+    "ID_KEYS",
+    "LIMITS_DEFAULT",
+    "MESSAGE_SCHEMA",
+    "UNAVAILABLE",
+    "AddColumn",
+    "ArrowInput",
+    "BitmapMoves",
+    "Change",
+    "DebeziumReader",
+    "DropColumn",
+    "IngestLimits",
+    "JsonRowReader",
+    "Key",
+    "KeyFile",
+    "KeyMap",
+    "KeyShape",
+    "Message",
+    "RawChange",
+    "RenameColumn",
+    "Row",
+    "RowEncoder",
+    "WidenColumn",
+    "bitmap_bytes",
+    "bitmap_of",
+    "cell_check",
+    "check_cell",
+    "check_message",
+    "column_id",
+    "column_of",
+    "declare_schema",
+    "diff_schema",
+    "evolve",
+    "field_with_ids",
+    "ids_of",
+    "infer_schema",
+    "join_packed",
+    "key_names",
+    "last_id",
+    "message_batch",
+    "pack_messages",
+    "parse_csv_row",
+    "parse_field",
+    "parse_json_row",
+    "parse_partition_spec",
+    "parse_type",
+    "part_of_row",
+    "part_of_text",
+    "part_of_values",
+    "partition_spec_text",
+    "parts_of_batch",
+    "payload_batch",
+    "plan_read",
+    "positions_of",
+    "raw_batches",
+    "read_as",
+    "schema_with",
+    "stored_forms",
+    "strip_ids",
+    "to_batches",
+    "type_name",
+    "unpack_messages",
+]

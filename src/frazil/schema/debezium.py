@@ -24,7 +24,7 @@ from frazil.schema.json_rows import parse_json_row
 
 if TYPE_CHECKING:
     from frazil.schema.debezium_values import Decimals, Times
-    from frazil.topic.changes import ChangeCodec
+    from frazil.topic import ChangeCodec
 
 __all__ = ["DebeziumReader", "RawChange"]
 

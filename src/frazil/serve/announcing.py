@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.engine.stats_file import replace_told
+from frazil.engine import replace_told
 from frazil.fs import read_fully
 from frazil.struct_types import learnt
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
     from frazil.fs import FileSystem
-    from frazil.log.directory import DataDirectory
+    from frazil.log import DataDirectory
 
 __all__ = ["Announced", "announce", "announced", "withdraw"]
 

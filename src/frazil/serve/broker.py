@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 
 from frazil.clock import SystemClock
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import FrazilError, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.serve import subscription_http

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from frazil.config.serve import is_loopback
+from frazil.config import is_loopback
 from frazil.errors import FrazilError, codes_of
 from frazil.serve.accepting import Acceptor
 from frazil.serve.auth.guard import client_of

@@ -13,13 +13,14 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from frazil.engine.engine import Engine
-from frazil.engine.objects_requests import CollectObjects, ListObjects
-from frazil.engine.subscribing_requests import (
+from frazil.engine import (
     Call,
+    CollectObjects,
     Create,
     Drop,
+    Engine,
     List,
+    ListObjects,
     MakeBackup,
     Policy,
     Reset,

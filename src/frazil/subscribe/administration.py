@@ -10,18 +10,16 @@ import attrs
 
 from frazil.errors import InvalidRequest
 from frazil.model import full_topic_name, topic_uid
-from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
-from frazil.topic.admission import NotStored
-from frazil.topic.namespaces import has_namespace_for
-from frazil.topic.states import StateTag
+from frazil.subscribe.policy import Backoff, FailurePolicy, Poison, SubscriptionType
+from frazil.topic import NotStored, StateTag, has_namespace_for
 
 if TYPE_CHECKING:
     from enum import IntEnum
 
-    from frazil.engine.registry import Registry
-    from frazil.subscribe import Deliveries
+    from frazil.engine import Registry
+    from frazil.subscribe.deliveries import Deliveries
     from frazil.subscribe.settings import SubscriptionSettings
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = [
     "UNRELIABLE",

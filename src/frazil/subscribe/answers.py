@@ -10,7 +10,7 @@ from frazil.errors import FrazilError
 if TYPE_CHECKING:
     import asyncio
 
-    from frazil.subscribe import Change
+    from frazil.subscribe.actions import Change
 
 __all__ = ["Answer", "AnswerAll", "Answers", "Waiting", "answer_each"]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from frazil.subscribe import SubscriptionType, taken_by
 from frazil.subscribe.consumer import Keeper
+from frazil.subscribe.flights import taken_by
+from frazil.subscribe.policy import SubscriptionType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from frazil.errors import FrazilError
-    from frazil.subscribe import Change, Dispatch
+    from frazil.subscribe.actions import Change
     from frazil.subscribe.consumer import Consumer
+    from frazil.subscribe.dispatch import Dispatch
     from frazil.subscribe.outbox import Outbox
 
 __all__ = ["Attached", "AttachedConsumers"]

@@ -10,8 +10,9 @@ from frazil.errors import FrazilError, NotFound, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.subscribe import DeadLetter, Dispatch
+    from frazil.subscribe.actions import DeadLetter
     from frazil.subscribe.dead_letters import DeadLetters
+    from frazil.subscribe.dispatch import Dispatch
     from frazil.subscribe.record import Record
     from frazil.subscribe.subscription import Subscription
 

@@ -12,31 +12,29 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.committer import Pending
-from frazil.log.cursor_state import (
+from frazil.log import (
+    STATE_HOLD,
     Acked,
     Attempted,
     Change,
+    Control,
     CursorState,
     Delayed,
     Dropped,
+    Pending,
     check_change,
     encode_changes,
     placed,
 )
-from frazil.log.state import STATE_HOLD
+from frazil.log import format as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
+    from frazil.log import TopicState
     from frazil.log.codec import Waiter
-    from frazil.log.state import TopicState
-    from frazil.topic.indexing import Indexer
-    from frazil.topic.lanes import LaneRuntime
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import Indexer, LaneRuntime, TopicRuntime
 
 HOLD_PREFIX: Final = "subscription:"
 """How the holds of subscriptions are named; no other hold may be."""

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from frazil.errors import Conflict, InvalidRequest, NotFound
-from frazil.log.codec import Sender
-from frazil.schema.messages import Message
+from frazil.log import Sender
+from frazil.schema import Message
 from frazil.subscribe.administration import check_dead_letter_namespace, is_stored
-from frazil.topic.admission import pass_stop_async
+from frazil.topic import pass_stop_async
 
 if TYPE_CHECKING:
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
     from frazil.log.codec import Entry
-    from frazil.subscribe import DeadLetter
+    from frazil.subscribe.actions import DeadLetter
     from frazil.subscribe.record import Record
     from frazil.subscribe.subscription import Subscription
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = ["DeadLetters"]
 

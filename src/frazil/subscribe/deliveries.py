@@ -10,27 +10,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Closed, FrazilError, InvalidRequest, NotFound
-from frazil.log.cursor import RANGES_MAX
+from frazil.log import RANGES_MAX
 from frazil.model import topic_uid
-from frazil.subscribe import Dispatch, Limits, SubscriptionType
 from frazil.subscribe.consumer import Counts
 from frazil.subscribe.dead_letters import DeadLetters
+from frazil.subscribe.dispatch import Dispatch
 from frazil.subscribe.feed import FeedCache, TopicFeed
 from frazil.subscribe.journalling import Journalling
 from frazil.subscribe.lag import Lags
 from frazil.subscribe.pace import Pace
+from frazil.subscribe.policy import Limits, SubscriptionType
 from frazil.subscribe.reserve import Reserve
 from frazil.subscribe.subscription import Subscription
-from frazil.topic.reading import start_offset
+from frazil.topic import start_offset
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from frazil.engine.engine import Engine
-    from frazil.log.cursor_state import CursorState
+    from frazil.engine import Engine
+    from frazil.log import CursorState
     from frazil.subscribe.settings import Stored, SubscriptionSettings
-    from frazil.topic.reading import Start
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import Start, TopicRuntime
 
 __all__ = ["Deliveries"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.errors import Conflict
-from frazil.log.cursor import RANGES_MAX, Cursor
+from frazil.log import RANGES_MAX, Cursor
 from frazil.subscribe.actions import Action, Cause, Change, Deliver, Notice, NoticeKind
 from frazil.subscribe.key_filter import key_filter
 from frazil.subscribe.key_shared import KeyLines

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from frazil.model import topic_uid
-from frazil.subscribe import SubscriptionType
 from frazil.subscribe.administration import type_name_of
 from frazil.subscribe.lag import Lags
+from frazil.subscribe.policy import SubscriptionType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.engine.subscribing_calls import SubscriptionCalls
-    from frazil.log.cursor_state import CursorState
-    from frazil.subscribe import Deliveries, Subscription
+    from frazil.engine import SubscriptionCalls
+    from frazil.log import CursorState
+    from frazil.subscribe.deliveries import Deliveries
     from frazil.subscribe.lag import Lag
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.subscribe.subscription import Subscription
+    from frazil.topic import TopicRuntime
 
 __all__ = ["subscription_facts"]
 

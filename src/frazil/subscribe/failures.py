@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from frazil.log.cursor import ranges_of
+from frazil.log import ranges_of
 from frazil.subscribe.actions import Action, Cause, Change, DeadLetter, Notice, NoticeKind
 from frazil.subscribe.alarms import Alarms
 from frazil.subscribe.flights import Flights

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from frazil.log.history import Piece
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.log import Piece
+    from frazil.topic import TopicRuntime
 
 __all__ = ["FeedCache", "Found", "TopicFeed"]
 

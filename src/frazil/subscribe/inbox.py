@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.subscribe.settings import DURATION_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from frazil.subscribe import Record, Subscription
+    from frazil.subscribe.record import Record
     from frazil.subscribe.runtime import Subscribing
     from frazil.subscribe.stream import Request
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.subscribe.subscription import Subscription
+    from frazil.topic import TopicRuntime
 
     Answer = Callable[[FrazilError | None], None]
 

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError, InvalidRequest, NotFound, Overloaded
-from frazil.log.cursor_state import Acked, Attempted, delayed
+from frazil.log import Acked, Attempted, delayed
 from frazil.subscribe.answers import Answer
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.log import cursor_state
     from frazil.model import Ack
-    from frazil.subscribe import Change
+    from frazil.subscribe.actions import Change
     from frazil.subscribe.cursors import Cursors
 
 __all__ = ["Journalling"]

@@ -17,7 +17,7 @@ from frazil.subscribe.places import Consumer, Places, State
 from frazil.subscribe.schedule import NOTHING, Assignment
 
 if TYPE_CHECKING:
-    from frazil.log.cursor import Cursor
+    from frazil.log import Cursor
     from frazil.subscribe.policy import Limits
     from frazil.subscribe.ring import Dealt
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError
-from frazil.log.state import RANGE_GAP
+from frazil.log import RANGE_GAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from frazil.engine.registry import Registry
-    from frazil.log.cursor import Cursor
-    from frazil.objects.descriptor import TopicObjects
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.engine import Registry
+    from frazil.log import Cursor
+    from frazil.objects import TopicObjects
+    from frazil.topic import TopicRuntime
 
 __all__ = ["Lag", "Lags"]
 

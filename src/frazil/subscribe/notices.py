@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from frazil.subscribe import NoticeKind
+from frazil.subscribe.actions import NoticeKind
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from frazil.subscribe import Notice
+    from frazil.subscribe.actions import Notice
 
 __all__ = ["Seldom", "tell_notice"]
 

@@ -7,7 +7,7 @@ import enum
 import attrs
 
 from frazil.errors import InvalidRequest
-from frazil.log.cursor import RANGES_MAX
+from frazil.log import RANGES_MAX
 
 __all__ = ["Backoff", "FailurePolicy", "Limits", "Poison", "SubscriptionType"]
 

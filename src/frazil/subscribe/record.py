@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.schema import Message
 from frazil.schema.keys import column_id
-from frazil.schema.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-    from frazil.log.history import Piece
+    from frazil.log import Piece
     from frazil.model import OffsetRange
 
 __all__ = ["Chunk", "Record", "chunk_of", "key_of_row", "size_of"]

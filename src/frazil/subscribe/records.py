@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 
-from frazil.log.cursor import Cursor, gaps_of, ranges_of
+from frazil.log import Cursor, gaps_of, ranges_of
 from frazil.subscribe.actions import Action, Cause, Change, Notice, NoticeKind
 from frazil.subscribe.failures import Failures
 from frazil.subscribe.places import Consumer, Flight, Place, Places, State

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from frazil.subscribe import SubscriptionType
+from frazil.subscribe.policy import SubscriptionType
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from frazil.errors import FrazilError
-    from frazil.subscribe import Dispatch
     from frazil.subscribe.answers import Answer
+    from frazil.subscribe.dispatch import Dispatch
     from frazil.subscribe.journalling import Journalling
 
 __all__ = ["Reserve"]

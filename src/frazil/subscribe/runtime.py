@@ -15,15 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from frazil.errors import Closed, FrazilError, InvalidRequest
-from frazil.subscribe import Deliveries
+from frazil.subscribe.deliveries import Deliveries
 from frazil.subscribe.settings import SubscriptionSettings
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from frazil.engine.engine import Engine
-    from frazil.engine.registry import Registry
+    from frazil.engine import Engine, Registry
 
 __all__ = ["Subscribing"]
 

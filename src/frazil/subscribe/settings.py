@@ -17,13 +17,13 @@ import msgspec
 from frazil.errors import CorruptionError, InvalidRequest, Overloaded
 from frazil.model import topic_uid
 from frazil.struct_types import learnt
-from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
-from frazil.topic.states import StateTag
+from frazil.subscribe.policy import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
 
 __all__ = ["DURATION_MS_MAX", "Stored", "SubscriptionSettings"]
 

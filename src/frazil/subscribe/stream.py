@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from frazil.errors import Closed, InvalidRequest
-from frazil.subscribe import FailurePolicy, SubscriptionType
 from frazil.subscribe.administration import change_settings
 from frazil.subscribe.inbox import Delivery, Inbox, Part
-from frazil.topic.reading import Start
+from frazil.subscribe.policy import FailurePolicy, SubscriptionType
+from frazil.topic import Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from frazil.subscribe import Deliveries
+    from frazil.subscribe.deliveries import Deliveries
     from frazil.subscribe.runtime import Subscribing
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = ["Request", "Stream", "ack_all", "attach", "checked_wait", "detach", "let_go"]
 

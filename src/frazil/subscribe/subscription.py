@@ -15,19 +15,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.errors import Closed, FrazilError, NotFound
-from frazil.subscribe import (
-    Action,
-    Change,
-    DeadLetter,
-    Deliver,
-    Dispatch,
-    FailurePolicy,
-    Limits,
-    Notice,
-    NoticeKind,
-    Status,
-    SubscriptionType,
-)
+from frazil.subscribe.actions import Action, Change, DeadLetter, Deliver, Notice, NoticeKind
 from frazil.subscribe.answers import Answer, Waiting, answer_each
 from frazil.subscribe.attached import Attached, AttachedConsumers
 from frazil.subscribe.burials import Burials, not_held
@@ -37,6 +25,7 @@ from frazil.subscribe.cursors import HOLD_PREFIX
 from frazil.subscribe.held import Held
 from frazil.subscribe.notices import Seldom, tell_notice
 from frazil.subscribe.outbox import Outbox
+from frazil.subscribe.policy import FailurePolicy, Limits, SubscriptionType
 from frazil.subscribe.timer import Timer
 from frazil.telemetry import warn
 
@@ -44,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.subscribe.dead_letters import DeadLetters
+    from frazil.subscribe.dispatch import Dispatch, Status
     from frazil.subscribe.feed import Found, TopicFeed
     from frazil.subscribe.journalling import Journalling
     from frazil.subscribe.pace import Pace

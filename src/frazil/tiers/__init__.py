@@ -1,3 +1,73 @@
 """The tiers above the log: memory, then files on disk; when data moves, and who must wait."""
 
 from __future__ import annotations
+
+from frazil.tiers.breathing import Breath
+from frazil.tiers.chunk import Chunk
+from frazil.tiers.disk.cache import BytesCache
+from frazil.tiers.disk.catalog import Span, TopicFiles, TopicMarks
+from frazil.tiers.disk.directory import DiskDirectory
+from frazil.tiers.disk.file import DiskFile, FileLabel, Member, file_schema, user_schema
+from frazil.tiers.disk.history import DiskHistory, StoredRows
+from frazil.tiers.disk.parquet_file import RowsWriter, open_parquet, read_facts
+from frazil.tiers.disk.pins import FilesPin, HistoryPin
+from frazil.tiers.disk.rows import FileGone
+from frazil.tiers.disk.runs import SentRun
+from frazil.tiers.disk.tier import DiskTier
+from frazil.tiers.disk.write import SetWriter
+from frazil.tiers.flush import flush_set
+from frazil.tiers.keyed_limits import on_full_of, quota_of
+from frazil.tiers.keys.fold import STEP_ROWS, KeyedState
+from frazil.tiers.keys.key_index import OP_MASK, KeyIndex
+from frazil.tiers.keys.lookup import KeyLookup
+from frazil.tiers.keys.superseded import Superseded
+from frazil.tiers.keys.whole_rows import whole_chunk
+from frazil.tiers.objects_options import check_objects_option, has_objects
+from frazil.tiers.partitions import Partitioner
+from frazil.tiers.pressure import RETRY_AFTER_MS
+from frazil.tiers.tiering import Tiers
+from frazil.tiers.topic_tiers import TopicTiers
+from frazil.tiers.zones import RED
+
+__all__ = [
+    "OP_MASK",
+    "RED",
+    "RETRY_AFTER_MS",
+    "STEP_ROWS",
+    "Breath",
+    "BytesCache",
+    "Chunk",
+    "DiskDirectory",
+    "DiskFile",
+    "DiskHistory",
+    "DiskTier",
+    "FileGone",
+    "FileLabel",
+    "FilesPin",
+    "HistoryPin",
+    "KeyIndex",
+    "KeyLookup",
+    "KeyedState",
+    "Member",
+    "Partitioner",
+    "RowsWriter",
+    "SentRun",
+    "SetWriter",
+    "Span",
+    "StoredRows",
+    "Superseded",
+    "Tiers",
+    "TopicFiles",
+    "TopicMarks",
+    "TopicTiers",
+    "check_objects_option",
+    "file_schema",
+    "flush_set",
+    "has_objects",
+    "on_full_of",
+    "open_parquet",
+    "quota_of",
+    "read_facts",
+    "user_schema",
+    "whole_chunk",
+]

@@ -17,15 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.log.history import OFFSET_FIELD, TIME_FIELD
+from frazil.log import OFFSET_FIELD, TIME_FIELD
 from frazil.model import OP_DELETE, OP_UPSERT
-from frazil.schema.keys import KeyMap
+from frazil.schema import KeyMap
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from frazil.log.history import Batch
-    from frazil.schema.keys import KeyShape
+    from frazil.log import Batch
+    from frazil.schema import KeyShape
 
     Offsets = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from frazil.errors import InvalidRequest
-from frazil.schema.keys import ID_KEYS
+from frazil.schema import ID_KEYS
 from frazil.tiers.disk.file import ids_of, user_schema
 from frazil.tiers.disk.rows import offsets_of
 from frazil.tiers.disk.write import SetWriter, unavailable
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.clock import Clock
-    from frazil.log.state import SpecialRange
-    from frazil.schema.keys import KeyShape
+    from frazil.log import SpecialRange
+    from frazil.schema import KeyShape
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.disk.file import DiskFile
     from frazil.tiers.disk.runs import SentRun

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.config import LogSettings, MemorySettings
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.model import OnFull, TopicSpec
     from frazil.tiers.tiering import Tiers
     from frazil.tiers.topic_tiers import TopicTiers

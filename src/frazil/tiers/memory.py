@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from frazil.log import TailEntry
 from frazil.log import format as fmt
-from frazil.log.codec import TailEntry
 from frazil.tiers.chunk import Chunk, chunk_of_history, join_chunks
 from frazil.tiers.tail_chunks import chunk_of_entry, first_chunk
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from frazil.clock import Clock
-    from frazil.log.history import Batch
-    from frazil.log.state import TopicState
+    from frazil.log import Batch, TopicState
 
 __all__ = ["TailEntry", "TopicMemory", "Unflushed"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.errors import InvalidRequest, Unavailable
-from frazil.log.runs import logged_runs
+from frazil.log import logged_runs
 from frazil.tiers.disk.runs import SentRun, kept_runs
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from frazil.config import Settings
     from frazil.model import TopicSpec
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 __all__ = ["check_objects_option", "has_objects", "runs_to_keep"]
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
-from frazil.schema.keys import ID_KEYS
+from frazil.schema import ID_KEYS
 from frazil.tiers.disk.hash import bucket_hashes
 
 if TYPE_CHECKING:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from frazil.errors import CorruptionError
+from frazil.log import SMALL_RECORDS_MAX, UNDECODABLE, Frame
 from frazil.log import format as fmt
-from frazil.log.reader import SMALL_RECORDS_MAX, UNDECODABLE, Frame
 from frazil.tiers.chunk import Chunk, chunk_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.log.codec import TailEntry
-    from frazil.log.state import TopicState
+    from frazil.log import TailEntry, TopicState
 
 __all__ = ["chunk_of_entry", "first_chunk"]
 

@@ -23,20 +23,14 @@ from frazil.tiers.keys.marks import keep_marks
 from frazil.tiers.pressure import Pressure
 from frazil.tiers.topic_tiers import TopicTiers
 from frazil.tiers.zones import RED
-from frazil.topic.signals import (
-    DiskFacts,
-    DiskLimits,
-    MemoryLimits,
-    disk_signals,
-    memory_signals,
-)
+from frazil.topic import DiskFacts, DiskLimits, MemoryLimits, disk_signals, memory_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.metadata import MetadataStore
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 FOLD_PAUSE_S: Final = 0.01
 MOVE_PAUSE_S: Final = 0.1

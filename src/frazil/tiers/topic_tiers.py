@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 
 from frazil.errors import Closed, Conflict, CorruptionError, NotFound, Unavailable
-from frazil.log.state import RANGE_GAP, RANGE_LOST, SpecialRange
-from frazil.schema.evolution import plan_read
-from frazil.schema.keys import KeyShape
+from frazil.log import RANGE_GAP, RANGE_LOST, SpecialRange
+from frazil.schema import KeyShape, plan_read
 from frazil.telemetry import event
 from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
 from frazil.tiers.flush import cut_set, flush_set
@@ -23,9 +22,7 @@ from frazil.tiers.keys.whole_rows import whole_chunk
 from frazil.tiers.memory import TopicMemory
 from frazil.tiers.objects_options import runs_to_keep
 from frazil.tiers.partitions import Partitioner
-from frazil.topic.change_frames import change_schema, plan_change_read
-from frazil.topic.signals import MemoryFacts
-from frazil.topic.watched import check_watch
+from frazil.topic import MemoryFacts, change_schema, check_watch, plan_change_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.catalog import Span
     from frazil.tiers.disk.file import DiskFile
     from frazil.tiers.tiering import Tiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 T = TypeVar("T")
 

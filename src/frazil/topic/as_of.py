@@ -15,7 +15,7 @@ from frazil.topic.watched import check_watch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from frazil.log.state import SpecialRange
+    from frazil.log import SpecialRange
     from frazil.topic.runtime import TopicRuntime
 
 __all__ = ["first_held", "moment", "moments_of", "special_ranges", "wait_for"]

@@ -23,16 +23,13 @@ import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
-from frazil.schema.arrow_input import ArrowInput, raw_batches
-from frazil.schema.columns import column_id
-from frazil.schema.evolution import plan_read
-from frazil.schema.present import bitmap_of
+from frazil.schema import ArrowInput, bitmap_of, column_id, plan_read, raw_batches
 from frazil.topic.change_frames import CHANGE_FLAGS, change_schema, plan_change_read
 from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
 
 if TYPE_CHECKING:
-    from frazil.log.codec import Codec, Payload
-    from frazil.schema.columns import IngestLimits
+    from frazil.log import Codec, Payload
+    from frazil.schema import IngestLimits
 
 __all__ = ["OP_COLUMN", "OP_TEXTS", "BulkCodec", "BulkColumns", "ChangeInput"]
 

@@ -9,17 +9,16 @@ import pyarrow as pa
 
 from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE, OP_NAMES, OP_UPSERT
-from frazil.schema.keys import KeyShape
-from frazil.schema.present import positions_of
+from frazil.schema import KeyShape, positions_of
 from frazil.schema.python_rows import python_rows
 from frazil.topic.reading import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from frazil.log.history import Batch
-    from frazil.schema.keys import Key
-    from frazil.tiers.keys.lookup import KeyLookup
+    from frazil.log import Batch
+    from frazil.schema import Key
+    from frazil.tiers import KeyLookup
     from frazil.topic.runtime import TopicRuntime
 
     Row = dict[str, Any]

@@ -17,10 +17,7 @@ import pyarrow.compute as pc
 from frazil.errors import CorruptionError
 from frazil.log import format as fmt
 from frazil.model import OP_NAMES, OP_UPSERT
-from frazil.schema.columns import column_id
-from frazil.schema.evolution import plan_read
-from frazil.schema.present import BitmapMoves, bitmap_bytes
-from frazil.schema.rows import Row, RowEncoder
+from frazil.schema import BitmapMoves, Row, RowEncoder, bitmap_bytes, column_id, plan_read
 from frazil.topic.payloads import (
     OP_FIELD,
     PRESENT_FIELD,
@@ -31,8 +28,8 @@ from frazil.topic.payloads import (
 )
 
 if TYPE_CHECKING:
-    from frazil.log.reader import Frame
-    from frazil.schema.columns import IngestLimits
+    from frazil.log import Frame
+    from frazil.schema import IngestLimits
 
 __all__ = ["CHANGE_FLAGS", "ChangeVersion", "change_schema", "plan_change_read"]
 

@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
-from frazil.log.group import FRAME_RECORDS_MAX
+from frazil.log import FRAME_RECORDS_MAX
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
-from frazil.schema.debezium import DebeziumReader
-from frazil.schema.present import positions_of
+from frazil.schema import DebeziumReader, positions_of
 from frazil.topic.changing import STEPS_MAX, Move, records_of, step_of, steps_behind
 from frazil.topic.resent import sent_before
 from frazil.topic.runtime import RANGES_TOLD_MAX, SEQUENCE_MAX, joined_ack
@@ -22,9 +21,8 @@ from frazil.topic.sequencer import Sequencer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from frazil.log.codec import Sender
-    from frazil.schema.debezium import RawChange
-    from frazil.schema.keys import Key
+    from frazil.log import Sender
+    from frazil.schema import Key, RawChange
     from frazil.topic.changes import ChangeCodec
     from frazil.topic.changing import Step, TopicChanges
     from frazil.topic.frames import KeyedColumns

@@ -31,23 +31,27 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.errors import Conflict, InvalidRequest
+from frazil.log import Payload
 from frazil.log import format as fmt
-from frazil.log.codec import Payload
 from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
-from frazil.schema.cells import cell_check, check_cell
-from frazil.schema.columns import column_id
-from frazil.schema.keys import KeyShape
-from frazil.schema.present import BitmapMoves, bitmap_bytes, positions_of
-from frazil.schema.rows import Row, join_packed
-from frazil.schema.stored_form import stored_forms
+from frazil.schema import (
+    BitmapMoves,
+    KeyShape,
+    Row,
+    bitmap_bytes,
+    cell_check,
+    check_cell,
+    column_id,
+    join_packed,
+    positions_of,
+    stored_forms,
+)
 from frazil.topic.change_frames import CHANGE_FLAGS
 from frazil.topic.payloads import arrow_payload
 
 if TYPE_CHECKING:
-    from frazil.log.codec import Codec
-    from frazil.schema.columns import IngestLimits
-    from frazil.schema.keys import Key
-    from frazil.schema.rows import RowEncoder
+    from frazil.log import Codec
+    from frazil.schema import IngestLimits, Key, RowEncoder
     from frazil.topic.change_frames import ChangeVersion
 
 __all__ = ["Change", "ChangeCodec", "completed", "merged"]

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE
-from frazil.schema.present import positions_of
-from frazil.schema.routing import part_of_values
+from frazil.schema import part_of_values, positions_of
 from frazil.topic.changes import Change, ChangeCodec, completed, merged
 from frazil.topic.resent import SentMeanwhile, refusal_of, sent_before
 from frazil.topic.sequencer import Image, Sequencer
@@ -23,9 +22,9 @@ from frazil.topic.sequencer import Image, Sequencer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from frazil.log.codec import Entry, Sender
-    from frazil.schema.debezium import RawChange
-    from frazil.schema.keys import Key
+    from frazil.log import Sender
+    from frazil.log.codec import Entry
+    from frazil.schema import Key, RawChange
     from frazil.topic.frames import KeyedColumns
     from frazil.topic.runtime import Prepared, TopicRuntime
 

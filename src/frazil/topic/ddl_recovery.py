@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from frazil.errors import CorruptionError
+from frazil.log import Control
 from frazil.log import format as fmt
-from frazil.log.codec import Control
 from frazil.topic.spec import TOPIC_ENCODER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from frazil.log.state import TopicState
+    from frazil.log import TopicState
     from frazil.model import TopicSpec
 
 SHARED_OPTIONS: Final = (

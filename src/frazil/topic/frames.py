@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import PLAIN, Codec, Payload, Untracked
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Codec, Payload, Untracked
-from frazil.schema.arrow_input import ArrowInput
-from frazil.schema.columns import column_id
-from frazil.schema.evolution import plan_read
-from frazil.schema.messages import (
+from frazil.schema import (
     MESSAGE_SCHEMA,
+    ArrowInput,
     Message,
+    Row,
+    RowEncoder,
+    column_id,
+    join_packed,
     message_batch,
     pack_messages,
     payload_batch,
+    plan_read,
     unpack_messages,
 )
-from frazil.schema.rows import Row, RowEncoder, join_packed
 from frazil.topic.change_batches import BulkColumns, ChangeInput
 from frazil.topic.change_frames import ChangeVersion, plan_change_read
 from frazil.topic.changes import ChangeCodec
@@ -36,8 +38,8 @@ from frazil.topic.payloads import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.log.reader import Frame
-    from frazil.schema.columns import IngestLimits
+    from frazil.log import Frame
+    from frazil.schema import IngestLimits
     from frazil.topic.change_frames import Reader
 
 __all__ = [

@@ -15,7 +15,7 @@ from frazil.errors import (
     InvalidRequest,
     Unavailable,
 )
-from frazil.log.cursor_state import CursorState
+from frazil.log import CursorState
 from frazil.metadata import (
     CountedStore,
     MemoryStore,
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
-    from frazil.log.directory import DataDirectory
-    from frazil.log.journal import Journal
-    from frazil.log.state import TopicState
+    from frazil.log import DataDirectory, Journal, TopicState
     from frazil.metadata import LeaseEpoch
 
 TOPICS: Final = "/topics/"

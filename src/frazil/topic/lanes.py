@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from frazil.log import Committer, LogSource, Pending, deliver
 from frazil.log import format as fmt
-from frazil.log.committer import Committer, Pending, deliver
-from frazil.log.reader import LogSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from frazil.config import LogSettings
     from frazil.errors import FrazilError
-    from frazil.log.codec import Control, Entry
-    from frazil.log.journal import Journal
-    from frazil.log.segment import Segment
+    from frazil.log import Control, Journal, Segment
+    from frazil.log.codec import Entry
 
 
 class Queue(Protocol):

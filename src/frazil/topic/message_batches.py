@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.errors import InvalidRequest
-from frazil.schema.messages import MESSAGE_SCHEMA
+from frazil.schema import MESSAGE_SCHEMA
 
 if TYPE_CHECKING:
-    from frazil.schema.columns import IngestLimits
+    from frazil.schema import IngestLimits
 
 _TIME_TYPE = MESSAGE_SCHEMA.field("publish_time").type
 

@@ -12,7 +12,7 @@ from frazil.model import full_topic_name
 from frazil.topic.states import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
 
 __all__ = ["has_namespace_for"]
 

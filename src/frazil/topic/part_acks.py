@@ -10,7 +10,7 @@ from frazil.model import Ack
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from frazil.log.committer import Pending
+    from frazil.log import Pending
 
 PARTS_TOLD_MAX: Final = 10
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import Payload
 from frazil.log import format as fmt
-from frazil.log.codec import Payload
 
 if TYPE_CHECKING:
-    from frazil.log.reader import Frame
+    from frazil.log import Frame
 
 __all__ = [
     "OP_FIELD",

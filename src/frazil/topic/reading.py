@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from frazil.log.history import Batch, Piece
+    from frazil.log import Batch, Piece
     from frazil.topic.runtime import TopicRuntime
 
 Start = int | str | dt.datetime

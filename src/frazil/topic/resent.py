@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frazil.errors import Conflict
-from frazil.log.group import judge
+from frazil.log import judge
 
 if TYPE_CHECKING:
-    from frazil.log.codec import Sender
-    from frazil.log.state import Sent, TopicState
+    from frazil.log import Sender, Sent, TopicState
 
 
 class SentMeanwhile(Exception):

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 import msgspec
 
 from frazil.errors import FrazilError, InvalidRequest, Unavailable
-from frazil.log.codec import Sender
-from frazil.log.group import FRAME_RECORDS_MAX
-from frazil.log.history import ChainedHistory
+from frazil.log import FRAME_RECORDS_MAX, ChainedHistory, Sender
 from frazil.model import WHOLE, Ack, AckLevel
-from frazil.schema.messages import Message, check_message
-from frazil.schema.routing import key_names, part_of_row, parts_of_batch
+from frazil.schema import Message, check_message, key_names, part_of_row, parts_of_batch
 from frazil.topic.changing import TopicChanges
 from frazil.topic.frames import MessageTopicCodec, TableCodec, arrow_payload
 from frazil.topic.message_batches import check_message_batch, with_publish_time
@@ -30,10 +27,10 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.config import Settings
-    from frazil.log.codec import Codec, Entry, Payload
-    from frazil.log.state import TopicState
-    from frazil.schema.columns import IngestLimits
-    from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.log import Codec, Payload, TopicState
+    from frazil.log.codec import Entry
+    from frazil.schema import IngestLimits
+    from frazil.tiers import TopicTiers
     from frazil.topic.frames import Columns, KeyedColumns
     from frazil.topic.lanes import LaneRuntime
     from frazil.topic.tier_acks import TierWaits

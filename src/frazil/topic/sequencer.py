@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.errors import FrazilError
-    from frazil.log.codec import Entry, Sender
-    from frazil.schema.keys import Key
+    from frazil.log import Sender
+    from frazil.log.codec import Entry
+    from frazil.schema import Key
     from frazil.topic.changes import Change, ChangeCodec
 
 NEWEST_MAX: Final = 4096

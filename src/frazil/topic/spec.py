@@ -13,11 +13,18 @@ import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
 from frazil.model import TopicKind, TopicSpec, full_topic_name, is_part_name, part_name
-from frazil.schema.columns import column_id, column_of, declare_schema
-from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
-from frazil.schema.inference import infer_schema
-from frazil.schema.messages import Message
-from frazil.schema.partitioning import parse_partition_spec
+from frazil.schema import (
+    AddColumn,
+    DropColumn,
+    Message,
+    RenameColumn,
+    WidenColumn,
+    column_id,
+    column_of,
+    declare_schema,
+    infer_schema,
+    parse_partition_spec,
+)
 from frazil.topic.signals import checked_limits
 from frazil.units import parse_bytes, parse_duration_s
 
@@ -25,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.config import Settings
-    from frazil.schema.columns import IngestLimits
-    from frazil.schema.evolution import Change
+    from frazil.schema import Change, IngestLimits
 
 _SYNC_MODES: Final = ("none", "periodic", "commit")
 _LANES: Final = ("shared", "dedicated")

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from frazil.errors import InvalidRequest, Overloaded
+from frazil.log import STATE_FIRST_FREE, Control, Pending
 from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.committer import Pending
-from frazil.log.state import STATE_FIRST_FREE
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.log.codec import Waiter
 
 KEY_BYTES_MAX: Final = 1024

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Unavailable
-from frazil.log.committer import Pending
+from frazil.log import Pending
 from frazil.model import Ack
 from frazil.topic.part_acks import written_text
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from frazil.query.sources import ChunkView, SnapshotFile, TopicName, TopicSnapshot
+    from frazil.query import ChunkView, SnapshotFile, TopicName, TopicSnapshot
 
 __all__ = ["WatchedSnapshot", "check_watch", "watched", "watching"]
 

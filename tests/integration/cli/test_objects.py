@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import frazil
 from frazil.cli.app import app
-from frazil.objects.format import topic_key
+from frazil.objects import topic_key
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from frazil.cli.app import app
 from frazil.cli.restore import store_of
 from frazil.errors import InvalidRequest
-from frazil.objects.format import topic_key
+from frazil.objects import topic_key
 
 pytestmark = pytest.mark.integration
 

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 
 from frazil.model import topic_uid
-from frazil.subscribe import Deliveries, SubscriptionType
-from frazil.subscribe.settings import SubscriptionSettings
+from frazil.subscribe import Deliveries, SubscriptionSettings, SubscriptionType
 from tests.integration.engine.opening import open_small
 
 TIMEOUT_S = 60

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from frazil.subscribe import Limits
+from frazil.subscribe import DeadLetters, Limits
 from frazil.subscribe import deliveries as module
-from frazil.subscribe.dead_letters import DeadLetters
 from tests.integration.delivery.delivering import TOPIC, Collector, opened, run, uid, until
 from tests.integration.delivery.test_delivery_faults import letters
 

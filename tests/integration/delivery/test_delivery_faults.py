@@ -12,7 +12,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType, record, subscription
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 from tests.integration.delivery.delivering import (
     TOPIC,
     Collector,

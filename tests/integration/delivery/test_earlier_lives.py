@@ -8,8 +8,7 @@ import shutil
 
 import pytest
 
-from frazil.log.cursor import RANGES_MAX
-from frazil.log.cursor_state import CursorState
+from frazil.log import RANGES_MAX, CursorState
 from frazil.subscribe import SubscriptionType
 from tests.integration.delivery.delivering import (
     TOPIC,

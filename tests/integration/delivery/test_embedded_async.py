@@ -8,7 +8,7 @@ import gc
 import pytest
 
 import frazil
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound
 from tests.integration.delivery.delivering import until
 from tests.integration.engine.opening import open_small

@@ -10,8 +10,7 @@ import pytest
 
 from frazil import FailurePolicy
 from frazil.errors import Conflict, InvalidRequest, NotFound
-from frazil.subscribe import Backoff, Poison
-from frazil.subscribe.settings import SubscriptionSettings
+from frazil.subscribe import Backoff, Poison, SubscriptionSettings
 from tests.integration.delivery.test_embedded import (
     WAIT_S,
     filled,

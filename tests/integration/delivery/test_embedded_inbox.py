@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Conflict, InvalidRequest
 from frazil.subscribe import Dispatch
 from tests.integration.delivery.delivering import Collector, run

@@ -9,7 +9,7 @@ import pytest
 
 import frazil
 from frazil.errors import InvalidRequest
-from frazil.subscribe.record import key_of_row
+from frazil.subscribe import key_of_row
 from tests.integration.delivery.test_embedded import is_quiet, offsets, taken
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.test_objects_reading import SMALL

@@ -8,7 +8,7 @@ import pytest
 
 import frazil
 from frazil.clock import SystemClock
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from tests.integration.delivery.delivering import TOPIC, Collector, delivering, opened, until
 from tests.integration.engine.opening import LOG_ALONE, small_settings
 from tests.integration.engine.test_objects_reading import RECORDS, SMALL, fill

@@ -12,13 +12,13 @@ from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.subscribe import (
     Backoff,
     FailurePolicy,
+    Journalling,
     Poison,
     SubscriptionType,
     feed,
     reserve,
     subscription,
 )
-from frazil.subscribe.journalling import Journalling
 from tests.integration.delivery.delivering import (
     TOPIC,
     Collector,

@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frazil.errors import Closed, Conflict, FrazilError
-from frazil.lake.commit import Verdict, commit
+from frazil.lake import Answer, Launched, Verdict, receive, send
+from frazil.lake.commit import commit
 from frazil.lake.connection import CatalogAddress, connect
 from frazil.lake.look import look
-from frazil.lake.wire import Answer, receive, send
 from frazil.lake.worker_calls import CommitRequest
-from frazil.lake.worker_client import Launched
 
 
 class Tables:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from frazil.clock import SystemClock
 from frazil.config.objects import ObjectsSettings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.fs import RealFileSystem
 from frazil.log import format as frame_format
 from frazil.objects import format as object_format

@@ -5,7 +5,7 @@ from __future__ import annotations
 from frazil.clock import SystemClock
 from frazil.config import ProducerSettings, Settings, TopicSettings
 from frazil.config.sections import DiskSettings, LogSettings, MemorySettings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.fs import RealFileSystem
 
 LOG = {

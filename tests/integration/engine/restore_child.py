@@ -7,7 +7,7 @@ import sys
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.fs import RealFileSystem
 
 

@@ -6,11 +6,9 @@ import shutil
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.fs import RealFileSystem
-from frazil.objects.backup import backup_keys, brokers_in
-from frazil.objects.obstores import open_store
-from frazil.objects.restoring import restore
+from frazil.objects import backup_keys, brokers_in, open_store, restore
 
 SMALL = {
     "log.prefill_bytes": 4096,

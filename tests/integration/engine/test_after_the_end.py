@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Closed, NotFound
 from tests.integration.engine.opening import open_small
 

@@ -11,12 +11,11 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.config.objects import ObjectsSettings
 from frazil.config.sections import MetadataSettings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import Closed, Conflict, FrazilError, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.metadata import Transaction, entries
+from frazil.metadata import LEASE, Transaction, entries
 from frazil.metadata.etcd import EtcdStore
-from frazil.metadata.ownership import LEASE
 from tests.integration.engine.objects_world import WAIT_S, registered, wait_until
 from tests.integration.engine.opening import small_settings
 from tests.servers.etcd import EtcdServer, need_etcd

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Closed, InvalidRequest
 from tests.integration.engine.opening import open_small
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Overloaded
 from tests.integration.engine.opening import open_small
 

@@ -9,7 +9,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, Overloaded
 from frazil.tiers import keyed_limits
-from frazil.topic.ddl_recovery import topic_control
+from frazil.topic import topic_control
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import World, noise
 

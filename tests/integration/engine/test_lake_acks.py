@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from frazil.engine.asynchronous import AsyncPartitionedTopic
+from frazil.engine import AsyncPartitionedTopic
 from frazil.errors import Unavailable
 from tests.integration.engine.test_lake_verify import opened
 

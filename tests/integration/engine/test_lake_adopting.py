@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import Unavailable
-from frazil.lake.declared import ADOPTED, decode_ranges
-from frazil.lake.plans import LakePlans
+from frazil.lake import ADOPTED, LakePlans, decode_ranges
 from tests.integration.engine.test_lake_topics import (
     COLUMNS,
     ids_of,

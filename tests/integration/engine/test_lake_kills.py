@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
-from frazil.lake.commit import STEPS
+from frazil.lake import STEPS
 from tests.integration.engine.test_lake_topics import (
     COLUMNS,
     ids_of,

@@ -15,14 +15,12 @@ import frazil
 from frazil.cli.app import app
 from frazil.cli.session import Session
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.lake import TOPIC_ID, Replay, TableName
 from frazil.lake import reject_replay as lake_rejects
 from frazil.lake import rejects as side
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
-from frazil.lake.plan import TableName
-from frazil.lake.plans import Replay
 from frazil.lake.rejects import Place, RejectsTable
-from frazil.lake.table import TOPIC_ID
 from tests.integration.engine.lake_stand_in import StandIn
 
 pytestmark = pytest.mark.integration

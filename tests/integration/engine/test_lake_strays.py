@@ -7,12 +7,11 @@ import pytest
 from pyiceberg.table.update import RemoveSnapshotRefUpdate
 
 from frazil.errors import Unavailable
+from frazil.lake import ADOPTED, TableName, decode_ranges
 from frazil.lake import maintain as maintain_module
 from frazil.lake import topics as lake_topics
 from frazil.lake.connection import connect
-from frazil.lake.declared import ADOPTED, decode_ranges
 from frazil.lake.maintain import maintain
-from frazil.lake.plan import TableName
 from tests.integration.engine.test_lake_adopting import an_older_copy, taken
 from tests.integration.engine.test_lake_topics import (
     COLUMNS,

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake import SKIPPED, STEPS, decode_ranges
 from frazil.lake import runtime as engine_lake
-from frazil.lake.commit import STEPS
 from frazil.lake.connection import connect
-from frazil.lake.declared import SKIPPED, decode_ranges
 from tests.integration.engine.lake_stand_in import StandIn
 
 COLUMNS = {"id": "long", "text": "string"}

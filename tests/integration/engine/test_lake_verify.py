@@ -9,10 +9,9 @@ import pytest
 
 import frazil
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from frazil.lake import Findings, TableName, VerifyRequest
 from frazil.lake import runtime as engine_lake
-from frazil.lake.certificate import Findings, VerifyRequest
 from frazil.lake.connection import connect
-from frazil.lake.plan import TableName
 from tests.integration.engine.lake_stand_in import StandIn
 
 pytestmark = pytest.mark.integration

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import Conflict, NotFound
-from frazil.schema.debezium_values import UNAVAILABLE
-from frazil.topic.changing import STEPS_MAX
+from frazil.schema import UNAVAILABLE
+from frazil.topic import STEPS_MAX
 from tests.integration.engine.opening import open_small
 
 COLUMNS = {"a": "long", "b": "string", "v": "long", "note": "string"}

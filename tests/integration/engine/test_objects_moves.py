@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import InvalidRequest, NotFound, Overloaded
-from frazil.log.runs import logged_runs
+from frazil.log import logged_runs
 from tests.integration.engine.objects_world import (
     frames_in,
     open_with_objects,

@@ -8,7 +8,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.metadata import Transaction
-from frazil.objects.place import PLACE_KEY
+from frazil.objects import PLACE_KEY
 from tests.integration.engine.objects_world import open_with_objects, stored
 from tests.integration.engine.test_objects_moves import payloads_of
 

@@ -11,7 +11,7 @@ import pytest
 
 import frazil
 from frazil.errors import CorruptionError, NotFound, Unavailable
-from frazil.objects.fetch import Fetcher
+from frazil.objects import Fetcher
 from tests.servers.seaweed import SeaweedServer
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import pytest
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import Unavailable
 from frazil.fs import RealFileSystem
 from tests.integration.engine.objects_world import registered, uploaded_rows, wait_until

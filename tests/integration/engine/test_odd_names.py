@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import Conflict, Unavailable
-from frazil.topic.ddl_recovery import schema_control
+from frazil.topic import schema_control
 from tests.integration.engine.opening import open_small, rows_of
 
 NAMES = ['a"b', "a\\b"]

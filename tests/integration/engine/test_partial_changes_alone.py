@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import InvalidRequest
-from frazil.log.committer import Pending
+from frazil.log import Pending
 from tests.integration.engine.opening import LOG_ALONE, open_small
 
 COLUMNS = {"id": "long", "a": "string", "b": "long"}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import Unavailable
-from frazil.tiers.topic_tiers import TopicTiers
+from frazil.tiers import TopicTiers
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import World
 

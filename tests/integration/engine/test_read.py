@@ -9,8 +9,8 @@ import time
 import pytest
 
 from frazil.errors import Closed, CorruptionError, InvalidRequest, NotFound
-from frazil.log.reader import LogSource
-from frazil.topic.reading import Reader
+from frazil.log import LogSource
+from frazil.topic import Reader
 from tests.integration.engine.opening import (
     LOG_ALONE,
     column_of,
@@ -149,7 +149,7 @@ def test_an_idle_tail_does_not_poll(tmp_path, monkeypatch):
 
 def test_an_idle_engine_does_not_spin(tmp_path, monkeypatch):
     """The committer's thread sleeps while nothing is due."""
-    from frazil.log.journal import Journal
+    from frazil.log import Journal
 
     ticks = []
     tick = Journal.tick

@@ -8,9 +8,9 @@ import threading
 import pyarrow as pa
 import pytest
 
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Conflict, InvalidRequest, NotFound
-from frazil.topic.changing import STEPS_MAX
+from frazil.topic import STEPS_MAX
 from tests.integration.engine.opening import open_small
 
 COUNT = 2 * STEPS_MAX + 10

@@ -7,8 +7,7 @@ import contextlib
 import pytest
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound
-from frazil.objects.backup import backup_keys, listed
-from frazil.objects.format import parse_key
+from frazil.objects import backup_keys, listed, parse_key
 from tests.integration.engine.opening import column_of, payloads_of, rows_of
 from tests.integration.engine.restore_scene import Scene, restored
 

@@ -9,7 +9,7 @@ import pytest
 
 from frazil.errors import CorruptionError, NotFound
 from frazil.log import format as fmt
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 from tests.integration.engine.opening import payloads_of, rows_of
 from tests.integration.engine.restore_scene import Scene, restored
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from frazil.log.history import Piece
+from frazil.log import Piece
 from frazil.model import OffsetRange
 from tests.integration.engine.opening import LOG_ALONE, open_small, payloads_of, rotate
 from tests.support import SimulatedClock, SimulatedFileSystem

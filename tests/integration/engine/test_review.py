@@ -8,11 +8,11 @@ import threading
 import pyarrow as pa
 import pytest
 
-from frazil.engine.asynchronous import AsyncEngine, AsyncTopic
+from frazil.engine import AsyncEngine, AsyncTopic
 from frazil.errors import InvalidRequest, Overloaded, Unavailable
 from frazil.model import Ack
-from frazil.schema.messages import Message
-from frazil.topic.runtime import joined_ack
+from frazil.schema import Message
+from frazil.topic import joined_ack
 from tests.integration.engine.opening import open_small, payloads_of, rows_of
 
 

@@ -10,7 +10,7 @@ import pytest
 import frazil
 from frazil.clock import SystemClock
 from frazil.config import load_settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import Overloaded
 from frazil.fs import RealFileSystem
 

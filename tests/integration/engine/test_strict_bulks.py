@@ -7,9 +7,9 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from frazil.engine.asynchronous import AsyncEngine
+from frazil.engine import AsyncEngine
 from frazil.errors import Conflict, NotFound
-from frazil.topic.changing import STEPS_MAX
+from frazil.topic import STEPS_MAX
 from tests.integration.engine.opening import open_small
 
 COUNT = 2 * STEPS_MAX + 10

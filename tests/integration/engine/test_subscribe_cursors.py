@@ -10,19 +10,24 @@ import msgspec
 import pytest
 
 from frazil.clock import SystemClock
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
+from frazil.log import (
+    RANGES_MAX,
+    STATE_HOLD,
+    Control,
+    CursorState,
+    Dropped,
+    acked,
+    attempted,
+    deliver,
+    placed,
+)
 from frazil.log import format as fmt
-from frazil.log.codec import Control
-from frazil.log.committer import deliver
-from frazil.log.cursor import RANGES_MAX
-from frazil.log.cursor_state import CursorState, Dropped, acked, attempted, placed
-from frazil.log.state import STATE_HOLD
 from frazil.model import Ack
-from frazil.subscribe.cursors import HOLD_PREFIX
-from frazil.topic.indexing import known_cursors
-from frazil.topic.states import BYTES_MAX, VALUE_BYTES_MAX, StateTag
+from frazil.subscribe import HOLD_PREFIX
+from frazil.topic import BYTES_MAX, VALUE_BYTES_MAX, StateTag, known_cursors
 from tests.integration.engine.opening import (
     LOG_ALONE,
     open_small,

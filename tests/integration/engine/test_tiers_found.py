@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from tests.crash.engine_world import many_lives
 from tests.property.tiers_world import DEFAULTS, LOG
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem

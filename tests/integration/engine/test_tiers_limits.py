@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from frazil.clock import SystemClock
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import Closed, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.query.snapshots import EngineSnapshot
+from frazil.query import EngineSnapshot
 from tests.integration.engine.opening import open_small, small_settings
 
 CHILD_S = 30

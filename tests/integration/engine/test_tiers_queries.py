@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from frazil.engine.tier_calls import TierCalls
+from frazil.engine import TierCalls
 from frazil.errors import FrazilError, Overloaded
 from tests.integration.engine.opening import open_small
 

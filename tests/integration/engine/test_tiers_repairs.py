@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.tiers import topic_tiers
-from frazil.tiers.flush import flush_set
+from frazil.tiers import flush_set, topic_tiers
 from tests.crash.engine_world import many_lives
 from tests.integration.engine.opening import (
     LOG_ALONE,

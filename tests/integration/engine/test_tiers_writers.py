@@ -10,8 +10,7 @@ import pytest
 
 from frazil.errors import Conflict, FrazilError, Overloaded
 from frazil.fs import RealFileSystem
-from frazil.topic.changes import ChangeCodec
-from frazil.topic.sequencer import Sequencer
+from frazil.topic import ChangeCodec, Sequencer
 from tests.integration.engine.opening import open_small
 from tests.support.faulty_fs import Fault, FaultyFileSystem
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from tests.integration.engine.opening import rotate, small_settings
 from tests.support import SimulatedClock, SimulatedFileSystem
 

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from frazil.lake.halting import VARIABLE
+from frazil.lake import VARIABLE
 from tests.integration.lake.test_worker import Engine, java_children, running, wait_gone
 
 HALT_SECONDS = 300.0

@@ -20,12 +20,11 @@ from typer.testing import CliRunner
 
 import frazil
 from frazil.cli.app import app
+from frazil.lake import Launched, session_conf
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
-from frazil.lake.session import session_conf
 from frazil.lake.worker import Worker
 from frazil.lake.worker_calls import WorkerConfig
-from frazil.lake.worker_client import Launched
 from frazil.lake.worker_spark import Spark
 from tests.integration.lake.spark_world import QUICK
 

@@ -23,18 +23,23 @@ import pytest
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
+from frazil.lake import (
+    CommitRequest,
+    PartRange,
+    Plan,
+    StagedFile,
+    build_session,
+    prepare,
+    session_conf,
+)
 from frazil.lake.binding import Definition, bind
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
-from frazil.lake.commit import CommitRequest, commit
+from frazil.lake.commit import commit
 from frazil.lake.connection import CatalogAddress, connect
-from frazil.lake.plan import PartRange, Plan, StagedFile
-from frazil.lake.session import build_session, session_conf
-from frazil.lake.setup import prepare
 from frazil.lake.worker_spark import Spark
 from frazil.model import WHOLE
-from frazil.schema.columns import declare_schema
-from frazil.schema.messages import MESSAGE_SCHEMA
-from frazil.tiers.disk.file import file_schema
+from frazil.schema import MESSAGE_SCHEMA, declare_schema
+from frazil.tiers import file_schema
 
 MARKS = [
     pytest.mark.integration,

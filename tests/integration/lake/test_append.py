@@ -10,10 +10,8 @@ import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import Halt
-from frazil.lake.session import CATALOG_NAME
+from frazil.lake import CATALOG_NAME, Halt, Request
 from frazil.lake.spark_table import SparkTables
-from frazil.lake.wire import Request
 from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
 from frazil.lake.worker_jobs import SparkJob
 from frazil.model import PartitionField

@@ -12,8 +12,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from frazil.lake.certificate import Certificate, PartFacts, StagedRows, VerifyRequest
-from frazil.lake.commit import STEPS
+from frazil.lake import STEPS, Certificate, PartFacts, StagedRows, VerifyRequest
 from frazil.lake.verify_job import examine
 from frazil.lake.worker_calls import commit_body, commit_result
 from tests.integration.lake.catalog_proxy import CatalogProxy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import InvalidRequest
-from frazil.lake.certificate import Certificate, PartFacts, StagedRows, VerifyRequest
+from frazil.lake import Certificate, PartFacts, StagedRows, VerifyRequest
 from frazil.lake.verify_job import examine
 from tests.integration.lake.spark_world import MARKS, TIME_US
 

@@ -17,11 +17,9 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import Halt
+from frazil.lake import Halt, Request, TableName
 from frazil.lake.maintain import maintain
-from frazil.lake.plan import TableName
 from frazil.lake.spark_table import SparkTables
-from frazil.lake.wire import Request
 from frazil.lake.worker_calls import commit_body
 from frazil.lake.worker_jobs import Jobs
 from tests.integration.lake.spark_world import MARKS

@@ -8,9 +8,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from frazil.lake.originals import decode_original
-from frazil.schema.columns import declare_schema
-from frazil.schema.messages import Message, message_batch
+from frazil.lake import decode_original
+from frazil.schema import Message, declare_schema, message_batch
 from tests.integration.lake.spark_world import MARKS
 
 pytestmark = MARKS

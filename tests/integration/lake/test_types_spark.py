@@ -7,11 +7,19 @@ import duckdb_extensions
 import pyarrow as pa
 import pytest
 
+from frazil.lake import check_lake_schema
 from frazil.lake.evolving import evolve as evolve_table
-from frazil.lake.types import check_lake_schema
-from frazil.schema.columns import declare_schema, field_with_ids, schema_with
-from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
-from frazil.schema.partitioning import parse_partition_spec
+from frazil.schema import (
+    AddColumn,
+    DropColumn,
+    RenameColumn,
+    WidenColumn,
+    declare_schema,
+    evolve,
+    field_with_ids,
+    parse_partition_spec,
+    schema_with,
+)
 from tests.integration.lake.spark_world import MARKS
 from tests.integration.lake.type_trial import (
     CASES,

@@ -8,10 +8,18 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import Conflict
-from frazil.lake.certificate import Certificate, PartFacts, Problem, StagedRows, VerifyRequest
-from frazil.lake.declared import ADOPTED, SKIPPED, encode_ranges
+from frazil.lake import (
+    ADOPTED,
+    SKIPPED,
+    Certificate,
+    PartFacts,
+    Problem,
+    StagedRows,
+    VerifyRequest,
+    encode_ranges,
+)
 from frazil.lake.verify_job import examine
-from frazil.schema.columns import declare_schema
+from frazil.schema import declare_schema
 from tests.integration.lake.spark_world import MARKS, TIME_US
 
 pytestmark = MARKS

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from frazil.config import load_settings
-from frazil.lake.wire import Answer, Request, receive, send
+from frazil.lake import Answer, Request, receive, send
 from frazil.lake.worker_calls import commit_body, commit_result, hello_body
 from tests.integration.lake.spark_world import MARKS, QUICK
 from tests.servers.running import free_port

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.fs import RealFileSystem
-from frazil.lake.plan import StagedFile
-from frazil.schema.type_text import parse_field
-from frazil.tiers.disk.file import file_schema
-from frazil.tiers.disk.parquet_file import RowsWriter
+from frazil.lake import StagedFile
+from frazil.schema import parse_field
+from frazil.tiers import RowsWriter, file_schema
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "types.md"
 TIME_US = 1_790_000_000_000_000

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from frazil.clock import SystemClock
-from frazil.config.sections import EtcdSettings
+from frazil.config import EtcdSettings
 from frazil.errors import Conflict, Unavailable
 from frazil.metadata import LeaseEpoch, Transaction, compare_and_set
 from frazil.metadata.etcd import EtcdStore

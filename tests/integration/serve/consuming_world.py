@@ -33,8 +33,7 @@ from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.coroutines import awaited
 from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.grpc.server import Server
-from frazil.subscribe import Deliveries
-from frazil.subscribe.settings import SubscriptionSettings
+from frazil.subscribe import Deliveries, SubscriptionSettings
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 SECONDS_MAX = 60

@@ -9,7 +9,7 @@ import pytest
 
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerResponse
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 from tests.integration.serve.test_admin_topics import new, wide
 from tests.integration.serve.test_admin_world import run
 

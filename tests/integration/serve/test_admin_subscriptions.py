@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.subscribe import FailurePolicy, Poison
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 from tests.integration.serve.consuming_world import end_of, next_of
 from tests.integration.serve.test_admin_topics import PARTS, new, wide
 from tests.integration.serve.test_admin_world import run

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import SchemaReference
 from frazil.serve.danube.statuses import Refused
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 from tests.integration.serve.consuming_world import end_of, make_producer, make_reader, next_of
 from tests.integration.serve.test_admin_world import run
 

@@ -17,7 +17,7 @@ from frazil.serve.danube.routes import Services
 from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 from tests.integration.serve.consuming_world import Caller, until
 from tests.servers.running import free_port
 

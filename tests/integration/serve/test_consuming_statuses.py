@@ -8,7 +8,7 @@ import grpc
 import pytest
 from danube import SubType
 
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, AckResponse, NackRequest, NackResponse
 from frazil.serve.grpc.codec import Code
 from tests.integration.serve.consuming_world import (

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import frazil
-from frazil.lake.topics import COUNTS
+from frazil.lake import COUNTS
 from frazil.serve.grpc.calls import Counters
 from frazil.serve.metrics import METRICS, metrics_text, port_facts
 

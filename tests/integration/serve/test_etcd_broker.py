@@ -14,10 +14,9 @@ from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict
+from frazil.metadata import LEASE
 from frazil.metadata.etcd import EtcdStore
-from frazil.metadata.ownership import LEASE
-from frazil.topic.cursor_paths import cursor_path
-from frazil.topic.indexing import known_cursors, known_topics
+from frazil.topic import cursor_path, known_cursors, known_topics
 from tests.crash.broker_process import Broker, Forks, wait_until
 from tests.servers.etcd import EtcdServer, need_etcd
 

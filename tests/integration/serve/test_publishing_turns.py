@@ -18,7 +18,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
 )
 from frazil.serve.danube.topics import Topics
 from frazil.serve.grpc.codec import Code
-from frazil.topic.frames import MessageCodec
+from frazil.topic import MessageCodec
 
 pytestmark = pytest.mark.integration
 

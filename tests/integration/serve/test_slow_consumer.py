@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from frazil.subscribe.deliveries import CACHE_BYTES
+from frazil.subscribe import CACHE_BYTES
 from tests.integration.serve.wire_world_load import (
     Peak,
     publish,

@@ -10,7 +10,7 @@ import pytest
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.fs import RealFileSystem
 from frazil.serve.danube.proto.danube_pb2 import (
     HealthCheckRequest,

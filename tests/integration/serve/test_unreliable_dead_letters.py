@@ -8,8 +8,8 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
-from frazil.subscribe.administration import is_stored
-from frazil.topic.states import StateTag
+from frazil.subscribe import is_stored
+from frazil.topic import StateTag
 from tests.integration.serve.test_admin_world import run
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import pytest
 
 from frazil.cli.get import parse_key
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import IngestLimits, declare_schema
+from frazil.schema import IngestLimits, declare_schema
 
 SCHEMA = declare_schema(
     {

@@ -9,9 +9,7 @@ import pytest
 from frazil.config import ProducerSettings
 from frazil.config.sections import LogSettings
 from frazil.errors import Closed, Overloaded, Unavailable
-from frazil.log.codec import PLAIN
-from frazil.log.committer import Committer, Pending
-from frazil.log.journal import Journal
+from frazil.log import PLAIN, Committer, Journal, Pending
 from tests.support import SimulatedClock, SimulatedFileSystem
 
 

@@ -144,7 +144,7 @@ def test_parts_whose_history_differs_are_not_mixed(place):
     engine = place.open()
     topic = engine.create_topic("p", COLUMNS, partitions=2)
     other = engine.create_topic("q", {"k": "string", "v": "string", "b": "string"})
-    from frazil.topic.ddl_recovery import schema_control
+    from frazil.topic import schema_control
 
     foreign = other.runtime.state.schemas[1]
     engine.alter_topic("p", add={"a": "string"})

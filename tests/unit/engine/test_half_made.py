@@ -150,7 +150,7 @@ def test_a_deep_data_directory_survives_a_power_loss():
 
 def test_the_index_knows_parents_and_parts():
     """After a rebuild the metadata has the parent of parts, so that it may stand in for the log."""
-    from frazil.topic.indexing import known_topics
+    from frazil.topic import known_topics
 
     disk = SimulatedFileSystem()
     engine = open_on(disk)

@@ -17,8 +17,8 @@ from frazil.lake.certificate import (
 from frazil.lake.plan import PartRange, TableName
 from frazil.lake.verify import bundles, column_names, part_facts
 from frazil.lake.verify_chain import Snapshot, check_chain, holes, line_of, records_between
-from frazil.log.state import SpecialRange
-from frazil.schema.columns import declare_schema
+from frazil.log import SpecialRange
+from frazil.schema import declare_schema
 
 UID = "00aa"
 

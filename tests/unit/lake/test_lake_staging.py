@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.config.sections import LakeSettings, LakeSparkSettings, LakeWriterSettings
+from frazil.config import LakeSparkSettings
+from frazil.config.sections import LakeSettings, LakeWriterSettings
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.lake.plan import plan_parts
 from frazil.lake.staging import (
@@ -13,11 +14,10 @@ from frazil.lake.staging import (
     plan_bytes,
     planned_files,
 )
-from frazil.log.state import SpecialRange
+from frazil.log import SpecialRange
 from frazil.model import TopicSpec, topic_uid
-from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
-from frazil.tiers.disk.file import DiskFile, Member
-from frazil.topic.tier_acks import TierWaits
+from frazil.tiers import DiskFile, Member, TopicFiles, TopicMarks
+from frazil.topic import TierWaits
 
 
 def file(first, end, *, number=0, rows=None, schema=1, gaps=(), last=None):

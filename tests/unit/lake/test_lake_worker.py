@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from frazil.config.sections import LakeWorkerSettings
+from frazil.config import LakeWorkerSettings
 from frazil.errors import Closed, Unavailable
 from frazil.lake.wire import Answer, receive, send
 from frazil.lake.worker_client import LakeWorker, Launched

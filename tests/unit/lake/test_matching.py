@@ -10,7 +10,7 @@ from frazil.errors import Conflict
 from frazil.lake.matching import match
 from frazil.lake.plan import TableName
 from frazil.lake.types import iceberg_schema
-from frazil.schema.columns import declare_schema
+from frazil.schema import declare_schema
 
 TABLE = TableName("a", "b")
 TOPIC = declare_schema(

@@ -14,11 +14,15 @@ from frazil.lake.types import (
     rejects_schema,
 )
 from frazil.model import PartitionField
-from frazil.schema.columns import declare_schema
-from frazil.schema.evolution import AddColumn, RenameColumn, evolve
-from frazil.schema.messages import MESSAGE_SCHEMA
-from frazil.schema.partitioning import parse_partition_spec
-from frazil.schema.type_text import parse_type
+from frazil.schema import (
+    MESSAGE_SCHEMA,
+    AddColumn,
+    RenameColumn,
+    declare_schema,
+    evolve,
+    parse_partition_spec,
+    parse_type,
+)
 from tests.integration.lake.type_trial import page_rows
 
 STORED = {row[0]: row[1] for row in page_rows("Stored")}

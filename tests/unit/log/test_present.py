@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.schema.present import BitmapMoves, bitmap_bytes, bitmap_of, positions_of
+from frazil.schema import BitmapMoves, bitmap_bytes, bitmap_of, positions_of
 
 
 def test_a_bitmap_has_one_bit_a_column_in_the_order_of_the_format():

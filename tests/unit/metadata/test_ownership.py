@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from frazil.config import Settings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import Closed, Conflict, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.metadata import LeaseEpoch, MemoryStore, Transaction
 from frazil.metadata.ownership import LEASE, Ownership, holder_of
-from frazil.topic.cursor_paths import SUBSCRIPTIONS, cursor_path
-from frazil.topic.states import StateTag
+from frazil.topic import SUBSCRIPTIONS, StateTag, cursor_path
 from tests.support import SimulatedClock, SimulatedFileSystem
 
 TTL_S = 10.0

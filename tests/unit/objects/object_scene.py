@@ -14,8 +14,8 @@ from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
 from frazil.objects.descriptor import Hint, descriptor_of
 from frazil.objects.format import Footer, Header, IndexEntry, Range, TopicSlice
 from frazil.objects.reader import ObjectsSource
-from frazil.schema.columns import LIMITS_DEFAULT
-from frazil.topic.frames import MessageTopicCodec
+from frazil.schema import LIMITS_DEFAULT
+from frazil.topic import MessageTopicCodec
 from tests.support.simulated_clock import SimulatedClock
 from tests.support.simulated_store import SimulatedStore
 

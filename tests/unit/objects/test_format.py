@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.log.checkpoint import decode_sections, encode_sections
+from frazil.log import decode_sections, encode_sections
 from frazil.objects import format as objects
 from frazil.objects.descriptor import Descriptor, Intent, ObjectsState, decode_row
 from tests.unit.objects.golden_objects import GOLDEN, golden_files

@@ -11,7 +11,7 @@ from frazil.errors import CorruptionError, Unavailable
 from frazil.objects.shared import SharedOutcome
 from frazil.objects.sharing import PROBE_S, Sharing
 from frazil.objects.troubles import Troubles
-from frazil.topic.tier_acks import TierWaits
+from frazil.topic import TierWaits
 from tests.support import SimulatedClock
 from tests.unit.objects.objects_world import ObjectsWorld
 

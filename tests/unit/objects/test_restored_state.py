@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.log import CursorState, JournalState, Sent, encode_checkpoint
 from frazil.log import format as fmt
-from frazil.log.checkpoint import encode_checkpoint
-from frazil.log.cursor_state import CursorState
-from frazil.log.state import JournalState, Sent
 from frazil.model import TopicSpec
 from frazil.objects.backup import Backup, LaneCopy, TopicCopy
 from frazil.objects.descriptor import ObjectsState, descriptor_of
 from frazil.objects.finding import FoundObjects
 from frazil.objects.format import TopicSlice
 from frazil.objects.restored_state import plan_restore, take_runs
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 BROKER = bytes(range(16))
 MARGIN = 1000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from frazil.log import Frame
 from frazil.log import format as fmt
-from frazil.log.reader import Frame
 from frazil.schema.columns import LIMITS_DEFAULT, declare_schema, ids_of
-from frazil.topic.frames import TableCodec
+from frazil.topic import TableCodec
 
 COLUMNS = {
     "id": "long",

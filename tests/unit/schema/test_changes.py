@@ -16,7 +16,7 @@ from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, OP_UPSERT
 from frazil.schema.columns import IngestLimits
 from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
 from frazil.schema.present import positions_of
-from frazil.topic.changes import completed, merged
+from frazil.topic import completed, merged
 from tests.unit.schema.keyed_topic import topic_codec, use
 
 ROW = {

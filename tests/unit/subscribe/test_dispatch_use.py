@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.log.cursor import RANGES_MAX
+from frazil.log import RANGES_MAX
 from frazil.subscribe import Change, Cursor, Deliver, Dispatch, Limits, SubscriptionType
 from frazil.subscribe.places import Flight
 from tests.unit.registry.counted_lines import lines_at_most

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.model import topic_uid
 from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType
 from frazil.subscribe.settings import DURATION_MS_MAX, Stored, SubscriptionSettings
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 from tests.crash.engine_world import SETTINGS
 from tests.support import SimulatedClock, SimulatedFileSystem
 

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.config.sections import DiskSettings
-from frazil.log.state import SpecialRange
+from frazil.log import SpecialRange
 from frazil.metadata import MemoryStore
 from frazil.model import OP_DELETE, OP_UPSERT, PartitionField
-from frazil.schema.keys import KeyShape
+from frazil.schema import KeyShape
 from frazil.tiers.disk.tier import DiskTier
 from frazil.tiers.flush import flush_set
 from frazil.tiers.partitions import Partitioner

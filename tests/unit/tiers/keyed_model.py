@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from frazil.log.history import Batch
+from frazil.log import Batch
 from frazil.model import OP_DELETE, OP_UPDATE
 from frazil.tiers.chunk import batch_with_system
 from frazil.tiers.keys.dead_marks import KeyRows

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 from frazil.clock import SystemClock
+from frazil.log import TailEntry, TopicState
 from frazil.log import format as fmt
-from frazil.log.codec import TailEntry
-from frazil.log.state import TopicState
 from frazil.model import TopicSpec
-from frazil.schema.columns import LIMITS_DEFAULT, declare_schema, ids_of
+from frazil.schema import LIMITS_DEFAULT, declare_schema, ids_of
 from frazil.tiers.memory import TopicMemory
-from frazil.topic.frames import MessageTopicCodec, TableCodec
-from frazil.topic.payloads import arrow_payload
+from frazil.topic import MessageTopicCodec, TableCodec, arrow_payload
 
 COLUMNS = {"id": "string", "a": "long", "b": "string"}
 

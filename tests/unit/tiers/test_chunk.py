@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.log.history import Batch
+from frazil.log import Batch
 from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
-from frazil.schema.keys import KeyShape
+from frazil.schema import KeyShape
 from frazil.tiers.chunk import (
     ALIVE,
     batch_with_system,

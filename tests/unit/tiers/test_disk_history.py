@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
-from frazil.log.history import ChainedHistory
-from frazil.log.state import RANGE_GAP, RANGE_LOST
-from frazil.schema.present import bitmap_of
+from frazil.log import RANGE_GAP, RANGE_LOST, ChainedHistory
+from frazil.schema import bitmap_of
 from frazil.tiers.disk import history as disk_history
 from frazil.tiers.disk.reader import RowsFile
 from tests.support import Fault, FaultyFileSystem

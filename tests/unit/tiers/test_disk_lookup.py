@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.schema.keys import KeyShape
+from frazil.schema import KeyShape
 from tests.support import Fault, FaultyFileSystem
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,

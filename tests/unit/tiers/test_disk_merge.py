@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import Unavailable
-from frazil.log.state import RANGE_GAP
+from frazil.log import RANGE_GAP
 from frazil.tiers.disk import merge as disk_merge
 from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
 from frazil.tiers.disk.file import DiskFile, Member

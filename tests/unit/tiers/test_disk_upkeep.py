@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from frazil.config.sections import DiskSettings
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.errors import InvalidRequest, NotFound
 from tests.crash.engine_world import LOG, SETTINGS
 from tests.support import SimulatedClock, SimulatedFileSystem

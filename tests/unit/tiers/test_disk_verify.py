@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import Conflict
-from frazil.log.state import RANGE_GAP
+from frazil.log import RANGE_GAP
 from frazil.tiers.disk import verify as disk_verify
 from tests.unit.tiers.disk_world import QUARANTINE, TOPIC, World
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, Unavailable
-from frazil.log.state import RANGE_GAP, RANGE_LOST
+from frazil.log import RANGE_GAP, RANGE_LOST
 from frazil.model import PartitionField
 from frazil.tiers.disk import write as disk_write
 from frazil.tiers.disk.file import MIXED

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, OP_UPSERT
-from frazil.schema.evolution import AddColumn, RenameColumn, evolve
+from frazil.schema import AddColumn, RenameColumn, evolve
 from frazil.tiers import memory as memory_module
 from frazil.tiers.keys.dead_marks import DeadMarks
 from frazil.tiers.keys.fold import Found, KeyedState

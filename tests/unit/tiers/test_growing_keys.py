@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from frazil.schema.keys import KeyMap
+from frazil.schema import KeyMap
 from frazil.tiers.keys.growing_keys import PIECE_ROWS, GrowingKeys
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.schema.keys import BLOCK_ENTRIES, KeyFile, KeyMap, KeyShape
+from frazil.schema import BLOCK_ENTRIES, KeyFile, KeyMap, KeyShape
 from tests.support import SimulatedFileSystem
 
 UTC = dt.UTC

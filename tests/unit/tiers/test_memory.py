@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError
-from frazil.log.codec import Payload
-from frazil.log.format import KIND_ROWS
-from frazil.log.history import Batch
-from frazil.schema.evolution import AddColumn, evolve
+from frazil.log import KIND_ROWS, Batch, Payload
+from frazil.schema import AddColumn, evolve
 from frazil.tiers import memory as memory_module
 from frazil.tiers.memory import TopicMemory
 from tests.unit.tiers.memory_topic import MessageTopic, TableTopic

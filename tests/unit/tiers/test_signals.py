@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frazil.config import DiskSettings, LakeWriterSettings, MemorySettings, describe
 from frazil.errors import InvalidRequest
-from frazil.topic.signals import (
+from frazil.topic import (
     LIMIT_NAMES,
     DiskFacts,
     DiskLimits,

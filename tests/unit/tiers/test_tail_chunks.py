@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.log.codec import Payload
-from frazil.log.format import KIND_ROWS
+from frazil.log import KIND_ROWS, Payload
 from frazil.tiers import memory as memory_module
 from frazil.tiers.tail_chunks import first_chunk
 from tests.unit.tiers.memory_topic import TableTopic

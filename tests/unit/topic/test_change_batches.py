@@ -8,7 +8,7 @@ import pytest
 from frazil.errors import InvalidRequest
 from frazil.log import format as fmt
 from frazil.model import OP_DELETE
-from frazil.schema.present import positions_of
+from frazil.schema import positions_of
 from tests.unit.schema.keyed_topic import frame_of, topic_codec
 
 COLUMNS = {"id": "long", "name": "string not null", "n": "int", "l": "list<int not null>"}

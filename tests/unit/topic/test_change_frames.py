@@ -7,12 +7,18 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import Payload
 from frazil.log import format as fmt
-from frazil.log.codec import Payload
 from frazil.model import OP_UPSERT
-from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
-from frazil.schema.present import positions_of
-from frazil.schema.rows import join_packed
+from frazil.schema import (
+    AddColumn,
+    DropColumn,
+    RenameColumn,
+    WidenColumn,
+    evolve,
+    join_packed,
+    positions_of,
+)
 from frazil.topic.payloads import arrow_payload
 from tests.unit.schema.keyed_topic import codec_of, frame_of, frame_of_changes, topic_codec, use
 

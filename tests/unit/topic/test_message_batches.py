@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import IngestLimits
-from frazil.schema.messages import Message, check_message, message_batch
+from frazil.schema import IngestLimits, Message, check_message, message_batch
 from frazil.topic.message_batches import check_message_batch
 
 NOW = 1_700_000_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import Conflict, Overloaded, Unavailable
-from frazil.log.committer import Pending
+from frazil.log import Pending
 from frazil.model import Ack
 from frazil.topic.part_acks import PARTS_TOLD_MAX, answer, part_acks
 

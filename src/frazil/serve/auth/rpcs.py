@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from frazil.errors import InvalidRequest
-from frazil.registry.kinds import check_subject
+from frazil.registry import check_subject
 from frazil.serve.auth.roles import (
     ANYTHING,
     CLUSTER,

@@ -21,11 +21,11 @@ from frazil.serve.danube.proto.danube_admin_pb2 import (
 )
 from frazil.serve.danube.statuses import Refused, Status
 from frazil.serve.grpc.codec import Code
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
     from frazil.config import Settings
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
     from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.grpc.router import Route
 

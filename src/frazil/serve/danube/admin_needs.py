@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from frazil.engine.engine import Engine
+from frazil.engine import Engine
 from frazil.model import topic_uid
 from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.consumers import Consumers
@@ -15,11 +15,10 @@ from frazil.serve.danube.schema_topics import Schemas
 from frazil.serve.danube.statuses import Refused, topic_missing
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
-from frazil.subscribe import Deliveries
-from frazil.subscribe.settings import SubscriptionSettings
+from frazil.subscribe import Deliveries, SubscriptionSettings
 
 if TYPE_CHECKING:
-    from frazil.engine.topic import Topic
+    from frazil.engine import Topic
 
 __all__ = ["AdminNeeds", "uid_of"]
 

@@ -29,15 +29,13 @@ from frazil.serve.danube.proto.danube_admin_pb2 import (
     SubscriptionResponse,
     TopicRequest,
 )
-from frazil.subscribe import Backoff, FailurePolicy, Poison
-from frazil.subscribe.administration import check_dead_letters
-from frazil.subscribe.cursors import NAME_BYTES_MAX
+from frazil.subscribe import NAME_BYTES_MAX, Backoff, FailurePolicy, Poison, check_dead_letters
 
 if TYPE_CHECKING:
-    from frazil.engine.topic import Topic
+    from frazil.engine import Topic
     from frazil.serve.danube.admin_needs import AdminNeeds
     from frazil.serve.grpc.router import Route
-    from frazil.subscribe.settings import Stored
+    from frazil.subscribe import Stored
 
 __all__ = ["SubscriptionAdmin"]
 

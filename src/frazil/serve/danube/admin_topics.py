@@ -35,7 +35,7 @@ from frazil.serve.grpc.codec import Code
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
-    from frazil.engine.topic import Topic
+    from frazil.engine import Topic
     from frazil.serve.danube.admin_namespaces import Namespaces
     from frazil.serve.danube.admin_needs import AdminNeeds
     from frazil.serve.grpc.router import Route

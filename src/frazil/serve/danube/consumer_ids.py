@@ -18,10 +18,10 @@ import msgspec
 from frazil.errors import FrazilError, NotFound
 from frazil.model import topic_uid
 from frazil.struct_types import learnt
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
 
 __all__ = ["ConsumerFacts", "ConsumerIds", "consumer_id"]
 

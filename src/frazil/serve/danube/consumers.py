@@ -42,7 +42,7 @@ from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.subscribe import SubscriptionType
 
 if TYPE_CHECKING:
-    from frazil.engine.topic import Topic
+    from frazil.engine import Topic
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call

@@ -22,7 +22,7 @@ from frazil.serve.danube.statuses import Refused, client_type_unknown, topic_not
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from frazil.objects.descriptor import Descriptor, TopicObjects
+    from frazil.objects import Descriptor, TopicObjects
     from frazil.serve.danube.consumers import Consumers
     from frazil.serve.danube.producers import Producers
     from frazil.serve.danube.topics import Topics

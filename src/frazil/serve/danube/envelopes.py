@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from frazil.schema.messages import Message, check_message
+from frazil.schema import Message, check_message
 from frazil.serve.danube.messages import ATTRIBUTES_MAX, parse_send, request_id_reply
 from frazil.serve.danube.proto.danube_pb2 import MsgID, StreamMessage
 from frazil.serve.danube.statuses import Refused
 
 if TYPE_CHECKING:
-    from frazil.schema.columns import IngestLimits
+    from frazil.schema import IngestLimits
 
 __all__ = ["Envelope", "Envelopes"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
 from frazil.serve.danube.statuses import (
     Refused,

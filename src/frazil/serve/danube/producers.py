@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.model import topic_uid
-from frazil.schema.messages import check_message
+from frazil.schema import check_message
 from frazil.serve.danube.envelopes import Envelopes
 from frazil.serve.danube.messages import (
     ATTRIBUTES_MAX,
@@ -37,13 +37,12 @@ from frazil.serve.danube.statuses import (
     status_of,
     strategy_unknown,
 )
-from frazil.subscribe.pace import Pace
-from frazil.topic.admission import NotStored
-from frazil.topic.runtime import MESSAGE_OVERHEAD_BYTES
+from frazil.subscribe import Pace
+from frazil.topic import MESSAGE_OVERHEAD_BYTES, NotStored
 
 if TYPE_CHECKING:
-    from frazil.engine.topic import Topic
-    from frazil.schema.messages import Message
+    from frazil.engine import Topic
+    from frazil.schema import Message
     from frazil.serve.danube.schema_topics import Schemas
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable

@@ -12,21 +12,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.log.group import FRAME_RECORDS_MAX
+from frazil.log import FRAME_RECORDS_MAX
 from frazil.serve.danube.statuses import PUBLISHING, Refused, message_too_large, status_of
-from frazil.topic.admission import pass_stop_async
+from frazil.topic import pass_stop_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from frazil.log.codec import Codec, Entry
+    from frazil.log import Codec
+    from frazil.log.codec import Entry
     from frazil.model import Ack
-    from frazil.schema.messages import Message
+    from frazil.schema import Message
     from frazil.serve.grpc.calls import Call
     from frazil.serve.grpc.runs import CallRun
     from frazil.serve.h2.stream import Stream
-    from frazil.subscribe.pace import Pace
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.subscribe import Pace
+    from frazil.topic import TopicRuntime
 
 __all__ = ["Publisher", "Publishing", "RunPart", "check_record"]
 

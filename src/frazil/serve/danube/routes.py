@@ -18,14 +18,13 @@ from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.coroutines import awaited
 from frazil.serve.grpc.router import Stream, Unary
-from frazil.subscribe import Deliveries
-from frazil.subscribe.settings import SubscriptionSettings
+from frazil.subscribe import Deliveries, SubscriptionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from frazil.config import Settings
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
     from frazil.serve.grpc.router import Route
 
 __all__ = ["Services", "data_routes"]

@@ -19,7 +19,7 @@ from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.registry import Registry, Verdict, Work
-    from frazil.schema.messages import Message
+    from frazil.schema import Message
     from frazil.serve.danube.schema_store import SchemaStore
 
 __all__ = ["Judged", "SchemaChecks"]

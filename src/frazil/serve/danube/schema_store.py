@@ -14,15 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.errors import FrazilError, NotFound, Overloaded, Unavailable
-from frazil.registry import Change, Planned, Registry, Verdict, Work
-from frazil.registry.entries import parse_key
+from frazil.registry import Change, Planned, Registry, Verdict, Work, parse_key
 from frazil.serve.danube.completing import outcome
 from frazil.serve.danube.schema_thread import SchemaThread
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from frazil.schema.messages import Message
-    from frazil.topic.states import States
+    from frazil.schema import Message
+    from frazil.topic import States
 
 __all__ = ["SchemaStore"]
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import attrs
 
 from frazil.errors import FrazilError, NotFound
-from frazil.registry.entries import parse_key
+from frazil.registry import parse_key
 from frazil.serve.danube.schema_checks import SchemaChecks
 from frazil.serve.danube.schema_store import SchemaStore
 from frazil.serve.danube.statuses import Refused, Status, status_of, topic_missing
 from frazil.serve.grpc.codec import Code
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
     from frazil.registry import Planned, Registry, Schema, TopicSchema
     from frazil.serve.danube.proto.danube_pb2 import SchemaReference
     from frazil.serve.danube.topics import Topics
-    from frazil.topic.states import States
+    from frazil.topic import States
 
 __all__ = ["Schemas", "TopicFacts"]
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from frazil.engine.topic import Topic
+from frazil.engine import Topic
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.model import part_name, topic_uid
 from frazil.serve.danube.completing import to_its_end
@@ -23,13 +23,12 @@ from frazil.serve.danube.statuses import (
     topic_missing,
 )
 from frazil.serve.grpc.codec import Code
-from frazil.subscribe.administration import UNRELIABLE, UNRELIABLE_MAKING
+from frazil.subscribe import UNRELIABLE, UNRELIABLE_MAKING
 from frazil.telemetry import warn
-from frazil.topic.namespaces import has_namespace_for
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag, has_namespace_for
 
 if TYPE_CHECKING:
-    from frazil.engine.engine import Engine
+    from frazil.engine import Engine
 
 __all__ = ["Topics"]
 

@@ -20,19 +20,24 @@ import msgspec
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict, FrazilError, NotFound
-from frazil.subscribe.administration import type_name_of
+from frazil.subscribe import (
+    RECORD_OVERHEAD_BYTES,
+    KeyOwners,
+    Limits,
+    Record,
+    SubscriptionType,
+    size_of,
+    type_name_of,
+)
 from frazil.subscribe.key_filter import key_filter
-from frazil.subscribe.key_owners import KeyOwners
 from frazil.subscribe.places import Consumer as Place
-from frazil.subscribe.policy import Limits, SubscriptionType
-from frazil.subscribe.record import RECORD_OVERHEAD_BYTES, Record, size_of
 
 if TYPE_CHECKING:
     import asyncio
 
     from frazil.clock import Clock
-    from frazil.engine.topic import Topic
-    from frazil.schema.messages import Message
+    from frazil.engine import Topic
+    from frazil.schema import Message
     from frazil.subscribe.subscription import Consumer
 
 __all__ = ["Unreliable", "UnreliableCounters", "UnreliableLimits", "UnreliableSubscription"]

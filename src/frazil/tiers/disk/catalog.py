@@ -14,15 +14,14 @@ import msgspec
 
 from frazil.errors import CorruptionError
 from frazil.log import forked
-from frazil.metadata import Transaction, entries
-from frazil.metadata.transaction import TRANSACTION_BYTES_MAX
+from frazil.metadata import TRANSACTION_BYTES_MAX, Transaction, entries
 from frazil.struct_types import learnt
 from frazil.tiers.disk.file import DiskFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from frazil.log.state import SpecialRange
+    from frazil.log import SpecialRange
     from frazil.metadata import MetadataStore
 
 __all__ = ["DiskRows", "TopicFiles", "TopicMarks"]

@@ -15,9 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from frazil.errors import CorruptionError
-from frazil.log.history import OFFSET_FIELD, TIME_FIELD
-from frazil.log.state import SpecialRange
-from frazil.schema.keys import ID_KEYS
+from frazil.log import OFFSET_FIELD, TIME_FIELD, SpecialRange
+from frazil.schema import ID_KEYS
 from frazil.struct_types import learnt
 from frazil.tiers.disk.stats import ColumnRange
 

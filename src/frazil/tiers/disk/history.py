@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, NotFound
-from frazil.log.history import Batch, Piece
-from frazil.log.state import RANGE_LOST
+from frazil.log import RANGE_LOST, Batch, Piece
 from frazil.model import OffsetRange
 from frazil.tiers.disk.cache import BytesCache
 from frazil.tiers.disk.pins import HistoryPin

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, NotFound
-from frazil.log.history import OFFSET_FIELD, TIME_FIELD
-from frazil.schema.keys import KeyFile, KeyMap
+from frazil.log import OFFSET_FIELD, TIME_FIELD
+from frazil.schema import KeyFile, KeyMap
 from frazil.telemetry import warn
 from frazil.tiers.disk.cache import OpenCache
 from frazil.tiers.disk.file import keys_name
@@ -22,7 +22,7 @@ from frazil.tiers.disk.rows import FileGone, offsets_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from frazil.schema.keys import Key, KeyShape
+    from frazil.schema import Key, KeyShape
     from frazil.tiers.disk.catalog import TopicFiles
     from frazil.tiers.disk.file import DiskFile
     from frazil.tiers.disk.tier import DiskTier

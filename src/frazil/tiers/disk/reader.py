@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from frazil.errors import CorruptionError
-from frazil.schema.keys import KeyShape
+from frazil.schema import KeyShape
 from frazil.tiers.disk.file import user_schema
 from frazil.tiers.disk.parquet_file import open_parquet, stored_schema
 from frazil.tiers.disk.runs import RUNS_KEY, decode_runs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, Unavailable
-from frazil.schema.present import BitmapMoves
+from frazil.schema import BitmapMoves
 from frazil.tiers.disk.cache import BytesCache, OpenCache
 from frazil.tiers.disk.file import OP_FIELD, PRESENT_FIELD, ids_of, user_schema
 from frazil.tiers.disk.reader import RowsFile

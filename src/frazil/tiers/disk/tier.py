@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.fs import FileSystem
-    from frazil.log.history import Piece, Pin
+    from frazil.log import Piece, Pin
     from frazil.metadata import MetadataStore
-    from frazil.schema.keys import Key, KeyShape
+    from frazil.schema import Key, KeyShape
     from frazil.tiers.disk.catalog import Span
     from frazil.tiers.disk.file import DiskFile
     from frazil.tiers.disk.lookup import FoundRow, Place

@@ -10,17 +10,17 @@ from frazil.telemetry import event
 from frazil.tiers.keyed_limits import KeyedLimits
 from frazil.tiers.keys.marks import remove_marks
 from frazil.tiers.zones import RED
-from frazil.topic.sequencer import Sequencer
+from frazil.topic import Sequencer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.engine.registry import Registry
+    from frazil.engine import Registry
     from frazil.tiers.disk.catalog import Span
     from frazil.tiers.disk.tier import DiskTier
     from frazil.tiers.tiering import Tiers
     from frazil.tiers.topic_tiers import TopicTiers
-    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic import TopicRuntime
 
 STEPS: Final = 8
 """Files of a topic are joined up to this part of what it keeps, so that it goes in steps."""

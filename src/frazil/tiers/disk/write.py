@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from frazil.clock import Clock
-    from frazil.log.state import SpecialRange
-    from frazil.schema.keys import KeyShape
+    from frazil.log import SpecialRange
+    from frazil.schema import KeyShape
     from frazil.tiers.disk.file import DiskFile
     from frazil.tiers.disk.runs import SentRun
     from frazil.tiers.disk.tier import DiskTier, TierSettings

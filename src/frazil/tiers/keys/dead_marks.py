@@ -27,7 +27,7 @@ from frazil.tiers.keys.marks_page import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from frazil.schema.keys import KeyShape
+    from frazil.schema import KeyShape
 
     Offsets = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]

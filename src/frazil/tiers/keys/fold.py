@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
-from frazil.schema.keys import KeyShape
+from frazil.schema import KeyShape
 from frazil.tiers.keys.dead_marks import KeyRows, fold_rows
 from frazil.tiers.keys.images import Images
 from frazil.tiers.keys.key_filter import KeyFilter
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from frazil.log.codec import TailEntry
-    from frazil.schema.keys import Key
+    from frazil.log import TailEntry
+    from frazil.schema import Key
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.memory import TopicMemory
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from frazil.schema.keys import KeyMap
+from frazil.schema import KeyMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

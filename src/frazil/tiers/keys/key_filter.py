@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from frazil.schema.keys import Key
+    from frazil.schema import Key
 
     Flags = npt.NDArray[np.bool_]
     Hashes = npt.NDArray[np.uint32]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from frazil.schema.keys import Key
+    from frazil.schema import Key
 
 __all__ = ["CODE_SHIFT", "OP_MASK", "PARTIAL_BIT", "KeyIndex"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from frazil.schema.keys import Key, KeyShape
+    from frazil.schema import Key, KeyShape
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.keys.dead_marks import DeadMarks
     from frazil.tiers.memory import TopicMemory

@@ -15,16 +15,15 @@ from frazil.schema.keys import column_id
 from frazil.schema.python_rows import python_rows
 from frazil.tiers.keys.fold import STEP_ROWS
 from frazil.tiers.keys.key_search import Found
-from frazil.topic.sequencer import Image
-from frazil.topic.watched import check_watch
+from frazil.topic import Image, check_watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from frazil.schema.keys import Key
+    from frazil.schema import Key
     from frazil.tiers.keys.fold import KeyedState
     from frazil.tiers.topic_tiers import TopicTiers
-    from frazil.topic.changes import ChangeCodec
+    from frazil.topic import ChangeCodec
 
 KEYS_MAX: Final = 100_000
 """One call looks at most so many keys up."""

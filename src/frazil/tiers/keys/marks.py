@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from frazil.errors import CorruptionError, Unavailable
 from frazil.fs import read_fully, write_fully
-from frazil.schema.keys import KeyShape
+from frazil.schema import KeyShape
 from frazil.struct_types import learnt
 from frazil.telemetry import event, warn
 from frazil.tiers.chunk import ALIVE
 from frazil.tiers.keys.dead_marks import KeyRows
-from frazil.topic.watched import check_watch
+from frazil.topic import check_watch
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -19,8 +19,8 @@ from frazil.tiers.keys.key_index import CODE_SHIFT, PARTIAL_BIT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from frazil.log.codec import TailEntry
-    from frazil.schema.keys import Key, KeyShape
+    from frazil.log import TailEntry
+    from frazil.schema import Key, KeyShape
     from frazil.tiers.memory import TopicMemory
 
 __all__ = ["CHANGES_MAX", "UNKNOWN", "TailKeys", "add_codes"]

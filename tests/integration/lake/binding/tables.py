@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from frazil.lake.binding import Definition
 from frazil.model import WHOLE
-from frazil.schema.columns import declare_schema
+from frazil.schema import declare_schema
 
 TIME = dt.datetime(2026, 11, 15, tzinfo=dt.UTC)
 

@@ -13,13 +13,11 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict, InvalidRequest, Unavailable
+from frazil.lake import iceberg_schema, table_of
 from frazil.lake.binding import bind, table_properties
 from frazil.lake.connection import CatalogAddress, connect
-from frazil.lake.names import table_of
-from frazil.lake.types import iceberg_schema
 from frazil.model import PartitionField
-from frazil.schema.columns import declare_schema
-from frazil.schema.partitioning import parse_partition_spec
+from frazil.schema import declare_schema, parse_partition_spec
 from tests.integration.lake.binding.tables import append, defined
 from tests.servers.running import free_port
 

@@ -14,10 +14,15 @@ from frazil.errors import Conflict, Unavailable
 from frazil.lake.binding import bind
 from frazil.lake.connection import RestTables, connect
 from frazil.lake.evolving import evolve
-from frazil.schema.columns import declare_schema
-from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn
-from frazil.schema.evolution import evolve as evolved
-from frazil.schema.partitioning import parse_partition_spec
+from frazil.schema import (
+    AddColumn,
+    DropColumn,
+    RenameColumn,
+    WidenColumn,
+    declare_schema,
+    parse_partition_spec,
+)
+from frazil.schema import evolve as evolved
 from tests.integration.lake.binding.tables import TIME, append, defined
 
 CLOCK = SystemClock()

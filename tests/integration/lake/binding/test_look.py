@@ -9,10 +9,10 @@ from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict, CorruptionError, NotFound, Unavailable
+from frazil.lake import TableName
 from frazil.lake.binding import bind
 from frazil.lake.connection import connect
 from frazil.lake.look import look
-from frazil.lake.plan import TableName
 from tests.integration.lake.binding.tables import TIME, append, defined
 
 CLOCK = SystemClock()

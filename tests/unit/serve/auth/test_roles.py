@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.registry.kinds import check_subject
+from frazil.registry import check_subject
 from frazil.serve.auth.roles import (
     ANYTHING,
     CLUSTER,

@@ -12,7 +12,7 @@ from frazil.errors import InvalidRequest
 from frazil.model import topic_uid
 from frazil.serve.danube import consumer_ids
 from frazil.serve.danube.consumer_ids import ConsumerFacts, ConsumerIds, consumer_id
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube.consumer_stream import (
     GRANT_BYTES,
     GRANT_BYTES_LARGE,
@@ -10,8 +10,7 @@ from frazil.serve.danube.consumer_stream import (
     ConsumerStream,
 )
 from frazil.serve.danube.messages import DeliveryEncoder
-from frazil.subscribe import SubscriptionType
-from frazil.subscribe.record import Record
+from frazil.subscribe import Record, SubscriptionType
 
 
 class Asked:

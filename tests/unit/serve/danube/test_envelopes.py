@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import IngestLimits
-from frazil.schema.messages import check_message
+from frazil.schema import IngestLimits, check_message
 from frazil.serve.danube.envelopes import END_BYTES_MAX, REMEMBERED_MAX, Envelopes
 from frazil.serve.danube.messages import parse_send
 from frazil.serve.danube.proto.danube_pb2 import MessageResponse, MsgID, StreamMessage

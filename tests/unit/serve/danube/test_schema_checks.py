@@ -9,7 +9,7 @@ import pytest
 
 import frazil
 from frazil.errors import Overloaded, Unavailable
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube import schema_checks
 from frazil.serve.danube.schema_checks import SchemaChecks
 from frazil.serve.danube.schema_store import SchemaStore

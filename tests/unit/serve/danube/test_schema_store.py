@@ -15,7 +15,7 @@ import frazil
 from frazil.errors import Conflict, Overloaded, Unavailable
 from frazil.serve.danube import schema_store
 from frazil.serve.danube.schema_store import SchemaStore
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 WAIT_S = 60

@@ -13,7 +13,7 @@ from frazil.model import topic_uid
 from frazil.serve.danube.statuses import Refused
 from frazil.serve.danube.topics import Topics
 from frazil.serve.grpc.codec import Code
-from frazil.topic.states import StateTag
+from frazil.topic import StateTag
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from frazil.errors import Conflict, NotFound
-from frazil.schema.messages import Message
+from frazil.schema import Message
 from frazil.serve.danube.unreliable import Unreliable, UnreliableLimits
 from frazil.subscribe import SubscriptionType
 
