@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from frazil.errors import (
     CorruptionError,
     FrazilError,
     InvalidRequest,
-    NotFound,
     Overloaded,
     Unavailable,
 )
@@ -28,7 +26,6 @@ from frazil.lake import Lake
 from frazil.log import (
     ChainedHistory,
     Control,
-    DataDirectory,
     Journal,
     SpaceGuard,
     prepare,
@@ -36,7 +33,6 @@ from frazil.log import (
 )
 from frazil.log import format as fmt
 from frazil.metadata import LEASE, Ownership, holder_of
-from frazil.model import TopicSpec, full_topic_name, part_name
 from frazil.objects import Objects
 from frazil.schema import IngestLimits
 from frazil.subscribe import Cursors, Subscribing
@@ -44,6 +40,7 @@ from frazil.telemetry import event, warn
 from frazil.tiers import Tiers
 from frazil.topic import (
     Indexer,
+    Instance,
     LaneRuntime,
     Sequencer,
     States,
@@ -66,11 +63,17 @@ if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.fs import FileSystem
     from frazil.log import HistorySource, TopicState
-    from frazil.model import Ack
+    from frazil.model import Ack, TopicSpec
 
 
-class Registry:
+class Registry(Instance):
     """An open data directory: its lock, its journals, its metadata, and the topics by name."""
+
+    cursors: Cursors
+    subscribing: Subscribing
+    objects: Objects
+    upkeep: Upkeep
+    tiers: Tiers | None
 
     def __init__(
         self,
@@ -90,37 +93,22 @@ class Registry:
             raise InvalidRequest("run Python without -O: Frazil checks its own work by assertions")
         if sys.byteorder != "little":
             raise InvalidRequest("this machine is big-endian, which the format does not support")
-        self.settings = settings
-        self.paths = DataDirectory(os.path.abspath(settings.data_dir))
-        self.clock = clock
-        self.warnings: list[str] = []
-        self.closed = False
-        self._process = os.getpid()
-        self.file_system = file_system
-        self._threads = threads
+        super().__init__(settings, file_system=file_system, clock=clock, threads=threads)
         self._on_owned = on_owned
         self._limits = _limits(settings)
         compression = settings.log.compression
         self._options = pa.ipc.IpcWriteOptions(
             compression=None if compression == "none" else compression
         )
-        self._control = threading.RLock()
         self.on_fenced: Callable[[Closed], None] | None = None
         """Is told when another has taken over the data: the process should end."""
         self.subscribing = Subscribing(self)
-        self._lanes: dict[int, LaneRuntime] = {}
-        self._topics: dict[str, TopicRuntime] = {}
-        self._parents: dict[str, TopicSpec] = {}
-        self.unusable: dict[str, str] = {}
-        """Why topics that exist could not be opened, by their names."""
         self._deleting: dict[int, TopicSpec] = {}
         """Topics that nobody can see any more and that the journal does not know as deleted yet."""
         self.query_seconds: deque[float] = deque(maxlen=2048)
         """How long the last queries took until their first rows."""
-        self._topics_version = 0
-        """Counts the changes of topics and their columns."""
         self._sources: list[HistorySource] = []
-        self.tiers: Tiers | None = None
+        self.tiers = None
         """Memory and disk; None if the log serves alone."""
         prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
         self._lock = take_lock(file_system, self.paths)
@@ -421,64 +409,6 @@ class Registry:
         """Whether a journal, that of all topics or one of its own, takes nothing any more."""
         return any(lane.journal.failed is not None for lane in self._all_lanes())
 
-    def _all_lanes(self) -> list[LaneRuntime]:
-        return [self.main, *self._lanes.values()]
-
-    def _runtimes(self, full: str) -> list[TopicRuntime]:
-        parent = self._parents.get(full)
-        names = [full]
-        if parent is not None:
-            names = [part_name(full, index) for index in range(parent.partitions)]
-        try:
-            return [self._topics[name] for name in names]
-        except KeyError:
-            # Another thread deleted it a moment ago.
-            raise NotFound("no such topic", topic=full) from None
-
-    def _runtime(self, name: str) -> TopicRuntime:
-        self._check_open()
-        full = full_topic_name(name)
-        runtime = self._topics.get(full)
-        if runtime is None and full in self._parents:
-            raise InvalidRequest(
-                "the topic is partitioned, name one of its parts", topic=full, part=f"{full}-part-0"
-            )
-        if runtime is None:
-            raise NotFound("no such topic", topic=full)
-        return runtime
-
-    def topic_runtime(self, name: str) -> TopicRuntime:
-        """Return a topic at work, one part of a partitioned one.
-
-        Raises:
-            NotFound: if there is no such topic.
-            InvalidRequest: if it is partitioned.
-        """
-        return self._runtime(name)
-
-    def lake_names(self) -> list[str]:
-        """Return the topics that have a lake, partitioned ones by their own name."""
-        single = [
-            name
-            for name, runtime in list(self._topics.items())
-            if runtime.state.spec.lake and not runtime.state.spec.part_of
-        ]
-        return single + [name for name, spec in list(self._parents.items()) if spec.lake]
-
-    def whole_topic(self, full: str) -> tuple[TopicSpec, list[TopicRuntime]]:
-        """Return a topic's definition with the topics that hold its records: itself, or its parts.
-
-        Raises:
-            NotFound: if there is no such topic.
-        """
-        runtimes = self._runtimes(full)
-        parent = self._parents.get(full)
-        return (runtimes[0].state.spec if parent is None else parent), runtimes
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise Closed("the engine is closed")
-
     def _check_metadata(self) -> None:
         """Refuse what other machines must know of while nobody could tell them (F16)."""
         failed = self.metadata_failed
@@ -490,31 +420,11 @@ class Registry:
             )
 
     @property
-    def threaded(self) -> bool:
-        """Tell whether threads do the upkeep; without them nothing changes while a caller waits."""
-        return self._threads
-
-    @property
-    def control_lock(self) -> threading.RLock:
-        """Return the lock under which topics, holds and segments are changed."""
-        return self._control
-
-    @property
     def metadata_failed(self) -> str:
         """Return why the metadata store stopped or does not answer, empty if it works."""
         owner = self.ownership
         failed = self._indexer.failed or owner.fenced or owner.trouble
         return "" if failed is None else str(failed)
-
-    @property
-    def runtimes(self) -> list[TopicRuntime]:
-        """Return all topics at work."""
-        return list(self._topics.values())
-
-    @property
-    def lanes(self) -> list[LaneRuntime]:
-        """Return all journals at work, the shared one first."""
-        return self._all_lanes()
 
     def _finish_deleting(self) -> None:
         """Mark topics as deleted that nobody can see any more; before their names are used again.

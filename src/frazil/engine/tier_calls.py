@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.engine.registry import Registry
 from frazil.errors import InvalidRequest, NotFound, Overloaded
-from frazil.model import full_topic_name
 from frazil.query import EngineSources
 from frazil.tiers import RED, RETRY_AFTER_MS
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from frazil.query import QueryEngine, Result
     from frazil.tiers import Tiers, TopicTiers
-    from frazil.topic import TopicRuntime
 
 
 class TierCalls(Registry):
@@ -217,37 +215,6 @@ class TierCalls(Registry):
                 for purposes in (purposes_of(file, committed=file.set_end <= committed),)
             ]
         return found
-
-    def names(self) -> list[str]:
-        """Return the names of all topics, without the parts of partitioned ones."""
-        names = [n for n, r in list(self._topics.items()) if not r.state.spec.part_of]
-        return [*names, *self._parents]
-
-    # -- for snapshots ---------------------------------------------------------------------------
-
-    @property
-    def topics_version(self) -> int:
-        """Return a number that changes with the topics and their columns."""
-        return self._topics_version
-
-    def parts_of(self, name: str) -> list[TopicRuntime]:
-        """Return a topic, or all parts of a partitioned one."""
-        self._check_open()
-        return self._runtimes(full_topic_name(name))
-
-    def check_open(self) -> None:
-        """Raise `Closed` if the engine is closed."""
-        self._check_open()
-
-    def visible_ends(self, runtimes: Sequence[TopicRuntime]) -> list[int]:
-        """Return the offsets behind what readers of topics may see, all of one instant."""
-        while True:
-            before = [lane.journal.shown for lane in self.lanes]
-            ends = [runtime.state.visible for runtime in runtimes]
-            if before == [lane.journal.shown for lane in self.lanes] and not any(
-                shown % 2 for shown in before
-            ):
-                return ends
 
     def close(self) -> None:
         """Commit what waits, sync, close everything; closing twice is fine."""

@@ -37,7 +37,6 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from frazil.engine import Registry
     from frazil.lake.adopting import Begun
     from frazil.lake.certificate import Certificate
     from frazil.lake.context import Tables
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from frazil.metadata import MetadataStore
     from frazil.model import TopicSpec
     from frazil.tiers import Tiers
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["Lake"]
 
@@ -63,7 +62,7 @@ LOOK_S: Final = 0.25
 class Lake:
     """The lake of one engine. Any thread may call any method."""
 
-    def __init__(self, engine: Registry, store: MetadataStore) -> None:
+    def __init__(self, engine: Instance, store: MetadataStore) -> None:
         self._engine = engine
         self.clock = engine.clock
         self.topics: dict[str, LakeTopic] = {}
@@ -105,9 +104,10 @@ class Lake:
         Raises:
             InvalidRequest: if there are none.
         """
-        if self._engine.tiers is None:
+        tiers: Tiers | None = self._engine.tiers
+        if tiers is None:
             raise InvalidRequest("the lake needs the memory tier, set memory.enabled")
-        return self._engine.tiers
+        return tiers
 
     def tables(self) -> Tables:
         """Return the catalog; see `LakeWorld.tables`."""

@@ -28,10 +28,9 @@ from frazil.telemetry import event, warn
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine import Registry
     from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.store import ObjectStore
-    from frazil.topic import LaneRuntime
+    from frazil.topic import Instance, LaneRuntime
 
 __all__ = ["Backups"]
 
@@ -43,7 +42,7 @@ SOON_S: Final = 5.0
 class Backups:
     """Makes the backups of one engine. Any thread may call."""
 
-    def __init__(self, engine: Registry, catalog: ObjectCatalog, store: ObjectStore) -> None:
+    def __init__(self, engine: Instance, catalog: ObjectCatalog, store: ObjectStore) -> None:
         self._engine = engine
         self._catalog = catalog
         self._store = store

@@ -22,17 +22,17 @@ from frazil.telemetry import event, warn
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from frazil.engine import Registry
     from frazil.metadata import MetadataStore
     from frazil.objects.chain import Chain
     from frazil.objects.descriptor import Descriptor
     from frazil.objects.store import ObjectStore
     from frazil.objects.topics import ObjectsTopic
+    from frazil.topic import Instance
 
 __all__ = ["heal"]
 
 
-def heal(engine: Registry, store: ObjectStore, topics: Iterable[ObjectsTopic]) -> int:
+def heal(engine: Instance, store: ObjectStore, topics: Iterable[ObjectsTopic]) -> int:
     """Register the objects of topics that lack theirs; return of how many they were found.
 
     The catalog has to be loaded again afterwards. Topics whose objects do not reach up to their

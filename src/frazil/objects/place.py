@@ -14,17 +14,17 @@ from frazil.objects.places import place_of
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from frazil.engine import Registry
     from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.descriptor import Descriptor
     from frazil.objects.store import ObjectStore
+    from frazil.topic import Instance
 
 __all__ = ["PLACE_KEY", "check_place"]
 
 PLACE_KEY: Final = "/objects-place"
 
 
-def check_place(engine: Registry, catalog: ObjectCatalog, store: ObjectStore) -> None:
+def check_place(engine: Instance, catalog: ObjectCatalog, store: ObjectStore) -> None:
     """Note where objects lie; if that is not where they lay, look whether they were moved.
 
     Raises:

@@ -45,10 +45,9 @@ from frazil.tiers import has_objects
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from frazil.engine import Registry
     from frazil.log import Control
     from frazil.objects.store import ObjectStore
-    from frazil.topic import LaneRuntime, TopicRuntime
+    from frazil.topic import Instance, LaneRuntime, TopicRuntime
 
 __all__ = ["Objects"]
 
@@ -76,7 +75,7 @@ class Objects:
     Without a store in the settings it does nothing, and `source` is None.
     """
 
-    def __init__(self, engine: Registry) -> None:
+    def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self.settings = engine.settings.objects
         self.clock = engine.clock

@@ -11,10 +11,9 @@ from frazil.objects.topics import OBJECTS_HOLD
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
-    from frazil.engine import Registry
     from frazil.objects.runtime import Objects
     from frazil.objects.store import ObjectStore
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["ObjectsUpkeep"]
 
@@ -22,7 +21,7 @@ __all__ = ["ObjectsUpkeep"]
 class ObjectsUpkeep:
     """Lets objects go. One thread calls it."""
 
-    def __init__(self, engine: Registry, objects: Objects, store: ObjectStore) -> None:
+    def __init__(self, engine: Instance, objects: Objects, store: ObjectStore) -> None:
         self._engine = engine
         self._objects = objects
         self._settings = engine.settings.objects

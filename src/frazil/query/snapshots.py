@@ -21,10 +21,9 @@ from frazil.topic import check_watch, moment, moments_of, wait_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.engine import TierCalls
     from frazil.query.sources import Request, TopicName, TopicSnapshot
     from frazil.tiers import Chunk, DiskFile, KeyLookup, TopicTiers
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 NO_OFFSETS: Final = np.empty(0, np.int64)
 
@@ -205,7 +204,7 @@ def _storage(data_type: pa.DataType) -> pa.DataType:
 class EngineSources:
     """The topics of an engine as SQL sees them."""
 
-    def __init__(self, engine: TierCalls) -> None:
+    def __init__(self, engine: Instance) -> None:
         self._engine = engine
 
     @property

@@ -16,10 +16,9 @@ from frazil.topic import NotStored, StateTag, has_namespace_for
 if TYPE_CHECKING:
     from enum import IntEnum
 
-    from frazil.engine import Registry
     from frazil.subscribe.deliveries import Deliveries
     from frazil.subscribe.settings import SubscriptionSettings
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = [
     "UNRELIABLE",
@@ -115,7 +114,7 @@ def policy_facts(policy: FailurePolicy) -> dict[str, Any]:
 
 
 def check_dead_letters(
-    engine: Registry, runtimes: Sequence[TopicRuntime], policy: FailurePolicy | None
+    engine: Instance, runtimes: Sequence[TopicRuntime], policy: FailurePolicy | None
 ) -> None:
     """Refuse a policy whose dead letters could not be written.
 
@@ -158,7 +157,7 @@ def check_dead_letters(
         )
 
 
-def check_dead_letter_namespace(engine: Registry, topic: str) -> None:
+def check_dead_letter_namespace(engine: Instance, topic: str) -> None:
     """Refuse a topic of dead letters that could only be made together with a namespace.
 
     Raises:
@@ -171,7 +170,7 @@ def check_dead_letter_namespace(engine: Registry, topic: str) -> None:
         )
 
 
-def check_stored(engine: Registry, runtimes: Sequence[TopicRuntime]) -> None:
+def check_stored(engine: Instance, runtimes: Sequence[TopicRuntime]) -> None:
     """Refuse what would be kept about a topic that stores nothing.
 
     Raises:
@@ -183,7 +182,7 @@ def check_stored(engine: Registry, runtimes: Sequence[TopicRuntime]) -> None:
             raise refusal()
 
 
-def is_stored(engine: Registry, runtime: TopicRuntime) -> bool:
+def is_stored(engine: Instance, runtime: TopicRuntime) -> bool:
     """Tell whether a topic's records are kept: a broker's topic may only pass them on.
 
     That never changes in a topic's life. For any thread; it never waits.

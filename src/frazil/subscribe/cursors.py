@@ -31,10 +31,9 @@ from frazil.log import format as fmt
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from frazil.engine import Registry
     from frazil.log import TopicState
     from frazil.log.codec import Waiter
-    from frazil.topic import Indexer, LaneRuntime, TopicRuntime
+    from frazil.topic import Indexer, Instance, LaneRuntime, TopicRuntime
 
 HOLD_PREFIX: Final = "subscription:"
 """How the holds of subscriptions are named; no other hold may be."""
@@ -46,7 +45,7 @@ CursorCopies = dict[tuple[int, str], CursorState]
 class Cursors:
     """The subscriptions of an engine's topics and how far each has come. Safe for threads."""
 
-    def __init__(self, engine: Registry, indexer: Indexer) -> None:
+    def __init__(self, engine: Instance, indexer: Indexer) -> None:
         self._engine = engine
         self._indexer = indexer
         self._copied: dict[tuple[int, str], int] = {}

@@ -15,12 +15,11 @@ from frazil.subscribe.administration import check_dead_letter_namespace, is_stor
 from frazil.topic import pass_stop_async
 
 if TYPE_CHECKING:
-    from frazil.engine import Engine
     from frazil.log.codec import Entry
     from frazil.subscribe.actions import DeadLetter
     from frazil.subscribe.record import Record
     from frazil.subscribe.subscription import Subscription
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["DeadLetters"]
 
@@ -32,7 +31,7 @@ STORY_BYTES_MAX: Final = 16 << 10
 class DeadLetters:
     """Publishes dead letters; their topic is made when the first one comes."""
 
-    def __init__(self, engine: Engine, *, broker: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: Instance, *, broker: str, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
         self._broker = broker
         self._loop = loop

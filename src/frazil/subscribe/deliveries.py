@@ -27,10 +27,9 @@ from frazil.topic import start_offset
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from frazil.engine import Engine
     from frazil.log import CursorState
     from frazil.subscribe.settings import Stored, SubscriptionSettings
-    from frazil.topic import Start, TopicRuntime
+    from frazil.topic import Instance, Start, TopicRuntime
 
 __all__ = ["Deliveries"]
 
@@ -50,7 +49,7 @@ class Deliveries:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Instance,
         settings: SubscriptionSettings,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -328,7 +327,7 @@ class Deliveries:
         return _put(runtime, to, start_offset(runtime, to), reset)
 
     def _load(self, runtime: TopicRuntime, name: str) -> CursorState:
-        found = self._engine.cursors.load(runtime.name).get(name)
+        found: CursorState | None = self._engine.cursors.load(runtime.name).get(name)
         if found is None:
             raise NotFound("no such subscription", topic=runtime.name, subscription=name)
         return found

@@ -12,21 +12,18 @@ from frazil.subscribe.policy import SubscriptionType
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.engine import SubscriptionCalls
     from frazil.log import CursorState
     from frazil.subscribe.deliveries import Deliveries
     from frazil.subscribe.lag import Lag
     from frazil.subscribe.subscription import Subscription
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["subscription_facts"]
 
 At = dict[tuple[str, str], dict[str, Any]]
 
 
-def subscription_facts(
-    engine: SubscriptionCalls, runtimes: Sequence[TopicRuntime]
-) -> list[dict[str, Any]]:
+def subscription_facts(engine: Instance, runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
     """Return all subscriptions of a topic, sorted by name; those of parts are added up.
 
     It reads the oldest record of each that is behind, so it is not for an event loop's thread.

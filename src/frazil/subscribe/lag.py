@@ -14,10 +14,9 @@ from frazil.log import RANGE_GAP
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from frazil.engine import Registry
     from frazil.log import Cursor
     from frazil.objects import TopicObjects
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["Lag", "Lags"]
 
@@ -103,7 +102,7 @@ class Lag:
 class Lags:
     """How far cursors are behind, at one moment; what topics have is looked up once for each."""
 
-    def __init__(self, engine: Registry) -> None:
+    def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self._known: dict[int, tuple[TopicObjects | None, Ranges]] = {}
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.errors import Closed, FrazilError, InvalidRequest
 from frazil.subscribe.deliveries import Deliveries
@@ -22,7 +22,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from frazil.engine import Engine, Registry
+    from frazil.topic import Instance
 
 __all__ = ["Subscribing"]
 
@@ -34,7 +34,7 @@ _TASKS: Final[set[asyncio.Task[Any]]] = set()
 class Subscribing:
     """The way from any thread to the loop of an engine's subscriptions. Safe for threads."""
 
-    def __init__(self, engine: Registry) -> None:
+    def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self._settings: SubscriptionSettings | None = None
         self._deliveries: Deliveries | None = None
@@ -119,7 +119,7 @@ class Subscribing:
         self._thread.start()
         self._loop = loop
         self._loop_thread = self._thread.ident or 0
-        engine = cast("Engine", self._engine)
+        engine = self._engine
         self._deliveries = Deliveries(engine, settings, loop=loop, broker="embedded")
 
     # -- to the loop -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from frazil.topic import StateTag
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from frazil.engine import Registry
+    from frazil.topic import Instance
 
 __all__ = ["DURATION_MS_MAX", "Stored", "SubscriptionSettings"]
 
@@ -74,7 +74,7 @@ class SubscriptionSettings:
     Methods that change something wait for the journal, so they are not for an event loop's thread.
     """
 
-    def __init__(self, engine: Registry) -> None:
+    def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self._stored: dict[tuple[str, str], Stored] = {}
         # Changes of one subscription follow each other; those of others need not wait for them.

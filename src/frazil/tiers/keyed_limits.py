@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.config import LogSettings, MemorySettings
-    from frazil.engine import Registry
     from frazil.model import OnFull, TopicSpec
     from frazil.tiers.tiering import Tiers
     from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.topic import Instance
 
 RETRY_AFTER_MS: Final = 1000
 MARGIN: Final = 0.01
@@ -47,7 +47,7 @@ def marks_counted(memory: MemorySettings) -> float:
 class KeyedLimits:
     """Stops keyed topics at their limits, each alone. One thread calls it."""
 
-    def __init__(self, engine: Registry, tiers: Tiers) -> None:
+    def __init__(self, engine: Instance, tiers: Tiers) -> None:
         self._engine = engine
         self._tiers = tiers
         self._told: set[int] = set()

@@ -28,9 +28,8 @@ from frazil.topic import DiskFacts, DiskLimits, MemoryLimits, disk_signals, memo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from frazil.engine import Registry
     from frazil.metadata import MetadataStore
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 FOLD_PAUSE_S: Final = 0.01
 MOVE_PAUSE_S: Final = 0.1
@@ -63,7 +62,7 @@ class CommitDue(msgspec.Struct, frozen=True):
 class Tiers:
     """Memory and disk of all topics of one engine."""
 
-    def __init__(self, engine: Registry, store: MetadataStore, *, threads: bool) -> None:
+    def __init__(self, engine: Instance, store: MetadataStore, *, threads: bool) -> None:
         self._engine = engine
         self.settings = engine.settings
         self.clock = engine.clock

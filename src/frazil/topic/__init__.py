@@ -41,6 +41,7 @@ from frazil.topic.indexing import (
     known_topics,
     open_stores,
 )
+from frazil.topic.instance import Instance
 from frazil.topic.lanes import LaneRuntime
 from frazil.topic.namespaces import has_namespace_for
 from frazil.topic.part_acks import Answers, answer
@@ -104,6 +105,7 @@ __all__ = [
     "Fired",
     "Image",
     "Indexer",
+    "Instance",
     "LaneRuntime",
     "MemoryFacts",
     "MemoryLimits",

@@ -12,12 +12,12 @@ from frazil.model import full_topic_name
 from frazil.topic.states import StateTag
 
 if TYPE_CHECKING:
-    from frazil.engine import Registry
+    from frazil.topic.instance import Instance
 
 __all__ = ["has_namespace_for"]
 
 
-def has_namespace_for(engine: Registry, topic: str) -> bool:
+def has_namespace_for(engine: Instance, topic: str) -> bool:
     """Tell whether the namespace of a topic's name exists. For any thread; it never waits.
 
     A bare name is in the default namespace: policies were stored with such names once.

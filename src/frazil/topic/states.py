@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from frazil.engine import Registry
     from frazil.log.codec import Waiter
+    from frazil.topic.instance import Instance
 
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 1 << 20
@@ -48,7 +48,7 @@ class StateTag(IntEnum):
 class States:
     """The values of an engine by tag and key. Safe for threads."""
 
-    def __init__(self, engine: Registry) -> None:
+    def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         values = engine.main.journal.state.values

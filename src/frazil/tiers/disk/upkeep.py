@@ -15,12 +15,11 @@ from frazil.topic import Sequencer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.engine import Registry
     from frazil.tiers.disk.catalog import Span
     from frazil.tiers.disk.tier import DiskTier
     from frazil.tiers.tiering import Tiers
     from frazil.tiers.topic_tiers import TopicTiers
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 STEPS: Final = 8
 """Files of a topic are joined up to this part of what it keeps, so that it goes in steps."""
@@ -30,7 +29,7 @@ FOREVER: Final = 1 << 62
 class DiskUpkeep:
     """Lets files go, and stops publishes when none may go. One thread calls it."""
 
-    def __init__(self, engine: Registry, tiers: Tiers) -> None:
+    def __init__(self, engine: Instance, tiers: Tiers) -> None:
         self._engine = engine
         self._tiers = tiers
         self._disk = tiers.disk

@@ -1,0 +1,169 @@
+"""An open data directory as its features see it: settings, clock, files, journals and topics."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from frazil.errors import Closed, InvalidRequest, NotFound
+from frazil.log import DataDirectory
+from frazil.model import full_topic_name, part_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.fs import FileSystem
+    from frazil.metadata import Ownership
+    from frazil.model import TopicSpec
+    from frazil.topic.indexing import Stores
+    from frazil.topic.lanes import LaneRuntime
+    from frazil.topic.runtime import TopicRuntime
+    from frazil.topic.states import States
+
+
+class Instance:
+    """What the features of one engine share. The engine fills it while it opens the directory."""
+
+    main: LaneRuntime
+    """The journal of all topics."""
+    stores: Stores
+    ownership: Ownership
+    states: States
+    # Features above this layer, by name, for the few uses between them.
+    cursors: Any
+    subscribing: Any
+    objects: Any
+    upkeep: Any
+    tiers: Any
+    create_topic: Any
+    whole_name: Any
+
+    def __init__(
+        self, settings: Settings, *, file_system: FileSystem, clock: Clock, threads: bool
+    ) -> None:
+        self.settings = settings
+        self.paths = DataDirectory(os.path.abspath(settings.data_dir))
+        self.clock = clock
+        self.file_system = file_system
+        self.warnings: list[str] = []
+        self.closed = False
+        self._process = os.getpid()
+        self._threads = threads
+        self._control = threading.RLock()
+        self._lanes: dict[int, LaneRuntime] = {}
+        self._topics: dict[str, TopicRuntime] = {}
+        self._parents: dict[str, TopicSpec] = {}
+        self.unusable: dict[str, str] = {}
+        """Why existing topics could not be opened, by name."""
+        self._topics_version = 0
+        """Counts the changes of topics and their columns."""
+
+    @property
+    def threaded(self) -> bool:
+        """Tell whether threads do the upkeep; without them nothing changes while a caller waits."""
+        return self._threads
+
+    @property
+    def control_lock(self) -> threading.RLock:
+        """Return the lock under which topics, holds and segments are changed."""
+        return self._control
+
+    @property
+    def runtimes(self) -> list[TopicRuntime]:
+        """Return all topics at work."""
+        return list(self._topics.values())
+
+    @property
+    def lanes(self) -> list[LaneRuntime]:
+        """Return all journals at work, the shared one first."""
+        return self._all_lanes()
+
+    def names(self) -> list[str]:
+        """Return the names of all topics, without the parts of partitioned ones."""
+        names = [n for n, r in list(self._topics.items()) if not r.state.spec.part_of]
+        return [*names, *self._parents]
+
+    @property
+    def topics_version(self) -> int:
+        """Return a number that changes with the topics and their columns."""
+        return self._topics_version
+
+    def parts_of(self, name: str) -> list[TopicRuntime]:
+        """Return a topic, or all parts of a partitioned one."""
+        self._check_open()
+        return self._runtimes(full_topic_name(name))
+
+    def check_open(self) -> None:
+        """Raise `Closed` if the engine is closed."""
+        self._check_open()
+
+    def visible_ends(self, runtimes: Sequence[TopicRuntime]) -> list[int]:
+        """Return the offsets behind what readers of topics may see, all of one instant."""
+        while True:
+            before = [lane.journal.shown for lane in self.lanes]
+            ends = [runtime.state.visible for runtime in runtimes]
+            if before == [lane.journal.shown for lane in self.lanes] and not any(
+                shown % 2 for shown in before
+            ):
+                return ends
+
+    def _all_lanes(self) -> list[LaneRuntime]:
+        return [self.main, *self._lanes.values()]
+
+    def _runtimes(self, full: str) -> list[TopicRuntime]:
+        parent = self._parents.get(full)
+        names = [full]
+        if parent is not None:
+            names = [part_name(full, index) for index in range(parent.partitions)]
+        try:
+            return [self._topics[name] for name in names]
+        except KeyError:
+            # Another thread deleted it a moment ago.
+            raise NotFound("no such topic", topic=full) from None
+
+    def _runtime(self, name: str) -> TopicRuntime:
+        self._check_open()
+        full = full_topic_name(name)
+        runtime = self._topics.get(full)
+        if runtime is None and full in self._parents:
+            raise InvalidRequest(
+                "the topic is partitioned, name one of its parts", topic=full, part=f"{full}-part-0"
+            )
+        if runtime is None:
+            raise NotFound("no such topic", topic=full)
+        return runtime
+
+    def topic_runtime(self, name: str) -> TopicRuntime:
+        """Return a topic at work, one part of a partitioned one.
+
+        Raises:
+            NotFound: if there is no such topic.
+            InvalidRequest: if it is partitioned.
+        """
+        return self._runtime(name)
+
+    def lake_names(self) -> list[str]:
+        """Return the topics that have a lake, partitioned ones by their own name."""
+        single = [
+            name
+            for name, runtime in list(self._topics.items())
+            if runtime.state.spec.lake and not runtime.state.spec.part_of
+        ]
+        return single + [name for name, spec in list(self._parents.items()) if spec.lake]
+
+    def whole_topic(self, full: str) -> tuple[TopicSpec, list[TopicRuntime]]:
+        """Return a topic's definition with the topics that hold its records: itself, or its parts.
+
+        Raises:
+            NotFound: if there is no such topic.
+        """
+        runtimes = self._runtimes(full)
+        parent = self._parents.get(full)
+        return (runtimes[0].state.spec if parent is None else parent), runtimes
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the engine is closed")
