@@ -206,7 +206,7 @@ LONG = "def f():\n" + "    x = 1\n" * 71
 
 PLANTED = [
     (rules.too_long, LONG),
-    (rules.too_long, "x = 1\n" * 601),
+    (rules.too_long, "x = 1\n" * 1001),
     (rules.opening, "from __future__ import annotations\n"),
     (rules.opening, '"""Text."""\nimport os\n'),
     (rules.past_the_seams, "def f():\n    with open('x'):\n        pass\n"),
