@@ -241,7 +241,7 @@ class _Demo:
         self, engine: AsyncEngine, past: _Second, seconds: float, answer: Aggregate | None
     ) -> Shown:
         stats = engine.stats()
-        journal = stats["journals"][0]
+        journal = stats["journal"]
         facts = {
             "records/s": f"{len(past.acks) / seconds:,.0f}",
             "ack p50": f"{percentile(past.acks, 0.5) * 1e3:.2f} ms",

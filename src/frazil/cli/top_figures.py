@@ -106,7 +106,7 @@ def _flushed(stats: Mapping[str, Any]) -> int:
 
 
 def _journals(stats: Mapping[str, Any], what: str) -> int:
-    return sum(each[what] for each in stats.get("journals") or ())
+    return int((stats.get("journal") or {}).get(what, 0))
 
 
 def _written(stats: Mapping[str, Any]) -> int:

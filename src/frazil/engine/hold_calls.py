@@ -111,7 +111,7 @@ class HoldCalls(TierCalls):
 
     def _set_hold(self, runtime: TopicRuntime, name: str, offset: int | None) -> None:
         payload = msgspec.msgpack.encode((STATE_HOLD, name, offset))
-        runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
+        runtime.log.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
 
     def release(self, name: str, offset: int) -> None:
         """Say that another tier durably holds a topic's records below `offset`.

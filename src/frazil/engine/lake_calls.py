@@ -114,7 +114,7 @@ class LakeCalls(HoldCalls):
         """Return a topic's name; of a part, that of the partitioned topic."""
         if not spec.part_of:
             return spec.name
-        return self.main.journal.state.topics[spec.part_of].spec.name
+        return self.log.journal.state.topics[spec.part_of].spec.name
 
     def _note_lake(self, name: str) -> None:
         """Tell the lake that a topic came or changed, or that nothing came of it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from frazil.errors import Conflict, InvalidRequest
 from frazil.log import Sender
-from frazil.topic import Move, Sequencer, check_stays
+from frazil.topic import Move, Sequencer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +41,8 @@ def crossing(old: Side, new: Side, raw: RawChange) -> Crossing:
     """Check an update whose key goes from one part to another.
 
     Raises:
-        InvalidRequest: if the parts have journals of their own: nothing would write both changes
-            or none. Also if a value does not fit, or nobody knows the state of keys.
+        InvalidRequest: if a value does not fit, or nobody knows the state of keys.
     """
-    if old.runtime.lane is not new.runtime.lane:
-        check_stays(old.part, new.part)
     if not isinstance(old.runtime.queue, Sequencer):
         raise InvalidRequest(
             "this change needs the state of its key, which the memory tier keeps; "
@@ -93,7 +90,7 @@ def try_move(
                 entries.append((side.runtime.queue, own))
         with _ordered(keys):
             if all(side.runtime.queue.seen(key) == seen[side] for side, key in keys.items()):
-                return waiting if _submit(old.runtime.lane.queue, entries) else None
+                return waiting if _submit(old.runtime.log.queue, entries) else None
 
 
 def _ordered(sides: Mapping[Side, Key]) -> ExitStack:

@@ -139,7 +139,7 @@ def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:
         return 0, 0
     size = state.bytes_local * min(count, kept) // kept
     try:
-        batches = runtime.lane.source.read(state.id, offset=first, bytes_max=1).batches
+        batches = runtime.log.source.read(state.id, offset=first, bytes_max=1).batches
     except FrazilError:
         return size, 0
     return size, batches[0].time_us if batches else 0

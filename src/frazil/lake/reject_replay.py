@@ -249,7 +249,7 @@ class TopicRejects:
         time_us, head = begun
         limits = each.runtime.settings.producers
         age_s = (self._lake.clock.now_us() - time_us) / 1e6
-        crowd = len(each.runtime.lane.journal.state.producers)
+        crowd = len(each.runtime.log.journal.state.producers)
         if 0 <= age_s < limits.window_age_s and crowd < limits.producers_max:
             # It would be remembered: it was never published.
             return None

@@ -121,7 +121,7 @@ class Lake:
         """Move the lake's hold of a topic or part; durable on return."""
         payload = msgspec.msgpack.encode((STATE_HOLD, HOLD, offset))
         with self._engine.control_lock:
-            runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
+            runtime.log.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
 
     def _hello(self, epoch: int) -> Mapping[str, Any]:
         """Return what a new worker is told."""

@@ -30,7 +30,7 @@ from frazil.topic import StateTag
 if TYPE_CHECKING:
     from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.store import ObjectStore
-    from frazil.topic import Instance, LaneRuntime
+    from frazil.topic import Instance
 
 __all__ = ["Backups"]
 
@@ -81,7 +81,7 @@ class Backups:
     def make(self, *, only_changed: bool) -> None:
         """Write a backup, unless nothing has changed since the last one and that is enough."""
         with self._lock:
-            lanes = tuple(self._copy(topic, lane) for topic, lane in self._lanes().items())
+            lanes = (self._copy(),)
             topics = tuple(
                 TopicCopy(topic, picture.state, picture.descriptors)
                 for topic, picture in sorted(self._catalog.topics().items())
@@ -94,7 +94,7 @@ class Backups:
 
     def _write(self, lanes: tuple[LaneCopy, ...], topics: tuple[TopicCopy, ...]) -> None:
         engine = self._engine
-        broker = engine.main.journal.journal_id
+        broker = engine.log.journal.journal_id
         self._check_alone(broker)
         backup = Backup(
             broker=broker,
@@ -111,7 +111,7 @@ class Backups:
             "bytes": size,
             "epoch": backup.epoch,
             "created_us": backup.created_us,
-            "topics": len(engine.main.journal.state.topics),
+            "topics": len(engine.log.journal.state.topics),
             "objects": sum(len(copy.descriptors) for copy in topics),
         }
         event("backup_made", key=key, bytes=size)
@@ -152,29 +152,20 @@ class Backups:
         if gone:
             self._store.delete(gone)
 
-    def _lanes(self) -> dict[int, LaneRuntime]:
-        """Return the journals by the topic that they are for, the main one with 0."""
-        main = self._engine.main
-        own = {
-            runtime.state.id: runtime.lane
-            for runtime in self._engine.runtimes
-            if runtime.lane is not main
-        }
-        return {0: main, **own}
+    def _copy(self) -> LaneCopy:
+        journal = self._engine.log.journal
 
-    def _copy(self, topic: int, lane: LaneRuntime) -> LaneCopy:
         def take() -> LaneCopy:
-            state = lane.journal.state
-            checkpoint = encode_checkpoint(state, lsn=state.lsn)
-            return LaneCopy(topic, lane.journal.journal_id, checkpoint, state.lsn)
+            checkpoint = encode_checkpoint(journal.state, lsn=journal.state.lsn)
+            return LaneCopy(0, journal.journal_id, checkpoint, journal.state.lsn)
 
         # Its state belongs to the journal's thread.
-        found: LaneCopy = lane.queue.call(take)
+        found: LaneCopy = self._engine.log.queue.call(take)
         return found
 
     def _shape_now(self) -> tuple[int, ...]:
         """Return numbers that change when topics, columns or subscriptions do."""
-        known = list(self._engine.main.journal.state.topics.values())
+        known = list(self._engine.log.journal.state.topics.values())
         return (
             len(known),
             sum(topic.spec.version for topic in known),

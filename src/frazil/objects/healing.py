@@ -41,7 +41,7 @@ def heal(engine: Instance, store: ObjectStore, topics: Iterable[ObjectsTopic]) -
     Raises:
         Unavailable: the store or the metadata does not answer.
     """
-    broker = engine.main.journal.journal_id
+    broker = engine.log.journal.journal_id
     newest = newest_backup(store, broker)
     backup = None if newest is None else newest.backup
     found = find_objects(store, broker, backup)

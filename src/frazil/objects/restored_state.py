@@ -83,7 +83,6 @@ def plan_restore(
     local_all: bool,
     offset_margin: int,
     producer_window: int,
-    new_id: bytes,
 ) -> RestorePlan:
     """Say what the journals of a restored broker know and which records they hold.
 
@@ -94,7 +93,6 @@ def plan_restore(
         local_all: whether all records are wanted on this machine.
         offset_margin: so many offsets may have been given out that nothing in the store knows of.
         producer_window: so many batches of a producer are remembered.
-        new_id: from it come the ids of lanes that the backup does not know.
     """
     warnings: list[str] = []
     lanes = {lane.topic: lane for lane in backup.lanes} if backup is not None else {}
@@ -112,13 +110,6 @@ def plan_restore(
     main = JournalPlan(0, broker, state_of(0))
     plan = RestorePlan([main], [], warnings)
     _define_found(main.state, found, warnings)
-    for topic in list(main.state.topics.values()):
-        if topic.spec.lane == "dedicated" and not (topic.spec.partitions or topic.spec.deleted_us):
-            state = state_of(topic.id)
-            _give_schemas(state.define_topic(topic.spec), topic.schemas)
-            known = topic.id in lanes
-            journal = lanes[topic.id].journal if known else _lane_id(new_id, topic.id)
-            plan.journals.append(JournalPlan(topic.id, journal, state))
     for each in plan.journals:
         each.state.lsn = max(each.state.lsn, found.lsn_last)
     starts = {copy.topic: copy.state.start for copy in backup.topics} if backup is not None else {}
@@ -147,10 +138,6 @@ def take_runs(state: JournalState, head: fmt.FrameHead, runs: Sequence[fmt.Run])
                 sent = Sent(run.sequence, run.records, offset, head.lsn, head.time)
                 state.record_sent(run.producer, sent, epoch=run.epoch)
         offset += run.records
-
-
-def _lane_id(new_id: bytes, topic_id: int) -> bytes:
-    return new_id[:12] + topic_id.to_bytes(4, "big")
 
 
 def _give_schemas(topic: TopicState, schemas: dict[int, bytes]) -> None:

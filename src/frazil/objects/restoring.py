@@ -134,7 +134,6 @@ def restore(
         local_all=local_all,
         offset_margin=settings.log.reserve_offsets if offset_margin is None else offset_margin,
         producer_window=settings.producers.window_batches,
-        new_id=clock.random_bytes(16),
     )
     plan.warnings += damage
     if kept is not None:
@@ -284,7 +283,7 @@ def _write_journal(
     journal: JournalPlan,
 ) -> int:
     """Write one journal with the records that belong to this machine; return their bytes."""
-    directory = work.lane(journal.topic) if journal.topic else work.journal
+    directory = work.journal
     file_system.make_directory(directory)
     wanted = [
         topic

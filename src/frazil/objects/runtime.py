@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from frazil.log import Control
     from frazil.objects.store import ObjectStore
-    from frazil.topic import Instance, LaneRuntime, TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["Objects"]
 
@@ -134,27 +134,27 @@ class Objects:
         if found is not None:
             found.waits.refuse("the topic was deleted")
 
-    def load(self) -> dict[LaneRuntime, list[Control]]:
+    def load(self) -> list[Control]:
         """Take up all topics with objects; return the frames that put their holds in order."""
         if self.store is not None:
             check_place(self._engine, self.catalog, self._hasty)
             self._prepare(self.store)
-        controls: dict[LaneRuntime, list[Control]] = {}
+        controls: list[Control] = []
         for runtime in list(self.runtimes.values()):
             spec = runtime.state.spec
             if has_objects(spec, self._engine.settings):
                 topic = self._take_up(runtime)
                 wanted = topic.hold_wanted()
                 if wanted is not None:
-                    controls.setdefault(runtime.lane, []).append(hold_control(runtime, wanted))
+                    controls.append(hold_control(runtime, wanted))
             elif OBJECTS_HOLD in runtime.state.holds and not spec.objects:
-                controls.setdefault(runtime.lane, []).append(hold_control(runtime, None))
+                controls.append(hold_control(runtime, None))
         return controls
 
     def _prepare(self, store: ObjectStore) -> None:
         """Make all that works on the store, once the journal has told whose it is."""
         same: dict[str, Any] = {
-            "broker": self._engine.main.journal.journal_id,
+            "broker": self._engine.log.journal.journal_id,
             "clock": self.clock,
             "settings": self.settings,
             "flight": Flight(),
@@ -200,12 +200,12 @@ class Objects:
                 topic = self._take_up(runtime)
                 offset = topic.hold_wanted()
                 if offset is not None:
-                    runtime.lane.control(hold_control(runtime, offset))
+                    runtime.log.control(hold_control(runtime, offset))
             elif known and not wanted:
                 self.topics.pop(runtime.state.id).waits.refuse("the topic is uploaded no more")
                 runtime.objects = None
                 if OBJECTS_HOLD in runtime.state.holds:
-                    runtime.lane.control(hold_control(runtime, None))
+                    runtime.log.control(hold_control(runtime, None))
         self.begin()
 
     # -- threads -----------------------------------------------------------------------------------
@@ -371,17 +371,17 @@ class Objects:
     def move_holds(self) -> None:
         """Move the holds of what was uploaded, those of all topics in one go."""
         pending: list[Pending] = []
+        log = self._engine.log
         # Under the lock no hold is dropped that would come back here.
         with self._engine.control_lock:
             for topic in self.all_topics:
                 offset = topic.hold_wanted()
-                lane = topic.runtime.lane
-                if offset is None or lane.journal.failed is not None:
+                if offset is None or log.journal.failed is not None:
                     continue
                 control = hold_control(topic.runtime, offset)
                 waiter = Pending()
                 size = len(control.payload) + fmt.FRAME_HEAD_BYTES
-                lane.queue.submit_waiting((None, None, control, 0, size, waiter, None))
+                log.queue.submit_waiting((None, None, control, 0, size, waiter, None))
                 pending.append(waiter)
         for waiter in pending:
             waiter.result()

@@ -93,7 +93,7 @@ class EngineFrames:
             )
         if first >= runtime.state.start:
             try:
-                found = JournalFrames(runtime.lane.journal)
+                found = JournalFrames(runtime.log.journal)
                 return found.frames(topic_id, first, bytes_max=bytes_max, end=end)
             except NotFound:
                 # Freed while we looked: files have it.

@@ -134,7 +134,7 @@ class ObjectsTopic:
             return {"lag_records": 0, "lag_bytes": 0, "lag_seconds": None}
         first = self.runtime.state.durable - records
         size, oldest_us = 0, 0
-        for segment in self.runtime.lane.journal.segments:
+        for segment in self.runtime.log.journal.segments:
             found = _held(segment, self.id, first)
             if found is not None:
                 size += found[0]

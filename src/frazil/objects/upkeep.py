@@ -30,7 +30,7 @@ class ObjectsUpkeep:
             objects.catalog,
             engine.stores.shared,
             clock=engine.clock,
-            broker=engine.main.journal.journal_id,
+            broker=engine.log.journal.journal_id,
             epoch=lambda: engine.ownership.epoch,
             grace_us=int(self._settings.collect_grace_s * 1e6),
             is_suspect=self._is_suspect,
@@ -68,7 +68,7 @@ class ObjectsUpkeep:
             return
         # Nobody may gain a claim on records between the decision and its effect: subscriptions
         # begin under the first lock, readers under the second, and then behind what goes.
-        with self._engine.control_lock, runtime.lane.pinning:
+        with self._engine.control_lock, runtime.log.pinning:
             view = ObjectsView(
                 now_us=self._engine.clock.now_us(),
                 time_trusted=self._engine.upkeep.time_trusted(),
@@ -103,7 +103,7 @@ class ObjectsUpkeep:
 
     def drop_deleted(self) -> None:
         """Let the objects of topics go that were deleted longer ago than the grace."""
-        engine, main = self._engine, self._engine.main.journal
+        engine, main = self._engine, self._engine.log.journal
         if main.failed is not None or not engine.upkeep.time_trusted():
             return
         grace_us = int(engine.settings.topics.delete_grace_s * 1e6)

@@ -42,7 +42,7 @@ def runs_to_keep(runtime: TopicRuntime, first: int, end: int) -> list[SentRun]:
 
     None for topics that are not uploaded: nobody would ask for them.
     """
-    journal = runtime.lane.journal
+    journal = runtime.log.journal
     if not has_objects(runtime.state.spec, runtime.settings) or not journal.state.producer_id_last:
         return []
     found = logged_runs(journal.segments, runtime.state.id, first=first, end=end)

@@ -200,7 +200,7 @@ class Tiers:
         return sum(map(marks_bytes, self.topics))
 
     def _queued_bytes(self) -> int:
-        return sum(getattr(lane.queue, "queued", (0, 0))[1] for lane in self._engine.lanes)
+        return int(getattr(self._engine.log.queue, "queued", (0, 0))[1])
 
     def index_bytes_max(self) -> int:
         """Return what one topic's index may have: its part of the indexes' share."""

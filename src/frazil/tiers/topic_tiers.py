@@ -220,7 +220,7 @@ class TopicTiers:
             return
         version = self.state.codec.version
         try:
-            piece = self.runtime.lane.source.read(
+            piece = self.runtime.log.source.read(
                 self.id, offset=self._load_at, bytes_max=LOAD_BYTES
             )
         except CorruptionError as error:
@@ -228,7 +228,7 @@ class TopicTiers:
             return
         except NotFound:
             # A gap at the beginning is let go by the log as soon as nothing lies before it.
-            start = self.runtime.lane.source.range(self.id).first
+            start = self.runtime.log.source.range(self.id).first
             if start <= self._load_at:
                 raise
             self._load_at = start
@@ -442,7 +442,7 @@ class TopicTiers:
         broken = self.broken()
         if not broken:
             return end
-        held = self.runtime.lane.source.range(self.id).first
+        held = self.runtime.log.source.range(self.id).first
         firsts = [
             span.first
             for span in self.disk.picture(self.id).spans
@@ -453,7 +453,7 @@ class TopicTiers:
     def rebuild(self, file: DiskFile) -> bool:
         """Write the set of a damaged file again from the log; False if the log has it no more."""
         span = self.disk.set_of(file)
-        held = self.runtime.lane.source.range(self.id)
+        held = self.runtime.log.source.range(self.id)
         if span is None or span.first < held.first or span.end > held.end:
             return False
         with self._moving:
@@ -488,7 +488,7 @@ class TopicTiers:
     def _logged_rows(self, first: int, end: int, columns: Any) -> Iterator[pa.RecordBatch]:
         offset = first
         while offset < end:
-            piece = self.runtime.lane.source.read(self.id, offset=offset, bytes_max=LOAD_BYTES)
+            piece = self.runtime.log.source.read(self.id, offset=offset, bytes_max=LOAD_BYTES)
             batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
             if self.state.codec.version != columns.version:
                 raise Conflict("columns changed while a file was written again", topic=self.name)

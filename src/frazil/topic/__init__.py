@@ -42,7 +42,6 @@ from frazil.topic.indexing import (
     open_stores,
 )
 from frazil.topic.instance import Instance
-from frazil.topic.lanes import LaneRuntime
 from frazil.topic.namespaces import has_namespace_for
 from frazil.topic.part_acks import Answers, answer
 from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
@@ -106,7 +105,6 @@ __all__ = [
     "Image",
     "Indexer",
     "Instance",
-    "LaneRuntime",
     "MemoryFacts",
     "MemoryLimits",
     "MessageCodec",

@@ -267,25 +267,24 @@ class Indexer:
             return False
         return True
 
-    def mend(self, journals: Iterable[Journal], topics: Iterable[TopicState]) -> None:
-        """Bring the index in line again after the store failed, while the journals are at work.
+    def mend(self, journal: Journal, topics: Iterable[TopicState]) -> None:
+        """Bring the index in line again after the store failed, while the journal is at work.
 
         Cursors are left out: they may be ahead of what is durable. Copies that failed were not
         noted as made, and are made again.
         """
         self.failed = None
-        self.rebuild(journals, topics, cursors=False)
+        self.rebuild(journal, topics, cursors=False)
 
     def rebuild(
-        self, journals: Iterable[Journal], topics: Iterable[TopicState], *, cursors: bool = True
+        self, journal: Journal, topics: Iterable[TopicState], *, cursors: bool = True
     ) -> list[str]:
-        """Bring the whole index in line with the journals; return warnings.
+        """Bring the whole index in line with the journal; return warnings.
 
         What the index has and the log does not is removed; what it lacks is added.
         """
         if self.failed is not None:
             return []
-        journals = list(journals)
         warnings: list[str] = []
         wanted: dict[str, bytes] = {}
         copies: dict[str, bytes] = {}
@@ -293,17 +292,15 @@ class Indexer:
             wanted.update(_topic_rows(topic))
             for name, cursor in topic.cursors.items() if cursors else ():
                 copies[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
-        for journal in journals:
-            wanted.update(_segment_rows(journal))
+        wanted.update(_segment_rows(journal))
         try:
-            warnings += [warning for journal in journals if (warning := self._ahead(journal))]
+            warnings += filter(None, [self._ahead(journal)])
             self._bring_in_line(wanted)
-            if cursors and all(journal.failed is None for journal in journals):
+            if cursors and journal.failed is None:
                 # What a failed journal says of its cursors may not be durable.
                 self._replace((SUBSCRIPTIONS, CURSORS_FORMER), copies)
-            applied = {journal.journal_id.hex(): journal.synced_lsn for journal in journals}
-            generation = max(journal.active.generation for journal in journals)
-            self._change(applied=self._growing(applied))
+            generation = journal.active.generation
+            self._change(applied=self._growing({journal.journal_id.hex(): journal.synced_lsn}))
             if generation > (self._store.generation() or 0):
                 self._change(generation=generation)
         except (Unavailable, Closed, Conflict) as error:

@@ -51,7 +51,7 @@ class States:
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        values = engine.main.journal.state.values
+        values = engine.log.journal.state.values
         self._sizes = {key: (_size(key[1], value), 0) for key, value in values.items()}
         """How much each takes, and the number of the change that made it so."""
         self._bytes = sum(size for size, _number in self._sizes.values())
@@ -82,7 +82,7 @@ class States:
         payload = msgspec.msgpack.encode((int(tag), key, value))
         control = Control(fmt.KIND_STATE, 0, payload)
         size = len(payload) + fmt.FRAME_HEAD_BYTES
-        queue, what = self._engine.main.queue, (int(tag), key)
+        queue, what = self._engine.log.queue, (int(tag), key)
         with self._lock:
             self._take_back()
             self._check_room(what, value)
@@ -119,7 +119,7 @@ class States:
 
     def _take_back(self) -> None:
         """Count what is there instead of changes that the journal refused."""
-        values = self._engine.main.journal.state.values
+        values = self._engine.log.journal.state.values
         while self._answered:
             key, number, is_refused = self._answered.popleft()
             if self._sizes.get(key, _NOTHING)[1] != number:
@@ -132,8 +132,8 @@ class States:
 
     def get(self, tag: int, key: str) -> bytes | None:
         """Return a durable value, None if there is none."""
-        values = self._engine.main.journal.state.values
-        found: bytes | None = self._engine.main.queue.call(lambda: values.get((int(tag), key)))
+        values = self._engine.log.journal.state.values
+        found: bytes | None = self._engine.log.queue.call(lambda: values.get((int(tag), key)))
         return found
 
     def items(self, tag: int) -> dict[str, bytes]:
@@ -141,12 +141,12 @@ class States:
 
         Waits for the group that is being written; every change answered before is in it.
         """
-        values = self._engine.main.journal.state.values
+        values = self._engine.log.journal.state.values
 
         def of_tag() -> dict[str, bytes]:
             return {key: value for (own, key), value in values.items() if own == tag}
 
-        found: dict[str, bytes] = self._engine.main.queue.call(of_tag)
+        found: dict[str, bytes] = self._engine.log.queue.call(of_tag)
         return found
 
 

@@ -214,7 +214,7 @@ def test_a_full_queue_makes_changes_wait_then_refuses(tmp_path):
     async def main(db):
         topic = await create(db)
         loop = asyncio.get_running_loop()
-        stuck = loop.run_in_executor(None, db.engine.main.queue.call, lambda: time.sleep(0.6))
+        stuck = loop.run_in_executor(None, db.engine.log.queue.call, lambda: time.sleep(0.6))
         await asyncio.sleep(0.05)
         calls = [topic.upsert(id=key, n=1) for key in range(20)]
         results = await asyncio.gather(*calls, return_exceptions=True)

@@ -152,7 +152,7 @@ def test_a_stored_topic_with_such_options_opens_and_is_told_once(opened, monkeyp
     world = opened()
     topic = keyed(world, retention_bytes=QUOTA)
     spec = msgspec.structs.replace(topic.runtime.state.spec, on_full="expire", retention_us=1)
-    topic.runtime.lane.control(topic_control(spec))
+    topic.runtime.log.control(topic_control(spec))
     world.db.close()
     world.open()
     topic = world.db.topic("k")

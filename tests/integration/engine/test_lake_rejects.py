@@ -174,7 +174,7 @@ def test_a_record_is_published_once_though_its_producer_is_forgotten(db, monkeyp
         with pytest.raises(Unavailable):
             db.lake.rejects(name).replay(1)
     state = topic.runtime.state
-    producers = topic.runtime.lane.journal.state.producers
+    producers = topic.runtime.log.journal.state.producers
     for producer in list(state.producers.values()):
         del producers[producer.id]
         del state.producers[producer.name]

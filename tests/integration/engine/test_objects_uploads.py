@@ -122,7 +122,7 @@ def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
     with open_with_objects(tmp_path) as db:
         bad, good = db.create_topic("bad"), db.create_topic("good")
         spec = bad.runtime.state.spec
-        broker = db.main.journal.journal_id.hex()
+        broker = db.log.journal.journal_id.hex()
         folder = tmp_path / "store" / broker / "topics" / f"{spec.id:08x}-{spec.uid}"
         folder.parent.mkdir(parents=True)
         folder.write_bytes(b"a file where a directory should be")
@@ -145,7 +145,7 @@ def test_a_failed_upload_is_counted_once(tmp_path):
     """`failures` is how often an upload was given up, by topic and in all."""
     with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.0}) as db:
         (tmp_path / "store").mkdir(exist_ok=True)
-        (tmp_path / "store" / db.main.journal.journal_id.hex()).write_bytes(b"no directory")
+        (tmp_path / "store" / db.log.journal.journal_id.hex()).write_bytes(b"no directory")
         topic = db.create_topic("bad")
         topic.append(b"x")
         known = db.objects.topics[topic.runtime.state.id]
@@ -288,25 +288,3 @@ def test_kills_under_load_neither_lose_nor_double(tmp_path):
                 for offset, payload in found.items():
                     assert rows[offset]["payload"] == payload
                 registered(db, topic.runtime.state.id)
-
-
-def test_topics_with_a_journal_of_their_own_are_uploaded(tmp_path):
-    """Dedicated lanes, alone and as parts, share objects with the others."""
-    with open_with_objects(tmp_path, objects={"linger_s": 0.2}) as db:
-        own = db.create_topic("own", lane="dedicated")
-        parts = db.create_topic("parts", lane="dedicated", partitions=2)
-        other = db.create_topic("other")
-        pending = [own.send(b"%d" % n, ack="uploaded") for n in range(20)]
-        pending += [other.send(b"%d" % n, ack="uploaded") for n in range(20)]
-        acks = [parts.append(b"%d" % n, key=str(n), ack="uploaded") for n in range(3)]
-        assert [each.result().offset for each in pending] == [*range(20), *range(20)]
-        assert all(
-            db.objects.status()["topics"][f"{parts.name}-part-{a.part}"]["uploaded"] for a in acks
-        )
-        wait_until(lambda: own.describe()["holds"] == {"objects": 20})
-    with open_with_objects(tmp_path) as db:
-        for name in ("own", "other"):
-            rows = uploaded_rows(db, db.topic(name))
-            assert [row["payload"] for row in rows] == [b"%d" % n for n in range(20)]
-            assert rows == rows_of(db.topic(name))
-        assert db.objects.status()["totals"]["bytes_uploaded"] == 0

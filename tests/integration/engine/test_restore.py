@@ -202,23 +202,13 @@ def ids_of_parts(scene, count):
     return sorted(value for name in names for value in column_of(scene.engine.topic(name), "id"))
 
 
-def test_partitioned_and_dedicated_topics_come_back(scene):
-    """Parts with their parent, and topics with a lane of their own, are all there."""
+def test_partitioned_topics_come_back(scene):
+    """Parts come back with their parent."""
     parts = scene.engine.create_topic("parts", {"id": "int64"}, partitions=3, partition_by=["id"])
-    lane = scene.engine.create_topic("lane", lane="dedicated")
     for number in range(9):
         parts.append({"id": number}, ack="uploaded")
-    publish(lane, range(9))
-    scene.engine.objects.backup()
-    publish(lane, range(9, 12))
-    lane_id = scene.engine.topic_runtime("lane").lane.journal.journal_id
     scene.lose_and_restore()
     assert ids_of_parts(scene, 3) == list(range(9))
-    lane = scene.engine.topic("lane")
-    assert payloads_of(lane) == payloads(range(12))
-    assert scene.engine.topic_runtime("lane").lane.journal.journal_id == lane_id
-    publish(lane, range(12, 14))
-    assert payloads_of(lane) == payloads(range(14))
 
 
 def test_without_any_backup_the_objects_are_enough(scene):
@@ -337,7 +327,7 @@ def test_a_store_without_brokers_or_with_several_is_told(scene, tmp_path):
     with pytest.raises(NotFound, match="no objects of any broker"):
         scene.restore()
     scene.open()
-    first = scene.engine.main.journal.journal_id
+    first = scene.engine.log.journal.journal_id
     publish(scene.engine.create_topic("events"), range(3))
     root = {"objects.root": str(tmp_path / "store")}
     with contextlib.closing(Scene(tmp_path / "other", **root)) as other:

@@ -12,7 +12,7 @@ from tests.integration.engine.opening import rows_of
 from tests.integration.engine.restore_scene import Scene
 
 SEEDS = int(os.environ.get("FRAZIL_TEST_RESTORE_SEEDS", "6"))
-NAMES = ("a", "b", "lane")
+NAMES = ("a", "b", "c")
 
 
 class Lives:
@@ -28,8 +28,7 @@ class Lives:
         self.epoch = 0
         self.known_from = dict.fromkeys(NAMES, 0)
         for name in NAMES:
-            lane = "dedicated" if name == "lane" else None
-            scene.engine.create_topic(name, lane=lane)
+            scene.engine.create_topic(name)
         columns = {"id": "int64", "v": "int64"}
         scene.engine.create_topic("rows", columns, primary_key="id")
         # A topic without records is known to backups alone.

@@ -32,10 +32,8 @@ def test_readers_go_on_whatever_moves_under_them(opened, seed):
     """Appends, flushes, merges, evictions and freed segments in any order give one stream."""
     chance = random.Random(seed)
     world = opened(disk={"small_file_bytes": 50_000, "file_bytes": 60_000, "log_keep_s": 1})
-    lane = chance.choice(["shared", "dedicated"])
-    topic = world.db.create_topic("t", lane=lane)
+    topic = world.db.create_topic("t")
     identity = topic.runtime.state.id
-    journal = world.db.lanes[-1]
     records = []
     readers = {}
 
@@ -67,7 +65,7 @@ def test_readers_go_on_whatever_moves_under_them(opened, seed):
         lambda: world.db.flush("t"),
         lambda: world.db.evict("t"),
         lambda: world.db.tiers.disk.merge_once(identity),
-        lambda: rotate(world.db, journal),
+        lambda: rotate(world.db),
         lambda: world.round(2),
     ]
     for _ in range(150):

@@ -7,8 +7,8 @@ import pytest
 from frazil.log import CursorState, JournalState, Sent, encode_checkpoint
 from frazil.log import format as fmt
 from frazil.model import TopicSpec
-from frazil.objects.backup import Backup, LaneCopy, TopicCopy
-from frazil.objects.descriptor import ObjectsState, descriptor_of
+from frazil.objects.backup import Backup, LaneCopy
+from frazil.objects.descriptor import descriptor_of
 from frazil.objects.finding import FoundObjects
 from frazil.objects.format import TopicSlice
 from frazil.objects.restored_state import plan_restore, take_runs
@@ -64,7 +64,6 @@ def planned(backup, found, *, local_all=False):
         local_all=local_all,
         offset_margin=MARGIN,
         producer_window=5,
-        new_id=b"n" * 16,
     )
 
 
@@ -207,22 +206,3 @@ def test_the_epoch_grows_over_all_that_was_seen():
     add_object(found, slice_of(spec, 0, 4), epoch=9)
     values = planned(backup_of(state_with(spec), epoch=5), found).journals[0].state.values
     assert values[StateTag.EPOCH, "broker"] == b"9"
-
-
-def test_lanes_have_journals_of_their_own():
-    """A dedicated topic's head is in its lane; a lane that the backup lacks gets a new id."""
-    known, late = spec_of(1, "a", lane="dedicated"), spec_of(2, "b", lane="dedicated")
-    lane = state_with(known, following=7)
-    copy = LaneCopy(1, b"l" * 16, encode_checkpoint(lane, lsn=3), 3)
-    found = FoundObjects()
-    add_object(found, slice_of(known, 0, 7), named=True)
-    add_object(found, slice_of(late, 0, 2))
-    start = TopicCopy(1, ObjectsState(start=0, uploaded=7), ())
-    backup = backup_of(state_with(known), topics=[start], lanes=[copy])
-    plan = planned(backup, found)
-    journals = {each.topic: each for each in plan.journals}
-    assert journals[1].journal == b"l" * 16
-    assert journals[1].state.topics[1].next == 7
-    assert journals[2].journal not in {BROKER, b"l" * 16}
-    assert journals[2].state.topics[2].next == 2
-    assert set(journals) == {0, 1, 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
@@ -46,7 +45,7 @@ class DiskUpkeep:
         for topic in self._tiers.topics_in_turn:
             if not topic.keyed_topic and self._disk.picture(topic.id).spans:
                 # Under these locks no hold is set and no reader begins that needs the records.
-                with self._engine.control_lock, topic.runtime.lane.pinning:
+                with self._engine.control_lock, topic.runtime.log.pinning:
                     below = self.retained_from(topic)
                     if below > self._disk.start(topic.id):
                         self.expire(topic, below)
@@ -118,7 +117,7 @@ class DiskUpkeep:
         state = runtime.state
         size = self._disk.held_bytes(state.id, state.floor)
         first = max(self._disk.flushed(state.id), state.floor)
-        for segment in runtime.lane.journal.segments:
+        for segment in runtime.log.journal.segments:
             summary = segment.summary(state.id)
             if summary is not None and summary[1] > first:
                 # Where a file has some of a segment's records, the others count by their number.
@@ -180,9 +179,7 @@ class DiskUpkeep:
 
     def _evict(self) -> None:
         # Under these locks no hold is set and no reader begins that needs what goes.
-        with self._engine.control_lock, contextlib.ExitStack() as pinning:
-            for lane in self._engine.lanes:
-                pinning.enter_context(lane.pinning)
+        with self._engine.control_lock, self._engine.log.pinning:
             floors = {topic.id: topic.state.floor for topic in self._tiers.topics}
             # Look-ups by key need the rows at hand: of a keyed topic all files stay.
             uploaded = {
@@ -198,7 +195,7 @@ class DiskUpkeep:
         """Remove the files of topics that were deleted longer ago than the grace."""
         self._drop_marks()
         engine = self._engine
-        main = engine.main.journal
+        main = engine.log.journal
         if main.failed is not None or not engine.upkeep.time_trusted():
             return
         grace_us = int(engine.settings.topics.delete_grace_s * 1e6)

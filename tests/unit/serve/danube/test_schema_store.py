@@ -79,7 +79,7 @@ def test_nothing_is_visible_before_it_is_durable(tmp_path):
             entered.set()
             go_on.wait(WAIT_S)
 
-        held = asyncio.create_task(asyncio.to_thread(engine.main.queue.call, hold))
+        held = asyncio.create_task(asyncio.to_thread(engine.log.queue.call, hold))
         await asyncio.to_thread(entered.wait, WAIT_S)
         changing = asyncio.create_task(store.change(registering("s")))
         for _ in range(20):
@@ -195,7 +195,7 @@ def test_who_gives_up_waiting_does_not_end_the_turn(tmp_path):
             seen.append((before, subjects_of(registry)))
 
         seen = []
-        held = asyncio.create_task(asyncio.to_thread(engine.main.queue.call, hold))
+        held = asyncio.create_task(asyncio.to_thread(engine.log.queue.call, hold))
         await asyncio.to_thread(entered.wait, WAIT_S)
         change = asyncio.create_task(store.change(registering("s")))
         await store.read(subjects_of)
