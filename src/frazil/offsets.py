@@ -49,7 +49,7 @@ class RangeSet(tuple[Range, ...]):
         return RangeSet(piece for first, end in self for piece in others.missing(first, end))
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Return the number of offsets."""
         return sum(end - first for first, end in self)
 

@@ -22,7 +22,7 @@ def test_a_set_is_ordered_and_its_ranges_are_apart(ranges):
     """The normal form has the offsets given, ascending, with a hole between any two ranges."""
     found = RangeSet(ranges)
     assert offsets(found) == offsets(ranges)
-    assert found.count == len(offsets(ranges))
+    assert found.size == len(offsets(ranges))
     assert all(first < end for first, end in found)
     assert all(before[1] < after[0] for before, after in pairwise(found))
     assert found.end == max(offsets(ranges), default=-1) + 1
