@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import statistics
 import sys
@@ -22,6 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BACKGROUND = ("frazil-fold", "frazil-move", "frazil-upkeep", "frazil-query-watch", "frazil-lake")
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 """Frames of their own in Python 3.11 alone."""
+TOPIC = "/default/way"
 REPEATS = 41
 WARM_UP = 30
 QUIET_S = 0.005
@@ -150,102 +152,90 @@ class BrokerThread:
         self._thread.join()
 
 
-def served(counting: Counting, directory: str) -> dict[str, list[Counter]]:
-    """Publish to a broker in this process with grpcio, whose threads run no Python."""
-    import grpc
+class Client:
+    """One producer and one consumer by grpcio, whose threads run no Python."""
 
-    from frazil.serve.danube.proto import danube_pb2 as pb
+    def __init__(self, url: str) -> None:
+        import grpc
 
-    broker = BrokerThread(directory)
-    channel = grpc.insecure_channel(broker.url.removeprefix("http://"))
+        from frazil.serve.danube.proto import danube_pb2 as pb
 
-    def call(service, name, request, reply):
-        method = channel.unary_unary(
-            f"/danube.{service}/{name}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=reply.FromString,
-        )
-        return method(request, timeout=30)
-
-    topic = "/default/way"
-    created = call(
-        "ProducerService",
-        "CreateProducer",
-        pb.ProducerRequest(
+        self._pb, self._url = pb, url
+        self._channel = grpc.insecure_channel(url.removeprefix("http://"))
+        producer = pb.ProducerRequest(
             request_id=1,
             producer_name="p",
-            topic_name=topic,
-            producer_access_mode=0,
+            topic_name=TOPIC,
             dispatch_strategy=pb.DispatchStrategy.Reliable,
-        ),
-        pb.ProducerResponse,
-    )
-    subscribed = call(
-        "ConsumerService",
-        "Subscribe",
-        pb.ConsumerRequest(
-            request_id=2,
-            topic_name=topic,
-            consumer_name="c",
-            subscription="s",
-            subscription_type=0,
-        ),
-        pb.ConsumerResponse,
-    )
-    receive = channel.unary_stream(
-        "/danube.ConsumerService/ReceiveMessages",
-        request_serializer=pb.ReceiveRequest.SerializeToString,
-        response_deserializer=pb.StreamMessage.FromString,
-    )
-    stream = receive(pb.ReceiveRequest(request_id=3, consumer_id=subscribed.consumer_id))
-    send = channel.unary_unary(
-        "/danube.ProducerService/SendMessage",
-        request_serializer=pb.StreamMessage.SerializeToString,
-        response_deserializer=pb.MessageResponse.FromString,
-    )
-    acknowledge = channel.unary_unary(
-        "/danube.ConsumerService/Ack",
-        request_serializer=pb.AckRequest.SerializeToString,
-        response_deserializer=pb.AckResponse.FromString,
-    )
-    numbers = iter(range(10, 1_000_000))
-    delivered: list = []
+        )
+        consumer = pb.ConsumerRequest(
+            request_id=2, topic_name=TOPIC, consumer_name="c", subscription="s"
+        )
+        create = self._method("ProducerService/CreateProducer", pb.ProducerResponse)
+        subscribe = self._method("ConsumerService/Subscribe", pb.ConsumerResponse)
+        self._producer = create(producer, timeout=30).producer_id
+        self._send = self._method("ProducerService/SendMessage", pb.MessageResponse)
+        self._ack = self._method("ConsumerService/Ack", pb.AckResponse)
+        receive = self._method(
+            "ConsumerService/ReceiveMessages", pb.StreamMessage, kind=self._channel.unary_stream
+        )
+        consumer_id = subscribe(consumer, timeout=30).consumer_id
+        self._stream = receive(pb.ReceiveRequest(request_id=3, consumer_id=consumer_id))
+        self._numbers = iter(range(10, 1_000_000))
+        self.delivered: list = []
 
-    def publish() -> None:
-        number = next(numbers)
-        request = pb.StreamMessage(
+    def _method(self, name, reply, *, kind=None):
+        return (kind or self._channel.unary_unary)(
+            f"/danube.{name}",
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=reply.FromString,
+        )
+
+    def publish(self) -> None:
+        """Send one message and receive it."""
+        number = next(self._numbers)
+        address = {"topic_name": TOPIC, "broker_addr": self._url, "producer_id": self._producer}
+        request = self._pb.StreamMessage(
             request_id=number,
-            msg_id=pb.MsgID(
-                producer_id=created.producer_id, topic_name=topic, broker_addr=broker.url
-            ),
+            msg_id=self._pb.MsgID(**address),
             payload=b"%08d" % number * 16,
             publish_time=time.time_ns() // 1_000_000,
             producer_name="p",
             attributes={"number": str(number)},
         )
-        sent = send.future(request, timeout=30)
-        delivered.append(next(stream))
+        sent = self._send.future(request, timeout=30)
+        self.delivered.append(next(self._stream))
         sent.result()
 
-    def ack() -> None:
-        message = delivered.pop()
-        acknowledge(
-            pb.AckRequest(
-                request_id=message.request_id, msg_id=message.msg_id, subscription_name="s"
-            ),
-            timeout=30,
+    def ack(self) -> None:
+        """Ack the message received last."""
+        message = self.delivered.pop()
+        request = self._pb.AckRequest(
+            request_id=message.request_id, msg_id=message.msg_id, subscription_name="s"
         )
+        self._ack(request, timeout=30)
 
-    try:
-        # The ack of one record belongs to no other count.
-        sends = ways(
-            counting, publish, prepare=lambda: [ack() for _ in list(delivered)], quiet_s=QUIET_S
-        )
-        acks = ways(counting, ack, prepare=lambda: delivered or publish(), quiet_s=QUIET_S)
-    finally:
-        stream.cancel()
-        channel.close()
-        broker.close()
+    def close(self) -> None:
+        self._stream.cancel()
+        self._channel.close()
+
+
+def served(counting: Counting, directory: str) -> dict[str, list[Counter]]:
+    with contextlib.closing(BrokerThread(directory)) as broker:
+        with contextlib.closing(Client(broker.url)) as client:
+            # The ack of one record belongs to no other count.
+            sends = ways(
+                counting,
+                client.publish,
+                prepare=lambda: client.delivered and client.ack(),
+                quiet_s=QUIET_S,
+            )
+            acks = ways(
+                counting,
+                client.ack,
+                prepare=lambda: client.delivered or client.publish(),
+                quiet_s=QUIET_S,
+            )
     return {"send and deliver": sends, "ack": acks}
 
 
