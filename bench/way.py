@@ -221,21 +221,23 @@ class Client:
 
 
 def served(counting: Counting, directory: str) -> dict[str, list[Counter]]:
-    with contextlib.closing(BrokerThread(directory)) as broker:
-        with contextlib.closing(Client(broker.url)) as client:
-            # The ack of one record belongs to no other count.
-            sends = ways(
-                counting,
-                client.publish,
-                prepare=lambda: client.delivered and client.ack(),
-                quiet_s=QUIET_S,
-            )
-            acks = ways(
-                counting,
-                client.ack,
-                prepare=lambda: client.delivered or client.publish(),
-                quiet_s=QUIET_S,
-            )
+    with (
+        contextlib.closing(BrokerThread(directory)) as broker,
+        contextlib.closing(Client(broker.url)) as client,
+    ):
+        # The ack of one record belongs to no other count.
+        sends = ways(
+            counting,
+            client.publish,
+            prepare=lambda: client.delivered and client.ack(),
+            quiet_s=QUIET_S,
+        )
+        acks = ways(
+            counting,
+            client.ack,
+            prepare=lambda: client.delivered or client.publish(),
+            quiet_s=QUIET_S,
+        )
     return {"send and deliver": sends, "ack": acks}
 
 
