@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from frazil.errors import Conflict, NotFound
 from frazil.model import OP_DELETE
+from frazil.topic.admission import when_room
 from frazil.topic.resent import SentMeanwhile
 
 if TYPE_CHECKING:
@@ -172,17 +173,7 @@ class Sequencer:
         Raises:
             Overloaded: if the queue stays full.
         """
-        if self.submit_all(entries):
-            return
-        clock = self.journal.clock
-        deadline = clock.monotonic() + self.wait_s
-        while True:
-            room = threading.Event()
-            self._queue.on_space(room.set)
-            if self.submit_all(entries):
-                return
-            if not room.wait(max(deadline - clock.monotonic(), 0)):
-                raise self.overloaded()
+        when_room(self, lambda: self.submit_all(entries) or None)
 
     def _submit(self, entries: Sequence[Entry]) -> bool:
         undo = self.enter(entries)
