@@ -60,7 +60,7 @@ BROAD_EXCEPTS = {
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
-    "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",
+    "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
     "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",
     "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",
