@@ -28,9 +28,10 @@ from frazil.cli.measuring import percentile
 from frazil.cli.output import note, size_text
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings, parse_assignments
-from frazil.engine import AsyncEngine, lake_missing, open_async
+from frazil.engine import AsyncEngine, open_async
 from frazil.errors import CODES, CorruptionError, FrazilError, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
+from frazil.lake import lake_missing
 
 if TYPE_CHECKING:
     from frazil.model import Ack

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from frazil.engine.engine import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from frazil.lake import Lake
     from frazil.log.codec import Entry
-    from frazil.objects import Objects
     from frazil.query import Result
     from frazil.topic import Prepared, TopicRuntime
 
@@ -62,7 +60,7 @@ def _threaded(
     async def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.to_thread(method, self.plain, *args, **kwargs)
 
-    return call
+    return cast("Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]", call)
 
 
 def _published(
@@ -79,11 +77,12 @@ def _published(
             runtimes[0].sender(level, None, None, 0)
             kwargs["ack"] = "fsynced"
         found = await asyncio.to_thread(method, self.plain, *args, **kwargs)
-        acks = [found] if isinstance(found, Ack) else found
+        answer: Any = found
+        acks = [answer] if isinstance(answer, Ack) else answer
         await wait_reached_async(level, [(runtimes[max(each.part, 0)], each) for each in acks])
         return found
 
-    return call
+    return cast("Callable[Concatenate[Any, P], Coroutine[Any, Any, Acks]]", call)
 
 
 def _as(

@@ -218,7 +218,7 @@ class PartitionedTopic(TopicHandle):
         part = self.part_of_row_change(OP_UPSERT, row, options)
         return _of_part(self.parts[part].upsert(row, **options), part)
 
-    def update(self, *arguments: Any, **options: Any) -> Ack:
+    def update(self, /, *arguments: Any, **options: Any) -> Ack:
         """Change the named columns of one row; see `Topic.update`.
 
         Raises:
@@ -228,7 +228,7 @@ class PartitionedTopic(TopicHandle):
         part = self.part_of_update(arguments, options)
         return _of_part(self.parts[part].update(*arguments, **options), part)
 
-    def delete(self, *arguments: Any, **options: Any) -> Ack:
+    def delete(self, /, *arguments: Any, **options: Any) -> Ack:
         """Delete the row with a key; see `Topic.delete`."""
         part = self.part_of_delete(arguments, options)
         return _of_part(self.parts[part].delete(*arguments, **options), part)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from frazil.model import Ack
     from frazil.subscribe import FailurePolicy
     from frazil.tiers import KeyLookup
-    from frazil.topic import Prepared, Step, TopicChanges, TopicRuntime
+    from frazil.topic import Prepared, Step, TopicRuntime
 
 LAKE_HOLD: Final = "lake"
 
@@ -350,6 +350,7 @@ class Topic(TopicHandle):
 
     def update(
         self,
+        /,
         *arguments: Any,
         ack: str | None = None,
         producer: str | None = None,
@@ -372,6 +373,7 @@ class Topic(TopicHandle):
 
     def delete(
         self,
+        /,
         *arguments: Any,
         ack: str | None = None,
         producer: str | None = None,
@@ -456,7 +458,9 @@ class Topic(TopicHandle):
         for step in steps:
             self._runtime.changes.check_part(step)
         wait_admitted(self._runtime)
-        return self._reached(joined_ack([answer(each) for each in self._queued(steps, sender)]), ack)
+        return self._reached(
+            joined_ack([answer(each) for each in self._queued(steps, sender)]), ack
+        )
 
     def _reached(self, found: Ack, ack: str | None) -> Ack:
         """Wait for the tier behind the log where that was asked for."""

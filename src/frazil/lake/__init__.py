@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from frazil.lake.java import find_java
     from frazil.lake.launch import cache_directory
     from frazil.lake.names import check_lake_name, table_of
+    from frazil.lake.options import check_lake_columns, check_lake_topic, lake_missing
     from frazil.lake.originals import decode_original
     from frazil.lake.plan import (
         PartRange,
@@ -88,8 +89,10 @@ __all__ = [
     "View",
     "build_session",
     "cache_directory",
+    "check_lake_columns",
     "check_lake_name",
     "check_lake_schema",
+    "check_lake_topic",
     "decide",
     "decode_original",
     "decode_ranges",
@@ -103,6 +106,7 @@ __all__ = [
     "jars_directory",
     "jars_of",
     "kinds_for",
+    "lake_missing",
     "plan_parts",
     "prepare",
     "receive",
@@ -131,6 +135,7 @@ _MODULES = {
     "frazil.lake.java": ("find_java",),
     "frazil.lake.launch": ("cache_directory",),
     "frazil.lake.names": ("check_lake_name", "table_of"),
+    "frazil.lake.options": ("check_lake_columns", "check_lake_topic", "lake_missing"),
     "frazil.lake.originals": ("decode_original",),
     "frazil.lake.plan": (
         "PartRange",

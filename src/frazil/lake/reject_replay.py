@@ -26,7 +26,7 @@ from frazil.lake.watermark import watermarks
 from frazil.log import Pending, Sender
 from frazil.model import Ack
 from frazil.telemetry import event
-from frazil.topic import Reader, first_held, pass_stop
+from frazil.topic import Reader, first_held, wait_admitted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -218,9 +218,7 @@ class TopicRejects:
             if ack is not None:
                 waiting.append(ack)
                 continue
-            pass_stop(runtime)
-            if runtime.pressure.level:
-                runtime.pressure.admit()
+            wait_admitted(runtime)
             own = [Pending() for _frame in each.frames]
             sender = Sender(self._producer(each.place), 0, 0, sync=True)
             runtime.queue.submit_waiting(*runtime.entries(each.frames, own, sender))

@@ -73,11 +73,12 @@ class Subscriptions:
         runtimes = self._runtimes(topic)
         check_stored(self._engine, runtimes)
         _check_start(runtimes, start)
-        filters = key_filters if isinstance(key_filters, str) else tuple(key_filters)
-        if isinstance(filters, str) or not all(isinstance(each, str) for each in filters):
+        filters = tuple(key_filters)
+        named: Any = consumer
+        if isinstance(key_filters, str) or not all(isinstance(each, str) for each in filters):
             raise InvalidRequest("key_filters must be patterns of keys, as texts")
-        if consumer is not None and (not isinstance(consumer, str) or not consumer):
-            raise InvalidRequest("consumer must be a name", got=consumer)
+        if named is not None and (not isinstance(named, str) or not named):
+            raise InvalidRequest("consumer must be a name", got=named)
         size = parse_bytes(prefetch_bytes)
         if size < 1:
             raise InvalidRequest("prefetch_bytes must be at least 1", prefetch_bytes=size)
@@ -91,7 +92,7 @@ class Subscriptions:
             name=name,
             kind=kind_of(type),
             start=start,
-            consumer=consumer or f"embedded-{self._engine.clock.random_bytes(6).hex()}",
+            consumer=named or f"embedded-{self._engine.clock.random_bytes(6).hex()}",
             key_filters=filters,
             max_unacked=unacked,
             policy=fresh,
@@ -223,9 +224,7 @@ class Subscriptions:
             changes["max_unacked_messages"] = _whole_number(max_unacked, "max_unacked")
         if changes:
             check_stored(self._engine, runtimes)
-            self.runtime.call(
-                lambda all_: change_settings(all_, settings, runtimes, name, changes)
-            )
+            self.runtime.call(lambda all_: change_settings(all_, settings, runtimes, name, changes))
         return self.policy(topic, name)
 
     def _runtimes(self, topic: str) -> list[TopicRuntime]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.log import Pending
 from frazil.model import Ack, AckLevel
-from frazil.topic.admission import waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from frazil.log.codec import Entry
     from frazil.schema import IngestLimits
     from frazil.tiers import TopicTiers
+    from frazil.topic.acks import TierWaits
     from frazil.topic.frames import Columns, KeyedColumns
     from frazil.topic.lanes import LaneRuntime
-    from frazil.topic.acks import TierWaits
 
 ROW_OVERHEAD_BYTES: Final = 8
 MESSAGE_OVERHEAD_BYTES: Final = 2 * ROW_OVERHEAD_BYTES
