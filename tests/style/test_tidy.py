@@ -27,7 +27,6 @@ SEAM_EXCEPTIONS = {
         {"open", "time", "os.path.exists", "os.path.isdir", "os.path.isfile", "os.path.getsize"},
         "commands read the user's files and show how long things took",
     ),
-    "cli/bench.py": ({"tempfile"}, "a measurement leaves no file behind"),
     "cli/failures.py": (
         {"os.open"},
         "the null device takes stdout's place when its reader is gone",
