@@ -71,7 +71,7 @@ def test_asyncio_and_parts_have_the_calls_of_a_topic():
         missing = {name for name in calls if not hasattr(thing, name)}
         assert missing == set(), thing
     for thing in (frazil.Engine, frazil.AsyncEngine):
-        assert all(hasattr(thing, name) for name in ("query", "explain", "tiers", "subscriptions"))
+        assert all(hasattr(thing, name) for name in ("query", "explain", "tiers"))
 
 
 def test_asyncio_takes_the_arguments_of_the_other_calls():

@@ -191,6 +191,7 @@ class Tiers:
 
     def describe_files(self, name: str) -> list[dict[str, Any]]:
         """Describe the files of a topic: `purpose` is what most of a file's bytes are kept for."""
+        self.disk.rows.check_owner()
         found: list[dict[str, Any]] = []
         for runtime in self._engine.parts_of(name):
             committed = self.disk.committed(runtime.state.id)
