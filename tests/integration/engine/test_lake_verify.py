@@ -9,7 +9,7 @@ import pytest
 
 import frazil
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from frazil.lake import Findings, TableName, VerifyRequest
+from frazil.lake import TableName, VerifyRequest, VerifyResult
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
 from tests.integration.engine.lake_stand_in import StandIn
@@ -59,7 +59,7 @@ def stand_in(world):
 def good(name):
     """Return the answer of a worker that found nothing wrong."""
     table = TableName("default", name)
-    found = Findings(
+    found = VerifyResult(
         topic=f"/default/{name}", topic_id="u", table=table, sid=1, begins={-1: 0}, ends={-1: 1}
     )
     return "done", msgspec.to_builtins(found, str_keys=True)
