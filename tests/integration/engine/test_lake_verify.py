@@ -146,11 +146,11 @@ def test_what_was_committed_is_asked_for_when_others_took_the_table_back(db, sta
     with table.manage_snapshots() as snapshots:
         snapshots.rollback_to_snapshot(table.metadata.snapshots[0].snapshot_id)
     db.lake.verify("back")
-    assert asked(stand_in).committed == {-1: 20}
+    assert [each.committed for each in asked(stand_in).parts] == [20]
     catalog.drop_table(("default", "back"))
     catalog.create_table(("default", "back"), schema=table.schema(), properties=table.properties)
     db.lake.verify("back")
-    assert asked(stand_in).committed == {-1: 20}
+    assert [each.committed for each in asked(stand_in).parts] == [20]
     assert [each.lo for run in asked(stand_in).staged for each in run.plan.parts] == [0]
 
 
