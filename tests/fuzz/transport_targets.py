@@ -17,7 +17,7 @@ from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.frames import ConnectionFailure
-from frazil.serve.h2.hpack_cache import HeaderReader
+from frazil.serve.h2.headers import HeaderReader
 from frazil.serve.h2.limits import ServerLimits
 
 LIMITS = ServerLimits(
