@@ -76,7 +76,7 @@ class ConnectionLimits:
         rivals = [each for each, (own, _) in self._open.items() if client in {None, own}]
         idle = next((each for each in rivals if not each.is_used), None)
         if idle is None:
-            longest = max(rivals, key=ClientConnection.idle_s, default=None)
+            longest = max(rivals, key=lambda each: each.idle_s(), default=None)
             if longest is None or longest.idle_s() <= IDLE_S:
                 return False
             idle = longest
