@@ -9,7 +9,6 @@ checked file avoids reading it again until it changes.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import http.client
 import os
@@ -207,12 +206,15 @@ def _repositories(conf: Mapping[str, str]) -> list[str]:
     found = [each for each in given if each]
     if found:
         return found
-    for path in glob.glob(os.path.join(glob.escape(spark_home()), "jars", "ivy-*.jar")):
-        with (
-            contextlib.suppress(KeyError, OSError, zipfile.BadZipFile),
-            zipfile.ZipFile(path) as jar,
-        ):
-            found += re.findall(r"https?://[^\s=]+/maven2/?", jar.read(DEFAULTS).decode())
+    directory = os.path.join(spark_home(), "jars")
+    for name in RealFileSystem().list_directory(directory):
+        if name.startswith("ivy-"):
+            with (
+                contextlib.suppress(KeyError, OSError, zipfile.BadZipFile),
+                zipfile.ZipFile(os.path.join(directory, name)) as jar,
+            ):
+                text = jar.read(DEFAULTS).decode()
+                found += re.findall(r"https?://[^\s=]+/maven2/?", text)
     if not found:
         raise Unavailable(f"no repository is known, set {REPOSITORIES} in lake.spark.conf")
     return found[:1]
