@@ -146,10 +146,7 @@ class Engine(Registry):
             self._check_metadata()
             self._check_place(request)
             check_objects_option(request.name, request.options, self.settings)
-            has_lake = bool(request.options.get("lake", self.settings.lake.default))
-            if has_lake:
-                self._check_lake(request.name, request.schema, request.partition_by)
-            request = attrs.evolve(request, options={**request.options, "lake": has_lake})
+            request = self._with_lake(request)
             self._finish_deleting()
             state = self.main.journal.state
             specs = specs_of(
@@ -169,6 +166,13 @@ class Engine(Registry):
             event("topic_created", topic=request.name, kind=request.kind)
             self._note_lake(request.name)
             return self.topic(request.name)
+
+    def _with_lake(self, request: TopicRequest) -> TopicRequest:
+        """Return a request that says whether the topic has a lake, checked if it has."""
+        has_lake = bool(request.options.get("lake", self.settings.lake.default))
+        if has_lake:
+            self._check_lake(request.name, request.schema, request.partition_by)
+        return attrs.evolve(request, options={**request.options, "lake": has_lake})
 
     def _check_lake(
         self, name: str, schema: pa.Schema | None, partition_by: Sequence[PartitionField]
