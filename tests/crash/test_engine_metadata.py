@@ -254,7 +254,7 @@ def test_an_ack_before_its_sync_is_found(monkeypatch):
                 journal._sync()
 
     monkeypatch.setattr(sys.modules[__name__], "World", Lying)
-    assert run_seeds(range(200)) is not None
+    assert run_seeds(range(2000)) is not None
 
 
 def test_an_index_that_is_believed_over_the_log_is_found(monkeypatch):

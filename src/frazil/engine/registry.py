@@ -35,7 +35,7 @@ from frazil.log import format as fmt
 from frazil.metadata import LEASE, Ownership, holder_of
 from frazil.objects import Objects
 from frazil.schema import IngestLimits
-from frazil.subscribe import Cursors, Subscribing
+from frazil.subscribe import Cursors, Subscribing, Subscriptions
 from frazil.telemetry import event, warn
 from frazil.tiers import Tiers
 from frazil.topic import (
@@ -70,7 +70,7 @@ class Registry(Instance):
     subscribing: Subscribing
     objects: Objects
     upkeep: Upkeep
-    tiers: Tiers | None
+    lake: Lake
 
     def __init__(
         self,
@@ -99,14 +99,13 @@ class Registry(Instance):
         )
         self.on_fenced: Callable[[Closed], None] | None = None
         """Is told when another has taken over the data: the process should end."""
+        self._tiers: Tiers | None = None
         self.subscribing = Subscribing(self)
         self._deleting: dict[int, TopicSpec] = {}
         """Topics that nobody can see any more and that the journal does not know as deleted yet."""
         self.query_seconds: deque[float] = deque(maxlen=2048)
         """How long the last queries took until their first rows."""
         self._sources: list[HistorySource] = []
-        self.tiers = None
-        """Memory and disk; None if the log serves alone."""
         prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
         self._lock = take_lock(file_system, self.paths)
         try:
@@ -114,6 +113,22 @@ class Registry(Instance):
         except BaseException:
             self._lock.release()
             raise
+
+    @property
+    def has_tiers(self) -> bool:
+        """Tell whether there are memory and disk; without them the log serves alone."""
+        return self._tiers is not None
+
+    @property
+    def tiers(self) -> Tiers:
+        """Return memory and disk.
+
+        Raises:
+            InvalidRequest: if `memory.enabled` is off.
+        """
+        if self._tiers is None:
+            raise InvalidRequest("this needs the memory tier, set memory.enabled")
+        return self._tiers
 
     def _make_room(self) -> None:
         """Give the ballast up before opening if the disk is full: recovery writes a little, too."""
@@ -127,6 +142,7 @@ class Registry(Instance):
         self._make_room()
         stores = self._open_stores()
         self.cursors = Cursors(self, self._indexer)
+        self.subscriptions = Subscriptions(self, self.cursors, self.subscribing)
         try:
             if not self.ownership.expires:
                 # Whoever has the directory's lock owns it; else the lease says who does.
@@ -134,7 +150,7 @@ class Registry(Instance):
             known, ends = known_topics(stores.shared)
             self._known_cursors = known_cursors(stores.shared)
             if self.settings.memory.enabled:
-                self.tiers = Tiers(self, stores.local, threads=self._threads)
+                self._tiers = Tiers(self, stores.local, threads=self._threads)
                 self.tiers.write_stats = partial(write_told, self)
                 self._sources.append(self.tiers.disk)
                 for topic_id, end in self.tiers.open(
@@ -156,7 +172,7 @@ class Registry(Instance):
             self._commit_inline(self.objects.load())
             self._known_cursors = {}
             self.states = States(self)
-            self.lake = Lake(self, stores.local)
+            self.lake = Lake(self, stores.local, self._tiers)
             self.lake.load()
             self.warnings += self._rebuild_index()
         except BaseException:
@@ -165,7 +181,7 @@ class Registry(Instance):
             raise
         self._start_log()
         self.upkeep.start()
-        if self.tiers is not None:
+        if self.has_tiers:
             self.warnings += self.tiers.disk.warnings
             self.tiers.start()
             self.lake.begin()
@@ -222,7 +238,7 @@ class Registry(Instance):
         )
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
         log = Log(journal, self.settings.log, threads=self._threads)
-        log.respect_pins = self.tiers is None
+        log.respect_pins = not self.has_tiers
         if self.ownership.expires:
             journal.fence = self.ownership.may_write
         return log
@@ -311,7 +327,7 @@ class Registry(Instance):
             options=self._options,
         )
         self._chain(runtime)
-        if self.tiers is not None:
+        if self.has_tiers:
             runtime.tiers = self.tiers.bind(runtime)
             runtime.pressure = self.tiers.pressure
             if runtime.tiers.lookup is not None:
@@ -327,7 +343,7 @@ class Registry(Instance):
     def _start_log(self) -> None:
         journal = self.log.journal
         journal.on_disk_full = self.upkeep.disk_full
-        if self.tiers is not None:
+        if self.has_tiers:
             journal.on_kept = self.tiers.pressure.grew
         self.log.queue.start()
 
@@ -396,7 +412,7 @@ class Registry(Instance):
             self.closed = True
         self.lake.stop()
         self.objects.stop()
-        if self.tiers is not None:
+        if self.has_tiers:
             self.tiers.stop()
         self.upkeep.stop()
         before = self.log.journal.failed

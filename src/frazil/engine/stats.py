@@ -201,7 +201,7 @@ def engine_stats(engine: Registry, topics: Sequence[TopicRuntime]) -> dict[str, 
             "total_bytes": guard.total_bytes,
             "publishing_stopped": engine.upkeep.publishing_stopped,
         },
-        "journal": _journal(engine.log, tiered=engine.tiers is not None),
+        "journal": _journal(engine.log, tiered=engine.has_tiers),
         "warnings": list(engine.warnings),
         "upkeep": {
             "errors": dict(engine.upkeep.errors),
@@ -212,7 +212,7 @@ def engine_stats(engine: Registry, topics: Sequence[TopicRuntime]) -> dict[str, 
             "ack": _quantiles(list(getattr(engine.log.queue, "seconds", ()))),
             "query": _quantiles(list(engine.query_seconds)),
         },
-        "tiers": None if engine.tiers is None else engine.tiers.stats(),
+        "tiers": engine.tiers.stats() if engine.has_tiers else None,
         "metadata": {**engine.stores.facts(), "failing": bool(engine.metadata_failed)},
         "lake": engine.lake.status(),
         "objects": engine.objects.status(),
@@ -259,7 +259,7 @@ def health(engine: Registry) -> str:
     objects = engine.objects
     if objects.errors or unreadable(objects) or any(each.stopped for each in objects.all_topics):
         return "degraded"
-    if engine.tiers is not None and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
+    if engine.has_tiers and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
         return "degraded"
     return "ok"
 
