@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["GROWING", "SCALARS", "SERIES", "TABLE_FUNCTIONS", "VOLATILE"]
+__all__ = ["SCALARS", "TABLE_FUNCTIONS", "VOLATILE"]
 
 TABLE_FUNCTIONS: Final = frozenset(
     {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
@@ -18,22 +18,6 @@ TABLE_FUNCTIONS: Final = frozenset(
 
 VOLATILE: Final = frozenset({"error", "gen_random_uuid", "random", "uuid", "uuidv4", "uuidv7"})
 """Give another value at each call: never evaluated before the query runs."""
-
-GROWING: Final = {
-    "array_resize": 1,
-    "bar": 3,
-    "bitstring": 1,
-    "format": 0,
-    "list_resize": 1,
-    "lpad": 1,
-    "printf": 0,
-    "repeat": 1,
-    "rpad": 1,
-}
-"""Make a value as large as an argument says, by the argument's place; see `growth.py`."""
-
-SERIES: Final = frozenset({"generate_series", "range"})
-"""Make a list as long as their arguments say; as table functions they give rows."""
 
 _NAMES: Final = """
 !__postfix !~~ !~~* % & && * ** + - ->> / // <-> << <=> <@ >> @ @> ^ ^@ | || ~ ~~ ~~* ~~~

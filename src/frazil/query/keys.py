@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from frazil.query.casts import text_value
 from frazil.query.constants import Moment, is_missing
 
 if TYPE_CHECKING:
@@ -81,8 +80,6 @@ def column_value(value: Any, data_type: pa.DataType) -> Any:
         return MISS
     if is_missing(value) or (isinstance(value, Decimal) and not value.is_finite()):
         return UNFIT
-    if type(value) is str and not (pt.is_string(data_type) or pt.is_large_string(data_type)):
-        value = text_value(value, data_type)
     if pt.is_integer(data_type):
         return _integer(value, data_type)
     if pt.is_string(data_type) or pt.is_large_string(data_type):

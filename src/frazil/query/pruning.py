@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as pt
 
-from frazil.query.borders import Border, Columns, picked_columns
 from frazil.query.constants import (
     Constant,
     Literal,
@@ -74,7 +73,7 @@ class Condition(NamedTuple):
     constants: tuple[Constant, ...]
 
     def values(self, params: Mapping[str, Any], folded: Sequence[Any]) -> list[Any]:
-        """Return the values of the constants, `NOT_CAST` for those not known."""
+        """Return the values of the constants, `UNKNOWN` for those that only DuckDB can tell."""
         return [value_of(constant, params, folded) for constant in self.constants]
 
 
@@ -180,42 +179,20 @@ class Limits:
 
 
 def conditions_of(
-    use: TableUse,
-    columns: Sequence[ViewColumn],
-    folds: list[Node],
-    borders: Mapping[int, Border],
+    use: TableUse, columns: Sequence[ViewColumn], folds: list[Node]
 ) -> tuple[Condition, ...]:
-    """Find the conditions that every row of `use` must fulfil to matter to the query.
-
-    They are those of the query in whose FROM it stands, and those around that query as long as it
-    only picks columns.
-    """
-    found: list[Condition] = []
-    place: Border | None = Border(use.node, use.select)
-    name = use.name
-    seen: Columns | None = {column.name.casefold(): column for column in columns}
-    while place is not None and place.select is not None and seen is not None:
-        if place.node["sample"] is not None or place.node["column_name_alias"]:
-            break
-        found += _conditions_in(place, name, seen, folds)
-        seen = picked_columns(place.select, place.node, name, seen)
-        place = borders.get(id(place.select))
-        name = "" if place is None else place.name
-    return tuple(found)
-
-
-def _conditions_in(
-    place: Border, name: str, columns: Columns, folds: list[Node]
-) -> list[Condition]:
-    select = place.select
-    assert select is not None
-    if select["where_clause"] is None or select["sample"] is not None:
-        return []
+    """Find the conditions of WHERE that every row of `use` must fulfil to matter to its query."""
+    select = use.select
+    if select is None or select["where_clause"] is None or select["sample"] is not None:
+        return ()
+    if use.node["sample"] is not None or use.node["column_name_alias"]:
+        return ()
     joins = _joins_of(select["from_table"])
     if any(join["ref_type"] not in _LOCAL_JOINS for join in joins):
-        return []
-    alone = select["from_table"] is place.node
-    reader = _Reader(name, columns, joins, folds, alone=alone)
+        return ()
+    names = {column.name.casefold(): column for column in columns}
+    alone = select["from_table"] is use.node
+    reader = _Reader(use.name, names, joins, folds, alone=alone)
     todo = [select["where_clause"]]
     found: list[Condition] = []
     while todo:
@@ -224,7 +201,7 @@ def _conditions_in(
             todo += node["children"]
         else:
             found += reader.read(node)
-    return found
+    return tuple(found)
 
 
 def limits_of(
@@ -253,7 +230,7 @@ class _Reader:
     def __init__(
         self,
         name: str,
-        columns: Columns,
+        columns: Mapping[str, ViewColumn],
         joins: Sequence[Node],
         folds: list[Node],
         *,

@@ -16,7 +16,6 @@ from attrs import define
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import NAMESPACE_DEFAULT
 from frazil.query.catalog import INFORMATION_SCHEMA, SHOW
-from frazil.query.functions import GROWING
 from frazil.query.parse import Node
 from frazil.query.sources import TopicInfo, TopicName
 from frazil.query.views import LOG_SUFFIX
@@ -24,7 +23,6 @@ from frazil.query.views import LOG_SUFFIX
 __all__ = [
     "TableUse",
     "WantedNames",
-    "check_rewritten",
     "resolve_tables",
     "topic_of",
     "unnamed_columns",
@@ -87,20 +85,6 @@ def resolve_tables(
     return uses
 
 
-def check_rewritten(statement: Node, placeholders: frozenset[str]) -> None:
-    """Refuse a rewritten statement that names anything but placeholders.
-
-    Its text was printed by DuckDB and parsed again: what runs is what was checked.
-    """
-    for node, scope, _select in _tables_of(statement):
-        known = node["type"] == "BASE_TABLE" and (
-            _is_common(node, scope)
-            or (not node["schema_name"] and node["table_name"] in placeholders)
-        )
-        if not known:
-            raise InvalidRequest("statement cannot be rewritten", table=node.get("table_name"))
-
-
 class WantedNames(NamedTuple):
     """The names in a statement, folded: all of them, and those that stand without another."""
 
@@ -137,7 +121,7 @@ def wanted_names(statement: Node) -> WantedNames | None:
 def unnamed_columns(statement: Node) -> list[Node]:
     """Return the columns that have no name but their text, of which a part will be replaced.
 
-    Once tables and sizes are replaced that text would show what they were replaced by.
+    Once tables are replaced that text would show what they were replaced by.
     """
     found: list[Node] = []
     todo: list[Any] = [statement]
@@ -150,23 +134,20 @@ def unnamed_columns(statement: Node) -> list[Node]:
                 found += [
                     node
                     for node in item["select_list"]
-                    if not node["alias"] and node["class"] != "STAR" and _is_rewritten(node)
+                    if not node["alias"] and node["class"] != "STAR" and _has_subquery(node)
                 ]
             todo += item.values()
     return found
 
 
-def _is_rewritten(expression: Node) -> bool:
+def _has_subquery(expression: Node) -> bool:
     todo: list[Any] = [expression]
     while todo:
         item = todo.pop()
         if isinstance(item, list):
             todo += item
         elif isinstance(item, dict):
-            kind = item.get("class")
-            if kind == "SUBQUERY":
-                return True
-            if kind == "FUNCTION" and item["function_name"].lower() in GROWING:
+            if item.get("class") == "SUBQUERY":
                 return True
             todo += item.values()
     return False
