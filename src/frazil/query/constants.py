@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from frazil.query.functions import SCALARS, VOLATILE
+from frazil.query.guard import SCALARS, VOLATILE
 
 if TYPE_CHECKING:
-    from frazil.query.parse import Node
+    from frazil.query.guard import Node
 
 __all__ = [
     "UNKNOWN",

@@ -17,8 +17,8 @@ from frazil.query.tables import topic_of
 from frazil.query.views import ViewColumn, view_columns
 
 if TYPE_CHECKING:
-    from frazil.query.parse import Node
-    from frazil.query.sources import TopicInfo, TopicName
+    from frazil.query.guard import Node
+    from frazil.query.views import TopicInfo, TopicName
 
 __all__ = ["PointPlan", "point_of"]
 

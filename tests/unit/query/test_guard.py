@@ -8,9 +8,7 @@ import pytest
 
 from frazil.clock import SystemClock
 from frazil.errors import FrazilError, InvalidRequest, NotFound
-from frazil.query.functions import SCALARS, TABLE_FUNCTIONS, VOLATILE
-from frazil.query.guard import check_statement
-from frazil.query.parse import Parser
+from frazil.query.guard import SCALARS, TABLE_FUNCTIONS, VOLATILE, Parser, check_statement
 from frazil.query.pool import Pool, PoolLimits
 from tests.unit.query.small_tiers import SmallTiers
 

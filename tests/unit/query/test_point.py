@@ -10,7 +10,7 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE
-from frazil.query.templates import template_of
+from frazil.query.plan import template_of
 from tests.unit.query.small_tiers import EPOCH, SmallTiers
 
 
