@@ -112,9 +112,26 @@ def files_read_for_all(db, sql):
     return db.explain(sql)["tables"][0]["disk"]["files_read"]
 
 
-def test_conditions_around_any_other_subquery_leave_nothing_out(eight):
+SUBQUERIES = [
+    "SELECT * FROM (SELECT * FROM t ORDER BY n DESC LIMIT 900) WHERE n < 500",
+    "SELECT * FROM (SELECT n, row_number() OVER (ORDER BY n) r FROM t ) WHERE n = 500",
+    "SELECT * FROM (SELECT n + 1 n FROM t ) WHERE n = 500",
+    "SELECT * FROM (SELECT v n, n v FROM t ) WHERE n = 0",
+    "SELECT * FROM (SELECT max(n) n FROM t ) WHERE n = 999",
+    "SELECT * FROM (SELECT n v, * FROM t ) WHERE n = 500",
+    "SELECT * FROM (SELECT DISTINCT v, n FROM t ) WHERE n = 500",
+    "SELECT * FROM (SELECT n, v FROM t ) q(v, n) WHERE n = 0",
+    "WITH x(v, n) AS (SELECT n, v FROM t ) SELECT * FROM x WHERE n = 0",
+    "WITH x AS (SELECT * FROM t ) SELECT * FROM x WHERE n = 500 AND 1000 = (SELECT count(*) FROM x)",
+    "WITH x AS (SELECT * FROM t ) SELECT * FROM x a, x b WHERE a.n = 500 AND b.n = 3",
+    "SELECT * FROM (SELECT * EXCLUDE (v) FROM t ) WHERE n = 500",
+    "SELECT * FROM (SELECT min(n) n FROM t GROUP BY n % 10) WHERE n = 3",
+]
+
+
+def test_conditions_around_a_subquery_leave_nothing_out(eight):
     """What counts, orders, limits, renames or computes rows is given all of them."""
-    for sql in NO_BORDERS:
+    for sql in SUBQUERIES:
         assert files_read_for_all(eight, sql) == 8, sql
 
 
