@@ -125,7 +125,7 @@ def _lake(lake: Mapping[str, Any]) -> Table:
 
 def _objects(objects: Mapping[str, Any]) -> Table:
     """Return the object store as one row: all topics together."""
-    names = ("uploaded", "shared", "rewritten", "stored", "behind", "for", "failures", "stopped")
+    names = ("uploaded", "stored", "behind", "for", "failures", "stopped")
     table = Table("objects", *names)
     totals = objects.get("totals") or {}
     waits = totals.get("lag_seconds")
@@ -133,8 +133,6 @@ def _objects(objects: Mapping[str, Any]) -> Table:
     table.add_row(
         Text(f"{objects['store']} {objects['root']}"),
         f"{_number(totals.get('objects_uploaded'))} in {_size(totals.get('bytes_uploaded'))}",
-        _number(totals.get("objects_shared")),
-        _number(totals.get("objects_rewritten")),
         f"{_number(totals.get('objects'))} with {_size(totals.get('bytes'))}",
         f"{_number(totals.get('lag_records'))} in {_size(totals.get('lag_bytes'))}",
         UNKNOWN if waits is None else f"{waits:,.1f} s",
