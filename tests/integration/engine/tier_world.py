@@ -30,12 +30,12 @@ class World:
         """Let time pass, then let tiers and log do all they would do by themselves."""
         self.clock.advance(seconds)
         self.db.tiers.run_once()
-        self.db.upkeep.poke()
+        self.db.upkeep.task.make_all_due()
         self.db.upkeep.run_once()
 
     def move(self):
         """Bring everything to files and let all journals go of it."""
-        self.db.flush()
+        self.db.tiers.flush()
         for lane in self.db.lanes:
             rotate(self.db, lane)
         self.round(KEEP_S + 1)
