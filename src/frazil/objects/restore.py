@@ -132,8 +132,39 @@ def restore(
     _check_target(file_system, target)
     broker = _broker_of(store, broker)
     newest = newest_backup(store, broker)
+    found, plan = _planned(
+        store, newest, settings, clock, local_all=local_all, offset_margin=offset_margin
+    )
+    work = DataDirectory(target + SUFFIX)
+    try:
+        file_system.make_directory(work.root)
+        bytes_local = _write_journal(
+            store, plan, work.journal, broker, settings=settings, files=file_system, clock=clock
+        )
+        _record_restore(store, broker, plan, found, clock)
+        _register(plan, settings, work, file_system, clock)
+        _put_in_place(file_system, work.root, target)
+    except OSError as error:
+        raise Unavailable(
+            "the directory cannot be written", path=work.root, reason=error
+        ) from error
+    event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
+    return _report(broker, newest, found, plan, bytes_local)
+
+
+def _planned(
+    store: ObjectStore,
+    newest: Newest,
+    settings: Settings,
+    clock: Clock,
+    *,
+    local_all: bool,
+    offset_margin: int,
+) -> tuple[FoundObjects, RestorePlan]:
+    """Find the broker's objects and plan its journal."""
     kept = _kept_by_etcd(settings, clock)
     backup = newest.backup
+    broker = backup.broker
     named = {each.key for copy in backup.topics for each in copy.descriptors}
     if kept.topics:
         # Metadata that was not lost is newer than any backup.
@@ -158,21 +189,7 @@ def restore(
     for topic in plan.topics:
         if topic.local_from is None:
             _remember_runs(store, plan, topic, found)
-    work = DataDirectory(target + SUFFIX)
-    try:
-        file_system.make_directory(work.root)
-        bytes_local = _write_journal(
-            store, plan, work.journal, broker, settings=settings, files=file_system, clock=clock
-        )
-        _record_restore(store, broker, plan, found, clock)
-        _register(plan, settings, work, file_system, clock)
-        _put_in_place(file_system, work.root, target)
-    except OSError as error:
-        raise Unavailable(
-            "the directory cannot be written", path=work.root, reason=error
-        ) from error
-    event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
-    return _report(broker, newest, found, plan, bytes_local)
+    return found, plan
 
 
 def _check_target(file_system: FileSystem, target: str) -> None:
