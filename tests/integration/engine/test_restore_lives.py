@@ -1,4 +1,4 @@
-"""Random lives of a broker: publishes, rewrites, backups, restarts, lost machines, restores."""
+"""Random lives of a broker: publishes, backups, restarts, lost machines, restores."""
 
 from __future__ import annotations
 
@@ -116,11 +116,8 @@ class Lives:
 def test_no_life_loses_what_was_uploaded_or_gives_an_offset_twice(tmp_path, seed):
     """Whatever happens in whatever order: uploaded records and rows are served, none is invented."""
     settings = {
-        "objects.rewrite_objects": 2,
-        "objects.rewrite_s": 0,
         "log.retention_check_s": 0.05,
         "log.retention_age_s": 0,
-        "log.reserve_offsets": 1000,
     }
     with contextlib.closing(Scene(tmp_path, **settings)) as scene:
         lives = Lives(scene, seed)
