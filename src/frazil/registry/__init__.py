@@ -15,22 +15,18 @@ if TYPE_CHECKING:
     from frazil.registry.entries import Change, parse_key
     from frazil.registry.kinds import CompatibilityMode, SchemaType, check_subject
     from frazil.registry.registry import (
-        Compatibility,
         IncompatibleSchema,
         NewSchema,
         Planned,
         Registered,
         Registry,
         Schema,
-        SubjectSummary,
         TopicSchema,
-        VersionSummary,
     )
     from frazil.registry.store import SchemaStore
 
 __all__ = [
     "Change",
-    "Compatibility",
     "CompatibilityMode",
     "IncompatibleSchema",
     "Judged",
@@ -42,9 +38,7 @@ __all__ = [
     "SchemaChecks",
     "SchemaStore",
     "SchemaType",
-    "SubjectSummary",
     "TopicSchema",
-    "VersionSummary",
     "check_subject",
     "parse_key",
 ]
@@ -54,16 +48,13 @@ _MODULES = {
     "frazil.registry.entries": ("Change", "parse_key"),
     "frazil.registry.kinds": ("CompatibilityMode", "SchemaType", "check_subject"),
     "frazil.registry.registry": (
-        "Compatibility",
         "IncompatibleSchema",
         "NewSchema",
         "Planned",
         "Registered",
         "Registry",
         "Schema",
-        "SubjectSummary",
         "TopicSchema",
-        "VersionSummary",
     ),
     "frazil.registry.store": ("SchemaStore",),
 }

@@ -32,7 +32,6 @@ from frazil.registry.kinds import (
 )
 
 __all__ = [
-    "Compatibility",
     "IdCheck",
     "IncompatibleSchema",
     "NewSchema",
@@ -41,9 +40,7 @@ __all__ = [
     "Registry",
     "Schema",
     "Subject",
-    "SubjectSummary",
     "TopicSchema",
-    "VersionSummary",
 ]
 
 SUBJECTS_MAX: Final = 10_000
@@ -118,38 +115,6 @@ class Registered:
 
 
 @attrs.frozen
-class Compatibility:
-    """Whether a schema may follow the latest version, and why not."""
-
-    is_compatible: bool
-    errors: tuple[str, ...]
-
-
-@attrs.frozen
-class SubjectSummary:
-    """One line of the list of subjects."""
-
-    subject: str
-    type: SchemaType
-    latest_version: int
-    compatibility_mode: CompatibilityMode
-    schema_id: int
-    tags: tuple[str, ...]
-
-
-@attrs.frozen
-class VersionSummary:
-    """One line of the list of versions."""
-
-    version: int
-    schema_id: int
-    created_at: int
-    created_by: str
-    description: str
-    fingerprint: str
-
-
-@attrs.frozen
 class TopicSchema:
     """The schema settings of a topic; `schema_id` is 0 when the subject is gone."""
 
@@ -159,26 +124,9 @@ class TopicSchema:
     schema_id: int
 
 
-@attrs.frozen
-class Schema:
-    """One version of a subject, as callers see it."""
-
-    schema_id: int
-    version: int
-    subject: str
-    type: SchemaType
-    definition: bytes
-    fingerprint: str
-    compatibility_mode: CompatibilityMode
-    created_at: int
-    created_by: str
-    description: str
-    tags: tuple[str, ...]
-
-
 @attrs.define
 class Subject:
-    """A subject; without versions it is only a reserved id, and nobody sees it."""
+    """A subject; without versions it is only a reserved id, and callers do not see it."""
 
     name: str
     schema_id: int
@@ -191,26 +139,30 @@ class Subject:
         """The newest version's number, 0 if there is none."""
         return max(self.versions, default=0)
 
-    def entry(self, version_next: int) -> SubjectEntry:
-        return SubjectEntry(self.schema_id, self.mode, version_next)
+    @property
+    def entry(self) -> SubjectEntry:
+        """The subject without its versions, as it is stored."""
+        return SubjectEntry(self.schema_id, self.mode, self.version_next)
 
-    def schema(self, version: int) -> Schema:
-        """Return one version; it must exist."""
-        found = self.versions[version]
-        key = entries.version_key(self.name, version)
-        return Schema(
-            schema_id=self.schema_id,
-            version=version,
-            subject=self.name,
-            type=found.type,
-            definition=entries.unpack(found.packed, key=key),
-            fingerprint=found.fingerprint,
-            compatibility_mode=self.mode,
-            created_at=found.created_at,
-            created_by=found.created_by,
-            description=found.description,
-            tags=found.tags,
-        )
+    def schema(self, version: int = 0) -> Schema:
+        """Return a version, which must exist, or the latest one."""
+        number = version or self.latest
+        return Schema(self, number, self.versions[number])
+
+
+@attrs.frozen
+class Schema:
+    """One version of a subject."""
+
+    subject: Subject
+    version: int
+    entry: VersionEntry
+
+    @property
+    def definition(self) -> bytes:
+        """The definition as it was registered."""
+        key = entries.version_key(self.subject.name, self.version)
+        return entries.unpack(self.entry.packed, key=key)
 
 
 @attrs.frozen
@@ -228,13 +180,12 @@ class IdCheck:
     @property
     def is_quick(self) -> bool:
         """Whether the check of the payload, if there is one, needs no library."""
-        version = self.payload_version
-        subject = self.subject
+        subject, version = self.subject, self.payload_version
         return not version or subject is None or subject.versions[version].type in PLAIN
 
     def is_like(self, other: IdCheck) -> bool:
         """Say whether two payloads are checked with one version."""
-        return (self.subject is other.subject) and self.payload_version == other.payload_version
+        return self.subject is other.subject and self.payload_version == other.payload_version
 
 
 _NO_CHECK: Final = IdCheck(None, is_enforced=False)
@@ -257,8 +208,7 @@ class Registry:
         if self._schema_id_next > 1:
             yield entries.IDS_KEY, entries.encode(IdsEntry(self._schema_id_next))
         for name, subject in sorted(self._subjects.items()):
-            entry = subject.entry(subject.version_next)
-            yield entries.subject_key(name), entries.encode(entry)
+            yield entries.subject_key(name), entries.encode(subject.entry)
             for version, found in sorted(subject.versions.items()):
                 yield entries.version_key(name, version), entries.encode(found)
         for name, topic in sorted(self._topics.items()):
@@ -271,21 +221,17 @@ class Registry:
             CorruptionError: if it is no entry of the registry, or contradicts another one.
         """
         parsed = entries.parse_key(key)
-        if parsed.kind == "topic":
-            self._apply_topic(Change(key, value), parsed.name)
-        elif parsed.kind == "subject":
+        if parsed.kind == "subject":
             self._apply_subject(Change(key, value), parsed.name)
         elif parsed.kind == "version":
             self._apply_version(Change(key, value), parsed.name, parsed.version)
-        elif value is not None:
+        elif value is None:
+            self._topics.pop(parsed.name, None)
+        elif parsed.kind == "topic":
+            self._topics[parsed.name] = entries.decode(key, value, TopicEntry)
+        else:
             ids = entries.decode(key, value, IdsEntry)
             self._schema_id_next = max(self._schema_id_next, ids.schema_id_next)
-
-    def _apply_topic(self, change: Change, name: str) -> None:
-        if change.value is None:
-            self._topics.pop(name, None)
-        else:
-            self._topics[name] = entries.decode(change.key, change.value, TopicEntry)
 
     def _apply_subject(self, change: Change, name: str) -> None:
         if change.value is None:
@@ -418,47 +364,25 @@ class Registry:
         found = self.find(self._names.get(schema_id, ""))
         if found is None:
             raise NotFound(f"Schema not found for ID: {schema_id}")
-        wanted = found.latest if version is None else version
-        if wanted not in found.versions:
-            raise NotFound(f"Schema not found for ID: {schema_id} version: {wanted}")
-        return found.schema(wanted)
+        if version is not None and version not in found.versions:
+            raise NotFound(f"Schema not found for ID: {schema_id} version: {version}")
+        return found.schema(version or 0)
 
     def latest_schema(self, subject: str) -> Schema:
         """Return the latest version of a subject."""
         found = self.find(subject)
         if found is None:
             raise NotFound(f"Schema not found for subject: {quoted(subject)}")
-        return found.schema(found.latest)
+        return found.schema()
 
-    def versions(self, subject: str) -> list[VersionSummary]:
-        """Return a line for each version of a subject, oldest first."""
+    def versions(self, subject: str) -> list[Schema]:
+        """Return all versions of a subject, oldest first."""
         found = self._subject(subject)
-        return [
-            VersionSummary(
-                version=version,
-                schema_id=found.schema_id,
-                created_at=entry.created_at,
-                created_by=entry.created_by,
-                description=entry.description,
-                fingerprint=entry.fingerprint,
-            )
-            for version, entry in sorted(found.versions.items())
-        ]
+        return [found.schema(version) for version in sorted(found.versions)]
 
-    def subjects(self) -> list[SubjectSummary]:
-        """Return a line for each subject, by name."""
-        return [
-            SubjectSummary(
-                subject=each.name,
-                type=each.versions[each.latest].type,
-                latest_version=each.latest,
-                compatibility_mode=each.mode,
-                schema_id=each.schema_id,
-                tags=each.versions[each.latest].tags,
-            )
-            for _, each in sorted(self._subjects.items())
-            if each.versions
-        ]
+    def subjects(self) -> list[Schema]:
+        """Return the latest version of each subject, by name."""
+        return [each.schema() for _, each in sorted(self._subjects.items()) if each.versions]
 
     def counts(self) -> dict[str, int]:
         """Return how much there is."""
@@ -491,7 +415,7 @@ class Registry:
         reply = f"Deleted version {version} for subject {subject}"
         if len(found.versions) > 1:
             # The subject keeps the number, or the next version would get it again.
-            kept = entries.encode(found.entry(found.version_next))
+            kept = entries.encode(found.entry)
             return _planned(reply, Change(entries.subject_key(subject), kept), removal)
         topics = self._topics.items()
         user = next((name for name, each in topics if each.subject == subject), None)

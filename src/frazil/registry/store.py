@@ -9,20 +9,19 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.errors import FrazilError, Overloaded, Unavailable
+from frazil.errors import FrazilError, Overloaded
 from frazil.registry import entries
 from frazil.registry.entries import Change, parse_key
 from frazil.registry.kinds import PLAIN, check_subject, compatibility_mode, schema_type
 from frazil.registry.registry import (
     MODE_DEFAULT,
-    Compatibility,
     NewSchema,
     Planned,
     Registered,
     Registry,
     Subject,
 )
-from frazil.registry.sandbox import Sandbox
+from frazil.registry.sandbox import Sandbox, closed
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
@@ -87,10 +86,10 @@ class SchemaStore:
 
     async def check_compatibility(
         self, subject: str, type_name: str, definition: bytes, mode: str | None = None
-    ) -> Compatibility:
-        """Compare a definition with the latest version, in the subject's mode or another one.
+    ) -> tuple[str, ...]:
+        """Return why a definition may not follow the latest version, in the subject's mode or another.
 
-        Without a type it is of the subject's; a new subject accepts everything.
+        Without a type it has the subject's; a new subject accepts everything.
         """
         check_subject(subject)
         entries.check_definition_size(definition)
@@ -101,8 +100,7 @@ class SchemaStore:
         else:
             kind = schema_type(type_name)
         fingerprint = await self._fingerprint(kind, definition)
-        errors = await self._incompatibilities(found, kind, definition, fingerprint, wanted)
-        return Compatibility(is_compatible=not errors, errors=errors)
+        return await self._incompatibilities(found, kind, definition, fingerprint, wanted)
 
     async def close(self) -> None:
         """Refuse all that waits for the sandbox and finish the changes that are being written."""
@@ -148,7 +146,7 @@ class SchemaStore:
 
     async def _fingerprint(self, kind: SchemaType, definition: bytes) -> str:
         if self._is_closed:
-            raise _closed()
+            raise closed()
         return kind if kind in PLAIN else await self.sandbox.fingerprint(kind, definition)
 
     async def _incompatibilities(
@@ -166,12 +164,12 @@ class SchemaStore:
             return (f"schema type changed from {latest.type} to {kind}",)
         if latest.fingerprint == fingerprint:
             return ()
-        before = subject.schema(subject.latest).definition
+        before = subject.schema().definition
         return await self.sandbox.incompatibilities(kind, latest=before, new=definition, mode=mode)
 
     async def _change(self, plan: Callable[[Registry], Planned[_Answer]]) -> _Answer:
         if self._is_closed:
-            raise _closed()
+            raise closed()
         if self._is_stale:
             await self._reload()
         planned = plan(self.registry)
@@ -243,7 +241,3 @@ class SchemaStore:
         found = self.registry.topics.get(parsed.name)
         if found is not None and found.policy != "none":
             self.checks[parsed.name] = found.check_payload
-
-
-def _closed() -> Unavailable:
-    return Unavailable("the schema registry is closed")

@@ -144,7 +144,7 @@ def _answers_to(request: Request, cache: _Cache) -> Iterator[Answer]:
         if known is None and request.definition:
             known = definitions.read_definition(request.type, request.definition)
             cache.add(request.key, known, len(request.definition))
-    except definitions.InvalidDefinition as error:
+    except definitions.Invalid as error:
         # One payload is answered; the next one of the definition has the same answer.
         yield Answer(refusal=str(error), is_last=True)
         return

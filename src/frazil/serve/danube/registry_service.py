@@ -148,7 +148,7 @@ class Schemas:
         except NotFound:
             return None
         found = registry.find(config.subject)
-        return TopicFacts(config, None if found is None else found.schema(found.latest))
+        return TopicFacts(config, None if found is None else found.schema())
 
     async def forget_topic(self, topic: str) -> None:
         """Drop the schema settings of a deleted topic; durable on return.
@@ -300,23 +300,23 @@ class RegistryService:
     async def list_versions(self, message: bytes) -> wire.ListVersionsResponse:
         """Answer ListVersions, oldest first."""
         request = parse_request(wire.ListVersionsRequest, message)
-        return _versions(self._store.registry, subject=request.subject)
+        versions = self._store.registry.versions(request.subject)
+        return wire.ListVersionsResponse(versions=map(_version_info, versions))
 
     async def list_subjects(self, message: bytes) -> wire.ListSubjectsResponse:
         """Answer ListSubjects, by name."""
         parse_request(wire.ListSubjectsRequest, message)
-        return _subjects(self._store.registry)
+        subjects = self._store.registry.subjects()
+        return wire.ListSubjectsResponse(subjects=map(_subject_summary, subjects))
 
     async def check_compatibility(self, message: bytes) -> wire.CheckCompatibilityResponse:
         """Answer CheckCompatibility with all reasons; nothing is registered."""
         request = parse_request(wire.CheckCompatibilityRequest, message)
         mode = request.compatibility_mode if request.HasField("compatibility_mode") else None
-        found = await self._store.check_compatibility(
+        errors = await self._store.check_compatibility(
             request.subject, request.schema_type, request.new_schema_definition, mode
         )
-        return wire.CheckCompatibilityResponse(
-            is_compatible=found.is_compatible, errors=found.errors
-        )
+        return wire.CheckCompatibilityResponse(is_compatible=not errors, errors=errors)
 
     async def delete_version(self, message: bytes) -> wire.DeleteSchemaVersionResponse:
         """Answer DeleteSchemaVersion."""
@@ -373,48 +373,39 @@ class RegistryService:
 
 def _schema(found: Schema) -> wire.GetSchemaResponse:
     """Return a schema as clients get it: the definition is what was registered."""
+    subject, entry = found.subject, found.entry
     return wire.GetSchemaResponse(
-        schema_id=found.schema_id,
+        schema_id=subject.schema_id,
         version=found.version,
-        subject=found.subject,
-        schema_type=found.type,
+        subject=subject.name,
+        schema_type=entry.type,
         schema_definition=found.definition,
-        description=found.description,
-        created_at=found.created_at,
-        created_by=found.created_by,
-        tags=found.tags,
-        fingerprint=found.fingerprint,
-        compatibility_mode=found.compatibility_mode,
+        description=entry.description,
+        created_at=entry.created_at,
+        created_by=entry.created_by,
+        tags=entry.tags,
+        fingerprint=entry.fingerprint,
+        compatibility_mode=subject.mode,
     )
 
 
-def _versions(registry: Registry, *, subject: str) -> wire.ListVersionsResponse:
-    return wire.ListVersionsResponse(
-        versions=[
-            wire.SchemaVersionInfo(
-                version=each.version,
-                created_at=each.created_at,
-                created_by=each.created_by,
-                description=each.description,
-                fingerprint=each.fingerprint,
-                schema_id=each.schema_id,
-            )
-            for each in registry.versions(subject)
-        ]
+def _version_info(found: Schema) -> wire.SchemaVersionInfo:
+    return wire.SchemaVersionInfo(
+        version=found.version,
+        created_at=found.entry.created_at,
+        created_by=found.entry.created_by,
+        description=found.entry.description,
+        fingerprint=found.entry.fingerprint,
+        schema_id=found.subject.schema_id,
     )
 
 
-def _subjects(registry: Registry) -> wire.ListSubjectsResponse:
-    return wire.ListSubjectsResponse(
-        subjects=[
-            wire.SubjectSummary(
-                subject=each.subject,
-                schema_type=each.type,
-                latest_version=each.latest_version,
-                compatibility_mode=each.compatibility_mode,
-                schema_id=each.schema_id,
-                tags=each.tags,
-            )
-            for each in registry.subjects()
-        ]
+def _subject_summary(latest: Schema) -> wire.SubjectSummary:
+    return wire.SubjectSummary(
+        subject=latest.subject.name,
+        schema_type=latest.entry.type,
+        latest_version=latest.version,
+        compatibility_mode=latest.subject.mode,
+        schema_id=latest.subject.schema_id,
+        tags=latest.entry.tags,
     )
