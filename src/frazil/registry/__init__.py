@@ -1,4 +1,4 @@
-"""The schema registry: what payloads of a topic look like, and how that may change.
+"""The schema registry: schemas of topics' payloads, and the rules of their evolution.
 
 The libraries that read schemas are imported by `definitions` and `compatibility`, which only the
 worker process imports; the worker must not import the rest, so names are imported at first use.

@@ -267,7 +267,7 @@ class AvroDefinition:
 
 
 def _check_avro(schema: Any, named: dict[str, Any]) -> None:
-    """Refuse what the specification forbids and fastavro takes."""
+    """Refuse schemas that fastavro accepts against the specification."""
     work = [schema]
     for name, each in named.items():
         if not _AVRO_NAME.fullmatch(name):

@@ -114,7 +114,7 @@ def check_subject(subject: str) -> None:
 
 
 def check_topic(topic: str) -> None:
-    """Refuse what cannot be a topic's name; the rules of topic names are checked above."""
+    """Refuse a name that cannot be a key; front ends check the other rules of topic names."""
     if not topic:
         raise InvalidRequest("a topic has a name, this one is empty")
     check_text("topic's name", topic, TOPIC_CHARACTERS_MAX)

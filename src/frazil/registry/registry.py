@@ -79,7 +79,7 @@ class Planned(Generic[_Reply]):
 
 @attrs.frozen(kw_only=True)
 class NewSchema:
-    """A version to register; what is wrong without a look into the definition is refused.
+    """A version to register; all but the definition's text is checked.
 
     Raises:
         InvalidRequest: if a name, the type or a size is wrong.
@@ -436,7 +436,7 @@ class Registry:
     def configure_topic(
         self, topic: str, subject: str, policy: str, *, check_payload: bool
     ) -> Planned[str]:
-        """Plan what a topic asks of its records; an empty policy is the default one."""
+        """Plan the schema settings of a topic; an empty policy is the default one."""
         found = self._subject(subject)
         wanted = validation_policy(policy) if policy else POLICY_DEFAULT
         return _planned(
@@ -474,13 +474,13 @@ class Registry:
         return _planned(reply, self._topic_change(topic, entry))
 
     def forget_topic(self, topic: str) -> Planned[None]:
-        """Plan to drop what a deleted topic asked for."""
+        """Plan to drop the schema settings of a deleted topic."""
         if topic not in self._topics:
             return _planned(None)
         return _planned(None, Change(entries.topic_key(topic), None))
 
     def topic_schema(self, topic: str) -> TopicSchema:
-        """Return what a topic asks of its records."""
+        """Return the schema settings of a topic."""
         found = self._topic(topic)
         subject = self.find(found.subject)
         return TopicSchema(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SchemaStore"]
 
 BYTES_MAX: Final = 32 << 20
-"""All entries together: half of what the engine keeps of values that are no records."""
+"""All entries together: half of the room for values that are no records."""
 
 _Answer = TypeVar("_Answer")
 
@@ -39,7 +39,7 @@ _Answer = TypeVar("_Answer")
 class SchemaStore:
     """A durable registry. All methods belong to the event loop's thread.
 
-    Make it before anything is served: it reads what the log has, and waits for that.
+    Create it before anything is served: it reads the entries of the log, and waits for that.
     """
 
     def __init__(self, states: States) -> None:
@@ -80,7 +80,7 @@ class SchemaStore:
         A change that has begun goes on if its caller is cancelled.
 
         Raises:
-            Overloaded: if the entries take too much room; and what `plan` raises.
+            Overloaded: if the entries take too much room; and any error of `plan`.
         """
         return await self._changed(self._change(plan))
 
@@ -213,7 +213,7 @@ class SchemaStore:
         """Return when all changes are durable.
 
         Raises:
-            FrazilError: if one is not. Others may be, so what the log has is read again.
+            FrazilError: if one is not. Others may be, so the entries of the log are read again.
         """
         loop = asyncio.get_running_loop()
         waiting: list[asyncio.Future[Any]] = []
@@ -233,7 +233,7 @@ class SchemaStore:
             raise refusal
 
     def _note(self, key: str) -> None:
-        """Keep in `checks` what the topic of an entry asks for."""
+        """Update `checks` if the entry is that of a topic."""
         parsed = parse_key(key)
         if parsed.kind != "topic":
             return

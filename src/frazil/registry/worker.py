@@ -51,7 +51,7 @@ CACHED_BYTES_MAX: Final = 2 << 20
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the broker asks for."""
+    """A request of the broker."""
 
     op: Literal["read", "compare", "check"]
     type: str
@@ -65,7 +65,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a request, or of one payload."""
+    """The answer to a request, or for one payload."""
 
     fingerprint: str = ""
     reasons: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def encode(message: Request | Answer) -> bytes:
 
 
 def take_answers(data: bytearray) -> list[Answer]:
-    """Take the whole answers off the front of what was received.
+    """Remove the whole answers from the front of the received bytes and return them.
 
     Raises:
         ValueError: if the bytes are not answers.

@@ -1,4 +1,4 @@
-"""The registry: subjects, versions, ids, modes and what its callers are told."""
+"""The registry: subjects, versions, ids, modes and errors."""
 
 from __future__ import annotations
 

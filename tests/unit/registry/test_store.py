@@ -97,7 +97,7 @@ def test_nothing_is_visible_before_it_is_durable(tmp_path):
 
 
 def test_a_change_that_nobody_waits_for_is_finished(tmp_path):
-    """A caller who goes away leaves registry and log alike, and the next change is possible."""
+    """After a caller is cancelled registry and log agree, and the next change is possible."""
 
     async def scene(store, engine):
         for number in range(20):

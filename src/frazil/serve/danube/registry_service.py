@@ -42,7 +42,7 @@ __all__ = ["RegistryService", "Schemas", "TopicFacts", "registry_routes"]
 
 SECOND_US: Final = 1_000_000
 _NO_CONFIG: Final = wire.GetTopicSchemaConfigResponse(validation_policy="warn")
-"""What is told of a topic without a subject: the policy that its first producer would give it."""
+"""Of a topic without a subject, with the policy that its first producer would set."""
 
 _SERVICE: Final = "/danube_schema.SchemaRegistry/"
 _ACTS: Final = {
@@ -52,7 +52,7 @@ _ACTS: Final = {
     "ConfigureTopicSchema": ("topic", "topic_name"),
     "UpdateTopicValidationPolicy": ("topic", "topic_name"),
 }
-"""The calls that change something: what they change, and the field that names it."""
+"""The calls that change something: the kind of their target, and the field with its name."""
 
 _Answer = Callable[[bytes], Coroutine[Any, Any, "WireMessage"]]
 _Reply = TypeVar("_Reply")
@@ -68,7 +68,7 @@ class TopicFacts(NamedTuple):
 class Schemas:
     """The schemas of a broker's topics. All methods belong to the event loop's thread.
 
-    Make it before anything is served: it reads what the log has.
+    Create it before anything is served: it reads the entries of the log.
     """
 
     def __init__(self, engine: Engine, topics: Topics) -> None:
@@ -84,7 +84,7 @@ class Schemas:
         """Refuse a reference that a producer of a topic, there or not, may not have.
 
         Raises:
-            Refused: if the topic has another subject, or no schema is what the reference means.
+            Refused: if the topic has another subject, or the reference means no schema.
         """
         try:
             _plan_reference(self.store.registry, topic=topic, reference=reference)
@@ -252,7 +252,7 @@ async def _reply(answer: _Answer, message: bytes) -> bytes:
 
 
 def _names(path: str, message: bytes) -> dict[str, str]:
-    """Return the name of what an act is done to."""
+    """Return the name of an act's target."""
     what, field = _ACTS[path.removeprefix(_SERVICE)]
     return {what: getattr(parse_request(RPCS[path].request, message), field)}
 
@@ -372,7 +372,7 @@ class RegistryService:
 
 
 def _schema(found: Schema) -> wire.GetSchemaResponse:
-    """Return a schema as clients get it: the definition is what was registered."""
+    """Return a schema as clients get it: with the definition as it was registered."""
     subject, entry = found.subject, found.entry
     return wire.GetSchemaResponse(
         schema_id=subject.schema_id,
