@@ -109,7 +109,7 @@ class RegistryMachine(RuleBasedStateMachine):
             for version, kind in versions.items():
                 assert self.registry.schema(line.subject.schema_id, version).entry.type == kind
         for topic, subject in self.topics.items():
-            assert self.registry.topic_schema(topic).subject == subject
+            assert self.registry.topics[topic].subject == subject
 
     @invariant()
     def replayed_is_equal(self):

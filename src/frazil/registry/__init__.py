@@ -12,7 +12,7 @@ from frazil.lazy import lazy_names
 
 if TYPE_CHECKING:
     from frazil.registry.checks import Judged, SchemaChecks
-    from frazil.registry.entries import Change, parse_key
+    from frazil.registry.entries import Change, TopicEntry, parse_key
     from frazil.registry.kinds import CompatibilityMode, SchemaType, check_subject
     from frazil.registry.registry import (
         IncompatibleSchema,
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         Registered,
         Registry,
         Schema,
-        TopicSchema,
     )
     from frazil.registry.store import SchemaStore
 
@@ -38,14 +37,14 @@ __all__ = [
     "SchemaChecks",
     "SchemaStore",
     "SchemaType",
-    "TopicSchema",
+    "TopicEntry",
     "check_subject",
     "parse_key",
 ]
 
 _MODULES = {
     "frazil.registry.checks": ("Judged", "SchemaChecks"),
-    "frazil.registry.entries": ("Change", "parse_key"),
+    "frazil.registry.entries": ("Change", "TopicEntry", "parse_key"),
     "frazil.registry.kinds": ("CompatibilityMode", "SchemaType", "check_subject"),
     "frazil.registry.registry": (
         "IncompatibleSchema",
@@ -54,7 +53,6 @@ _MODULES = {
         "Registered",
         "Registry",
         "Schema",
-        "TopicSchema",
     ),
     "frazil.registry.store": ("SchemaStore",),
 }

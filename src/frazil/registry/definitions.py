@@ -13,6 +13,7 @@ import math
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
 
 import fastavro
@@ -58,11 +59,12 @@ def read_definition(kind: str, data: bytes) -> Definition:
     Raises:
         Invalid: if it is wrong.
     """
-    if kind == "avro":
-        return AvroDefinition(data)
-    if kind == "json_schema":
-        return JsonDefinition(data)
-    return ProtobufDefinition(data)
+    readers: dict[str, Callable[[bytes], Definition]] = {
+        "avro": AvroDefinition,
+        "json_schema": JsonDefinition,
+        "protobuf": ProtobufDefinition,
+    }
+    return readers[kind](data)
 
 
 def compare(latest: Definition, new: Definition, mode: str) -> tuple[str, ...]:

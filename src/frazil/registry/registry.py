@@ -8,8 +8,7 @@ alone: the same entries make the same registry, in any order of keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -32,6 +31,7 @@ from frazil.registry.kinds import (
 )
 
 __all__ = [
+    "NO_CHECK",
     "IdCheck",
     "IncompatibleSchema",
     "NewSchema",
@@ -40,7 +40,6 @@ __all__ = [
     "Registry",
     "Schema",
     "Subject",
-    "TopicSchema",
 ]
 
 SUBJECTS_MAX: Final = 10_000
@@ -114,16 +113,6 @@ class Registered:
     fingerprint: str
 
 
-@attrs.frozen
-class TopicSchema:
-    """The schema settings of a topic; `schema_id` is 0 when the subject is gone."""
-
-    subject: str
-    policy: ValidationPolicy
-    check_payload: bool
-    schema_id: int
-
-
 @attrs.define
 class Subject:
     """A subject; without versions it is only a reserved id, and callers do not see it."""
@@ -188,7 +177,8 @@ class IdCheck:
         return self.subject is other.subject and self.payload_version == other.payload_version
 
 
-_NO_CHECK: Final = IdCheck(None, is_enforced=False)
+NO_CHECK: Final = IdCheck(None, is_enforced=False)
+"""Of a topic without a subject, or with the policy `none`."""
 
 
 @attrs.define
@@ -198,7 +188,8 @@ class Registry:
     _subjects: dict[str, Subject] = attrs.field(factory=dict, init=False)
     _names: dict[int, str] = attrs.field(factory=dict, init=False)
     """Subjects by schema id."""
-    _topics: dict[str, TopicEntry] = attrs.field(factory=dict, init=False)
+    topics: dict[str, TopicEntry] = attrs.field(factory=dict, init=False)
+    """Schema settings of the topics that have a subject; to be read."""
     _schema_id_next: int = attrs.field(default=1, init=False)
 
     # -- state -----------------------------------------------------------------------------------
@@ -211,7 +202,7 @@ class Registry:
             yield entries.subject_key(name), entries.encode(subject.entry)
             for version, found in sorted(subject.versions.items()):
                 yield entries.version_key(name, version), entries.encode(found)
-        for name, topic in sorted(self._topics.items()):
+        for name, topic in sorted(self.topics.items()):
             yield entries.topic_key(name), entries.encode(topic)
 
     def apply(self, key: str, value: bytes | None) -> None:
@@ -226,9 +217,9 @@ class Registry:
         elif parsed.kind == "version":
             self._apply_version(Change(key, value), parsed.name, parsed.version)
         elif value is None:
-            self._topics.pop(parsed.name, None)
+            self.topics.pop(parsed.name, None)
         elif parsed.kind == "topic":
-            self._topics[parsed.name] = entries.decode(key, value, TopicEntry)
+            self.topics[parsed.name] = entries.decode(key, value, TopicEntry)
         else:
             ids = entries.decode(key, value, IdsEntry)
             self._schema_id_next = max(self._schema_id_next, ids.schema_id_next)
@@ -290,11 +281,6 @@ class Registry:
         if found is None:
             raise NotFound(f"Subject not found: {quoted(name)}")
         return found
-
-    @property
-    def topics(self) -> Mapping[str, TopicEntry]:
-        """Topics that have a subject."""
-        return MappingProxyType(self._topics)
 
     # -- schemas ---------------------------------------------------------------------------------
 
@@ -389,7 +375,7 @@ class Registry:
         return {
             "subjects": len(self._subjects),
             "versions": sum(len(each.versions) for each in self._subjects.values()),
-            "topics": len(self._topics),
+            "topics": len(self.topics),
         }
 
     def set_mode(self, subject: str, mode: str) -> Planned[str]:
@@ -417,7 +403,7 @@ class Registry:
             # The subject keeps the number, or the next version would get it again.
             kept = entries.encode(found.entry)
             return _planned(reply, Change(entries.subject_key(subject), kept), removal)
-        topics = self._topics.items()
+        topics = self.topics.items()
         user = next((name for name, each in topics if each.subject == subject), None)
         if user is not None:
             raise Conflict(
@@ -447,19 +433,21 @@ class Registry:
     def update_policy(self, topic: str, policy: str, *, check_payload: bool) -> Planned[str]:
         """Plan another policy of a topic that has a subject."""
         wanted = validation_policy(policy)
-        found = self._topic(topic)
+        found = self.topics.get(topic)
+        if found is None:
+            raise NotFound(f"No schema configured for topic: {quoted(topic)}")
         return _planned(
             f"Validation policy updated to {wanted}",
             self._topic_change(topic, TopicEntry(found.subject, wanted, check_payload)),
         )
 
-    def assign_topic(self, topic: str, subject: str) -> Planned[TopicSchema]:
+    def assign_topic(self, topic: str, subject: str) -> Planned[None]:
         """Plan the subject that a producer names: the first one gives it to the topic.
 
         Raises:
             Conflict: if the topic has another subject, or the registry does not have this one.
         """
-        found = self._topics.get(topic)
+        found = self.topics.get(topic)
         if found is not None and found.subject != subject:
             raise Conflict(
                 f"Topic '{quoted(topic)}' uses schema subject '{found.subject}', cannot use"
@@ -467,28 +455,15 @@ class Registry:
             )
         self.resolve(subject)
         if found is not None:
-            return _planned(self.topic_schema(topic))
+            return _planned(None)
         entry = TopicEntry(subject, POLICY_DEFAULT, check_payload=False)
-        schema_id = self._subject(subject).schema_id
-        reply = TopicSchema(subject, POLICY_DEFAULT, check_payload=False, schema_id=schema_id)
-        return _planned(reply, self._topic_change(topic, entry))
+        return _planned(None, self._topic_change(topic, entry))
 
     def forget_topic(self, topic: str) -> Planned[None]:
         """Plan to drop the schema settings of a deleted topic."""
-        if topic not in self._topics:
+        if topic not in self.topics:
             return _planned(None)
         return _planned(None, Change(entries.topic_key(topic), None))
-
-    def topic_schema(self, topic: str) -> TopicSchema:
-        """Return the schema settings of a topic."""
-        found = self._topic(topic)
-        subject = self.find(found.subject)
-        return TopicSchema(
-            subject=found.subject,
-            policy=found.policy,
-            check_payload=found.check_payload,
-            schema_id=subject.schema_id if subject else 0,
-        )
 
     def resolve(
         self, subject: str, *, pinned_version: int | None = None, min_version: int | None = None
@@ -511,9 +486,9 @@ class Registry:
         self, topic: str, *, schema_id: int | None, schema_version: int | None
     ) -> IdCheck:
         """Check the schema id and version that a record to be published to a topic has."""
-        config = self._topics.get(topic)
+        config = self.topics.get(topic)
         if config is None or config.policy == "none":
-            return _NO_CHECK
+            return NO_CHECK
         subject = self.find(config.subject)
         version = 0
         if subject is None:
@@ -535,16 +510,10 @@ class Registry:
             refusal = f"subject '{subject.name}' has no version {version}"
         return IdCheck(refusal, config.policy == "enforce")
 
-    def _topic(self, topic: str) -> TopicEntry:
-        found = self._topics.get(topic)
-        if found is None:
-            raise NotFound(f"No schema configured for topic: {quoted(topic)}")
-        return found
-
     def _topic_change(self, topic: str, entry: TopicEntry) -> Change:
         check_topic(topic)
-        count = len(self._topics)
-        if topic not in self._topics and count >= TOPICS_MAX:
+        count = len(self.topics)
+        if topic not in self.topics and count >= TOPICS_MAX:
             raise Overloaded("too many topics with a schema", topics_max=TOPICS_MAX)
         return Change(entries.topic_key(topic), entries.encode(entry))
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.errors import FrazilError, Overloaded
 from frazil.registry import entries
-from frazil.registry.entries import Change, parse_key
 from frazil.registry.kinds import PLAIN, check_subject, compatibility_mode, schema_type
 from frazil.registry.registry import (
     MODE_DEFAULT,
@@ -25,6 +24,7 @@ from frazil.registry.sandbox import Sandbox, closed
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
+    from frazil.registry.entries import Change
     from frazil.registry.kinds import CompatibilityMode, SchemaType
     from frazil.topic import States
 
@@ -51,11 +51,6 @@ class SchemaStore:
         self.sandbox = Sandbox()
         self.registry = Registry()
         """What is durable, to be read. Replaced by a new one if a change was written in part."""
-        self.checks: dict[str, bool] = {}
-        """Topics whose records are checked, and whether their payloads are, too.
-
-        Replaced by a new one now and then: read it from here each time.
-        """
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
         self._load(states.items(StateTag.SCHEMA))
@@ -178,7 +173,6 @@ class SchemaStore:
             await self._write(planned.changes)
         reply = self.registry.commit(planned)
         for change in planned.changes:
-            self._note(change.key)
             self._size_bytes -= self._sizes.pop(change.key, 0)
             if change.value is not None:
                 self._sizes[change.key] = size = len(change.key) + len(change.value)
@@ -189,9 +183,7 @@ class SchemaStore:
         registry = Registry()
         for key, value in stored.items():
             registry.apply(key, value)
-        self.registry, self.checks = registry, {}
-        for key in stored:
-            self._note(key)
+        self.registry = registry
         self._sizes = {key: len(key) + len(value) for key, value in stored.items()}
         self._size_bytes = sum(self._sizes.values())
         self._is_stale = False
@@ -231,13 +223,3 @@ class SchemaStore:
         if refusal is not None:
             self._is_stale = True
             raise refusal
-
-    def _note(self, key: str) -> None:
-        """Update `checks` if the entry is that of a topic."""
-        parsed = parse_key(key)
-        if parsed.kind != "topic":
-            return
-        self.checks.pop(parsed.name, None)
-        found = self.registry.topics.get(parsed.name)
-        if found is not None and found.policy != "none":
-            self.checks[parsed.name] = found.check_payload

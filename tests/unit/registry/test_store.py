@@ -245,23 +245,3 @@ def test_a_closed_store_refuses_changes(tmp_path):
                 await work
 
     run(tmp_path, scene)
-
-
-def test_topics_whose_records_are_checked_are_kept_at_hand(tmp_path):
-    """The list follows every change of a policy, and is there after a restart."""
-
-    async def scene(store, _engine):
-        await store.register(new("s"))
-        await store.change(lambda r: r.assign_topic("/n/a", "s"))
-        assert store.checks == {"/n/a": False}
-        await store.change(lambda r: r.update_policy("/n/a", "enforce", check_payload=True))
-        await store.change(lambda r: r.configure_topic("/n/b", "s", "none", check_payload=True))
-        await store.change(lambda r: r.configure_topic("/n/c", "s", "", check_payload=False))
-        assert store.checks == {"/n/a": True, "/n/c": False}
-        await store.change(lambda r: r.forget_topic("/n/c"))
-
-    async def again(store, _engine):
-        return store.checks
-
-    run(tmp_path, scene)
-    assert run(tmp_path, again) == {"/n/a": True}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.engine import Engine
-    from frazil.registry import Planned, Registry, Schema, TopicSchema
+    from frazil.registry import Planned, Registry, Schema, TopicEntry
     from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.danube.proto.danube_pb2 import SchemaReference
     from frazil.serve.danube.services import WireMessage
@@ -61,7 +61,7 @@ _Reply = TypeVar("_Reply")
 class TopicFacts(NamedTuple):
     """The schema settings of a topic, and the latest schema of its subject if there is one."""
 
-    config: TopicSchema
+    config: TopicEntry
     latest: Schema | None
 
 
@@ -143,9 +143,8 @@ class Schemas:
             Refused: if there is no such topic.
         """
         name, registry = self._parts(topic)[0], self.store.registry
-        try:
-            config = registry.topic_schema(name)
-        except NotFound:
+        config = registry.topics.get(name)
+        if config is None:
             return None
         found = registry.find(config.subject)
         return TopicFacts(config, None if found is None else found.schema())
@@ -187,9 +186,7 @@ def _joined(plans: Sequence[Planned[_Reply]]) -> Planned[_Reply]:
     return attrs.evolve(plans[0], changes=changes)
 
 
-def _plan_reference(
-    registry: Registry, *, topic: str, reference: SchemaReference
-) -> Planned[TopicSchema]:
+def _plan_reference(registry: Registry, *, topic: str, reference: SchemaReference) -> Planned[None]:
     kind = reference.WhichOneof("version_ref")
     planned = registry.assign_topic(topic, reference.subject)
     registry.resolve(
@@ -367,7 +364,7 @@ class RegistryService:
             schema_subject=found.config.subject,
             validation_policy=found.config.policy,
             enable_payload_validation=found.config.check_payload,
-            schema_id=found.config.schema_id,
+            schema_id=found.latest.subject.schema_id if found.latest else 0,
         )
 
 
