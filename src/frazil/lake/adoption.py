@@ -17,6 +17,7 @@ from frazil.lake.plans import Wishes
 from frazil.lake.watermark import side_view, stray_begins, watermarks
 from frazil.log import RANGE_GAP, Control, Pending, deliver
 from frazil.log import format as fmt
+from frazil.offsets import RangeSet
 from frazil.telemetry import event
 from frazil.topic import first_held, special_ranges
 
@@ -59,7 +60,7 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
             table=topic.table,
             topic_id=view.topic_id,
             ours=topic.uid,
-            left_out=sum(end - first for each in left_out.values() for first, end in each),
+            left_out=sum(each.size for each in left_out.values()),
         )
     if theirs and not foreign:
         # Before the head is raised: afterwards nothing says where the table's own records ended.
@@ -75,7 +76,7 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
         # The side table may be ahead of it.
         tables.advance(topic.table, ends)
     if foreign:
-        everything: Ranges = {part: ((0, end),) for part, end in ends.items() if end}
+        everything = {part: RangeSet([(0, end)]) for part, end in ends.items() if end}
         tables.take_over(topic.table, topic.uid, everything)
     topic.decide(Wishes(paused=topic.wishes.paused), adopted=True)
     event("lake_adopted", topic=topic.name, foreign=foreign, ends=ends, left_out=left_out)
@@ -118,9 +119,11 @@ def _own_records(topic: LakeTopic, ranges: Ranges) -> Ranges:
     """Return the durable offsets of ranges at which the topic has records, by part."""
     durable = topic.durable()
     outside = {
-        each.part: (
-            (durable[each.part], 1 << 63),
-            *((gap.first, gap.end) for gap in special_ranges(each)),
+        each.part: RangeSet(
+            [
+                (durable[each.part], 1 << 63),
+                *((gap.first, gap.end) for gap in special_ranges(each)),
+            ]
         )
         for each in topic.runtimes
     }

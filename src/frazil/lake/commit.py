@@ -8,7 +8,7 @@ process or another, at the same time or later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -80,6 +80,11 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice = ""
     chosen: Ends = {}
     rejects_allowed: bool = False
+
+    def body(self) -> dict[str, Any]:
+        """Return it as the body of a request to the worker."""
+        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return found
 
 
 class CommitResult(msgspec.Struct, kw_only=True):

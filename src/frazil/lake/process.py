@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from frazil.fs import FileSystem
     from frazil.log import DataDirectory
 
-__all__ = ["WORKER_COMMAND", "launcher"]
+__all__ = ["WORKER_COMMAND", "launcher", "process_exists"]
 
 SOCKET: Final = "lake.sock"
 LOG: Final = "lake-output.log"
@@ -149,3 +149,14 @@ def _accept(listener: socket.socket, process: _Process, timeout_s: float) -> soc
         raise Unavailable("the lake worker did not call in time", timeout_s=timeout_s)
     finally:
         listener.close()
+
+
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this number runs, whoever's it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -88,7 +88,6 @@ class Lake:
                 launcher(engine.paths, engine.file_system),
                 hello=self._hello,
                 next_epoch=self.plans.next_epoch,
-                settings=engine.settings.lake.worker,
                 clock=engine.clock,
                 wake=self.wake,
             )
@@ -123,7 +122,7 @@ class Lake:
 
     def _hello(self, epoch: int) -> Mapping[str, Any]:
         """Return what a new worker is told."""
-        from frazil.lake.worker_calls import hello_body
+        from frazil.lake.worker_jobs import hello_body
 
         return {**hello_body(self._engine.settings, self.catalog.address()), "epoch": epoch}
 

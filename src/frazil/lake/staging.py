@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 from frazil.errors import CorruptionError
 from frazil.lake.plan import PartSets, Plan, StagedFile, StagedSet
 from frazil.lake.session import writers_of
+from frazil.offsets import RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -82,18 +83,8 @@ def _staged_set(span: Span, path: Callable[[DiskFile], str]) -> StagedSet:
     )
     gaps = ((each.first, each.end) for file in span.files for each in file.ranges)
     return StagedSet(
-        span.first, span.end, versions.pop(), files, tuple(_joined(gaps, span.first, span.end))
+        span.first, span.end, versions.pop(), files, RangeSet(gaps).within(span.first, span.end)
     )
-
-
-def _joined(gaps: Iterable[tuple[int, int]], low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Give ranges within bounds in order, each offset once."""
-    reached = low
-    for first, end in sorted(gaps):
-        begin = max(first, reached)
-        reached = min(max(end, reached), high)
-        if begin < reached:
-            yield begin, reached
 
 
 def planned_files(picture: TopicFiles, ranges: Sequence[PartRange]) -> list[DiskFile] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
 from msgspec.structs import replace
 
 from frazil.errors import (
@@ -477,12 +476,11 @@ class LakeTopic:
             chosen=self.wishes.chosen,
             rejects_allowed=self.wishes.rejects_allowed,
         )
-        body = msgspec.to_builtins(request, str_keys=True)
         self._begun_at = now
         self._sent = True
         self.step_name = "sent"
         try:
-            self._lake.worker.request("commit", body, self._answered(plan))
+            self._lake.worker.request("commit", request.body(), self._answered(plan))
         except Closed:
             self._sent = False
             raise

@@ -45,10 +45,10 @@ from frazil.lake.verify import (
     miscounted,
     offset_text,
     ranges_text,
-    records_between,
     removals,
 )
 from frazil.lake.watermark import watermarks
+from frazil.offsets import RangeSet
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from frazil.lake.plan import PartRange, TableName
     from frazil.lake.table import Ends, View
     from frazil.lake.verify import Kind, StagedRows
-    from frazil.lake.worker_calls import Job
+    from frazil.lake.worker_jobs import SparkJob
 
 __all__ = ["examine", "verify"]
 
@@ -70,13 +70,13 @@ LAST: Final = 1 << 63
 REJECT_COLUMNS: Final = (TIME, "reason", "field", "schema_version", "encoding", "original")
 
 
-def verify(job: Job) -> Mapping[str, Any]:
+def verify(job: SparkJob) -> Mapping[str, Any]:
     """Verify a table; `VerifyRequest` is the body of the request, `VerifyResult` of the answer."""
     try:
         request = msgspec.convert(job.body, learnt(VerifyRequest), str_keys=True)
     except msgspec.MsgspecError as error:
         raise InvalidRequest("request to verify cannot be read", reason=error) from error
-    found = examine(job.spark, job.catalog, request, progress=job.progress)
+    found = examine(job.spark.session, job.spark.catalog, request, progress=job.progress)
     body: dict[str, Any] = msgspec.to_builtins(found, str_keys=True)
     return body
 
@@ -141,8 +141,9 @@ class _Rows:
         self._spark = spark
         self._request = request
         self._loaded = main
-        lost: Ranges = {each.part: each.lost for each in request.parts}
-        self._gaps = without({each.part: each.gaps for each in request.parts}, main.adopted)
+        lost = {each.part: RangeSet(each.lost) for each in request.parts}
+        gaps = {each.part: RangeSet(each.gaps) for each in request.parts}
+        self._gaps = without(gaps, main.adopted)
         """Offsets that have no record, by part; another log may have had one there."""
         self._others = united(main.adopted, lost)
         """Offsets that the tiers have other records of, or have lost, by part."""
@@ -186,10 +187,8 @@ class _Rows:
             side = self._side.select(*_key_columns(self._side)).where(_within(ends))
             found.rejected = side.count()
             every = every.unionAll(side)
-        found.gaps = sum(
-            end - begin - records_between(begin, end, self._gaps.get(part, ()))
-            for part, begin, end in self._spans(found.begins, found.ends)
-        )
+        inside = _ranges(self._spans(found.begins, found.ends))
+        found.gaps = sum((own & inside.get(part, ())).size for part, own in self._gaps.items())
         keys = every.groupBy(*KEY).agg(F.count(F.lit(1)).alias("n")).persist()
         try:
             self._check_keys(keys, "doubled", F.col("n") > 1)
@@ -239,7 +238,10 @@ class _Rows:
     def _count_declared(self, keys: DataFrame) -> None:
         """List the offsets that were given up and are not there, and those of another log."""
         found = self.found
-        outside = {part: ((0, found.begins[part]), (end, LAST)) for part, end in found.ends.items()}
+        outside = {
+            part: RangeSet([(0, found.begins[part]), (end, LAST)])
+            for part, end in found.ends.items()
+        }
         skipped = without(without(self._loaded.skipped, outside), self._gaps)
         adopted = without(self._loaded.adopted, outside)
         found.skipped, found.skipped_places = _shown(skipped)
@@ -294,7 +296,7 @@ class _Rows:
         """Return how many records of spans are missing in `covered`, and the first offsets."""
         spans = [(p, low, high) for p, low, high in self._spans(lows, highs) if low < high]
         needless = united(self._gaps, self._excepted)
-        wanted = sum(records_between(low, high, needless.get(p, ())) for p, low, high in spans)
+        wanted = sum(each.size for each in without(_ranges(spans), needless).values())
         inside = covered.where(_within(_ranges(spans)))
         missing = wanted - inside.count() if spans else 0
         if not missing:
@@ -464,7 +466,7 @@ def _within(ranges: Ranges, part: Column | None = None, offset: Column | None = 
 
 
 def _ranges(spans: Iterable[tuple[int, int, int]]) -> Ranges:
-    return {part: ((low, high),) for part, low, high in spans}
+    return {part: RangeSet([(low, high)]) for part, low, high in spans}
 
 
 def _first(frame: DataFrame, column: str = "") -> list[str]:
@@ -477,5 +479,5 @@ def _first(frame: DataFrame, column: str = "") -> list[str]:
 
 def _shown(ranges: Ranges) -> tuple[int, tuple[str, ...]]:
     """Return how many offsets ranges have, and the ranges for people."""
-    count = sum(end - first for each in ranges.values() for first, end in each)
+    count = sum(each.size for each in ranges.values())
     return count, tuple(text for part, own in ranges.items() for text in ranges_text(part, own))

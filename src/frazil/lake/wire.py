@@ -28,7 +28,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Request(msgspec.Struct, tag_field="type", tag="request", omit_defaults=True):
-    """What the engine asks: `op` is hello, ping, commit, maintain, verify, cancel, stop."""
+    """What the engine asks: `op` is hello, ping, commit, maintain, verify, stop."""
 
     id: int
     op: str

@@ -27,8 +27,7 @@ from frazil.fs import RealFileSystem
 from frazil.lake.halting import Halt
 from frazil.lake.priority import step_back
 from frazil.lake.wire import Answer, Request, receive, send
-from frazil.lake.worker_calls import WorkerConfig
-from frazil.lake.worker_jobs import Jobs
+from frazil.lake.worker_jobs import Jobs, WorkerConfig
 from frazil.lake.worker_spark import STARTING, Spark, keep_log
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "main"]
 
-STOP_SECONDS: Final = 30.0
-"""A running commit gets so long when the worker is asked to end, unless the settings differ."""
+STOP_SECONDS: Final = 60.0
+"""A running commit gets so long when the worker is asked to end."""
 WATCH_SECONDS: Final = 0.5
 EXIT_LOST: Final = 3
 """The exit code when Spark's JVM died."""
@@ -75,7 +74,6 @@ class Worker:
         self._halt = Halt(os.environ, self._file_system)
         self._sending = threading.Lock()
         self._stopping = threading.Event()
-        self._stop_seconds = STOP_SECONDS
         self._spark: Spark | None = None
         self._starting: threading.Thread | None = None
         self._launching = False
@@ -131,7 +129,7 @@ class Worker:
 
     def _drain(self) -> None:
         event("lake_worker_stopping", jobs=len(self._jobs.running()))
-        if not self._jobs.drain(self._stop_seconds):
+        if not self._jobs.drain(STOP_SECONDS):
             # Nothing is lost: whatever becomes of the commit, the next worker looks first.
             warn("lake_commit_abandoned", jobs=len(self._jobs.running()))
 
@@ -142,8 +140,6 @@ class Worker:
             self._done(request, {"jobs": self._jobs.running(), "ready": self._jobs.ready})
         elif request.op == "hello":
             self._hello(request)
-        elif request.op == "cancel":
-            self._done(request, {"cancelled": self._jobs.cancel(int(request.body.get("id", 0)))})
         elif request.op == "stop":
             self._done(request, {})
             self.stop()
@@ -187,7 +183,6 @@ class Worker:
     def _launched(self, request: Request) -> Spark:
         config = self._config or _config_of(request.body)
         settings = config.to_settings()
-        self._stop_seconds = settings.lake.worker.stop_timeout_s
         keep_log(settings.data_dir, self._file_system)
         self.answer(Answer(request.id, "progress", {"step": STARTING}))
         self._launching = True

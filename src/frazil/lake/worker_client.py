@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from frazil.clock import Clock
-    from frazil.config import LakeWorkerSettings
 
 __all__ = ["LakeWorker", "Launched", "WorkerProcess", "error_of"]
 
@@ -31,7 +30,14 @@ RESTART_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """How long to wait before the next start, after so many that came to nothing."""
 STEADY_S: Final = 60.0
 """A worker that lasted so long was a good one: the next starts after the first pause."""
-STARTING_FACTOR: Final = 6
+START_TIMEOUT_S: Final = 600.0
+"""A worker that is not ready after this time is replaced; the first start fetches jars."""
+SILENT_S: Final = 60.0
+"""A worker that answers nothing for so long is replaced. The fence makes a late worker harmless, so
+patience costs nothing, and a starved machine answers late."""
+PING_S: Final = 2.5
+STOP_TIMEOUT_S: Final = 60.0
+"""A running commit gets so long when the engine is closed."""
 REFUSALS_MIN: Final = 2
 """After so many starts in a row that said why they cannot be, nobody has to wait for the next."""
 IDLE_STOP_S: Final = 10.0
@@ -106,14 +112,12 @@ class LakeWorker:
         *,
         hello: Callable[[int], Mapping[str, Any]],
         next_epoch: Callable[[], int],
-        settings: LakeWorkerSettings,
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
         self.launch = launch
         self._hello = hello
         self._next_epoch = next_epoch
-        self._settings = settings
         self._clock = clock
         self._wake = wake
         self._box: queue.SimpleQueue[tuple[_Talk, socket.socket | Answer | Exception]]
@@ -278,7 +282,7 @@ class LakeWorker:
     def _listen(self, talk: _Talk, connect: Callable[[float], socket.socket]) -> None:
         """Put everything that the worker says into the box; a thread of its own."""
         try:
-            connection = connect(self._settings.start_timeout_s)
+            connection = connect(START_TIMEOUT_S)
             timeout = struct.pack("ll", SEND_TIMEOUT_S, 0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
             self._put(talk, connection)
@@ -294,23 +298,20 @@ class LakeWorker:
         self._wake()
 
     def _watch(self, talk: _Talk, now: float) -> None:
-        settings = self._settings
         code = talk.process.poll()
         if code is not None:
             self._lost(talk, f"the worker ended with code {code}")
             return
         if talk.ending:
             return
-        if not talk.ready and now - talk.begun > settings.start_timeout_s:
-            self._lost(talk, f"the worker was not ready in {settings.start_timeout_s:g} s")
+        if not talk.ready and now - talk.begun > START_TIMEOUT_S:
+            self._lost(talk, f"the worker was not ready in {START_TIMEOUT_S:g} s")
             return
         if talk.connection is None:
             return
-        # While it starts it may be busy for longer: Python loads Spark's modules.
-        silent_s = settings.ping_timeout_s * (1 if talk.ready else STARTING_FACTOR)
-        if now - talk.heard > silent_s:
-            self._lost(talk, f"the worker said nothing for {silent_s:g} s")
-        elif now - talk.pinged > settings.ping_timeout_s / 4:
+        if now - talk.heard > SILENT_S:
+            self._lost(talk, f"the worker said nothing for {SILENT_S:g} s")
+        elif now - talk.pinged > PING_S:
             talk.pinged = now
             self._send(talk, "ping", {})
 
@@ -358,7 +359,7 @@ class LakeWorker:
         talk = self._talk
         if talk is None:
             return
-        wait_s = self._settings.stop_timeout_s if talk.waiting else IDLE_STOP_S
+        wait_s = STOP_TIMEOUT_S if talk.waiting else IDLE_STOP_S
         # One that has not begun has nothing to finish.
         deadline = self._clock.monotonic() + (wait_s if talk.ready else 0.0)
         if talk.ready:

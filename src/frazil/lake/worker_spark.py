@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from frazil.config import Settings
 from frazil.lake.connection import connect
 from frazil.lake.jars import prepare
+from frazil.lake.process import process_exists
 from frazil.lake.session import CATALOG_NAME, build_session, session_conf
 from frazil.lake.spark_table import SparkTables
 from frazil.lake.stages import SparkStages
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from frazil.fs import FileSystem
     from frazil.lake.jars import Progress
-    from frazil.lake.worker_calls import WorkerConfig
+    from frazil.lake.worker_jobs import WorkerConfig
 
 __all__ = ["STARTING", "Spark", "fetch_steps", "keep_log", "kept_conf"]
 
@@ -221,15 +222,5 @@ def _remove_left_overs(runs: str, file_system: FileSystem) -> None:
     with contextlib.suppress(FileNotFoundError):
         for name in file_system.list_directory(runs):
             pid = name.rpartition("-")[2]
-            if name.startswith(RUN_PREFIX) and pid.isdigit() and not _runs(int(pid)):
+            if name.startswith(RUN_PREFIX) and pid.isdigit() and not process_exists(int(pid)):
                 shutil.rmtree(os.path.join(runs, name), ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -20,7 +20,6 @@ from frazil.fs import RealFileSystem
 from frazil.lake import Halt, Request, TableName
 from frazil.lake.expiry import expire_snapshots
 from frazil.lake.spark_table import SparkTables
-from frazil.lake.worker_calls import commit_body
 from frazil.lake.worker_jobs import Jobs
 from tests.integration.lake.spark_world import MARKS
 
@@ -226,7 +225,7 @@ def test_a_table_that_has_grown_is_maintained_behind_the_answer(world, monkeypat
     jobs = Jobs(answer, Halt({}, RealFileSystem()), SystemClock())
     jobs.open(world.spark)
     plan = topic.plan(topic.stage([{"id": 24, "name": "n"}]))
-    jobs.take(Request(1, "commit", commit_body(topic.request(plan))))
+    jobs.take(Request(1, "commit", topic.request(plan).body()))
     assert jobs.drain(120.0)
     assert answers[-1] == ("done", 25)
     view = world.tables.load(topic.table)
