@@ -35,13 +35,13 @@ SEAM_EXCEPTIONS = {
         {"tempfile"},
         "a catalog in memory has a warehouse that is gone with it",
     ),
-    "lake/priority.py": ({"os.open"}, "the kernel's file of a session's priority takes no pwrite"),
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
     "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
-    "lake/process.py": (
+    "lake/worker_client.py": (
         {"os.open"},
-        "a child process gets descriptors: its output, and a short way to its socket",
+        "a child process gets descriptors (its output, a short way to its socket), and the kernel's "
+        "file of a session's priority takes no pwrite",
     ),
 }
 """Paths under src/frazil with what they may call although it belongs to the seams, and why."""

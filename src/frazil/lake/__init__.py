@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges, encode_ranges
     from frazil.lake.doctor import Check, examine
     from frazil.lake.expiry import expirable
-    from frazil.lake.halting import VARIABLE, Halt
     from frazil.lake.iceberg import Reference, Snapshot, TableMetadata
     from frazil.lake.jars import Jar, jars_directory, jars_of, kinds_for, prepare, take_jars
     from frazil.lake.java import cache_directory, find_java
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from frazil.lake.watermark import MISSING_RANGE, ROLLED_BACK, Known, decide, watermarks
     from frazil.lake.wire import Answer, Request, receive, send
     from frazil.lake.worker_client import Launched
+    from frazil.lake.worker_jobs import VARIABLE, Halt
 
 __all__ = [
     "ADOPTED",
@@ -111,7 +111,7 @@ _MODULES = {
     "frazil.lake.declared": ("ADOPTED", "SKIPPED", "decode_ranges", "encode_ranges"),
     "frazil.lake.doctor": ("Check", "examine"),
     "frazil.lake.expiry": ("expirable",),
-    "frazil.lake.halting": ("Halt", "VARIABLE"),
+    "frazil.lake.worker_jobs": ("Halt", "VARIABLE"),
     "frazil.lake.iceberg": ("Reference", "Snapshot", "TableMetadata"),
     "frazil.lake.jars": ("Jar", "jars_directory", "jars_of", "kinds_for", "prepare", "take_jars"),
     "frazil.lake.java": ("cache_directory", "find_java"),

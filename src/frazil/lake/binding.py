@@ -19,7 +19,7 @@ from pyiceberg.transforms import IdentityTransform, parse_transform
 
 from frazil.errors import CommitUnknown, Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake.connection import CatalogAddress, calls, connect, load
-from frazil.lake.matching import compare, match
+from frazil.lake.evolve import compare, match
 from frazil.lake.plan import TableName
 from frazil.lake.table import (
     OFFSET_BEGIN,

@@ -18,7 +18,7 @@ from frazil.errors import FrazilError
 from frazil.fs import FileSystem, RealFileSystem, write_fully
 from frazil.lake.jars import inspect_jars, jars_directory, kinds_for, pins
 from frazil.lake.java import INSTALL, cache_directory, find_java, spark_version
-from frazil.lake.process import process_exists
+from frazil.lake.worker_client import process_exists
 
 if TYPE_CHECKING:
     from frazil.lake.catalog.address import CatalogAddress as ServingAddress

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.errors import InvalidRequest
-from frazil.lake.plan import decode_plan, encode_plan
-from frazil.lake.staging import planned_files
+from frazil.lake.plan import decode_plan, encode_plan, planned_files
 from frazil.lake.table import Ends
 from frazil.lake.watermark import Choice
 from frazil.metadata import Transaction

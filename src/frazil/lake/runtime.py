@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,33 +23,37 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.lake.adoption import adopt
-from frazil.lake.catalog_runtime import LakeCatalog
-from frazil.lake.facts import topic_facts, totals
 from frazil.lake.plans import LakePlans
-from frazil.lake.process import launcher
-from frazil.lake.topics import HOLD, LakeTopic
+from frazil.lake.topics import COUNTS, HOLD, LakeTopic
 from frazil.lake.watermark import watermarks
-from frazil.lake.worker_client import LakeWorker, error_of
+from frazil.lake.worker_client import LakeWorker, error_of, launcher
 from frazil.log import STATE_HOLD, Control, Pending
 from frazil.log import format as fmt
 from frazil.model import full_topic_name, topic_uid
 from frazil.telemetry import warn
+from frazil.topic import special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.fs import FileSystem
+    from frazil.lake.catalog.process import CatalogProcess
+    from frazil.lake.connection import CatalogAddress
     from frazil.lake.rejects import TopicRejects
     from frazil.lake.table import Ends
     from frazil.lake.tables import CatalogTables
     from frazil.lake.verify import VerifyResult
     from frazil.lake.watermark import Choice
     from frazil.lake.wire import Answer
+    from frazil.log import DataDirectory
     from frazil.metadata import MetadataStore
     from frazil.model import TopicSpec
     from frazil.tiers import Tiers
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["Lake"]
+__all__ = ["Lake", "LakeCatalog", "topic_facts", "totals"]
 
 TICK_S: Final = 0.1
 GRACE_S: Final = 1.0
@@ -523,3 +528,257 @@ def _read_error(answer: Answer) -> FrazilError:
     if isinstance(error, CommitUnknown):
         return Unavailable("the lake worker was lost meanwhile, try again", why=error)
     return error
+
+
+def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int) -> dict[str, Any]:
+    """Describe one topic with a lake: state, how far it is, what waits and why."""
+    committed = topic.waits.reached or topic.remembered()
+    durable = topic.durable()
+    state: str = topic.state if topic.state != "stopped" else f"stopped: {topic.reason}"
+    if state == "running" and worker.state != "ready":
+        state = "starting"
+    return {
+        "state": state,
+        "why": _why(topic, worker),
+        "table": str(topic.table),
+        "topic_id": topic.uid,
+        "committed": _shown(committed),
+        "durable": _shown(durable),
+        "lag_records": sum(_records(each, committed.get(each.part, 0)) for each in topic.runtimes),
+        **_waiting(topic, tiers, committed, now_us),
+        "last_commit_us": topic.last_commit_us,
+        "commit_seconds": round(topic.results[-1], 3) if topic.results else None,
+        "step": topic.step_name or None,
+        "plan": None if topic.plan is None else topic.plan.id,
+        "schema_version": topic.table_version,
+        **topic.counts,
+    }
+
+
+def totals(topics: Sequence[LakeTopic], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counters of all topics together, and how far they are behind.
+
+    Counters begin with the engine. `commit_seconds` is of the last hundred commits of each topic.
+    """
+    waits = [each["lag_seconds"] for each in facts.values() if each["lag_seconds"] is not None]
+    return {
+        **{name: sum(topic.counts[name] for topic in topics) for name in COUNTS},
+        "lag_records": sum(each["lag_records"] for each in facts.values()),
+        "lag_bytes": sum(each["lag_bytes"] for each in facts.values()),
+        "lag_seconds": max(waits, default=None),
+        "commit_seconds": _quantiles([each for topic in topics for each in topic.results]),
+        "states": dict(Counter(topic.state for topic in topics)),
+    }
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, Any]:
+    """Return the middle, the slow end and the slowest of some durations."""
+    if not seconds:
+        return {"count": 0, "p50": None, "p99": None, "max": None}
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    shown = {"p50": ordered[last // 2], "p99": ordered[last * 99 // 100], "max": ordered[-1]}
+    return {"count": len(ordered), **{name: round(value, 3) for name, value in shown.items()}}
+
+
+def _why(topic: LakeTopic, worker: LakeWorker) -> str:
+    if topic.why:
+        return topic.why
+    if topic.state in {"starting", "running"} and worker.state != "ready":
+        step = worker.step_name
+        return worker.why or (step if step != "starting" else "") or "Spark is starting"
+    return ""
+
+
+def _shown(ends: Ends) -> int | dict[str, int]:
+    """Return one number for a topic without parts, else one for each part."""
+    if set(ends) <= {-1}:
+        return ends.get(-1, 0)
+    return {str(part): end for part, end in sorted(ends.items())}
+
+
+def _records(runtime: TopicRuntime, committed: int) -> int:
+    behind = max(runtime.state.durable - committed, 0)
+    gaps = sum(
+        max(0, min(each.end, runtime.state.durable) - max(each.first, committed))
+        for each in special_ranges(runtime)
+    )
+    return max(behind - gaps, 0)
+
+
+def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> dict[str, Any]:
+    """Return the bytes that wait, how many files they are in, and how old the oldest is."""
+    size = files = 0
+    oldest: int | None = None
+    for runtime in topic.runtimes:
+        try:
+            own = tiers.topic(runtime.state.id)
+        except NotFound:
+            continue
+        unflushed = own.memory.unflushed(own.flushed)
+        times = [unflushed.time_us] if unflushed.time_us else []
+        size += unflushed.bytes
+        if not own.loaded:
+            first = max(own.flushed, committed.get(runtime.part, 0))
+            bytes_only, time_us = _only_in_the_log(runtime, first)
+            size = size + max(bytes_only - unflushed.bytes, 0)
+            times += [time_us] if time_us else []
+        for span in own.disk.picture(own.id).spans:
+            if span.end > committed.get(runtime.part, 0):
+                staged = [file for file in span.files if file.rows]
+                size += sum(file.bytes for file in staged)
+                files += len(staged)
+                times += [file.time_first for file in staged]
+        oldest = min([*times, *([] if oldest is None else [oldest])], default=None)
+    return {
+        "lag_bytes": size,
+        "lag_seconds": None if oldest is None else round(max(now_us - oldest, 0) / 1e6, 3),
+        "staged_files": files,
+    }
+
+
+def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:
+    """Estimate the bytes of records that were not loaded since the start; tell the first one's time.
+
+    Both are 0 if there are none; the time is 0 if it cannot be read.
+    """
+    state = runtime.state
+    count, kept = state.durable - first, state.durable - state.start
+    if count <= 0 or kept <= 0:
+        return 0, 0
+    size = state.bytes_local * min(count, kept) // kept
+    try:
+        batches = runtime.lane.source.read(state.id, offset=first, bytes_max=1).batches
+    except FrazilError:
+        return size, 0
+    return size, batches[0].time_us if batches else 0
+
+
+READY_S: Final = 5.0
+"""How long a call waits for a catalog that is being started again."""
+
+
+class LakeCatalog:
+    """Starts the catalog when it is needed and knows where it is.
+
+    Starting takes a moment and is done by who asks first; the lake's thread, as a rule.
+    """
+
+    def __init__(
+        self, settings: Settings, paths: DataDirectory, *, file_system: FileSystem, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._file_system = file_system
+        self._paths = paths
+        self._clock = clock
+        self._process: CatalogProcess | None = None
+        self._tables: CatalogTables | None = None
+        self._told: str | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def tables(self) -> CatalogTables:
+        """Return the tables; the catalog is started if it is not running.
+
+        Raises:
+            Unavailable: if it does not start or does not answer.
+        """
+        from frazil.lake.tables import CatalogTables
+
+        address, root = self._found()
+        with self._lock:
+            if self._tables is None or self._tables.address != address:
+                self._tables = CatalogTables(
+                    address, root=root, settings=self._settings, clock=self._clock
+                )
+            return self._tables
+
+    def address(self) -> CatalogAddress:
+        """Return where the catalog is; it is started if it is not running.
+
+        Raises:
+            Unavailable: if it does not start.
+        """
+        return self._found()[0]
+
+    def _found(self) -> tuple[CatalogAddress, str]:
+        """Return the address, and where the catalog has its warehouse."""
+        from frazil.lake.connection import CatalogAddress
+
+        with self._lock:
+            if self._closed:
+                raise Closed("the lake is closed")
+            found = self._running().wait_ready(timeout=READY_S)
+        return CatalogAddress(uri=found.uri, token=found.token or ""), found.warehouse
+
+    def _running(self) -> CatalogProcess:
+        from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
+
+        if self._process is None:
+            lake, paths = self._settings.lake, self._paths
+            options = CatalogOptions(
+                run_directory=paths.run,
+                db=paths.catalog,
+                warehouse=self._warehouse(),
+                port=lake.catalog.port,
+                log_path=f"{paths.logs}/catalog.log",
+            )
+            process = CatalogProcess(options, clock=self._clock)
+            process.start()
+            self._process = process
+        return self._process
+
+    def _warehouse(self) -> str:
+        """Return where the tables lie; the catalog itself could only die of a wrong place.
+
+        Raises:
+            InvalidRequest: if it is no local path.
+            Unavailable: if it is one that cannot be made.
+        """
+        warehouse = self._settings.lake.warehouse or self._paths.warehouse
+        path = warehouse.removeprefix("file://")
+        if "://" in path:
+            raise InvalidRequest(
+                "the embedded catalog keeps tables on the local disk only, set lake.warehouse to a "
+                "directory",
+                warehouse=warehouse,
+            )
+        try:
+            self._file_system.make_directory(path)
+        except OSError as error:
+            raise Unavailable(
+                "tables cannot lie there, correct lake.warehouse or its rights",
+                warehouse=warehouse,
+                error=error,
+            ) from error
+        return warehouse
+
+    def uri(self) -> str | None:
+        """Return where the catalog listens now, None while it does not."""
+        found = None if self._process is None else self._process.address
+        return None if found is None else found.uri
+
+    def has_moved(self) -> bool:
+        """Tell once that the catalog listens at another address than before."""
+        uri = self.uri()
+        if uri is None:
+            return False
+        before, self._told = self._told, uri
+        return before is not None and before != uri
+
+    def describe(self) -> dict[str, Any]:
+        """Return facts for people, ready for JSON."""
+        return {
+            "kind": self._settings.lake.catalog.kind,
+            "uri": self.uri(),
+            "restarts": 0 if self._process is None else self._process.restarts,
+            "warehouse": self._settings.lake.warehouse or self._paths.warehouse,
+        }
+
+    def stop(self) -> None:
+        """End the child."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.stop()

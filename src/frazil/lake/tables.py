@@ -17,7 +17,7 @@ from frazil.lake.binding import bind
 from frazil.lake.connection import calls, connect
 from frazil.lake.declared import ADOPTED, decode_ranges, encode_ranges
 from frazil.lake.durable import make_durable, settled_ends
-from frazil.lake.evolving import evolve
+from frazil.lake.evolve import evolve
 from frazil.lake.table import (
     PROTOCOL,
     PROTOCOL_VERSION,

@@ -22,15 +22,15 @@ from frazil.errors import (
 from frazil.lake.commit import CommitRequest, CommitResult
 from frazil.lake.declared import SKIPPED, ranges_between
 from frazil.lake.names import table_of
-from frazil.lake.plan import plan_parts
-from frazil.lake.plans import Wishes
-from frazil.lake.staging import (
+from frazil.lake.plan import (
     PLAN_FILES_MAX,
     before_gaps,
     part_sets,
     plan_bytes,
     plan_of,
+    plan_parts,
 )
+from frazil.lake.plans import Wishes
 from frazil.lake.table import Ends, TableDefinition
 from frazil.lake.watermark import Known, decide, side_view
 from frazil.lake.worker_client import error_of

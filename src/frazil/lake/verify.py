@@ -16,8 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from frazil.errors import CODES, Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.lake.plan import PartRange, Plan, TableName
-from frazil.lake.staging import part_sets, plan_of
+from frazil.lake.plan import PartRange, Plan, TableName, part_sets, plan_of
 from frazil.lake.table import ROWS_DROPPED, ROWS_IN, ROWS_OUT, ROWS_REJECTED, TOPIC_ID
 from frazil.log import RANGE_LOST
 from frazil.offsets import RangeSet

@@ -24,10 +24,9 @@ import msgspec
 from frazil.clock import SystemClock
 from frazil.errors import Closed, CorruptionError, FrazilError, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import Halt
-from frazil.lake.priority import step_back
 from frazil.lake.wire import Answer, Request, receive, send
-from frazil.lake.worker_jobs import Jobs, WorkerConfig
+from frazil.lake.worker_client import step_back
+from frazil.lake.worker_jobs import Halt, Jobs, WorkerConfig
 from frazil.lake.worker_spark import STARTING, Spark, keep_log
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +28,14 @@ from frazil.telemetry import LOGGER, event, warn
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
+    from frazil.fs import FileSystem
     from frazil.lake.expiry import Expired
-    from frazil.lake.halting import Halt
     from frazil.lake.wire import Request
     from frazil.lake.worker_spark import Spark
 
 __all__ = [
+    "VARIABLE",
+    "Halt",
     "Jobs",
     "MaintainRequest",
     "Operation",
@@ -313,3 +316,58 @@ class Jobs:
     def _lock(self, table: str) -> threading.Lock:
         with self._changed:
             return self._tables.setdefault(table or "", threading.Lock())
+
+
+VARIABLE: Final = "FRAZIL_LAKE_HALT_AT"
+_ACTIONS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class Halt:
+    """What the variable asks for; nothing if it is not set.
+
+    Raises:
+        InvalidRequest: if the variable cannot be understood.
+    """
+
+    def __init__(self, environment: Mapping[str, str], file_system: FileSystem) -> None:
+        text = environment.get(VARIABLE, "")
+        self._orders = text.removeprefix("@") if text.startswith("@") else ""
+        self._file_system = file_system
+        self._step, self._signal, self._once = _understood("" if self._orders else text)
+
+    def reached(self, step: str) -> None:
+        """End or freeze the process group of this worker if this is the step."""
+        if self._orders:
+            self._obey(step)
+            return
+        if not self._step or step != self._step:
+            return
+        if self._once:
+            try:
+                self._file_system.open(self._once, "create").close()
+            except FileExistsError:
+                return
+        os.killpg(os.getpgid(0), self._signal)
+
+    def _obey(self, step: str) -> None:
+        """Do what the file of orders says, if there is one now."""
+        try:
+            file = self._file_system.open(self._orders, "read")
+        except FileNotFoundError:
+            return
+        try:
+            text = file.read_at(0, file.size()).decode()
+        finally:
+            file.close()
+        wanted, number, _once = _understood(text)
+        if wanted == step:
+            self._file_system.unlink(self._orders)
+            os.killpg(os.getpgid(0), number)
+
+
+def _understood(text: str) -> tuple[str, signal.Signals, str]:
+    step, _, rest = text.strip().partition(":")
+    action, _, once = rest.partition(":")
+    if (action or "kill") not in _ACTIONS:
+        raise InvalidRequest("test hook must be step[:kill|stop[:file]]", variable=VARIABLE)
+    return step, _ACTIONS[action or "kill"], once

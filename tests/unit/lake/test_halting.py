@@ -11,12 +11,12 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import VARIABLE, Halt
+from frazil.lake.worker_jobs import VARIABLE, Halt
 
 CHILD = """
 import os
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import Halt
+from frazil.lake.worker_jobs import Halt
 os.setpgid(0, 0)
 halt = Halt(os.environ, RealFileSystem())
 for step in ("looked", "committing", "committed"):

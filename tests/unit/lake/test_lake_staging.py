@@ -7,11 +7,11 @@ import pytest
 from frazil.config import LakeSparkSettings
 from frazil.config.sections import LakeSettings, LakeWriterSettings
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.lake.plan import plan_parts
-from frazil.lake.staging import (
+from frazil.lake.plan import (
     before_gaps,
     part_sets,
     plan_bytes,
+    plan_parts,
     planned_files,
 )
 from frazil.log import SpecialRange

@@ -15,14 +15,14 @@ from weakref import WeakValueDictionary
 
 from frazil.errors import Unavailable
 from frazil.lake.catalog.draft import Draft
-from frazil.lake.catalog.files import Loaded, MetadataFiles, Warehouse
+from frazil.lake.catalog.files import Loaded, MetadataFiles, Warehouse, purge
 from frazil.lake.catalog.metadata import (
     FORMAT_VERSION_DEFAULT,
+    levels,
     new_table,
+    path_part,
     skeleton,
 )
-from frazil.lake.catalog.names import levels, path_part
-from frazil.lake.catalog.purge import purge
 from frazil.lake.catalog.refusals import (
     OutcomeUnknown,
     Refusal,
