@@ -50,7 +50,6 @@ BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
     "engine/engine.py": "what a failed creation wrote is taken back, whatever went wrong",
     "subscribe/burials.py": "the top of a letter's task: a bug is told, the record stays",
-    "lake/runtime.py": "the top of the lake's thread: a bug is told, and the lake goes on",
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.background import Task
 from frazil.errors import (
     Closed,
     CommitUnknown,
@@ -70,20 +71,23 @@ class Lake:
         self._engine = engine
         self.clock = engine.clock
         self.topics: dict[str, LakeTopic] = {}
-        self.error = ""
-        """A bug that the lake's thread met; the other topics go on."""
         self.by_itself = True
         """The children are started after a moment; else only when somebody asks for them."""
         self._started = False
+        self._begun = False
+        self._task = Task(
+            "frazil-lake",
+            self._round,
+            clock=engine.clock,
+            pause_s=lambda: TICK_S,
+            failed_event="lake_failed",
+        )
         self._needs = 0
-        self._stopping = False
         self._opened_at = engine.clock.monotonic()
-        self._woken = threading.Event()
         self._calls: list[tuple[Callable[[], Any], Pending]] = []
         self._lock = threading.RLock()
         self.settling = threading.Lock()
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
-        self._thread: threading.Thread | None = None
         self.catalog = LakeCatalog(
             engine.settings, engine.paths, file_system=engine.file_system, clock=engine.clock
         )
@@ -117,7 +121,7 @@ class Lake:
 
     def wake(self) -> None:
         """Have the lake's thread look again soon."""
-        self._woken.set()
+        self._task.wake()
 
     def set_hold(self, runtime: TopicRuntime, offset: int | None) -> None:
         """Move the lake's hold of a topic or part; durable on return."""
@@ -199,24 +203,10 @@ class Lake:
     def begin(self) -> None:
         """Start the thread if there is anything to do; the children follow after a moment."""
         with self._lock:
-            if self._thread is None and self.topics and self._engine.threaded:
+            if not self._begun and self.topics and self._engine.threaded:
+                self._begun = True
                 self._opened_at = self.clock.monotonic()
-                self._thread = threading.Thread(target=self._run, name="frazil-lake", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._woken.wait(TICK_S)
-            self._woken.clear()
-            try:
-                self._round()
-                self.error = ""
-            except Exception as error:  # noqa: BLE001 - the thread's top: it goes on
-                text = f"{type(error).__name__}: {error}"
-                if text != self.error:
-                    warn("lake_failed", error=text)
-                self.error = text
-        self._answer_calls()
+                self._task.start()
 
     def _round(self) -> None:
         self._answer_calls()
@@ -227,7 +217,7 @@ class Lake:
             self.worker.replace("the catalog has another address")
         self.worker.step()
         for topic in list(self.topics.values()):
-            if self._stopping:
+            if self._task.stopping:
                 return
             topic.step(begin=wanted)
             topic.waits.delay = topic.why or self.worker.why
@@ -235,7 +225,7 @@ class Lake:
     def _is_wanted(self) -> bool:
         """Tell whether topics are to be moved, which takes the catalog and Spark."""
         active = [each for each in self.topics.values() if each.state in {"starting", "running"}]
-        if not active or self._stopping:
+        if not active or self._task.stopping:
             return False
         old = self.by_itself and self.clock.monotonic() - self._opened_at >= GRACE_S
         return self._started or old or any(each.waits.is_asked() for each in active)
@@ -243,8 +233,7 @@ class Lake:
     def call(self, function: Callable[[], Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Run a function in the lake's thread and return what it returns."""
         with self._lock:
-            running = self._thread is not None and self._thread.is_alive()
-            if running and threading.current_thread() is not self._thread:
+            if self._task.is_running and not self._task.is_current:
                 pending = Pending()
                 self._calls.append((function, pending))
             else:
@@ -268,20 +257,13 @@ class Lake:
 
     def stop(self) -> None:
         """End the thread and the children; a commit under way gets its time."""
-        self._stopping = True
-        self.wake()
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        self._task.stop()
+        self._answer_calls()
         if self._engine.tiers is not None:
-            self.worker.stop(self._wait)
+            self.worker.stop(self._task.wait)
             for topic in self.topics.values():
                 topic.waits.refuse("the engine is closed")
         self.catalog.stop()
-
-    def _wait(self, seconds: float) -> None:
-        self._woken.wait(seconds)
-        self._woken.clear()
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -352,7 +334,7 @@ class Lake:
             "state": state,
             "worker": worker,
             "catalog": self.catalog.describe(),
-            "error": self.error,
+            "error": self._task.errors.get("round", ""),
             "totals": totals(topics, facts),
             "topics": facts,
         }
