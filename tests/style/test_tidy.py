@@ -40,8 +40,10 @@ SEAM_EXCEPTIONS = {
     "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
     "lake/worker_client.py": (
         {"os.open"},
-        "a child process gets descriptors (its output, a short way to its socket), and the kernel's "
-        "file of a session's priority takes no pwrite",
+        (
+            "a child process gets descriptors (its output, a short way to its socket), and the kernel's "
+            "file of a session's priority takes no pwrite"
+        ),
     ),
 }
 """Paths under src/frazil with what they may call although it belongs to the seams, and why."""

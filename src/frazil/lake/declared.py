@@ -1,7 +1,7 @@
 """Ranges of offsets that a table declares in its own properties, so that they outlive the log.
 
 `frazil.skipped`: given up by an operator. `frazil lake resume --accept` continues after records that
-are neither in the table nor held any more, or after rows that somebody removed.
+are neither in the table nor held any more, or after rows that another program removed.
 
 `frazil.adopted`: filled by another log. `frazil lake adopt` continues after these rows.
 

@@ -173,33 +173,33 @@ def _asked(running: ServingAddress) -> Check:
 
 
 def _warehouse(examination: _Examination) -> Iterator[Check]:
-    place = examination.warehouse
-    if "://" in place and not place.startswith("file://"):
+    path = examination.warehouse
+    if "://" in path and not path.startswith("file://"):
         yield Check(
             "warehouse",
             ok=False,
-            found=f"{place} is not on the local disk, where the embedded catalog keeps tables",
+            found=f"{path} is not on the local disk, where the embedded catalog keeps tables",
             fix="set lake.warehouse to a directory",
         )
         return
     token = examination.clock.random_bytes(8).hex()
     probe = token.encode() * 512
     try:
-        path = os.path.abspath(place.removeprefix("file://"))
-        # One that is not there yet is made by the first table; the one above it is tried.
-        place = _existing(path, examination.files)
-        read = _probe(place, token, probe, examination.files)
+        whole = os.path.abspath(path.removeprefix("file://"))
+        # A missing warehouse is made by the first table; the directory above it is tried.
+        path = _existing(whole, examination.files)
+        read = _probe(path, token, probe, examination.files)
     except OSError as error:
         yield Check(
             "warehouse",
             ok=False,
-            found=f"{place} cannot be written and read: {error}",
-            fix="correct its rights, or set lake.warehouse to another place",
+            found=f"{path} cannot be written and read: {error}",
+            fix="correct its rights, or set lake.warehouse to another directory",
         )
         return
     fits = read == probe
-    text = f"{place} was written and read" if fits else f"{place} gave back other bytes"
-    fix = "" if fits else "set lake.warehouse to another place: this storage loses data"
+    text = f"{path} was written and read" if fits else f"{path} gave back other bytes"
+    fix = "" if fits else "set lake.warehouse to another directory: this storage loses data"
     yield Check("warehouse", ok=fits, found=text, fix=fix)
 
 

@@ -1,6 +1,6 @@
 """Bring a table's columns to the topic's next version: one catalog commit for each version.
 
-Columns are told apart by the ids that a topic gives them, so that a rename stays one and a new
+Columns are identified by the ids that a topic gives them, so that a rename stays one and a new
 column under an old name does not get the old one's values. Iceberg's own field ids are kept.
 """
 
@@ -69,7 +69,7 @@ def evolve(
     left alone. May run on two machines at once: each version is made once.
 
     Raises:
-        Conflict: the table is not this topic's, or somebody else changed its columns; with the
+        Conflict: the table is not this topic's, or another program changed its columns; with the
             fact. Nothing was changed by the step that failed.
         NotFound: there is no such table.
         Unavailable: the catalog cannot be reached, or others keep changing the table.
@@ -95,7 +95,7 @@ def evolve(
             with calls("change columns", writes=True, table=table):
                 catalog.commit_table(loaded, requirements, updates)
         except (Conflict, CommitUnknown) as error:
-            # The table itself tells: it is loaded again, and the step made only if it is missing.
+            # The table decides: it is loaded again, and the step made only if it is missing.
             failures += 1
             if failures >= ATTEMPTS_MAX:
                 raise Unavailable(
@@ -159,7 +159,7 @@ def next_schema(
     Columns that the topic does not know stay as they are. New ones get ids above `last_id`.
 
     Raises:
-        Conflict: somebody added a column of a name that the topic uses now.
+        Conflict: another program added a column of a name that the topic uses now.
         InvalidRequest: the change is none that a topic can make.
     """
     ids = itertools.count(last_id + 1)
@@ -241,7 +241,7 @@ class _Change:
             other = seen.setdefault(fold_name(each.name), each.name)
             if other is not each.name:
                 raise Conflict(
-                    "somebody added a column to the table whose name the topic uses now: rename "
+                    "another program added a column to the table whose name the topic uses now: rename "
                     "theirs, then frazil lake resume",
                     table=self._table,
                     column=path + each.name,
@@ -325,7 +325,7 @@ class _Comparison:
             name = f"{path}{each.name}"
             if theirs is None:
                 raise Conflict(
-                    "column of the topic is not in the table, somebody dropped or renamed it: "
+                    "column of the topic is not in the table, another program dropped or renamed it: "
                     "undo that, then frazil lake resume",
                     table=self._table,
                     column=name,
@@ -336,7 +336,7 @@ class _Comparison:
         for name, theirs in fields.items():
             if theirs.required:
                 raise Conflict(
-                    "column that somebody added to the table cannot be empty: make it nullable "
+                    "column that another program added to the table cannot be empty: make it nullable "
                     "or drop it, then frazil lake resume",
                     table=self._table,
                     column=f"{path}{name}",

@@ -1,7 +1,7 @@
 """Names of topics as names of tables: one-to-one, and back.
 
 A topic `/namespace/name` is the table `name` of the namespace `namespace`, letter for letter.
-Refused are names that would be one to an engine which does not tell case, and those of side tables.
+Names that differ in case only, and names of side tables, are refused.
 """
 
 from __future__ import annotations

@@ -248,9 +248,9 @@ def part_sets(
 ) -> PartSets:
     """Return the sets of one topic or part that its table does not have all of.
 
-    `gaps` are the ranges without records that the topic knows: where files begin behind one that
+    `gaps` are the ranges without records that the topic knows: where files begin after one that
     was declared, or there are none any more, a set without files leads up to them. It has the
-    version of the columns behind it, else the present one.
+    version of the columns after it, else the present one.
     """
     sets = [_staged_set(span, path) for span in picture.spans if span.end > committed]
     begin = sets[0].first if sets else picture.flushed

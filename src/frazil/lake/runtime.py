@@ -31,7 +31,6 @@ from frazil.lake.worker_client import LakeWorker, error_of, launcher
 from frazil.log import STATE_HOLD, Control, Pending
 from frazil.log import format as fmt
 from frazil.model import full_topic_name, topic_uid
-from frazil.telemetry import warn
 from frazil.topic import special_ranges
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Lake:
         self.clock = engine.clock
         self.topics: dict[str, LakeTopic] = {}
         self.by_itself = True
-        """The children are started after a moment; else only when somebody asks for them."""
+        """Start the children after a moment; else only when a call needs them."""
         self._started = False
         self._begun = False
         self._task = Task(
@@ -120,7 +119,7 @@ class Lake:
         return self.catalog.tables()
 
     def wake(self) -> None:
-        """Have the lake's thread look again soon."""
+        """Begin the next round now."""
         self._task.wake()
 
     def set_hold(self, runtime: TopicRuntime, offset: int | None) -> None:
@@ -130,7 +129,7 @@ class Lake:
             runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
 
     def _hello(self, epoch: int) -> Mapping[str, Any]:
-        """Return what a new worker is told."""
+        """Return the body of `hello`."""
         from frazil.lake.worker_jobs import hello_body
 
         return {**hello_body(self._engine.settings, self.catalog.address()), "epoch": epoch}
@@ -138,27 +137,27 @@ class Lake:
     # -- topics come and go ------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take up all topics with a lake, before files are merged that their plans name."""
+        """Attach all topics with a lake, before files that their plans name are merged."""
         for name in self._engine.lake_names():
-            self._take_up(name)
+            self._attach(name)
 
     def changed(self, name: str) -> None:
-        """Take note that a topic came or changed."""
+        """Attach a topic that was created or changed, if it has a lake."""
         spec, _runtimes = self._engine.whole_topic(name)
         if spec.lake and name not in self.topics:
-            self._take_up(name)
+            self._attach(name)
             self.begin()
 
     def leave(self, name: str) -> None:
-        """End a topic's way into its table and drop the lake's hold; the table stays."""
+        """Detach a topic and drop the lake's hold; the table stays."""
         _spec, runtimes = self._engine.whole_topic(name)
-        self.call(lambda: self._let_go(name, gone=False))
+        self.call(lambda: self._detach(name, gone=False))
         for runtime in runtimes:
             if HOLD in runtime.state.holds:
                 self.set_hold(runtime, None)
 
     def deleted(self, spec: TopicSpec, *, drop_table: bool) -> None:
-        """Take note that a topic was deleted; its table stays unless it is to be dropped.
+        """Detach a deleted topic; its table stays unless `drop_table`.
 
         Raises:
             InvalidRequest: if the topic had no lake.
@@ -166,7 +165,7 @@ class Lake:
         """
         found = self.topics.get(spec.name)
         if found is not None:
-            self.call(lambda: self._let_go(spec.name, gone=True))
+            self.call(lambda: self._detach(spec.name, gone=True))
         if not drop_table:
             return
         if found is None:
@@ -183,7 +182,7 @@ class Lake:
                 error=error,
             ) from error
 
-    def _take_up(self, name: str) -> None:
+    def _attach(self, name: str) -> None:
         spec, runtimes = self._engine.whole_topic(name)
         topic = LakeTopic(self, spec, runtimes)
         topic.load()
@@ -191,7 +190,7 @@ class Lake:
             runtime.lake = topic.waits
         self.topics[name] = topic
 
-    def _let_go(self, name: str, *, gone: bool) -> None:
+    def _detach(self, name: str, *, gone: bool) -> None:
         topic = self.topics.pop(name, None)
         if topic is not None:
             topic.leave(gone=gone)
@@ -211,7 +210,7 @@ class Lake:
     def _round(self) -> None:
         self._answer_calls()
         wanted = self._is_wanted()
-        # The worker is told where the catalog is: that comes first.
+        # `hello` has the address of the catalog, so the catalog comes first.
         self.worker.wanted = (wanted or self._needs > 0) and self.catalog.uri() is not None
         if self.catalog.has_moved():
             self.worker.replace("the catalog has another address")
@@ -223,7 +222,7 @@ class Lake:
             topic.waits.delay = topic.why or self.worker.why
 
     def _is_wanted(self) -> bool:
-        """Tell whether topics are to be moved, which takes the catalog and Spark."""
+        """Return whether topics are to be committed, which takes the catalog and Spark."""
         active = [each for each in self.topics.values() if each.state in {"starting", "running"}]
         if not active or self._task.stopping:
             return False
@@ -275,7 +274,7 @@ class Lake:
         self.wake()
 
     def flush(self, topic: str | None = None, timeout_s: float | None = None) -> dict[str, Ends]:
-        """Have everything that is durable committed; return where the tables then stand, by part.
+        """Commit everything that is durable; return the watermarks of the tables, by part.
 
         Args:
             topic: one topic; all with a lake without it.
@@ -301,17 +300,17 @@ class Lake:
         return {each.name: dict(each.waits.reached) for each, _ends in targets}
 
     def _wait_for(self, topic: LakeTopic, part: int, end: int, deadline: float) -> None:
-        told = threading.Event()
-        if topic.waits.watch(part, end, told.set):
-            while not told.is_set() and not self.worker.refused:
+        moved = threading.Event()
+        if topic.waits.watch(part, end, moved.set):
+            while not moved.is_set() and not self.worker.refused:
                 left = deadline - self.clock.monotonic()
                 if left <= 0:
                     break
-                told.wait(min(left, LOOK_S))
-            topic.waits.forget(told.set)
+                moved.wait(min(left, LOOK_S))
+            topic.waits.forget(moved.set)
         if topic.waits.reached.get(part, 0) < end:
             raise Unavailable(
-                "the lake did not get there; the records are safe and wait",
+                "the commit did not happen in time; the records are safe and wait",
                 topic=topic.name,
                 state=topic.state,
                 why=topic.waits.refusal or topic.why or self.worker.why or "it takes longer",
@@ -340,15 +339,15 @@ class Lake:
         }
 
     def committed(self, topic: str) -> Ends:
-        """Return where a topic's table stands, by part; -1 is a topic without parts."""
+        """Return the watermark of a topic's table, by part; -1 is a topic without parts."""
         found = self.topics.get(full_topic_name(topic))
         return {} if found is None else dict(found.waits.reached or found.remembered())
 
     def pause(self, topic: str | None = None) -> None:
-        """Let records wait; a commit under way is finished. Outlives a restart."""
+        """Stop committing after the running commit; survives a restart."""
         for each in self._chosen(topic):
-            wishes = msgspec.structs.replace(each.wishes, paused=True)
-            self.call(partial(each.decide, wishes))
+            overrides = msgspec.structs.replace(each.overrides, paused=True)
+            self.call(partial(each.decide, overrides))
 
     def resume(
         self,
@@ -358,7 +357,7 @@ class Lake:
         accept: bool = False,
         rejects: bool = False,
     ) -> None:
-        """Go on after a pause or a stop: look at the table again.
+        """Continue after a pause or a stop: load the table's state again.
 
         Args:
             topic: one topic; all without it.
@@ -372,16 +371,16 @@ class Lake:
             raise InvalidRequest("a choice is for one topic, name it")
         choice: Choice = "replay" if replay else "accept" if accept else ""
         for each in self._chosen(topic):
-            wishes = msgspec.structs.replace(each.wishes, paused=False)
+            overrides = msgspec.structs.replace(each.overrides, paused=False)
             if rejects:
-                wishes = msgspec.structs.replace(wishes, rejects_allowed=True)
+                overrides = msgspec.structs.replace(overrides, rejects_allowed=True)
             if choice:
                 chosen = self.call(partial(self._ends_of, each))
-                wishes = msgspec.structs.replace(wishes, choice=choice, chosen=chosen)
-            self.call(partial(each.decide, wishes))
+                overrides = msgspec.structs.replace(overrides, choice=choice, chosen=chosen)
+            self.call(partial(each.decide, overrides))
 
     def _ends_of(self, topic: LakeTopic) -> Ends:
-        """Return where a table stands by its own word; nowhere if there is none."""
+        """Return the watermark that a table states; empty if there is no table."""
         try:
             return watermarks(self.tables().look(topic.table), {})[0]
         except NotFound:
@@ -452,7 +451,7 @@ class Lake:
 
     @contextlib.contextmanager
     def needed(self) -> Iterator[None]:
-        """Have Spark run meanwhile, whatever state the topics are in; none is moved by this."""
+        """Keep Spark running meanwhile, whatever state the topics are in; this commits nothing."""
         with self._lock:
             self._needs += 1
         self.begin()
@@ -538,7 +537,7 @@ def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int)
 
 
 def totals(topics: Sequence[LakeTopic], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the counters of all topics together, and how far they are behind.
+    """Return the counters of all topics together, and their lag.
 
     Counters begin with the engine. `commit_seconds` is of the last hundred commits of each topic.
     """
@@ -580,12 +579,12 @@ def _shown(ends: Ends) -> int | dict[str, int]:
 
 
 def _records(runtime: TopicRuntime, committed: int) -> int:
-    behind = max(runtime.state.durable - committed, 0)
+    waiting = max(runtime.state.durable - committed, 0)
     gaps = sum(
         max(0, min(each.end, runtime.state.durable) - max(each.first, committed))
         for each in special_ranges(runtime)
     )
-    return max(behind - gaps, 0)
+    return max(waiting - gaps, 0)
 
 
 def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> dict[str, Any]:
@@ -620,7 +619,7 @@ def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> di
 
 
 def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:
-    """Estimate the bytes of records that were not loaded since the start; tell the first one's time.
+    """Estimate the bytes of records that were not loaded since the start, and the first one's time.
 
     Both are 0 if there are none; the time is 0 if it cannot be read.
     """
@@ -643,7 +642,7 @@ READY_S: Final = 5.0
 class LakeCatalog:
     """Starts the catalog when it is needed and knows where it is.
 
-    Starting takes a moment and is done by who asks first; the lake's thread, as a rule.
+    Starting takes a moment and is done by the first caller, as a rule the lake's thread.
     """
 
     def __init__(
@@ -711,7 +710,7 @@ class LakeCatalog:
         return self._process
 
     def _warehouse(self) -> str:
-        """Return where the tables lie; the catalog itself could only die of a wrong place.
+        """Return the directory of the tables; checked here, because the catalog could only die of a wrong one.
 
         Raises:
             InvalidRequest: if it is no local path.
@@ -729,7 +728,7 @@ class LakeCatalog:
             self._file_system.make_directory(path)
         except OSError as error:
             raise Unavailable(
-                "tables cannot lie there, correct lake.warehouse or its rights",
+                "the warehouse cannot be made, correct lake.warehouse or its rights",
                 warehouse=warehouse,
                 error=error,
             ) from error

@@ -267,7 +267,7 @@ def verify_topic(
 ) -> VerifyResult:
     """Verify a topic's table; see `Lake.verify`.
 
-    Files of the disk tier that it is compared with stay in place meanwhile.
+    Files of the disk tier that it is compared with are pinned meanwhile.
     """
     if topic.keyed:
         raise InvalidRequest("keyed tables come later", topic=topic.name)
@@ -309,7 +309,7 @@ def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
 
 @contextlib.contextmanager
 def _pinned(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
-    """Keep the files of the disk tier in place."""
+    """Pin the files of the disk tier."""
     disk = lake.tiers.disk
     with contextlib.ExitStack() as stack:
         for runtime in runtimes:

@@ -36,7 +36,7 @@ from frazil.lake.stages.read import read_staged
 from frazil.lake.stages.shapes import shaped, without_others
 from frazil.lake.stages.split import keep_accepted
 from frazil.lake.stages.validate import validate
-from frazil.lake.table_state import look, view_of
+from frazil.lake.table_state import look, state_of
 from frazil.lake.verify import (
     SHOWN_MAX,
     Problem,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from frazil.lake.declared import Ranges
     from frazil.lake.plan import PartRange, TableName
-    from frazil.lake.table import Ends, View
+    from frazil.lake.table import Ends, TableState
     from frazil.lake.verify import Kind, StagedRows
     from frazil.lake.worker_jobs import SparkJob
 
@@ -116,7 +116,7 @@ class _Loaded(NamedTuple):
     """A table at one moment; `line` has its snapshots, newest first."""
 
     table: TableName
-    view: View
+    view: TableState
     line: list[Snapshot]
     skipped: Ranges
     adopted: Ranges
@@ -125,7 +125,7 @@ class _Loaded(NamedTuple):
 def _load(catalog: Catalog, table: TableName, request: VerifyRequest) -> _Loaded:
     loaded = load(catalog, table)
     metadata = parse_metadata(loaded.metadata, table)
-    view = view_of(catalog, table, loaded)
+    view = state_of(catalog, table, loaded)
     if view.topic_id != request.topic_id:
         raise Conflict("the table is another topic's", table=table, topic_id=view.topic_id)
     skipped, adopted = (decode_ranges(metadata.properties, key) for key in (SKIPPED, ADOPTED))
@@ -250,7 +250,7 @@ class _Rows:
             found.skipped -= keys.where(_within(skipped)).count()
 
     def _deleted(self, keys: DataFrame) -> DataFrame | None:
-        """Return the offsets of rows that snapshots of others removed and nobody put back."""
+        """Return the offsets of rows that snapshots of others removed and that were not added again."""
         kept = {each.snapshot_id for each in self._loaded.line}
         frames: list[DataFrame] = []
         for each, _removed in self._removals:
@@ -454,7 +454,7 @@ def _key_columns(frame: DataFrame) -> tuple[Column, Column]:
 
 
 def _within(ranges: Ranges, part: Column | None = None, offset: Column | None = None) -> Column:
-    """Return whether a row's part and offset lie in ranges."""
+    """Return whether a row's part and offset are in ranges."""
     number = F.col("part") if part is None else part
     at = F.col("offset") if offset is None else offset
     conditions = [

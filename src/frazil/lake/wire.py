@@ -1,4 +1,4 @@
-"""What the engine and the lake worker say to each other: versioned JSON behind a length.
+"""The protocol of the engine and the lake worker: versioned JSON with a length prefix.
 
     0        4
     +--------+----------------------------------------+

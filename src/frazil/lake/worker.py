@@ -1,6 +1,6 @@
 """The lake worker: the process that runs Spark for an engine, and nothing without it.
 
-It is stateless. The engine plans, persists and releases; the worker commits what it is told, and
+It is stateless. The engine plans, persists and releases; the worker commits the plan it is given, and
 whatever it was at when it died is looked at and done again by the next one. Its main thread reads
 the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it, when
 the socket does.
@@ -26,7 +26,7 @@ from frazil.errors import Closed, CorruptionError, FrazilError, InvalidRequest, 
 from frazil.fs import RealFileSystem
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_client import step_back
-from frazil.lake.worker_jobs import Halt, Jobs, WorkerConfig
+from frazil.lake.worker_jobs import Failpoints, Jobs, WorkerConfig
 from frazil.lake.worker_spark import STARTING, Spark, keep_log
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
@@ -53,7 +53,7 @@ class Worker:
     Args:
         connection: the engine's socket.
         epoch: the number that the engine gave this worker.
-        config: what `hello` would tell, if it is known before.
+        config: the body of `hello`, if it is known before.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Worker:
         self._config = config
         self._clock = clock or SystemClock()
         self._file_system = file_system or RealFileSystem()
-        self._halt = Halt(os.environ, self._file_system)
+        self._halt = Failpoints(os.environ, self._file_system)
         self._sending = threading.Lock()
         self._stopping = threading.Event()
         self._spark: Spark | None = None
@@ -169,8 +169,8 @@ class Worker:
                 return
             except Exception:
                 LOGGER.exception("lake_worker_broke", extra={"facts": {"epoch": self._epoch}})
-                told = Unavailable("Spark does not start, logs/lake.log has the trace")
-                self.answer(Answer(request.id, "failed", error=told.code, message=str(told)))
+                broken = Unavailable("Spark does not start, logs/lake.log has the trace")
+                self.answer(Answer(request.id, "failed", error=broken.code, message=str(broken)))
                 raise
             self._jobs.open(spark)
             self.answer(Answer(request.id, "done", self._facts(spark)))
@@ -190,7 +190,7 @@ class Worker:
                 config,
                 epoch=self._epoch,
                 file_system=self._file_system,
-                tell=lambda step: self.answer(Answer(request.id, "progress", {"step": step})),
+                report=lambda step: self.answer(Answer(request.id, "progress", {"step": step})),
             )
         finally:
             # Only now: in between the JVM would have no handle, and could not be ended.
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The JVM is being started and has no handle yet: the whole group goes.
         os.killpg(os.getpgid(0), signal.SIGKILL)
     worker.end()
-    # Threads may be stuck in calls to a JVM that is gone: nobody waits for them.
+    # Threads may be stuck in calls to a JVM that is gone.
     os._exit(code)
 
 

@@ -55,7 +55,7 @@ PING_S: Final = 2.5
 STOP_TIMEOUT_S: Final = 60.0
 """A running commit gets so long when the engine is closed."""
 REFUSALS_MIN: Final = 2
-"""After so many starts in a row that said why they cannot be, nobody has to wait for the next."""
+"""After so many starts in a row that said why they cannot be, calls no longer wait for the next."""
 IDLE_STOP_S: Final = 10.0
 SEND_TIMEOUT_S: Final = 5
 
@@ -117,7 +117,7 @@ class LakeWorker:
 
     Args:
         launch: starts a process for an epoch.
-        hello: returns what a new worker is told, for its epoch.
+        hello: returns the body of `hello` for an epoch.
         next_epoch: returns a number that is higher than all before, durably.
         wake: called from another thread when there is something for `step`.
     """
@@ -145,7 +145,7 @@ class LakeWorker:
         self.wanted = False
         self.starts = 0
         self.why = ""
-        """What the last worker died of, or the next one waits for; empty while one works."""
+        """Why the last worker ended, or what the next one waits for; empty while one works."""
         self.refused = ""
         """Why no worker can be started, if the last ones said so themselves: Java is missing."""
         self._refusals = 0
@@ -236,7 +236,7 @@ class LakeWorker:
             try:
                 body = self._hello(talk.epoch)
             except FrazilError as error:
-                self._lost(talk, f"the worker cannot be told what it needs: {error}")
+                self._lost(talk, f"the body of hello cannot be made: {error}")
                 return
             self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
         elif isinstance(found, Answer):
@@ -267,13 +267,13 @@ class LakeWorker:
         event("lake_worker_ready", pid=talk.process.pid, epoch=talk.epoch)
 
     def replace(self, why: str) -> None:
-        """Have another worker in the place of this one."""
+        """Replace the worker."""
         if self._talk is not None:
             self._lost(self._talk, why)
             self._retry_at = 0.0
 
     def try_again(self) -> None:
-        """Start soon although starts were refused: somebody wants to know whether they still are."""
+        """Start soon although starts were refused: the cause may be gone."""
         if self.refused:
             self.refused = ""
             self._refusals = self._failures = 0
@@ -332,7 +332,7 @@ class LakeWorker:
             self._send(talk, "ping", {})
 
     def _lost(self, talk: _Talk, why: str) -> None:
-        """Give a worker up: end it for certain, and tell all who wait that it is unknown."""
+        """Give a worker up: end it, and answer all requests with an unknown outcome."""
         if talk is not self._talk:
             return
         self._talk = None
@@ -345,7 +345,7 @@ class LakeWorker:
             say("lake_worker_lost", pid=talk.process.pid, epoch=talk.epoch, why=why)
         self._end(talk)
         self._pause(now, why)
-        self._tell_all(talk, why)
+        self._fail_all(talk, why)
 
     def _end(self, talk: _Talk) -> None:
         if talk.process.poll() is None:
@@ -354,7 +354,7 @@ class LakeWorker:
             # Wakes the thread that listens.
             _shut(talk.connection)
 
-    def _tell_all(self, talk: _Talk, why: str) -> None:
+    def _fail_all(self, talk: _Talk, why: str) -> None:
         waiting, talk.waiting = talk.waiting, {}
         for number, answered in waiting.items():
             answered(Answer(number, "failed", {}, "commit_unknown", why))
@@ -387,7 +387,7 @@ class LakeWorker:
         if self._talk is talk:
             self._talk = None
             self._end(talk)
-            self._tell_all(talk, "the lake was stopped")
+            self._fail_all(talk, "the lake was stopped")
         self.why = ""
 
 
@@ -507,7 +507,7 @@ def _spawn(paths: DataDirectory, file_system: FileSystem, command: Sequence[str]
 
 
 def _accept(listener: socket.socket, process: _Process, timeout_s: float) -> socket.socket:
-    """Wait until the worker has called; nobody else gets through the directory's rights."""
+    """Wait until the worker has connected; the directory's rights keep others out."""
     listener.settimeout(ACCEPT_S)
     try:
         for _attempt in range(max(int(timeout_s / ACCEPT_S), 1)):
@@ -528,7 +528,7 @@ def _accept(listener: socket.socket, process: _Process, timeout_s: float) -> soc
 
 
 def process_exists(pid: int) -> bool:
-    """Return whether a process of this number runs, whoever's it is."""
+    """Return whether a process of this number runs, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

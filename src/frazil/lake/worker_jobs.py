@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VARIABLE",
-    "Halt",
+    "Failpoints",
     "Jobs",
     "MaintainRequest",
     "Operation",
@@ -51,13 +51,13 @@ __all__ = [
 JOBS_MAX: Final = 2
 """So many tables are worked on at once; a small driver has no more cores."""
 RATIO_BYTES_MIN: Final = 1 << 20
-"""Smaller commits are mostly footers: they tell nothing of how rows compress."""
+"""Smaller commits are mostly footers: their size says nothing about how rows compress."""
 RATIO_MIN: Final = 0.1
 RATIO_MAX: Final = 10.0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told before it starts Spark; `settings` are all of them by dotted path."""
+    """What a worker needs before it starts Spark; `settings` are all of them by dotted path."""
 
     data_dir: str
     settings: dict[str, Any]
@@ -191,7 +191,7 @@ class SparkJob:
         spark: Spark,
         *,
         answer: Callable[[Answer], None],
-        halt: Halt,
+        halt: Failpoints,
     ) -> None:
         self.request = request
         self.body: Mapping[str, Any] = request.body
@@ -230,7 +230,7 @@ class Jobs:
         halt: the tests' hook at each step.
     """
 
-    def __init__(self, answer: Callable[[Answer], None], halt: Halt, clock: Clock) -> None:
+    def __init__(self, answer: Callable[[Answer], None], halt: Failpoints, clock: Clock) -> None:
         self._answer = answer
         self._halt = halt
         self._clock = clock
@@ -268,7 +268,7 @@ class Jobs:
         self._pool.submit(self._run, job)
 
     def drain(self, seconds: float) -> bool:
-        """Take no more jobs and wait for the running ones; tell whether they came to an end."""
+        """Take no more jobs and wait for the running ones; return whether all ended."""
         self._closed = True
         deadline = self._clock.monotonic() + seconds
         with self._changed:
@@ -293,12 +293,12 @@ class Jobs:
             self._failed(request, error)
         except Exception as error:  # noqa: BLE001 - the top of a thread: a bug is an answer
             LOGGER.exception("lake_job_broke", extra={"facts": {"op": request.op}})
-            told = FrazilError(
+            bug = FrazilError(
                 "the lake worker has a bug, logs/lake.log has the trace",
                 op=request.op,
                 error=repr(error),
             )
-            self._failed(request, told)
+            self._failed(request, bug)
         finally:
             with self._changed:
                 self._jobs.pop(request.id, None)
@@ -322,7 +322,7 @@ VARIABLE: Final = "FRAZIL_LAKE_HALT_AT"
 _ACTIONS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
-class Halt:
+class Failpoints:
     """What the variable asks for; nothing if it is not set.
 
     Raises:

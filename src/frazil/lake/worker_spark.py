@@ -1,4 +1,4 @@
-"""Spark as the worker has it: started once, watched, ended with everything it left behind."""
+"""Spark as the worker has it: started once, watched, ended together with its scratch files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SESSION_CONF: Final = {
     "spark.sql.caseSensitive": "false",
 }
 QUICK_CONF: Final = {
-    # Staged files lie on this machine: a job that lists them costs more than the listing.
+    # Staged files are on this machine: a job that lists them costs more than the listing.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }
 """What saves time, unless the user sets it otherwise."""
@@ -57,7 +57,7 @@ _MB: Final = 1_000_000
 
 
 class _TraceFormatter(logging.Formatter):
-    """Events as everywhere, with the traces of Java and Python in full behind them."""
+    """Events as everywhere, followed by the whole traces of Java and Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,9 +104,9 @@ class Spark:
         *,
         epoch: int,
         file_system: FileSystem,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> Spark:
-        """Reach the catalog, find Java and the jars, start the JVM; `tell` gets the steps.
+        """Reach the catalog, find Java and the jars, start the JVM; `report` gets the steps.
 
         Raises:
             Unavailable: something of it is not there; the message says what.
@@ -114,7 +114,7 @@ class Spark:
         """
         settings = config.to_settings()
         catalog = connect(config.catalog)
-        ready = prepare(settings, progress=fetch_steps(tell), file_system=file_system)
+        ready = prepare(settings, progress=fetch_steps(report), file_system=file_system)
         for note in ready.java.notes:
             event("lake_java_passed_over", note=note, used=ready.java.home)
         runs = os.path.join(settings.data_dir, "run")
@@ -176,7 +176,7 @@ class Spark:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what runs here."""
-        java = self.session.sparkContext._jvm  # noqa: SLF001 - Java tells its version itself
+        java = self.session.sparkContext._jvm  # noqa: SLF001 - PySpark has no call for it
         found = "" if java is None else str(java.java.lang.System.getProperty("java.version"))
         return {"python": sys.version.split()[0], "spark": self.session.version, "java": found}
 
@@ -202,17 +202,17 @@ def kept_conf(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def fetch_steps(tell: Callable[[str], None]) -> Progress:
-    """Return what tells how far the jars are fetched, once for each MB."""
-    told = -1
+def fetch_steps(report: Callable[[str], None]) -> Progress:
+    """Return a progress callback that reports how far the jars are fetched, once for each MB."""
+    reported = -1
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
-        if done // _MB != told:
-            told = done // _MB
-            tell(f"fetching Spark's jars, {told} of {-(-total // _MB)} MB")
+        nonlocal reported
+        if done // _MB != reported:
+            reported = done // _MB
+            report(f"fetching Spark's jars, {reported} of {-(-total // _MB)} MB")
         if done >= total:
-            tell(STARTING)
+            report(STARTING)
 
     return progress
 

@@ -10,7 +10,7 @@ import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.fs import RealFileSystem
-from frazil.lake import CATALOG_NAME, CommitResult, Halt, Request
+from frazil.lake import CATALOG_NAME, CommitResult, Failpoints, Request
 from frazil.lake.spark_table import SparkTables
 from frazil.lake.worker_jobs import SparkJob, commit_plan
 from frazil.model import PartitionField
@@ -95,7 +95,7 @@ def worked(world, topic, plan, remembered):
         Request(1, "commit", topic.request(plan, remembered=remembered).body()),
         attrs.evolve(world.spark, tables=tables),
         answer=lambda _answer: None,
-        halt=Halt({}, seam),
+        halt=Failpoints({}, seam),
     )
     result = CommitResult.of(commit_plan(job))
     files = {call.path for call in seam.trace if call.verb == "sync"}

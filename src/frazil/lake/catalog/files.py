@@ -72,20 +72,20 @@ def local_path(location: str) -> str:
 
 
 def is_inside(location: str, directory: str) -> bool:
-    """Tell whether a location lies below a directory, and is not the directory itself."""
+    """Return whether a location is below a directory, and not the directory itself."""
     path, above = local_path(location), local_path(directory)
     return path != above and os.path.commonpath([path, above]) == above
 
 
 @attrs.frozen
 class Warehouse:
-    """Where tables may lie: below `location`, and anywhere if `allow_outside`."""
+    """The directory that all tables must be below, unless `allow_outside`."""
 
     location: str
     allow_outside: bool = False
 
     def check(self, location: str) -> None:
-        """Refuse a location where no table may lie."""
+        """Refuse a location outside of the warehouse."""
         path = local_path(location)
         if self.allow_outside:
             return
@@ -296,8 +296,8 @@ def purge(
 ) -> int:
     """Delete what a dropped table's metadata names below its own location; return how many files.
 
-    Nothing is deleted if another table's metadata lies below the location too, or if the table's
-    location is not below the warehouse: its files may then be somebody else's. With the property
+    Nothing is deleted if another table's metadata is below the location too, or if the table's
+    location is not below the warehouse: its files may then belong to another table. With the property
     `gc.enabled` false, data files stay.
     """
     home = str(dropped.metadata["location"])
@@ -312,7 +312,7 @@ def purge(
                 warn("catalog_purge_kept_file", location=location, reason="outside the table")
                 continue
             path = local_path(location)
-            # Spark lays the checksum of each local file beside it, under a hidden name.
+            # Spark keeps the checksum of each local file in a hidden file of the same directory.
             with contextlib.suppress(FileNotFoundError):
                 file_system.unlink(_checksum_of(path))
             file_system.unlink(path)
@@ -334,7 +334,7 @@ def _reason_to_keep(home: str, others: Iterable[str], warehouse: Warehouse) -> s
     try:
         warehouse.check(home)
         if any(_is_local_inside(location, home) for location in others):
-            return "another table lies in it"
+            return "another table is below it"
     except Refusal as refusal:
         return str(refusal)
     return ""

@@ -253,7 +253,7 @@ def joined(parts: Sequence[str]) -> str:
     """Return a namespace as a row has it.
 
     Raises:
-        Refusal: it is empty, too long, or has a level that cannot be told from two.
+        Refusal: it is empty, too long, or has a level with a dot.
     """
     for part in parts:
         _check(part, "level of a namespace")

@@ -72,7 +72,7 @@ class Answer(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A method and a path with what answers it; clients are told of it unless it is `hidden`."""
+    """A method and a path with its handler; `config` lists it to clients unless it is `hidden`."""
 
     method: str
     path: str

@@ -117,7 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that tells when it listens, and that outlives its signals to clean up."""
+    """A uvicorn server that reports when it listens, and handles signals without ending."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -148,12 +148,12 @@ class _Server(uvicorn.Server):
             self._tell()
 
 
-def serve(options: ServerOptions, *, told: Callable[[CatalogAddress], None]) -> None:
+def serve(options: ServerOptions, *, listening: Callable[[CatalogAddress], None]) -> None:
     """Serve a catalog until a signal, the end of the parent or a failure of storage.
 
     Args:
         options: how.
-        told: gets the address once the server listens.
+        listening: called with the address once the server listens.
 
     Raises:
         Unavailable: the file, the warehouse or the port cannot be used, or storage failed.
@@ -176,7 +176,7 @@ def serve(options: ServerOptions, *, told: Callable[[CatalogAddress], None]) -> 
             if options.run_directory is not None:
                 write_address(options.run_directory, address, file_system=file_system, clock=clock)
             event("catalog_started", uri=address.uri, warehouse=address.warehouse, db=options.db)
-            told(address)
+            listening(address)
 
         broken = threading.Event()
 
@@ -276,13 +276,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m frazil.lake.catalog", description=__doc__)
     parser.add_argument("--db", help="the SQLite file")
     parser.add_argument("--memory", action="store_true", help="keep everything in memory")
-    parser.add_argument("--warehouse", help="where tables lie")
+    parser.add_argument("--warehouse", help="the directory of the tables")
     parser.add_argument("--catalog", default="frazil", help="the catalog's name in the rows")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="0 takes any free one")
     parser.add_argument("--token-file", help="made if it is missing; without it no token is asked")
     parser.add_argument("--run", help="directory of the address file")
-    parser.add_argument("--allow-outside", action="store_true", help="tables may lie anywhere")
+    parser.add_argument("--allow-outside", action="store_true", help="tables may be anywhere")
     parser.add_argument("--parent", type=int, help="end with this process and with stdin")
     parser.add_argument("--log", help="file for events; stderr without it")
     given = parser.parse_args(arguments)
@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process and return its exit code."""
     given = _parsed(arguments)
     if given.parent:
-        # Beside an engine: its readers, however many, take no core from those who publish.
+        # Started by an engine: readers of the catalog take no core from publishers.
         step_back()
     configure(sys.stderr, log_level="info", log_format="text")
     if given.log:
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         LOGGER.handlers[:] = [handler]
         logging.getLogger("uvicorn").addHandler(handler)
 
-    def told(address: CatalogAddress) -> None:
+    def listening(address: CatalogAddress) -> None:
         sys.stdout.write(f"{READY}{msgspec.json.encode(address).decode()}\n")
         sys.stdout.flush()
 
@@ -323,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_outside=given.allow_outside,
             parent=given.parent,
         )
-        serve(options, told=told)
+        serve(options, listening=listening)
     except (FrazilError, OSError) as error:
         sys.stderr.write(f"frazil catalog: {error}\n")
         return codes_of(error).exit
@@ -343,7 +343,7 @@ def make_app(
         catalog: what answers.
         name: the catalog's name.
         token: what a request must bring, None if any may come.
-        failed: called when storage failed, so that nobody builds on a file in an unknown state.
+        failed: called when storage failed: the file is in an unknown state.
     """
     expected = None if token is None else f"Bearer {token}".encode()
 
