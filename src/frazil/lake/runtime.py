@@ -66,8 +66,9 @@ LOOK_S: Final = 0.25
 class Lake:
     """The lake of one engine. Any thread may call any method."""
 
-    def __init__(self, engine: Instance, store: MetadataStore) -> None:
+    def __init__(self, engine: Instance, store: MetadataStore, tiers: Tiers | None) -> None:
         self._engine = engine
+        self._tiers = tiers
         self.clock = engine.clock
         self.topics: dict[str, LakeTopic] = {}
         self.by_itself = True
@@ -90,8 +91,8 @@ class Lake:
         self.catalog = LakeCatalog(
             engine.settings, engine.paths, file_system=engine.file_system, clock=engine.clock
         )
-        if engine.tiers is not None:
-            self.plans = LakePlans(store, engine.tiers.disk)
+        if tiers is not None:
+            self.plans = LakePlans(store, tiers.disk)
             self.worker = LakeWorker(
                 launcher(engine.paths, engine.file_system),
                 hello=self._hello,
@@ -109,10 +110,9 @@ class Lake:
         Raises:
             InvalidRequest: if there are none.
         """
-        tiers: Tiers | None = self._engine.tiers
-        if tiers is None:
+        if self._tiers is None:
             raise InvalidRequest("the lake needs the memory tier, set memory.enabled")
-        return tiers
+        return self._tiers
 
     def tables(self) -> CatalogTables:
         """Return the catalog's tables; `Unavailable` while the catalog does not answer."""
@@ -148,9 +148,25 @@ class Lake:
             self._attach(name)
             self.begin()
 
-    def leave(self, name: str) -> None:
-        """Detach a topic and drop the lake's hold; the table stays."""
-        _spec, runtimes = self._engine.whole_topic(name)
+    def leave(self, name: str, *, confirm: bool) -> None:
+        """Stop committing a topic and drop the lake's hold; its table stays.
+
+        Called before the definition changes: a crash in between leaves a topic with a lake whose
+        hold is made again, never a hold that nothing moves.
+
+        Raises:
+            InvalidRequest: if the topic has a lake and `confirm` is missing.
+        """
+        spec, runtimes = self._engine.whole_topic(name)
+        if not spec.lake or spec.part_of:
+            return
+        if not confirm:
+            raise InvalidRequest(
+                "without its lake the topic no longer keeps records for the table: those that are "
+                "not committed go with its retention; give confirm=True",
+                topic=name,
+                committed=self.committed(name),
+            )
         self.call(lambda: self._detach(name, gone=False))
         for runtime in runtimes:
             if HOLD in runtime.state.holds:
@@ -258,7 +274,7 @@ class Lake:
         """End the thread and the children; a commit under way gets its time."""
         self._task.stop()
         self._answer_calls()
-        if self._engine.tiers is not None:
+        if self._tiers is not None:
             self.worker.stop(self._task.wait)
             for topic in self.topics.values():
                 topic.waits.refuse("the engine is closed")
@@ -321,7 +337,7 @@ class Lake:
     def status(self) -> dict[str, Any]:
         """Return what the lake does, by topic, ready for JSON."""
         topics = list(self.topics.values())
-        if self._engine.tiers is None or not topics:
+        if self._tiers is None or not topics:
             return {"state": "off", "topics": {}}
         worker = self.worker.describe()
         state = "running" if worker["state"] == "ready" else "starting"
