@@ -12,14 +12,12 @@ from typing import get_args
 from frazil.errors import FrazilError
 from frazil.registry import CompatibilityMode, SchemaType
 from frazil.registry.definitions import incompatibilities, parse_definition
-from frazil.serve.auth.credentials import BadCredential
-from frazil.serve.auth.tokens import TokenRules, verify_token
+from frazil.serve.auth.credentials import BadCredential, TokenRules, verify_token
 from frazil.serve.danube import messages
 from frazil.serve.danube.names import checked_topic, is_namespace, part_of
 from frazil.serve.danube.proto.danube_pb2 import StreamMessage
 from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.codec import CallFailed
-from frazil.serve.http_request import HEAD_END, BadRequest, parse_head
 
 TOKENS = TokenRules(secrets=(b"s" * 32,), issuer="here")
 
@@ -55,9 +53,7 @@ def danube(data):
 
 
 def clients(data):
-    """What else clients send: heads of HTTP/1 requests, and tokens."""
-    with suppress(BadRequest):
-        parse_head(data + HEAD_END, loopback_only=bool(len(data) % 2))
+    """What else clients send: tokens."""
     with suppress(BadCredential):
         verify_token(data.decode("latin-1"), TOKENS, now_s=1e9)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,6 +19,8 @@ from frazil.serve.danube.schema_thread import SchemaThread
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from frazil.schema import Message
     from frazil.topic import States
 

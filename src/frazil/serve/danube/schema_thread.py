@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from frazil.errors import FrazilError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["SchemaThread"]
 
