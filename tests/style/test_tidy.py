@@ -36,10 +36,6 @@ SEAM_EXCEPTIONS = {
         "a catalog in memory has a warehouse that is gone with it",
     ),
     "lake/doctor.py": ({"tempfile"}, "a catalog that is only tried leaves no file behind"),
-    "lake/resolver.py": (
-        {"os.lstat", "tempfile"},
-        "spark's resolver works in a directory that is gone afterwards; its growth is watched",
-    ),
     "lake/priority.py": ({"os.open"}, "the kernel's file of a session's priority takes no pwrite"),
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),

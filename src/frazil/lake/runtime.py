@@ -21,7 +21,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.adopting import begin_adoption, finish_adoption, publish_again
+from frazil.lake.adoption import adopt
 from frazil.lake.catalog_runtime import LakeCatalog
 from frazil.lake.facts import topic_facts, totals
 from frazil.lake.plans import LakePlans
@@ -37,11 +37,10 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from frazil.lake.adopting import Begun
-    from frazil.lake.certificate import Certificate
-    from frazil.lake.context import Tables
-    from frazil.lake.reject_replay import TopicRejects
+    from frazil.lake.rejects import TopicRejects
     from frazil.lake.table import Ends
+    from frazil.lake.tables import CatalogTables
+    from frazil.lake.verify import VerifyResult
     from frazil.lake.watermark import Choice
     from frazil.lake.wire import Answer
     from frazil.metadata import MetadataStore
@@ -79,7 +78,6 @@ class Lake:
         self._lock = threading.RLock()
         self.settling = threading.Lock()
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
-        self._adopting = threading.Lock()
         self._thread: threading.Thread | None = None
         self.catalog = LakeCatalog(
             engine.settings, engine.paths, file_system=engine.file_system, clock=engine.clock
@@ -109,8 +107,8 @@ class Lake:
             raise InvalidRequest("the lake needs the memory tier, set memory.enabled")
         return tiers
 
-    def tables(self) -> Tables:
-        """Return the catalog; see `LakeWorld.tables`."""
+    def tables(self) -> CatalogTables:
+        """Return the catalog's tables; `Unavailable` while the catalog does not answer."""
         return self.catalog.tables()
 
     def wake(self) -> None:
@@ -404,32 +402,24 @@ class Lake:
             return {}
 
     def adopt(self, topic: str, *, confirm: bool = False) -> dict[str, Any]:
-        """Go on behind the end of a table that this topic did not fill; return what was done.
+        """Continue after the end of a table that this topic did not fill; return what was done.
 
-        The topic's head is raised to the table's end with a declared gap, so that no offset means
-        two records. A table of another topic is taken over with `confirm`; records of this topic
-        that lie below its end are published again behind it, first. Called again after a crash, it
-        goes on where it stood.
+        The topic's head is raised to the table's end with a declared gap, so that no offset is used
+        twice. Own records at offsets that the table has filled stay readable in the log and do not
+        get into the table: `left_out` has their offsets.
 
         Raises:
-            InvalidRequest: if there is nothing to adopt, or the table is another topic's and
+            InvalidRequest: if the table is another topic's, or own records would be left out, and
                 `confirm` is missing.
+            NotFound: if there is no table.
         """
         [found] = self._chosen(topic)
         if found.keyed:
             raise InvalidRequest("keyed tables come later", topic=found.name)
         self._check_open()
-        with self._adopting:
-            name = self.clock.random_bytes(8).hex()
-            begun: Begun = self.call(
-                lambda: begin_adoption(found, self.tables(), self.plans, confirm=confirm, name=name)
-            )
-            if begun.adoption is not None:
-                # Here, not in the lake's thread: it may take long, and other tables go on.
-                publish_again(found, self.plans, begun.adoption)
-            self._started = True
-            self.call(lambda: finish_adoption(found, self.tables(), self.plans, begun))
-        return begun.told(found)
+        done: dict[str, Any] = self.call(lambda: adopt(found, self.tables(), confirm=confirm))
+        self._started = True
+        return done
 
     def rejects(self, topic: str) -> TopicRejects:
         """Return the records of a topic that its table could not take.
@@ -438,7 +428,7 @@ class Lake:
             InvalidRequest: if the topic has no lake.
             NotFound: if there is no such topic.
         """
-        from frazil.lake.reject_replay import TopicRejects
+        from frazil.lake.rejects import TopicRejects
 
         self._check_open()
         [found] = self._chosen(topic)
@@ -450,21 +440,22 @@ class Lake:
         *,
         timeout_s: float | None = None,
         progress: Callable[[str], None] | None = None,
-    ) -> Certificate:
-        """Prove with Spark that a topic's table has each of its records once.
+    ) -> VerifyResult:
+        """Check with Spark that a topic's table has each of its records once.
 
-        Works for paused and stopped topics as well. Returns a certificate: its `verdict` is `good`,
+        Works for paused and stopped topics as well. The result's `verdict` is `good`,
         `rows deleted by others` or `damaged`, its `lines` are for people.
 
         Args:
             topic: one topic.
             timeout_s: how long to wait; a day without it.
-            progress: told the steps.
+            progress: called with each step.
 
         Raises:
             InvalidRequest: if the topic has no lake, or is keyed.
             NotFound: if there is no such topic, or it has no table yet.
             Conflict: if the table is another topic's.
+            CorruptionError: if a file of the table is gone or cannot be read.
             Unavailable: if Spark does not come, is lost, or takes too long.
         """
         from frazil.lake.verify import verify_topic
