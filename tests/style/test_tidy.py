@@ -40,6 +40,7 @@ SEAM_EXCEPTIONS = {
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
     "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
+    "registry/definitions.py": ({"os.pread"}, "protoc writes into files in memory"),
     "lake/process.py": (
         {"os.open"},
         "a child process gets descriptors: its output, and a short way to its socket",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from frazil.lake.jars import Jar, jars_directory, jars_of, kinds_for, prepare, take_jars
     from frazil.lake.java import cache_directory, find_java
     from frazil.lake.names import check_lake_name, table_of
+    from frazil.lake.options import check_lake_columns, check_lake_topic, lake_missing
     from frazil.lake.originals import decode_original
     from frazil.lake.plan import (
         PartRange,
@@ -81,8 +82,10 @@ __all__ = [
     "View",
     "build_session",
     "cache_directory",
+    "check_lake_columns",
     "check_lake_name",
     "check_lake_schema",
+    "check_lake_topic",
     "decide",
     "decode_original",
     "decode_ranges",
@@ -96,6 +99,7 @@ __all__ = [
     "jars_directory",
     "jars_of",
     "kinds_for",
+    "lake_missing",
     "plan_parts",
     "prepare",
     "receive",
@@ -116,6 +120,7 @@ _MODULES = {
     "frazil.lake.jars": ("Jar", "jars_directory", "jars_of", "kinds_for", "prepare", "take_jars"),
     "frazil.lake.java": ("cache_directory", "find_java"),
     "frazil.lake.names": ("check_lake_name", "table_of"),
+    "frazil.lake.options": ("check_lake_columns", "check_lake_topic", "lake_missing"),
     "frazil.lake.originals": ("decode_original",),
     "frazil.lake.plan": (
         "PartRange",

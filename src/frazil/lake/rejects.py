@@ -29,7 +29,7 @@ from frazil.lake.watermark import watermarks
 from frazil.log import Pending, Sender
 from frazil.model import WHOLE
 from frazil.telemetry import event
-from frazil.topic import pass_stop
+from frazil.topic import wait_admitted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -336,9 +336,7 @@ class TopicRejects:
         """Publish records, each by a producer of its own; durable on return."""
         waiting: list[Pending] = []
         for key, runtime, frames in prepared:
-            pass_stop(runtime)
-            if runtime.pressure.level:
-                runtime.pressure.admit()
+            wait_admitted(runtime)
             own = [Pending() for _frame in frames]
             producer = f"frazil-replay-{self._topic.uid}-{key.part}-{key.offset}"
             sender = Sender(producer, 0, 0, sync=True)

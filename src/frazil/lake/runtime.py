@@ -61,8 +61,9 @@ LOOK_S: Final = 0.25
 class Lake:
     """The lake of one engine. Any thread may call any method."""
 
-    def __init__(self, engine: Instance, store: MetadataStore) -> None:
+    def __init__(self, engine: Instance, store: MetadataStore, tiers: Tiers | None) -> None:
         self._engine = engine
+        self._tiers = tiers
         self.clock = engine.clock
         self.topics: dict[str, LakeTopic] = {}
         self.error = ""
@@ -82,8 +83,8 @@ class Lake:
         self.catalog = LakeCatalog(
             engine.settings, engine.paths, file_system=engine.file_system, clock=engine.clock
         )
-        if engine.tiers is not None:
-            self.plans = LakePlans(store, engine.tiers.disk)
+        if tiers is not None:
+            self.plans = LakePlans(store, tiers.disk)
             self.worker = LakeWorker(
                 launcher(engine.paths, engine.file_system),
                 hello=self._hello,
@@ -102,10 +103,9 @@ class Lake:
         Raises:
             InvalidRequest: if there are none.
         """
-        tiers: Tiers | None = self._engine.tiers
-        if tiers is None:
+        if self._tiers is None:
             raise InvalidRequest("the lake needs the memory tier, set memory.enabled")
-        return tiers
+        return self._tiers
 
     def tables(self) -> CatalogTables:
         """Return the catalog's tables; `Unavailable` while the catalog does not answer."""
@@ -141,9 +141,25 @@ class Lake:
             self._take_up(name)
             self.begin()
 
-    def leave(self, name: str) -> None:
-        """End a topic's way into its table and drop the lake's hold; the table stays."""
-        _spec, runtimes = self._engine.whole_topic(name)
+    def leave(self, name: str, *, confirm: bool) -> None:
+        """Stop committing a topic and drop the lake's hold; its table stays.
+
+        Called before the definition changes: a crash in between leaves a topic with a lake whose
+        hold is made again, never a hold that nothing moves.
+
+        Raises:
+            InvalidRequest: if the topic has a lake and `confirm` is missing.
+        """
+        spec, runtimes = self._engine.whole_topic(name)
+        if not spec.lake or spec.part_of:
+            return
+        if not confirm:
+            raise InvalidRequest(
+                "without its lake the topic no longer keeps records for the table: those that are "
+                "not committed go with its retention; give confirm=True",
+                topic=name,
+                committed=self.committed(name),
+            )
         self.call(lambda: self._let_go(name, gone=False))
         for runtime in runtimes:
             if HOLD in runtime.state.holds:
@@ -269,7 +285,7 @@ class Lake:
         thread = self._thread
         if thread is not None:
             thread.join()
-        if self._engine.tiers is not None:
+        if self._tiers is not None:
             self.worker.stop(self._wait)
             for topic in self.topics.values():
                 topic.waits.refuse("the engine is closed")
@@ -336,7 +352,7 @@ class Lake:
     def status(self) -> dict[str, Any]:
         """Return what the lake does, by topic, ready for JSON."""
         topics = list(self.topics.values())
-        if self._engine.tiers is None or not topics:
+        if self._tiers is None or not topics:
             return {"state": "off", "topics": {}}
         worker = self.worker.describe()
         state = "running" if worker["state"] == "ready" else "starting"

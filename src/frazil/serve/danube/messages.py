@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
