@@ -295,8 +295,8 @@ def test_no_store_is_no_store():
 
 
 def test_other_options_do_not_go_with_it():
-    """--objects and --rebuild together are refused."""
-    assert run({"objects.store": "memory", "objects.root": "m"}, "--rebuild")[0] == 2
+    """--objects and --quick together are refused."""
+    assert run({"objects.store": "memory", "objects.root": "m"}, "--quick")[0] == 2
 
 
 class Replacing(SimulatedStore):
