@@ -61,6 +61,7 @@ BROAD_EXCEPTS = {
     "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
+    "serve/http.py": "the top of a request: a bug in a page is that request's status, no more",
     "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",
     "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",
     "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",
