@@ -178,9 +178,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge("objects_registered", "Objects of topics.", at(f"{_OBJECTS}.objects")),
     _gauge("objects_stored_bytes", "Records in objects.", at(f"{_OBJECTS}.bytes")),
     _gauge("objects_unreadable", "Missing or damaged.", at(f"{_OBJECTS}.unreadable")),
-    _counter("objects_uploaded_total", "Of one topic.", at(f"{_OBJECTS}.objects_uploaded")),
-    _counter("objects_shared_total", "Of who waited.", at(f"{_OBJECTS}.objects_shared")),
-    _counter("objects_rewritten_total", "Written anew.", at(f"{_OBJECTS}.objects_rewritten")),
+    _counter("objects_uploaded_total", "Uploaded.", at(f"{_OBJECTS}.objects_uploaded")),
     _counter("objects_uploaded_bytes_total", "Uploaded.", at(f"{_OBJECTS}.bytes_uploaded")),
     _counter("objects_failures_total", "Uploads to be tried again.", at(f"{_OBJECTS}.failures")),
     # -- queries

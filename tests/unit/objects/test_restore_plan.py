@@ -1,4 +1,4 @@
-"""What the journals of a restored broker know: from a backup, from footers, from both."""
+"""The plan of a restored journal: from a backup, from footers, from both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from frazil.log import CursorState, JournalState, Sent, encode_checkpoint
 from frazil.log import format as fmt
 from frazil.model import TopicSpec
-from frazil.objects.backup import Backup, LaneCopy, TopicCopy
-from frazil.objects.descriptor import ObjectsState, descriptor_of
-from frazil.objects.finding import FoundObjects
-from frazil.objects.format import TopicSlice
-from frazil.objects.restored_state import plan_restore, take_runs
+from frazil.objects.backup import Backup
+from frazil.objects.descriptor import descriptor_of
+from frazil.objects.format import Footer
+from frazil.objects.restore_find import FoundObjects
+from frazil.objects.restore_plan import plan_restore, take_runs
 from frazil.topic import StateTag
 
 BROKER = bytes(range(16))
@@ -24,48 +24,35 @@ def spec_of(topic_id, name, **fields):
     return TopicSpec(id=topic_id, name=f"/default/{name}", **known)
 
 
-def backup_of(state, *, epoch=1, topics=(), lanes=()):
-    """Return a backup of a main journal's state."""
-    main = LaneCopy(0, BROKER, encode_checkpoint(state, lsn=state.lsn), state.lsn)
-    return Backup(
-        broker=BROKER, epoch=epoch, seq=1, created_us=1, lanes=(main, *lanes), topics=tuple(topics)
-    )
+def backup_of(state=None, *, epoch=1):
+    """Return a backup of a journal's state; an empty one without it."""
+    checkpoint = b"" if state is None else encode_checkpoint(state, lsn=state.lsn)
+    return Backup(broker=BROKER, epoch=epoch, seq=1, created_us=1, checkpoint=checkpoint, topics=())
 
 
-def slice_of(spec, first, end, **fields):
-    """Return what a footer says of a topic."""
+def footer_of(spec, first, end, *, epoch=1, **fields):
+    """Return the footer of an object of a topic."""
     known = {"schemas": {}, "producers": {}, "uid": spec.uid, **fields}
-    return TopicSlice(
+    return Footer(
+        broker=BROKER, epoch=epoch, created_us=1, content_sha256=b"", lsn_last=0,
         topic=spec.id, spec=spec, first=first, end=end, records=end - first, frames=1,
-        time_first_us=1, time_last_us=1, position=64, length=8, **known,
+        time_first_us=1, time_last_us=1, length=8, **known,
     )  # fmt: skip
 
 
-def add_object(found, part, *, epoch=1, named=False):
-    """Put an object into what was found in a store."""
-    key = f"{part.topic}-{part.first}-{epoch}"
-    descriptor = descriptor_of(
-        part, key=key, size=1, epoch=epoch, sha="", etag="", created_us=1, shared=False
-    )
-    found.candidates[part.topic].append(descriptor)
+def add_object(found, footer, *, named=False):
+    """Add an object to the found ones."""
+    key = f"{footer.topic}-{footer.first}-{footer.epoch}"
+    found.candidates[footer.topic].append(descriptor_of(footer, key=key, size=1, etag=""))
     if not named:
-        found.slices[part.topic].append((epoch, part))
+        found.footers[footer.topic].append(footer)
         found.unnamed.add(key)
-    found.epoch_last = max(found.epoch_last, epoch)
-    return descriptor
+    found.epoch_last = max(found.epoch_last, footer.epoch)
 
 
 def planned(backup, found, *, local_all=False):
     """Plan a restore with a fixed margin."""
-    return plan_restore(
-        BROKER,
-        backup,
-        found,
-        local_all=local_all,
-        offset_margin=MARGIN,
-        producer_window=5,
-        new_id=b"n" * 16,
-    )
+    return plan_restore(backup, found, local_all=local_all, offset_margin=MARGIN, producer_window=5)
 
 
 def state_with(*specs, following=0):
@@ -77,19 +64,19 @@ def state_with(*specs, following=0):
     return state
 
 
-def test_heads_leave_room_behind_all_that_is_known():
-    """The next offset is above what objects, backup and reservations know, by the margin."""
+def test_the_next_offset_is_above_all_known_ones():
+    """The next offset is above those of objects and backup, by the margin."""
     spec = spec_of(1, "a")
     state = state_with(spec, following=80)
-    state.topics[1].reserved = 200
     found = FoundObjects()
-    add_object(found, slice_of(spec, 0, 50), named=True)
+    add_object(found, footer_of(spec, 0, 50), named=True)
     plan = planned(backup_of(state), found)
-    topic = plan.journals[0].state.topics[1]
-    assert (topic.start, topic.next, topic.reserved) == (50, 50, 200 + MARGIN)
+    topic = plan.state.topics[1]
+    assert (topic.start, topic.next) == (50, 50)
     assert topic.holds["objects"] == 50
     (told,) = plan.topics
     assert (told.head_known, told.unsaved, told.local_from) == (80, 30, None)
+    assert told.next_offset == 80 + MARGIN
 
 
 def test_subscriptions_do_not_know_how_far_deliveries_went_since_the_backup():
@@ -98,7 +85,7 @@ def test_subscriptions_do_not_know_how_far_deliveries_went_since_the_backup():
     state.topics[1].cursors["s"] = CursorState(30)
     state.topics[1].cursors["s"].reserve(40)
     plan = planned(backup_of(state), FoundObjects())
-    cursor = plan.journals[0].state.topics[1].cursors["s"]
+    cursor = plan.state.topics[1].cursors["s"]
     assert (cursor, cursor.reserved) == (CursorState(30), None)
 
 
@@ -119,7 +106,7 @@ def test_only_what_must_lie_on_the_machine_is_fetched(fields, holds, local_from)
     state.topics[1].holds.update(holds)
     state.topics[1].schemas[1] = b"schema"
     found = FoundObjects()
-    add_object(found, slice_of(spec, 0, 50), named=True)
+    add_object(found, footer_of(spec, 0, 50), named=True)
     (told,) = planned(backup_of(state), found).topics
     assert told.local_from == local_from
     (told,) = planned(backup_of(state), found, local_all=True).topics
@@ -133,8 +120,8 @@ def test_windows_end_with_what_objects_have():
     producer = state.add_producer(7, topic=1, name="p", epoch=2)
     producer.window.extend(Sent(n, 3, n * 3, n, 1) for n in range(3))
     found = FoundObjects()
-    add_object(found, slice_of(spec, 0, 6), named=True)
-    restored = planned(backup_of(state), found).journals[0].state.producers[7]
+    add_object(found, footer_of(spec, 0, 6), named=True)
+    restored = planned(backup_of(state), found).state.producers[7]
     assert [sent.offset for sent in restored.window] == [0, 3]
     assert restored.epoch == 2
 
@@ -164,9 +151,9 @@ def test_newer_definitions_come_from_footers():
     state = state_with(old, following=5)
     state.topics[1].schemas[1] = b"one"
     found = FoundObjects()
-    part = slice_of(new, 0, 9, schemas={1: b"one", 2: b"two"}, producers={4: "p"})
+    part = footer_of(new, 0, 9, schemas={1: b"one", 2: b"two"}, producers={4: "p"})
     add_object(found, part)
-    restored = planned(backup_of(state), found).journals[0].state
+    restored = planned(backup_of(state), found).state
     assert restored.topics[1].spec == new
     assert restored.topics[1].schemas == {1: b"one", 2: b"two"}
     assert restored.topics[1].schema_version == 2
@@ -177,8 +164,8 @@ def test_objects_of_another_topic_with_the_same_number_are_left_out():
     """The identity made at creation tells: records of a stranger never become a topic's own."""
     spec = spec_of(1, "a")
     found = FoundObjects()
-    add_object(found, slice_of(spec, 0, 5), named=True)
-    add_object(found, slice_of(spec_of(1, "b", uid="stranger"), 5, 9))
+    add_object(found, footer_of(spec, 0, 5), named=True)
+    add_object(found, footer_of(spec_of(1, "b", uid="stranger"), 5, 9))
     plan = planned(backup_of(state_with(spec, following=5)), found)
     assert plan.topics[0].chain.end == 5
     assert any("another topic" in warning for warning in plan.warnings)
@@ -192,9 +179,9 @@ def test_parts_without_their_parent_get_one():
     ]
     found = FoundObjects()
     for part in (parts[0], parts[2]):
-        add_object(found, slice_of(part, 0, 4))
-    plan = planned(None, found)
-    topics = plan.journals[0].state.topics
+        add_object(found, footer_of(part, 0, 4))
+    plan = planned(backup_of(), found)
+    topics = plan.state.topics
     assert (topics[10].spec.name, topics[10].spec.partitions) == ("/default/p", 3)
     assert topics[12].spec.part_index == 1
     assert any("at least 3 parts" in warning for warning in plan.warnings)
@@ -204,25 +191,6 @@ def test_the_epoch_grows_over_all_that_was_seen():
     """The next owner takes an epoch above every object's and every backup's."""
     found = FoundObjects(epoch_last=3)
     spec = spec_of(1, "a")
-    add_object(found, slice_of(spec, 0, 4), epoch=9)
-    values = planned(backup_of(state_with(spec), epoch=5), found).journals[0].state.values
+    add_object(found, footer_of(spec, 0, 4, epoch=9))
+    values = planned(backup_of(state_with(spec), epoch=5), found).state.values
     assert values[StateTag.EPOCH, "broker"] == b"9"
-
-
-def test_lanes_have_journals_of_their_own():
-    """A dedicated topic's head is in its lane; a lane that the backup lacks gets a new id."""
-    known, late = spec_of(1, "a", lane="dedicated"), spec_of(2, "b", lane="dedicated")
-    lane = state_with(known, following=7)
-    copy = LaneCopy(1, b"l" * 16, encode_checkpoint(lane, lsn=3), 3)
-    found = FoundObjects()
-    add_object(found, slice_of(known, 0, 7), named=True)
-    add_object(found, slice_of(late, 0, 2))
-    start = TopicCopy(1, ObjectsState(start=0, uploaded=7), ())
-    backup = backup_of(state_with(known), topics=[start], lanes=[copy])
-    plan = planned(backup, found)
-    journals = {each.topic: each for each in plan.journals}
-    assert journals[1].journal == b"l" * 16
-    assert journals[1].state.topics[1].next == 7
-    assert journals[2].journal not in {BROKER, b"l" * 16}
-    assert journals[2].state.topics[2].next == 2
-    assert set(journals) == {0, 1, 2}

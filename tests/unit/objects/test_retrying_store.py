@@ -1,4 +1,4 @@
-"""Patience with a store: pauses, deadline, budget and bound, in virtual time."""
+"""Retries of a store: pauses, deadline, budget and bound, in virtual time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import threading
 
 import pytest
 
-from frazil.config import load_settings
 from frazil.errors import Closed, Conflict, NotFound, Unavailable
-from frazil.objects.patience import BUDGET_MAX, Patient
+from frazil.objects import store as module
+from frazil.objects.store import RETRY_BUDGET_MAX, RETRY_RATIO, RetryingStore
 from tests.support import SimulatedClock
 from tests.support.simulated_store import STORM_S, SimulatedStore
 
 
-def make(seed=0, **changes):
-    overrides = {f"objects.{name}": value for name, value in changes.items()}
-    settings = load_settings(environment={}, overrides=overrides).objects
+def make(seed=0, *, timeout_s=120.0):
     clock = SimulatedClock(seed)
     store = SimulatedStore(clock, seed=seed)
     pauses = []
@@ -24,7 +22,8 @@ def make(seed=0, **changes):
         pauses.append(seconds)
         clock.advance(seconds)
 
-    return Patient(store, settings, clock=clock, sleep=sleep), store, clock, pauses
+    patient = RetryingStore(store, timeout_s=timeout_s, clock=clock, sleep=sleep)
+    return patient, store, clock, pauses
 
 
 def test_a_storm_is_outlasted():
@@ -38,13 +37,13 @@ def test_a_storm_is_outlasted():
     assert patient.retries == len(pauses) > 0
 
 
-def test_pauses_are_random_up_to_a_length_that_doubles():
+def test_pauses_are_random_up_to_a_length_that_doubles(monkeypatch):
     """Each pause is below its limit, the limits double up to the longest, and chance differs."""
+    monkeypatch.setattr(module, "RETRY_DELAY_S", 1)
+    monkeypatch.setattr(module, "RETRY_DELAY_MAX_S", 8)
     longest, shortest = {}, {}
     for seed in range(60):
-        patient, store, _, pauses = make(
-            seed, retry_delay_s=1, retry_delay_max_s=8, retry_timeout_s=600
-        )
+        patient, store, _, pauses = make(seed, timeout_s=600)
         for nth in range(1, 9):
             store.fail("get", "short", nth=nth)
         store.plant("k", b"0123")
@@ -57,7 +56,7 @@ def test_pauses_are_random_up_to_a_length_that_doubles():
     assert all(shortest[n] < 0.3 * min(8, 2**n) for n in range(8))
 
 
-def test_a_wish_for_patience_is_the_least_pause():
+def test_the_pause_that_the_store_asks_for_is_the_least():
     """A store that asks for a second gets a second and more."""
     patient, store, _, pauses = make()
     store.fail("head", "throttled")
@@ -67,7 +66,7 @@ def test_a_wish_for_patience_is_the_least_pause():
 
 def test_the_deadline_holds_for_all_tries():
     """No pause is begun that ends behind it; the error tells how often it was tried."""
-    patient, store, clock, _ = make(retry_timeout_s=60)
+    patient, store, clock, _ = make(timeout_s=60)
     store.rates = {"short": 1.0}
     store.plant("k", b"0123")
     before = clock.monotonic()
@@ -80,12 +79,12 @@ def test_the_deadline_holds_for_all_tries():
 
 def test_a_store_that_is_down_is_not_flooded():
     """Beyond a saved-up few, further tries are a fifth of the calls; success fills them again."""
-    patient, store, _, _ = make(retry_ratio=0.2, retry_timeout_s=86_400, retry_delay_max_s=0.01)
+    patient, store, _, _ = make(timeout_s=86_400)
     store.rates = {"stall": 1.0}
     for _ in range(200):
         with pytest.raises(Unavailable):
             patient.head("k")
-    assert patient.retries <= BUDGET_MAX + 0.2 * 200
+    assert patient.retries <= RETRY_BUDGET_MAX + RETRY_RATIO * 200
     assert store.calls["head"] == patient.calls + patient.retries
     store.heal()
     assert patient.head("k") is None
@@ -93,7 +92,7 @@ def test_a_store_that_is_down_is_not_flooded():
 
 def test_the_bound_halves_in_a_storm_and_grows_back():
     """One storm halves it once a second, down to one; success brings it back to its size."""
-    patient, store, clock, _ = make(requests_max=16, retry_timeout_s=0)
+    patient, store, clock, _ = make(timeout_s=0)
     store.fail("head", "throttled")
     for _ in range(10):
         with pytest.raises(Unavailable):
@@ -113,7 +112,6 @@ def test_the_bound_halves_in_a_storm_and_grows_back():
 
 def test_the_bound_bounds_calls_under_way():
     """Of ten callers two are let through at a time, and all get their answer."""
-    settings = load_settings(environment={}, overrides={"objects.requests_max": 2}).objects
     gate = threading.Semaphore(0)
     mutex = threading.Lock()
     seen = {"now": 0, "most": 0}
@@ -127,7 +125,7 @@ def test_the_bound_bounds_calls_under_way():
             with mutex:
                 seen["now"] -= 1
 
-    patient = Patient(Slow(SimulatedClock()), settings)
+    patient = RetryingStore(Slow(SimulatedClock()), timeout_s=120, requests_max=2)
     threads = [threading.Thread(target=patient.head, args=("k",)) for _ in range(10)]
     for thread in threads:
         thread.start()
@@ -163,7 +161,7 @@ def test_a_put_whose_answer_was_lost_ends_in_a_conflict():
 
 def test_an_unknown_outcome_is_not_forgotten():
     """After a write that may have happened, a refusal of the last try says so still."""
-    patient, store, _, _ = make(retry_timeout_s=3)
+    patient, store, _, _ = make(timeout_s=3)
     store.fail("put", "partial")
     store.fail("put", "throttled", nth=2)
     with pytest.raises(Unavailable) as caught:
@@ -179,26 +177,20 @@ def test_a_stream_is_repeated_if_it_can_be(again):
     store.fail("put_stream", "partial")
     pieces = [b"ab", b"cd"]
     if again:
-        assert patient.put_stream("k", pieces, size=4).size == 4
+        assert patient.put_stream("k", pieces).size == 4
         assert store.objects["k"].data == b"abcd"
         return
     with pytest.raises(Unavailable):
-        patient.put_stream("k", iter(pieces), size=4)
+        patient.put_stream("k", iter(pieces))
     assert store.objects == {}
 
 
-def test_closing_ends_a_pause():
-    """Who waits for the next try gets Closed at once, and so does who comes later."""
-    settings = load_settings(
-        environment={},
-        overrides={
-            "objects.retry_delay_s": 60,
-            "objects.retry_delay_max_s": 3_600,
-            "objects.retry_timeout_s": 86_400,
-        },
-    ).objects
+def test_closing_ends_a_pause(monkeypatch):
+    """A call in a pause raises Closed at once, and so do later calls."""
+    monkeypatch.setattr(module, "RETRY_DELAY_S", 60)
+    monkeypatch.setattr(module, "RETRY_DELAY_MAX_S", 3_600)
     store = SimulatedStore(SimulatedClock(), rates={"stall": 1.0})
-    patient = Patient(store, settings)
+    patient = RetryingStore(store, timeout_s=86_400)
     caught = []
 
     def ask():

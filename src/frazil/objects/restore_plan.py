@@ -1,8 +1,8 @@
-"""What a broker's journals must know to live again: from a backup and the footers of objects. Pure.
+"""The state of a restored journal, from a backup and the footers of objects. Pure.
 
-The backup has topics, columns, subscriptions and producers as they were. Objects written since tell
-of newer topics, columns and producers. Offsets that may have been given out and are in no object
-are never given again.
+The backup has topics, columns, subscriptions and producers as they were. Footers of newer objects
+have newer topics, columns and producers. Offsets that the lost machine may have given out, and that
+no object has, are not given out again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 from frazil.log import JournalState, Sent, decode_checkpoint
 from frazil.metadata import LEASE
 from frazil.model import TopicSpec, part_name, topic_uid
-from frazil.objects.chain import chained
-from frazil.objects.descriptor import ObjectsState
+from frazil.objects.restore_find import chained
+from frazil.objects.retention import OBJECTS_HOLD
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
@@ -25,113 +25,77 @@ if TYPE_CHECKING:
     from frazil.log import TopicState
     from frazil.log import format as fmt
     from frazil.objects.backup import Backup
-    from frazil.objects.chain import Chain
-    from frazil.objects.finding import FoundObjects
-    from frazil.objects.format import TopicSlice
+    from frazil.objects.format import Footer
+    from frazil.objects.restore_find import Chain, FoundObjects
 
-__all__ = ["OBJECTS_HOLD", "JournalPlan", "RestorePlan", "TopicPlan", "plan_restore", "take_runs"]
+__all__ = ["RestorePlan", "TopicPlan", "plan_restore", "take_runs"]
 
-OBJECTS_HOLD: Final = "objects"
 LAKE_HOLD: Final = "lake"
-NO_OBJECTS: Final = ObjectsState()
 
 
 class TopicPlan(NamedTuple):
-    """What becomes of one topic."""
+    """One topic to restore."""
 
     spec: TopicSpec
     chain: Chain
     head_known: int
-    """The offset behind the last record that the backup knew of."""
+    """The offset after the last record that the backup knew."""
     local_from: int | None
-    """From here on its records are written into the journal; None leaves them where they are."""
+    """Its records from here on are written into the journal; None leaves them in the store."""
+    next_offset: int
+    """The first offset that the restored topic gives out."""
 
     @property
     def unsaved(self) -> int:
-        """Return how many offsets the backup knew that no object has."""
+        """Return how many offsets the backup knew and no object has."""
         return max(self.head_known - self.chain.end, 0)
 
 
 @attrs.define
-class JournalPlan:
-    """One journal to write: the main one has `topic` 0."""
-
-    topic: int
-    journal: bytes
-    state: JournalState
-
-
-@attrs.define
 class RestorePlan:
-    """All that is to be written."""
+    """The journal to write: its state, and the topics with their objects."""
 
-    journals: list[JournalPlan]
+    state: JournalState
     topics: list[TopicPlan]
     warnings: list[str]
 
-    def journal_of(self, topic_id: int) -> JournalPlan:
-        """Return the journal that has a topic's records."""
-        own = (plan for plan in self.journals if plan.topic == topic_id)
-        return next(own, self.journals[0])
-
 
 def plan_restore(
-    broker: bytes,
-    backup: Backup | None,
+    backup: Backup,
     found: FoundObjects,
     *,
     local_all: bool,
     offset_margin: int,
     producer_window: int,
-    new_id: bytes,
 ) -> RestorePlan:
-    """Say what the journals of a restored broker know and which records they hold.
+    """Plan the restored journal: its state, and the records to write into it.
 
     Args:
-        broker: the id of the main journal.
-        backup: the newest one, if there is any.
+        backup: the newest one, or an empty one.
         found: the objects in the store.
         local_all: whether all records are wanted on this machine.
-        offset_margin: so many offsets may have been given out that nothing in the store knows of.
-        producer_window: so many batches of a producer are remembered.
-        new_id: from it come the ids of lanes that the backup does not know.
+        offset_margin: how many offsets of a topic may have been given out that the store does not
+            know.
+        producer_window: how many batches of a producer are remembered.
     """
-    warnings: list[str] = []
-    lanes = {lane.topic: lane for lane in backup.lanes} if backup is not None else {}
-
-    def state_of(topic_id: int) -> JournalState:
-        if topic_id not in lanes:
-            return JournalState(producer_window=producer_window)
-        state = decode_checkpoint(lanes[topic_id].checkpoint, producer_window=producer_window)
-        for topic in state.topics.values():
-            for cursor in topic.cursors.values():
-                # More may have been delivered since the backup.
-                cursor.reserved = None
-        return state
-
-    main = JournalPlan(0, broker, state_of(0))
-    plan = RestorePlan([main], [], warnings)
-    _define_found(main.state, found, warnings)
-    for topic in list(main.state.topics.values()):
-        if topic.spec.lane == "dedicated" and not (topic.spec.partitions or topic.spec.deleted_us):
-            state = state_of(topic.id)
-            _give_schemas(state.define_topic(topic.spec), topic.schemas)
-            known = topic.id in lanes
-            journal = lanes[topic.id].journal if known else _lane_id(new_id, topic.id)
-            plan.journals.append(JournalPlan(topic.id, journal, state))
-    for each in plan.journals:
-        each.state.lsn = max(each.state.lsn, found.lsn_last)
-    starts = {copy.topic: copy.state.start for copy in backup.topics} if backup is not None else {}
-    for topic in list(main.state.topics.values()):
+    state = JournalState(producer_window=producer_window)
+    if backup.checkpoint:
+        state = decode_checkpoint(backup.checkpoint, producer_window=producer_window)
+    for topic in state.topics.values():
+        for cursor in topic.cursors.values():
+            # More may have been delivered since the backup.
+            cursor.reserved = None
+    plan = RestorePlan(state, [], [])
+    _define_found(state, found, plan.warnings)
+    state.lsn = max(state.lsn, found.lsn_last)
+    starts = {copy.topic: copy.state.start for copy in backup.topics}
+    for topic in list(state.topics.values()):
         if topic.spec.partitions or topic.spec.deleted_us:
             continue
-        state = plan.journal_of(topic.id).state
         chain = chained(found.candidates.get(topic.id, ()), start=starts.get(topic.id, 0))
-        _name_producers(state, topic.id, found.slices.get(topic.id, ()))
-        plan.topics.append(
-            _settle(state, topic.id, chain, local_all=local_all, offset_margin=offset_margin)
-        )
-    main.state.values[StateTag.EPOCH, LEASE] = b"%d" % found.epoch_last
+        _name_producers(state, topic.id, found.footers.get(topic.id, ()))
+        plan.topics.append(_settle(topic, chain, local_all=local_all, offset_margin=offset_margin))
+    state.values[StateTag.EPOCH, LEASE] = b"%d" % found.epoch_last
     return plan
 
 
@@ -149,10 +113,6 @@ def take_runs(state: JournalState, head: fmt.FrameHead, runs: Sequence[fmt.Run])
         offset += run.records
 
 
-def _lane_id(new_id: bytes, topic_id: int) -> bytes:
-    return new_id[:12] + topic_id.to_bytes(4, "big")
-
-
 def _give_schemas(topic: TopicState, schemas: dict[int, bytes]) -> None:
     for version, data in schemas.items():
         topic.schemas.setdefault(version, data)
@@ -160,9 +120,9 @@ def _give_schemas(topic: TopicState, schemas: dict[int, bytes]) -> None:
 
 
 def _define_found(state: JournalState, found: FoundObjects, warnings: list[str]) -> None:
-    """Define what objects know and the backup does not: topics, definitions, columns."""
-    for topic_id, slices in sorted(found.slices.items()):
-        newest = max(slices, key=lambda item: (item[1].spec.version, item[0]))[1]
+    """Define the topics and columns that footers have and the backup does not."""
+    for topic_id, footers in sorted(found.footers.items()):
+        newest = max(footers, key=lambda each: (each.spec.version, each.epoch))
         known = state.topics.get(topic_id)
         if known is not None and topic_uid(known.spec) != newest.uid:
             warnings.append(
@@ -171,11 +131,11 @@ def _define_found(state: JournalState, found: FoundObjects, warnings: list[str])
             found.candidates[topic_id] = [
                 each for each in found.candidates[topic_id] if each.key not in found.unnamed
             ]
-            found.slices[topic_id] = []
+            found.footers[topic_id] = []
             continue
         if known is None or known.spec.version < newest.spec.version:
             known = state.define_topic(newest.spec)
-        for _epoch, each in slices:
+        for each in footers:
             _give_schemas(known, each.schemas)
     for spec in list(_families(state, warnings)):
         state.define_topic(spec)
@@ -183,20 +143,20 @@ def _define_found(state: JournalState, found: FoundObjects, warnings: list[str])
 
 
 def _families(state: JournalState, warnings: list[str]) -> Iterator[TopicSpec]:
-    """Yield the partitioned topics, and their parts without objects, that only parts tell of."""
+    """Yield the partitioned topics, and parts without objects, that only other parts imply."""
     orphans: dict[int, list[TopicSpec]] = {}
     for topic in state.topics.values():
         spec = topic.spec
         if spec.part_of and not spec.deleted_us and spec.part_of not in state.topics:
             orphans.setdefault(spec.part_of, []).append(spec)
     for parent_id, parts in orphans.items():
-        # Parts are made with the ids behind their parent's.
+        # Parts have the ids after their parent's.
         count = max(part.part_index for part in parts) + 1
         first = parts[0]
         name = first.name.removesuffix(part_name("", first.part_index))
         warnings.append(
-            f"topic {name} is newer than the backup: it has at least {count} parts, those behind "
-            "the last one with records are not known"
+            f"topic {name} is newer than the backup: it has at least {count} parts, later ones "
+            "without records are not known"
         )
         have = {part.part_index for part in parts}
         for index in range(count):
@@ -210,7 +170,7 @@ def _families(state: JournalState, warnings: list[str]) -> Iterator[TopicSpec]:
 
 
 def _settle_names(state: JournalState, warnings: list[str]) -> None:
-    """Of two topics of one name the older one was deleted, which the backup did not know yet."""
+    """Mark the older of two topics of one name as deleted: the backup did not know that yet."""
     by_name: dict[str, TopicState] = {}
     for topic in sorted(state.topics.values(), key=lambda topic: (topic.spec.created_us, topic.id)):
         if topic.spec.deleted_us:
@@ -224,42 +184,37 @@ def _settle_names(state: JournalState, warnings: list[str]) -> None:
         by_name[topic.spec.name] = topic
 
 
-def _name_producers(
-    state: JournalState, topic_id: int, slices: Sequence[tuple[int, TopicSlice]]
-) -> None:
-    for _epoch, each in slices:
+def _name_producers(state: JournalState, topic_id: int, footers: Sequence[Footer]) -> None:
+    for each in footers:
         for producer_id, name in each.producers.items():
             if producer_id and producer_id not in state.producers:
                 state.add_producer(producer_id, topic=topic_id, name=name, epoch=0)
 
 
-def _settle(
-    state: JournalState, topic_id: int, chain: Chain, *, local_all: bool, offset_margin: int
-) -> TopicPlan:
-    """Put a topic's heads and holds where the objects end, and its producers with them."""
-    topic = state.topics[topic_id]
+def _settle(topic: TopicState, chain: Chain, *, local_all: bool, offset_margin: int) -> TopicPlan:
+    """Set a topic's heads and holds to the end of its objects, and its producers with them."""
     head_known = topic.next
     local_from = _local_from(topic, chain, local_all=local_all)
     kept_below = chain.end if local_from is None else local_from
     for producer in topic.producers.values():
-        # A batch that is in no object is gone: its repeat must be written, not taken for known.
+        # A batch that is in no object is gone: its repeat must be written.
         kept = [sent for sent in producer.window if sent.offset + sent.records <= kept_below]
         producer.window.clear()
         producer.window.extend(kept)
     topic.ranges = []
-    topic.reserved = max(topic.reserved, head_known, chain.end) + offset_margin
     at = chain.end if chain.descriptors else head_known
     topic.start = topic.next = at if local_from is None else local_from
     topic.durable = topic.visible = topic.next
-    # The hold says what is registered; it must not know of more than there is.
+    # The hold says what is registered: it must not be above what was found.
     topic.holds.pop(OBJECTS_HOLD, None)
     if chain.descriptors:
         topic.holds[OBJECTS_HOLD] = at
-    return TopicPlan(topic.spec, chain, head_known, local_from)
+    next_offset = max(head_known, chain.end) + offset_margin
+    return TopicPlan(topic.spec, chain, head_known, local_from, next_offset)
 
 
 def _local_from(topic: TopicState, chain: Chain, *, local_all: bool) -> int | None:
-    """Return from where on records must lie on this machine.
+    """Return the offset from which on records must be on this machine.
 
     The newest rows of a keyed topic are looked up by key, and the lake takes records from files.
     """
