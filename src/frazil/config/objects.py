@@ -1,6 +1,6 @@
 """The section of the objects tier: which store, who asks it, how uploads and readers behave.
 
-Texts may have `${NAME}` references to the environment (`frazil.config.secret`); secrets are shown
+Texts may have `${NAME}` references to the environment (`frazil.config.values`); secrets are shown
 by nothing. Where a store lies is its `root`: `s3://bucket/prefix`, `gcs://bucket/prefix`,
 `azblob://container/prefix`, a directory, or the name of a store in memory; the scheme may be left
 out.
@@ -12,7 +12,6 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from frazil.config.secret import SecretText
 from frazil.config.values import (
     DAY,
     GIB,
@@ -23,6 +22,7 @@ from frazil.config.values import (
     BytesOrNone,
     Seconds,
     SecondsOrNone,
+    SecretText,
     Section,
     Switch,
     setting,
