@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from frazil.serve.auth.credentials import BadCredential
-from frazil.serve.auth.tokens import TokenRules, verify_token
+from frazil.serve.auth.credentials import BadCredential, TokenRules, verify_token
 from frazil.serve.danube import messages
 from frazil.serve.danube.names import checked_topic, is_namespace, part_of
 from frazil.serve.danube.proto.danube_pb2 import StreamMessage
 from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.codec import CallFailed
-from frazil.serve.http_request import HEAD_END, BadRequest, parse_head
 
 TOKENS = TokenRules(secrets=(b"s" * 32,), issuer="here")
 
@@ -51,9 +49,7 @@ def danube(data):
 
 
 def clients(data):
-    """What else clients send: heads of HTTP/1 requests, and tokens."""
-    with suppress(BadRequest):
-        parse_head(data + HEAD_END, loopback_only=bool(len(data) % 2))
+    """What else clients send: tokens."""
     with suppress(BadCredential):
         verify_token(data.decode("latin-1"), TOKENS, now_s=1e9)
 

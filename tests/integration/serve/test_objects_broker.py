@@ -12,7 +12,7 @@ import sys
 import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
-from frazil.serve.subscription_http import PATH
+from frazil.serve.http_calls import PATH
 from tests.crash.broker_process import Broker, environment, wait_until
 from tests.servers.seaweed import SeaweedServer
 

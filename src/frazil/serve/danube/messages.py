@@ -10,7 +10,6 @@ The part without the subscription is built once a record, however many subscript
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
@@ -26,6 +25,8 @@ from frazil.serve.danube.statuses import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from frazil.subscribe import Record
 
 __all__ = [

@@ -1,19 +1,19 @@
-"""What every call of the protocol needs: the table that the guard looks into.
+"""The permission that each RPC and each HTTP call needs: the tables of the guard.
 
-A call that is not in the table is not served. Where a request names a producer or consumer by its
-id, the topic is that of the id, never a name that the caller wrote beside it.
+A call that is not in a table is not served. Where a request names a producer or consumer by its id,
+the topic is that of the id, never a name that the caller sent with it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from frazil.errors import InvalidRequest
+from frazil.model import full_topic_name
 from frazil.registry import check_subject
 from frazil.serve.auth.roles import (
     ANYTHING,
@@ -35,13 +35,20 @@ from frazil.serve.danube.statuses import (
     status_of,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from frazil.engine import Call
+
 __all__ = [
+    "HTTP_CALLS",
     "RPCS",
     "Need",
     "Owners",
     "Rpc",
     "Scope",
     "needs",
+    "needs_of_call",
 ]
 
 
@@ -56,6 +63,7 @@ class Scope(enum.Enum):
     CONSUMER = "consumer"
     CLIENT = "client"
     CLUSTER = "cluster"
+    TOPIC_OR_CLUSTER = "topic_or_cluster"
     ANYTHING = "anything"
 
 
@@ -227,6 +235,33 @@ RPCS: Final[Mapping[str, Rpc]] = MappingProxyType(
 """Every call that is served, by its path."""
 
 
+HTTP_CALLS: Final[Mapping[str, Scope]] = MappingProxyType(
+    {
+        "list": Scope.TOPIC_OR_CLUSTER,
+        **dict.fromkeys(("create", "reset", "drop", "policy"), Scope.TOPIC),
+        **dict.fromkeys(("backup", "list_objects", "collect_objects"), Scope.CLUSTER),
+    }
+)
+"""What each call of the HTTP port needs `admin` on, by its tag."""
+
+
+def needs_of_call(call: Call) -> list[Need]:
+    """Return all that a call of the HTTP port needs; each of it must be granted.
+
+    Raises:
+        InvalidRequest: if a name is no topic's.
+    """
+    scope = HTTP_CALLS[str(call.__struct_config__.tag)]
+    if scope is Scope.CLUSTER or (scope is Scope.TOPIC_OR_CLUSTER and call.topic is None):
+        return [Need(_ADMIN, CLUSTER)]
+    found = [Need(_ADMIN, topic_resource(full_topic_name(call.topic or "")))]
+    letters = getattr(call, "policy", {}).get("dead_letter_topic")
+    if isinstance(letters, str) and letters:
+        # As for SetSubscriptionFailurePolicy.
+        found.append(Need(_PRODUCE, topic_resource(full_topic_name(letters))))
+    return found
+
+
 def needs(rpc: Rpc, message: bytes, owners: Owners) -> list[Need]:
     """Return all that a request needs; each of it must be granted.
 
@@ -277,7 +312,7 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
             return Resource(ResourceKind.SUBJECT, name=value)
         case Scope.CLIENT:
             return _client(request, owners)
-        case Scope.CLUSTER:
+        case Scope.CLUSTER | Scope.TOPIC_OR_CLUSTER:
             return CLUSTER
         case Scope.ANYTHING:
             return ANYTHING
