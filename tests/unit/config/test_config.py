@@ -244,7 +244,6 @@ def test_a_wrong_choice_names_the_nearest():
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),
         ({"disk.small_file_bytes": "128MiB"}, "disk.small_file_bytes", "disk.file_bytes"),
         ({"disk.bytes_max": "127MiB"}, "disk.file_bytes", "disk.bytes_max"),
-        ({"query.memory_each_bytes": "129MiB"}, "query.memory_each_bytes", "query.memory_bytes"),
     ],
 )
 def test_contradictions_are_refused_with_both_keys(changes, key, against):
