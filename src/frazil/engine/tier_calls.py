@@ -191,12 +191,12 @@ class TierCalls(Registry):
         return moved
 
     def tier_files(self, name: str) -> list[dict[str, Any]]:
-        """Describe the files of a topic: `purpose` is what most of a file's bytes are kept for."""
+        """Describe the files of a topic."""
         tiers = self._tiers()
         found: list[dict[str, Any]] = []
         for runtime in self.parts_of(name):
             committed = tiers.disk.committed(runtime.state.id)
-            purposes_of = tiers.disk.space.purposes_of
+            purpose_of = tiers.disk.space.purpose_of
             found += [
                 {
                     "topic": runtime.name,
@@ -208,11 +208,9 @@ class TierCalls(Registry):
                     "partition": file.partition,
                     "schema": file.schema,
                     "deletes": file.deletes,
-                    "purpose": max(purposes, key=lambda each: purposes[each]),
-                    "purposes": purposes,
+                    "purpose": purpose_of(file, committed=file.set_end <= committed),
                 }
                 for file in tiers.disk.files(runtime.state.id)
-                for purposes in (purposes_of(file, committed=file.set_end <= committed),)
             ]
         return found
 

@@ -17,16 +17,14 @@ from frazil.tiers.disk.tier import DiskTier
 from frazil.tiers.disk.write import SetWriter
 from frazil.tiers.flush import flush_set
 from frazil.tiers.keyed_limits import on_full_of, quota_of
-from frazil.tiers.keys.fold import STEP_ROWS, KeyedState
-from frazil.tiers.keys.key_index import OP_MASK, KeyIndex
+from frazil.tiers.keys.deletion_vectors import DeletionVectors
+from frazil.tiers.keys.fold import STEP_ROWS, KeyedState, whole_chunk
+from frazil.tiers.keys.index import OP_MASK, KeyIndex
 from frazil.tiers.keys.lookup import KeyLookup
-from frazil.tiers.keys.superseded import Superseded
-from frazil.tiers.keys.whole_rows import whole_chunk
-from frazil.tiers.objects_options import check_objects_option, has_objects
 from frazil.tiers.partitions import Partitioner
 from frazil.tiers.pressure import RETRY_AFTER_MS
 from frazil.tiers.tiering import Tiers
-from frazil.tiers.topic_tiers import TopicTiers
+from frazil.tiers.topic_tiers import TopicTiers, check_objects_option, has_objects
 from frazil.tiers.zones import RED
 
 __all__ = [
@@ -37,6 +35,7 @@ __all__ = [
     "Breath",
     "BytesCache",
     "Chunk",
+    "DeletionVectors",
     "DiskDirectory",
     "DiskFile",
     "DiskHistory",
@@ -55,7 +54,6 @@ __all__ = [
     "SetWriter",
     "Span",
     "StoredRows",
-    "Superseded",
     "Tiers",
     "TopicFiles",
     "TopicMarks",

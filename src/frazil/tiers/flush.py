@@ -58,7 +58,6 @@ def flush_set(
     end: int,
     batches: Iterable[pa.RecordBatch],
     gaps: Sequence[SpecialRange] = (),
-    deltas: npt.NDArray[np.int64] | None = None,
     runs: Sequence[SentRun] = (),
     clock: Clock | None = None,
     settings: TierSettings | None = None,
@@ -70,10 +69,8 @@ def flush_set(
     `batches` have the columns `_offset`, `_time`, for changes `_op` and `_present`, then those of
     `schema`, in the order of offsets; every offset of the range is a row or lies in one of `gaps`.
     `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
-    `deltas` are the sorted offsets of changes whose base row is in files already, `runs` tell who
-    sent the records. `throttle` is
-    told of the bytes as they are written and may wait. `clock` and `settings` (the section
-    `disk`) are the tier's own where they are None.
+    `runs` are the producers of the records. `throttle` is called with the bytes as they are
+    written and may wait. `clock` and `settings` (the section `disk`) are the tier's own by default.
 
     Raises:
         InvalidRequest: rows are missing, twice, out of order or of other columns. Nothing
@@ -95,7 +92,6 @@ def flush_set(
         first=first,
         end=end,
         gaps=gaps,
-        deltas=deltas,
         runs=runs,
         clock=clock,
         settings=settings,

@@ -116,7 +116,7 @@ class KeyedLimits:
 
 def marks_bytes(topic: TopicTiers) -> int:
     """Return the bytes of the marks of a topic's superseded rows in files."""
-    return 0 if topic.keyed is None else topic.keyed.dead_bytes
+    return 0 if topic.keyed is None else topic.keyed.vectors.files.nbytes
 
 
 class _QuotaStop:

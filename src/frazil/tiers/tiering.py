@@ -19,7 +19,6 @@ from frazil.tiers.breathing import Breath
 from frazil.tiers.disk.tier import DiskTier
 from frazil.tiers.disk.upkeep import DiskUpkeep
 from frazil.tiers.keyed_limits import marks_bytes, marks_counted
-from frazil.tiers.keys.marks import keep_marks
 from frazil.tiers.pressure import Pressure
 from frazil.tiers.topic_tiers import TopicTiers
 from frazil.tiers.zones import RED
@@ -77,7 +76,6 @@ class Tiers:
             settings=engine.settings.disk,
             quarantine=engine.paths.quarantine,
         )
-        self.marks_directory = engine.paths.marks
         self.quarantine = engine.paths.quarantine
         self.disk.convert = self._convert
         self.disk.on_damage = self._rebuild
@@ -184,8 +182,6 @@ class Tiers:
         for thread in (self._fold_thread, self._move_thread):
             if thread.is_alive():
                 thread.join()
-        for topic in self.topics:
-            self._guard("marks", partial(keep_marks, topic), topic)
         self.disk.close()
 
     # -- the budget ------------------------------------------------------------------------------
@@ -194,7 +190,7 @@ class Tiers:
         return sum(each.memory.bytes for each in self.topics)
 
     def _index_bytes(self) -> int:
-        return sum(each.keyed.index_bytes for each in self.topics if each.keyed is not None)
+        return sum(each.keyed.index.bytes for each in self.topics if each.keyed is not None)
 
     def _marks_bytes(self) -> int:
         return sum(map(marks_bytes, self.topics))

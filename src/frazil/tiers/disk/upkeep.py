@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
 from frazil.telemetry import event
 from frazil.tiers.keyed_limits import KeyedLimits
-from frazil.tiers.keys.marks import remove_marks
 from frazil.tiers.zones import RED
 from frazil.topic import Sequencer
 
@@ -34,7 +33,6 @@ class DiskUpkeep:
         self._tiers = tiers
         self._disk = tiers.disk
         self._keyed = KeyedLimits(engine, tiers)
-        self._marks_swept = False
 
     # -- retention -------------------------------------------------------------------------------
 
@@ -196,7 +194,6 @@ class DiskUpkeep:
 
     def drop_deleted(self) -> None:
         """Remove the files of topics that were deleted longer ago than the grace."""
-        self._drop_marks()
         engine = self._engine
         main = engine.main.journal
         if main.failed is not None or not engine.upkeep.time_trusted():
@@ -212,16 +209,7 @@ class DiskUpkeep:
                 # The definition may be what was lost: these files are all that is left of a topic.
                 continue
             self._disk.drop_topic(topic_id)
-            self._marks_swept = False
             event("topic_files_removed", topic_id=topic_id)
-        self._drop_marks()
-
-    def _drop_marks(self) -> None:
-        """Remove what a clean end has kept of topics without files, also what a crash left."""
-        if not self._marks_swept:
-            # Marks say which rows in files are superseded: without files they say nothing.
-            files, directory = self._engine.file_system, self._tiers.marks_directory
-            self._marks_swept = remove_marks(files, directory, keep=self._disk.topics)
 
     def stats(self) -> dict[str, Any]:
         """Return what the disk tier holds."""
