@@ -18,6 +18,7 @@ from tests.property.tiers_world import LOG, let_go
 from tests.support import SimulatedClock, SimulatedFileSystem
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.simulated_store import SimulatedStore
+from tests.support.tier_limits import set_tier_limits
 
 TOPICS = ("/default/a", "/default/b")
 STEPS = 120
@@ -41,9 +42,6 @@ def settings_of(chance):
     }
     disk = {
         "bytes_max": chance.choice((1, 20_000, 100 << 20)),
-        "file_bytes": 8 << 10,
-        "small_file_bytes": 4 << 10,
-        "row_group_rows": chance.choice((3, 50)),
         "log_keep_s": chance.choice((0.0, 5.0)),
     }
     memory = {"enabled": chance.random() < 0.8, "retention_s": 1.0, "flush_offsets": 40}
@@ -131,6 +129,11 @@ class World:
     def __init__(self, seed):
         self.chance = random.Random(seed)
         self.settings = settings_of(self.chance)
+        self.tier_limits = {
+            "file_bytes": 8 << 10,
+            "small_file_bytes": 4 << 10,
+            "row_group_rows": self.chance.choice((3, 50)),
+        }
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.store = SimulatedStore(self.clock, seed=seed, latency_s=0.001)
@@ -146,6 +149,7 @@ class World:
 
     def open(self):
         with patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store):
+            set_tier_limits(**self.tier_limits)
             self.engine = Engine(
                 self.settings, file_system=self.disk, clock=self.clock, threads=False
             )

@@ -154,7 +154,7 @@ class TierCalls(Registry):
         if self.tiers is None:
             raise InvalidRequest("this needs the memory tier, set memory.enabled")
         # In a forked child the files, and the threads that move records, are the parent's.
-        self.tiers.disk.rows.check_owner()
+        self.tiers.disk.catalog.check_owner()
         return self.tiers
 
     # -- tiers -----------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class TierCalls(Registry):
         """
         tiers = self._tiers()
         freed = self._moved(name, lambda topic: topic.evict(before_us=None))
-        tiers.files.check_cap()
+        tiers.retention.check_cap()
         return freed
 
     def _moved(self, name: str | None, move: Callable[[TopicTiers], int]) -> dict[str, int]:

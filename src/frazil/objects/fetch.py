@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Closed, FrazilError, Unavailable
-from frazil.tiers import BytesCache
+from frazil.tiers import LruCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Fetcher:
         self.ahead_bytes_max = ahead_bytes
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
-        self._kept: BytesCache[bytes] = BytesCache(ahead_bytes)
+        self._kept: LruCache[bytes] = LruCache(ahead_bytes)
         self._ahead: OrderedDict[Span, _Ahead] = OrderedDict()
         self._under_way: dict[Span, Future[bytes]] = {}
         self._lock = threading.Lock()
@@ -139,7 +139,7 @@ class Fetcher:
             self.ahead_bytes = 0
         for future in waiting:
             future.cancel()
-        self._kept.clear()
+        self._kept.forget()
         if pool is not None:
             # Not waited for: with a store that is down this would take as long as its patience.
             pool.shutdown(wait=False, cancel_futures=True)

@@ -76,11 +76,11 @@ class TopicMemory:
         state: TopicState,
         *,
         clock: Clock,
-        merge_rows: int = MERGE_ROWS,
+        merge_rows: int | None = None,
     ) -> None:
         self.state = state
         self.clock = clock
-        self.merge_rows = merge_rows
+        self.merge_rows = merge_rows or MERGE_ROWS
         self.lock = threading.RLock()
         self.tail: list[TailEntry] = []
         self.start: int = state.next

@@ -21,7 +21,7 @@ from frazil.log import RANGE_GAP, RANGE_LOST, SpecialRange, logged_runs
 from frazil.schema import KeyShape, plan_read
 from frazil.telemetry import event
 from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
-from frazil.tiers.disk.runs import SentRun, kept_runs
+from frazil.tiers.disk.format import SentRun, kept_runs
 from frazil.tiers.flush import cut_set, flush_set
 from frazil.tiers.keys.deletion_vectors import KeyRows
 from frazil.tiers.keys.fold import KeyedState, whole_chunk
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from frazil.model import TopicSpec
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.disk.catalog import Span
-    from frazil.tiers.disk.file import DiskFile
-    from frazil.tiers.tiering import Tiers
+    from frazil.tiers.disk.format import DiskFile
+    from frazil.tiers.runtime import Tiers
     from frazil.topic import TopicRuntime
 
 T = TypeVar("T")
@@ -64,9 +64,7 @@ class TopicTiers:
         self.keyed_topic = bool(runtime.state.spec.primary_key)
         self.disk = tiers.disk
         self.clock = tiers.clock
-        self.memory = TopicMemory(
-            self.state, clock=tiers.clock, merge_rows=tiers.settings.memory.merge_rows
-        )
+        self.memory = TopicMemory(self.state, clock=tiers.clock)
         flushed = self.flushed
         self.memory.start = max(flushed, self.state.start) if flushed else self.state.start
         self._load_end = self.state.durable
@@ -172,7 +170,7 @@ class TopicTiers:
 
         It is a gap only if no trace of files with these offsets is left.
         """
-        names = self.disk.damage.left_over(self.id, self._tiers.quarantine)
+        names = self.disk.damage.left_over(self.id)
         if self._tiers.suspect or any(name.first < end and name.end > first for name in names):
             return SpecialRange(first, end, RANGE_LOST, "their files are lost or cannot be read")
         reason = "freed by the log's own retention while the tiers were off"
@@ -217,16 +215,16 @@ class TopicTiers:
             FrazilError: the query that needs the rows is cancelled; partial results do no harm.
         """
         disk = self.disk
-        with disk.changing():
+        with disk.catalog.changing:
             # Under this lock no file is removed before it is pinned.
             files = [file for file in disk.files(self.id) if file.rows]
-            pin = disk.pin_files(files)
+            pin = disk.pins.pin(files)
         with pin:
             for file in files:
                 try:
                     yield from self._key_rows_of(file)
                 except CorruptionError as error:
-                    if not disk.damaged(file, error.details.get("reason", error)):
+                    if not disk.damage.report(file, error.details.get("reason", error)):
                         raise
                     raise Unavailable(
                         "a damaged file was just written again, try again",
@@ -470,7 +468,7 @@ class TopicTiers:
             chunk = None if chunk is None else whole_chunk(chunk, self.keyed)
         if chunk is not None:
             return self.file_rows(chunk.slice(offset - chunk.offset, 1), columns)
-        found = self.disk.row_at(self.id, offset)
+        found = self.disk.lookup.row_at(self.id, offset)
         if found is None:
             raise NotFound("offset is no longer held", topic=self.name, offset=offset)
         return found
@@ -491,7 +489,7 @@ class TopicTiers:
         for name, reason in self.broken().items():
             file = self.disk.picture(self.id).by_name.get(name)
             if file is not None:
-                self.disk.damaged(file, reason)
+                self.disk.damage.report(file, reason)
 
     def repairing(self, call: Callable[[], T]) -> T:
         """Call; on a damaged file rewrite it without locks and call once more."""

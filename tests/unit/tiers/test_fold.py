@@ -346,7 +346,7 @@ def test_composite_keys_of_any_type_fold():
     assert len(state.index) == 3
     key = state.shape.key_of((DAYS[1][1], DAYS[1][0], b"\0"))
     assert state.newest(key) == Found(3, OP_UPSERT)
-    assert topic.memory.chunks[0].live(4).tolist() == [True, False, True]
+    assert topic.memory.chunks[0].live(4).tolist() == [True, False, True, True]
 
 
 def test_a_schema_change_does_not_disturb_the_fold():

@@ -9,7 +9,6 @@ import msgspec
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.telemetry import event, warn
-from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
 from frazil.tiers.disk.format import FileLabel, file_of, parse_name
 from frazil.tiers.disk.parquet import file_crc, read_facts
 from frazil.tiers.disk.plan import plan_topic
@@ -19,7 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from frazil.clock import Clock
-    from frazil.tiers.disk.catalog import DiskCatalog, DiskDirectory, Scanned, Span
+    from frazil.tiers.disk.catalog import (
+        DiskCatalog,
+        DiskDirectory,
+        Scanned,
+        Span,
+        TopicFiles,
+    )
     from frazil.tiers.disk.format import DiskFile, SetName
     from frazil.tiers.disk.pins import FilePins
     from frazil.tiers.disk.plan import FoundSet, OpenPlan
@@ -87,14 +92,19 @@ def _described(
             continue
         try:
             facts, metadata = read_facts(directory.file_system, directory.path(topic, name))
-            label = FileLabel.from_metadata(metadata)
-            if label.topic != topic or [each.name for each in label.members] != [name]:
-                raise CorruptionError("file has another name in its label", topic=label.topic)
+            label = _label(metadata, topic, name)
         except CorruptionError as error:
             unreadable[name] = str(error)
             continue
         found.append(file_of(name, label, facts, key_bytes=scanned.keys.get(name, 0)))
     return found, unreadable
+
+
+def _label(metadata: dict[str, str], topic: int, name: str) -> FileLabel:
+    label = FileLabel.from_metadata(metadata)
+    if label.topic != topic or label.members[0].name != name:
+        raise CorruptionError("file has another name in its label", topic=label.topic)
+    return label
 
 
 def _adopt(
@@ -113,9 +123,7 @@ def _adopt(
     event("disk_adopted", topic=picture.topic, first=found.first, end=found.end, files=count)
 
 
-def _clean(
-    directory: DiskDirectory, damage: DamagedFiles, topic: int, plan: OpenPlan
-) -> list[str]:
+def _clean(directory: DiskDirectory, damage: DamagedFiles, topic: int, plan: OpenPlan) -> list[str]:
     """Remove, put aside and report files as planned; return the warnings."""
     found: list[str] = []
     for name in dict.fromkeys(plan.unlink):

@@ -388,9 +388,7 @@ class StoredRows(NamedTuple):
 class DiskHistory:
     """The records of the tier's files as a `HistorySource`. Any number of threads may read."""
 
-    def __init__(
-        self, catalog: DiskCatalog, readers: DiskReaders, damage: DamagedFiles
-    ) -> None:
+    def __init__(self, catalog: DiskCatalog, readers: DiskReaders, damage: DamagedFiles) -> None:
         self._catalog = catalog
         self._readers = readers
         self._damage = damage

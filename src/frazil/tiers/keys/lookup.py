@@ -63,7 +63,7 @@ class KeyLookup:
     def find_many(self, keys: Sequence[Key], before: int) -> dict[Key, Found]:
         """Return the newest change in files of each key that has one, below an offset."""
         tiers = self._tiers
-        places = tiers.disk.find_many(tiers.id, keys, self._keyed.shape, before)
+        places = tiers.disk.lookup.find_many(tiers.id, keys, self._keyed.shape, before)
         return {key: Found(place.offset, place.op) for key, place in places.items()}
 
     def images(self, offsets: Any) -> pa.RecordBatch:
@@ -72,7 +72,7 @@ class KeyLookup:
         fields = [field.with_nullable(True) for field in list(keyed.schema)[:-2]]
         found: list[pa.RecordBatch] = []
         for offset in offsets.tolist():
-            row = self._tiers.disk.row_at(self._tiers.id, offset)
+            row = self._tiers.disk.lookup.row_at(self._tiers.id, offset)
             found.append(_nothing(fields) if row is None else _under(row, fields))
         return pa.concat_batches(found)
 
@@ -134,6 +134,11 @@ class KeyLookup:
             else:
                 images.append(Image(found.values, None, codec, found.batch))
         return images
+
+    def has(self, key: Key) -> bool:
+        """Tell whether a visible row has a key, after a `refresh`."""
+        found = self._newest(key, None)
+        return found is not None and found.op != OP_DELETE
 
     def refresh(self) -> int:
         """Load what a look-up needs; return the end of what is visible now."""
