@@ -215,15 +215,15 @@ class World:
         """Records move between the tiers at hand, or are given up there."""
         self.note("move")
         engine = self.engine
-        if engine.tiers is not None and self.chance.random() < 0.5:
-            engine.flush()
-            engine.evict()
+        if engine.has_tiers and self.chance.random() < 0.5:
+            engine.tiers.flush()
+            engine.tiers.evict()
         if self.chance.random() < 0.5:
             for lane in engine.lanes:
                 lane.queue.call(lane.journal.rotate)
         self.clock.advance(self.chance.choice((0.5, 10.0, 2_000.0)))
         engine.objects.move_holds()
-        if engine.tiers is not None:
+        if engine.has_tiers:
             engine.tiers.run_once()
             require(not engine.tiers.errors, "a move failed", errors=engine.tiers.errors)
         engine.upkeep.run_once()

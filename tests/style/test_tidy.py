@@ -36,10 +36,6 @@ SEAM_EXCEPTIONS = {
         "a catalog in memory has a warehouse that is gone with it",
     ),
     "lake/doctor.py": ({"tempfile"}, "a catalog that is only tried leaves no file behind"),
-    "lake/resolver.py": (
-        {"os.lstat", "tempfile"},
-        "spark's resolver works in a directory that is gone afterwards; its growth is watched",
-    ),
     "lake/priority.py": ({"os.open"}, "the kernel's file of a session's priority takes no pwrite"),
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
@@ -58,7 +54,6 @@ BROAD_EXCEPTS = {
     "lake/runtime.py": "the top of the lake's thread: a bug is told, and the lake goes on",
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
-    "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
     "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",

@@ -16,8 +16,8 @@ from frazil.cli.serve_lake import tell_lake
 from frazil.cli.serve_text import greeting
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings, parse_assignments
-from frazil.engine import lake_missing
 from frazil.errors import InvalidRequest
+from frazil.lake import lake_missing
 from frazil.telemetry import configure, warn
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class ObjectsUpkeep:
         with self._engine.control_lock, runtime.lane.pinning:
             view = ObjectsView(
                 now_us=self._engine.clock.now_us(),
-                time_trusted=self._engine.upkeep.time_trusted(),
+                time_trusted=self._engine.time_trusted(),
                 pinned=source.pinned(topic_id),
                 needed=_needed(runtime),
             )
@@ -104,7 +104,7 @@ class ObjectsUpkeep:
     def drop_deleted(self) -> None:
         """Let the objects of topics go that were deleted longer ago than the grace."""
         engine, main = self._engine, self._engine.main.journal
-        if main.failed is not None or not engine.upkeep.time_trusted():
+        if main.failed is not None or not engine.time_trusted():
             return
         grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
         for topic_id in self._objects.catalog.topics():

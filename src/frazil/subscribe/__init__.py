@@ -17,6 +17,7 @@ from frazil.subscribe.administration import (
     type_name_of,
 )
 from frazil.subscribe.alarms import Alarms
+from frazil.subscribe.api import PREFETCH, PREFETCH_BYTES, Subscriptions
 from frazil.subscribe.burials import Burials
 from frazil.subscribe.consumer import Consumer
 from frazil.subscribe.cursors import HOLD_PREFIX, NAME_BYTES_MAX, Cursors
@@ -53,6 +54,8 @@ __all__ = [
     "HELD_BYTES_MAX",
     "HOLD_PREFIX",
     "NAME_BYTES_MAX",
+    "PREFETCH",
+    "PREFETCH_BYTES",
     "RECORD_OVERHEAD_BYTES",
     "UNRELIABLE",
     "UNRELIABLE_MAKING",
@@ -103,6 +106,7 @@ __all__ = [
     "Subscription",
     "SubscriptionSettings",
     "SubscriptionType",
+    "Subscriptions",
     "Suspects",
     "TopicFeed",
     "ack_all",

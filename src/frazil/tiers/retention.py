@@ -93,7 +93,7 @@ class Retention:
             limit = min(limit, pinned)
         spans = self._tiers.disk.picture(topic.id).spans
         later = sum(_size(span) for span in spans)
-        trusted = self._engine.upkeep.time_trusted()
+        trusted = self._engine.time_trusted()
         now_us = self._engine.clock.now_us()
         below = 0
         for span in spans:
@@ -277,7 +277,7 @@ class Retention:
         """Remove the files of topics that were deleted longer ago than the grace."""
         engine, disk = self._engine, self._tiers.disk
         main = engine.main.journal
-        if main.failed is not None or not engine.upkeep.time_trusted():
+        if main.failed is not None or not engine.time_trusted():
             return
         grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
         for topic_id in disk.catalog.topics:

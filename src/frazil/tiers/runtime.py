@@ -73,8 +73,6 @@ class Tiers:
         suspect: the metadata may have lost files.
         throttle: called with the bytes that a flush writes; may wait.
         write_stats: writes the statistics file; set by the engine.
-        read_ahead_bytes: returns the memory of decoded records that subscriptions keep; set by the
-            deliveries.
     """
 
     def __init__(self, engine: Instance, store: MetadataStore, *, threads: bool) -> None:
@@ -83,7 +81,6 @@ class Tiers:
         self.clock = engine.clock
         self._threads = threads
         self.write_stats: Callable[[], None] = lambda: None
-        self.read_ahead_bytes: Callable[[], int] = lambda: 0
         self.throttle: Callable[[int], None] | None = None
         self.suspect = False
         self.queue: dict[int, CommitDue] = {}
@@ -126,7 +123,7 @@ class Tiers:
         pressure.add_source("deletion_vectors", self.retention.vectors_bytes, share=VECTORS_SHARE)
         pressure.add_source("queues", self._queued_bytes)
         pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
-        pressure.add_source("deliveries", lambda: self.read_ahead_bytes())  # noqa: PLW0108 - it is replaced
+        pressure.add_source("deliveries", lambda: engine.read_ahead_bytes())  # noqa: PLW0108 - replaced
         pressure.on_red(self._move.wake)
 
     def open(self, *, suspect: bool) -> dict[int, int]:
@@ -170,6 +167,60 @@ class Tiers:
         if found is None:
             raise NotFound("no such topic in the tiers", topic=topic_id)
         return found
+
+    # -- calls of users ----------------------------------------------------------------------------
+
+    def flush(self, name: str | None = None) -> dict[str, int]:
+        """Write the records of one topic, or of all, to files; return the new flushed offsets.
+
+        Raises:
+            Closed: in a forked child, which must open the directory for itself.
+        """
+        return self._moved(name, lambda topic: topic.flush())
+
+    def evict(self, name: str | None = None) -> dict[str, int]:
+        """Evict flushed records from memory, and files beyond the cap that are held elsewhere.
+
+        Returns the bytes that memory freed, by topic.
+        """
+        freed = self._moved(name, lambda topic: topic.evict(before_us=None))
+        self.retention.check_cap()
+        return freed
+
+    def _moved(self, name: str | None, move: Callable[[TopicTiers], int]) -> dict[str, int]:
+        engine = self._engine
+        engine.check_open()
+        self.disk.catalog.check_owner()
+        moved: dict[str, int] = {}
+        for runtime in engine.runtimes if name is None else engine.parts_of(name):
+            try:
+                moved[runtime.name] = move(self.topic(runtime.state.id))
+            except NotFound as error:
+                if name is not None or engine.is_current(runtime):
+                    raise NotFound("no such topic, it was deleted", topic=runtime.name) from error
+        return moved
+
+    def describe_files(self, name: str) -> list[dict[str, Any]]:
+        """Describe the files of a topic."""
+        self.disk.catalog.check_owner()
+        purpose_of = self.disk.space.purpose_of
+        return [
+            {
+                "topic": runtime.name,
+                "file": file.name,
+                "offset_first": file.offset_first,
+                "offset_last": file.offset_last,
+                "rows": file.rows,
+                "bytes": file.size,
+                "partition": file.partition,
+                "schema": file.schema,
+                "deletes": file.deletes,
+                "purpose": purpose_of(file, committed=file.set_end <= committed),
+            }
+            for runtime in self._engine.parts_of(name)
+            for committed in (self.disk.committed(runtime.state.id),)
+            for file in self.disk.files(runtime.state.id)
+        ]
 
     @property
     def topics(self) -> list[TopicTiers]:
@@ -268,7 +319,7 @@ class Tiers:
             if failing or not topic.loaded:
                 self._run(task, "load", topic.ensure_loaded, topic)
             self._run(task, "flush", partial(self.judge, topic), topic)
-        task.run("evict", self.evict)
+        task.run("evict", self.evict_flushed)
         task.run("relieve", self.relieve)
         task.run("release", self.release)
         if task.is_due("commit", 1.0):
@@ -311,7 +362,7 @@ class Tiers:
             topic.evict(before_us=None)
             self.pressure.refresh()
 
-    def evict(self) -> None:
+    def evict_flushed(self) -> None:
         """Evict flushed records from memory: old ones, and all of them when it gets short.
 
         That is before yellow: a flush takes a while, and publishers should not pay for data that
@@ -367,7 +418,7 @@ class Tiers:
             _at, topic_id, end = self._to_release.popleft()
             topic = self._topics.get(topic_id)
             if topic is None:
-                self._engine.upkeep.release(topic_id, end)
+                self._engine.release(topic_id, end)
                 continue
             try:
                 gap = topic.gap_behind()
@@ -378,7 +429,7 @@ class Tiers:
                 self._to_release.append((now + 1.0, topic_id, end))
                 raise
             free = topic.releasable(end)
-            self._engine.upkeep.release(topic_id, free)
+            self._engine.release(topic_id, free)
             if free < end:
                 self._to_release.append((now + 1.0, topic_id, end))
 

@@ -174,7 +174,10 @@ def test_nothing_goes_before_it_is_uploaded(tmp_path):
         db.tiers.retention.retain()
         assert topic.describe()["holds"] == {"objects": 10}
         assert topic.describe()["watermarks"]["start"] == 10
-        for change in (db.drop, lambda name, hold: db.advance(name, hold, 50)):
+        for change in (
+            lambda name, hold: db.topic(name).drop(hold),
+            lambda name, hold: db.topic(name).advance(hold, 50),
+        ):
             with pytest.raises(InvalidRequest, match="uploads"):
                 change("kept", "objects")
         give_back(tmp_path)

@@ -108,7 +108,7 @@ def test_files_are_not_read_for_a_query_that_must_stop():
     topic = world.db.create_topic("t", {"k": "long", "v": "long"}, primary_key="k")
     for n in range(6):
         topic.upsert(k=n % 4, v=n)
-        world.db.flush()
+        world.db.tiers.flush()
     world.db.close()
     with world.open() as engine:
         tiers, queries = engine.topic("t").runtime.tiers, engine.queries()

@@ -30,9 +30,9 @@ def files_read(db, sql, params=None):
 def filled(db, columns, rows, **options):
     topic = db.create_topic("t", columns, **options)
     topic.append_many(rows)
-    db.flush()
-    db.evict()
-    return len(db.tier_files("t"))
+    db.tiers.flush()
+    db.tiers.evict()
+    return len(db.tiers.describe_files("t"))
 
 
 def test_a_bucket_is_read_alone(db):
@@ -122,9 +122,9 @@ def eight(db):
     topic = db.create_topic("t", {"n": pa.int64(), "v": pa.int64()})
     for first in range(0, 1000, 125):
         topic.append_many([{"n": number, "v": 0} for number in range(first, first + 125)])
-        db.flush()
-    db.evict()
-    assert len(db.tier_files("t")) == 8
+        db.tiers.flush()
+    db.tiers.evict()
+    assert len(db.tiers.describe_files("t")) == 8
     return db
 
 

@@ -130,13 +130,13 @@ def test_subscriptions_are_as_the_last_backup_had_them(scene):
     """Progress up to the backup is kept; what was acked since is delivered again."""
     topic = scene.engine.create_topic("events")
     publish(topic, range(20))
-    scene.engine.create_subscription("events", "billing", start="earliest")
-    scene.engine.reset_subscription("events", "billing", 12)
+    scene.engine.subscriptions.create("events", "billing", start="earliest")
+    scene.engine.subscriptions.reset("events", "billing", 12)
     made = scene.engine.objects.backup()
-    scene.engine.reset_subscription("events", "billing", 18)
+    scene.engine.subscriptions.reset("events", "billing", 18)
     scene.forget_backups_since(made)
     assert restored(scene.lose_and_restore(), "events").subscriptions == 1
-    (found,) = scene.engine.subscriptions("events")
+    (found,) = scene.engine.subscriptions.describe("events")
     assert (found["name"], found["acked_below"]) == ("billing", 12)
     with scene.engine.topic("events").subscribe("billing") as consumer:
         batch = next(iter(consumer))
@@ -233,7 +233,7 @@ def test_without_any_backup_the_objects_are_enough(scene):
     assert report.backup == ""
     assert payloads_of(scene.engine.topic("events")) == payloads(range(12))
     assert ids_of_parts(scene, 2) == list(range(8))
-    assert scene.engine.subscriptions("events") == []
+    assert scene.engine.subscriptions.describe("events") == []
 
 
 def test_the_backup_before_a_damaged_one_is_used(scene):

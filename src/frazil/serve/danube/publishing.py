@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import FRAME_RECORDS_MAX
 from frazil.serve.danube.statuses import PUBLISHING, Refused, message_too_large, status_of
-from frazil.topic import pass_stop_async
+from frazil.topic import wait_admitted_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from frazil.log.codec import Entry
     from frazil.model import Ack
     from frazil.schema import Message
-    from frazil.serve.grpc.calls import Call
-    from frazil.serve.grpc.runs import CallRun
+    from frazil.serve.grpc.calls import Call, CallRun
     from frazil.serve.h2.stream import Stream
     from frazil.subscribe import Pace
     from frazil.topic import TopicRuntime
@@ -62,7 +61,7 @@ class RunPart:
     """Records of one topic that came in a run of calls, checked, with their calls' answers."""
 
     __slots__ = (
-        *("bytes_max", "codec", "limits", "now_us", "places"),
+        *("bytes_max", "codec", "limits", "now_us", "streams"),
         *("records", "replies", "run", "runtime", "size"),
     )
 
@@ -72,7 +71,7 @@ class RunPart:
         self.codec: Codec = runtime.codec.messages
         self.limits = runtime.limits
         self.records: list[Message] = []
-        self.places: list[Stream] = []
+        self.streams: list[Stream] = []
         self.replies: list[bytes] = []
         self.size = 0
         self.bytes_max = min(PART_BYTES_MAX, runtime.settings.log.write_bytes_max)
@@ -118,7 +117,7 @@ class _Batch:
         self._end()
         for answer in self.answers:
             if isinstance(answer, RunPart):
-                answer.run.ok_all(answer.places, answer.replies)
+                answer.run.ok_all(answer.streams, answer.replies)
             else:
                 answer[0].ok(answer[1])
 
@@ -131,7 +130,7 @@ class _Batch:
         status = status_of(error, PUBLISHING)
         for answer in self.answers:
             if isinstance(answer, RunPart):
-                answer.run.fail_all(answer.places, *status)
+                answer.run.fail_all(answer.streams, *status)
             else:
                 answer[0].fail(*status)
 
@@ -144,8 +143,8 @@ class _Batch:
         """Give the call of each record, and the answer to it."""
         for answer in self.answers:
             if isinstance(answer, RunPart):
-                for place, reply in zip(answer.places, answer.replies, strict=True):
-                    yield answer.run.call(place), reply
+                for stream, reply in zip(answer.streams, answer.replies, strict=True):
+                    yield answer.run.call(stream), reply
             else:
                 yield answer
 
@@ -257,10 +256,7 @@ async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: Pub
     queue = runtime.lane.queue
     loop = asyncio.get_running_loop()
     try:
-        if runtime.refusal is not None:
-            await pass_stop_async(runtime)
-        if runtime.pressure.level:
-            await runtime.pressure.admit_async()
+        await wait_admitted_async(runtime)
         codec, size = check_record(runtime, record)
         entry: Entry = (runtime.state, codec, record, 0, size, publishing, None)
         deadline = loop.time() + queue.wait_s

@@ -1,32 +1,132 @@
-"""Publishes that wait for a tier behind the log: `ack="committed"` and `ack="uploaded"`.
+"""Acks: of one call from those of its frames, of several parts, and those of the tiers.
 
-The record is fsynced first, like any other. Then the tier is asked to hurry, and the caller waits.
+`ack="committed"` and `ack="uploaded"` wait for a tier: the record is fsynced first, like any other;
+then the tier is asked to hurry, and the caller waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
-from frazil.errors import Unavailable
+from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.log import Pending
-from frazil.model import Ack
-from frazil.topic.part_acks import written_text
+from frazil.model import Ack, AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from frazil.topic.runtime import TopicRuntime
 
-__all__ = ["WAITED_FOR", "TierPending", "TierWaits", "wait_reached", "wait_reached_async"]
+LEVELS: Final = get_args(AckLevel)
+RANGES_SHOWN_MAX: Final = 10
 
+Answers = list[Ack | FrazilError]
+"""The answers to the frames of one part, in their order."""
 Ends = dict[int, int]
 """Offsets by part; -1 is a topic without parts."""
 
 WAITED_FOR: Final = {"committed": "committed to the lake", "uploaded": "uploaded to the store"}
-"""The levels that are reached behind the log, in words."""
+"""The levels of tiers, in words."""
 _TOPIC: Final = {"committed": "a topic with a lake", "uploaded": "a topic with objects"}
+
+
+def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+    """Return the ack of a call from those of its frames.
+
+    Raises:
+        FrazilError: what a frame met, if none was written.
+        Unavailable: with `outcome="unknown"` and what is there, if only some frames were written.
+    """
+    acks = [result for result in results if isinstance(result, Ack)]
+    if len(acks) == len(results):
+        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
+    errors = [result for result in results if isinstance(result, FrazilError)]
+    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
+    error = (unknown or errors)[0]
+    if not acks:
+        raise error
+    ranges = [f"{ack.offset}-{ack.offset_last}" for ack in acks]
+    more = ["…"] if len(ranges) > RANGES_SHOWN_MAX else []
+    raise Unavailable(
+        "part of the call was written, look before sending the rest; an idempotent producer may "
+        "send it all again",
+        outcome="unknown",
+        offsets_written=", ".join(ranges[:RANGES_SHOWN_MAX] + more),
+        frames_written=len(acks),
+        frames=len(results),
+        cause=error,
+    ) from error
+
+
+def check_level(ack: str, *, has_lake: bool = False, has_objects: bool = False) -> None:
+    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
+    if not isinstance(ack, str):
+        raise InvalidRequest("ack must be a text", got=type(ack).__name__)
+    absent = {
+        level for level, has in (("uploaded", has_objects), ("committed", has_lake)) if not has
+    }
+    allowed = "|".join(level for level in LEVELS if level not in absent)
+    if ack not in LEVELS:
+        raise InvalidRequest("unknown ack level", ack=ack, allowed=allowed)
+    if ack in absent:
+        raise InvalidRequest(
+            "this ack level needs a tier that this topic does not have", ack=ack, allowed=allowed
+        )
+
+
+def answer(pending: Pending) -> Ack | FrazilError:
+    """Wait for one frame's answer; an error is returned, for the others count as well."""
+    try:
+        value: Ack = pending.result()
+    except FrazilError as error:
+        return error
+    return value
+
+
+def written_text(acks: Iterable[tuple[int, Ack]]) -> str:
+    """Return where records are: for each ack its part, and its first and last offset."""
+    return ", ".join(f"{part}: {ack.offset}-{ack.offset_last}" for part, ack in acks)
+
+
+def part_acks(parts: Sequence[int], answers: Sequence[Answers]) -> list[Ack]:
+    """Return one ack for each part, from its first record to its last.
+
+    Raises:
+        FrazilError: what a frame met, if none was written.
+        Unavailable: with `outcome="unknown"` and what is there, if only some were written.
+    """
+    _check_written(parts, answers)
+    return [
+        Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part)
+        for part, found in zip(parts, _acks(answers), strict=True)
+    ]
+
+
+def _acks(answers: Sequence[Answers]) -> list[list[Ack]]:
+    return [[each for each in found if isinstance(each, Ack)] for found in answers]
+
+
+def _check_written(parts: Sequence[int], answers: Sequence[Answers]) -> None:
+    errors = [each for found in answers for each in found if isinstance(each, FrazilError)]
+    if not errors:
+        return
+    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
+    error = (unknown or errors)[0]
+    written = [
+        (part, ack) for part, acks in zip(parts, _acks(answers), strict=True) for ack in acks
+    ]
+    if not written:
+        raise error
+    raise Unavailable(
+        "only some parts of the call were written, look before sending the rest",
+        outcome="unknown",
+        parts_written=written_text(written[:RANGES_SHOWN_MAX]),
+        frames_written=len(written),
+        frames=sum(map(len, answers)),
+        cause=error,
+    ) from error
 
 
 class TierWaits:

@@ -8,8 +8,16 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from frazil.cli.sql import parse_params
-from frazil.cli.sql_output import check_format, explain_lines, unique_names, write_batches
+from frazil.cli.batches import BatchWriter, check_format, unique_names
+from frazil.cli.sql import (
+    explain_lines,
+    explained,
+    is_finished,
+    parse_params,
+    quoted,
+    split_statements,
+    table_name,
+)
 from frazil.errors import InvalidRequest
 
 SCHEMA = pa.schema([("a", pa.int64()), ("a", pa.string()), ("s", pa.decimal128(38, 0))])
@@ -17,6 +25,14 @@ BATCH = pa.record_batch(
     [[1, None], ["x,y", 'q"'], pa.array([Decimal(10**30), None], pa.decimal128(38, 0))],
     schema=SCHEMA,
 )
+
+
+def write_batches(schema, batches, file_format, **options):
+    """Write batches and return how many rows were written."""
+    with BatchWriter(file_format, schema) as writer:
+        for batch in batches:
+            writer.write(batch, **options)
+    return writer.rows
 
 
 @pytest.fixture
@@ -135,3 +151,63 @@ def test_an_explanation_is_indented_lines():
         "  b",
         "path: general",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "statements"),
+    [
+        ("select 1; select 2", ["select 1", "select 2"]),
+        (";; select 1 ;", ["select 1"]),
+        ("select ';', 'it''s; so';", ["select ';', 'it''s; so'"]),
+        ("select /* a; */ $$a;b$$;", ["select /* a; */ $$a;b$$"]),
+        ("select 'open; select 2;", ["select 'open; select 2;"]),
+        ("-- only a note", []),
+    ],
+)
+def test_semicolons_in_quotes_and_comments_end_nothing(text, statements):
+    """A text splits at the semicolons of SQL itself; one with a syntax error stays whole."""
+    assert split_statements(text) == statements
+
+
+@pytest.mark.parametrize(
+    ("text", "finished"),
+    [
+        ("", True),
+        ("\\d users", True),
+        ("select 1", False),
+        ("select 1;", True),
+        ("select 1; select", False),
+        ("select 'a;", False),
+        ("selec 1;", True),
+        ("-- a note", True),
+        ("/* open", False),
+    ],
+)
+def test_enter_runs_what_is_whole(text, finished):
+    """Enter runs commands, nothing and whole statements; else it begins another line."""
+    assert is_finished(text) is finished
+
+
+@pytest.mark.parametrize(
+    ("sql", "inner"),
+    [
+        ("explain select 1", "select 1"),
+        ("EXPLAIN ANALYZE select 1", "select 1"),
+        ("/* why */ -- so\n explain\nselect 1", "select 1"),
+        ("explained", None),
+        ("select explain from t", None),
+    ],
+)
+def test_explain_is_taken_off(sql, inner):
+    """The statement after EXPLAIN is returned, after comments too; None for other statements."""
+    assert explained(sql) == inner
+
+
+def test_names_are_quoted_where_sql_needs_it():
+    """Plain names stay, others and keywords are quoted; the default namespace is left out."""
+    assert quoted("plain_1") == "plain_1"
+    assert quoted("1st") == '"1st"'
+    assert quoted("order") == '"order"'
+    assert quoted('a"b') == '"a""b"'
+    assert table_name("/default/my-events") == '"my-events"'
+    assert table_name("/shop/orders") == "shop.orders"

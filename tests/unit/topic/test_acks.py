@@ -7,7 +7,7 @@ import pytest
 from frazil.errors import Conflict, Overloaded, Unavailable
 from frazil.log import Pending
 from frazil.model import Ack
-from frazil.topic.part_acks import PARTS_TOLD_MAX, answer, part_acks
+from frazil.topic.acks import RANGES_SHOWN_MAX, answer, part_acks
 
 
 def test_each_part_has_one_ack():
@@ -46,11 +46,11 @@ def test_what_was_written_is_told():
 
 def test_a_long_list_is_cut():
     """At most so many ranges are told; the number of frames tells of the rest."""
-    count = PARTS_TOLD_MAX + 5
+    count = RANGES_SHOWN_MAX + 5
     answers = [[Ack(n, n, n)] for n in range(count)]
     with pytest.raises(Unavailable) as caught:
         part_acks(range(count + 1), [*answers, [Conflict("no")]])
-    assert caught.value.details["parts_written"].count(":") == PARTS_TOLD_MAX
+    assert caught.value.details["parts_written"].count(":") == RANGES_SHOWN_MAX
     assert caught.value.details["frames_written"] == count
 
 

@@ -1,8 +1,8 @@
-"""The look: what a table's metadata says of how far it has come. One load, all of one moment.
+"""Load a table's state: how far it has come, by one version of its metadata.
 
-The highest watermark in the summaries along the ancestors of `main` tells it. Where none is left,
-because somebody else expired the snapshots, the highest `_offset` of the live files does: from
-their bounds, and by reading the column where a file has none or has rows of several parts.
+The highest watermark in the summaries of `main`'s ancestors counts. If somebody else expired all of
+those snapshots, the highest `_offset` of the live files counts: from their bounds, or by reading the
+column where a file has no bound or has rows of several parts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.types import IntegerType, LongType
 
-from frazil.errors import Conflict, CorruptionError
+from frazil.errors import Conflict
 from frazil.lake.connection import calls, load
 from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
-from frazil.lake.reject_window import REJECTS_WINDOW, RejectWindow, decode_window, spread
+from frazil.lake.iceberg import parse_metadata, readable
 from frazil.lake.table import (
     OFFSET_BEGIN,
-    OFFSET_END,
-    REJECTS_RECENT,
+    REJECTS_WINDOW,
     ROWS_IN,
     ROWS_REJECTED,
     SCHEMA_VERSION,
     TOPIC_ID,
     Ends,
+    RejectRatio,
     View,
     ends_of,
 )
@@ -49,47 +49,12 @@ if TYPE_CHECKING:
     from pyiceberg.types import PrimitiveType
 
     from frazil.lake.connection import Loaded
+    from frazil.lake.iceberg import Snapshot, TableMetadata
     from frazil.lake.plan import TableName
 
 __all__ = ["look", "view_of"]
 
 MAIN: Final = "main"
-
-
-class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
-    snapshot_id: int
-    parent_snapshot_id: int | None = None
-    manifest_list: str = ""
-    summary: dict[str, str] = {}
-
-
-class _Reference(msgspec.Struct, frozen=True, rename="kebab", gc=False):
-    snapshot_id: int
-
-
-class _Field(msgspec.Struct, frozen=True, gc=False):
-    id: int
-    name: str
-
-
-class _Schema(msgspec.Struct, frozen=True, rename="kebab"):
-    fields: list[_Field]
-    schema_id: int = 0
-
-
-class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
-    """The part of a table's metadata that the look needs."""
-
-    location: str
-    schemas: list[_Schema] = []
-    current_schema_id: int = 0
-    current_snapshot_id: int | None = None
-    properties: dict[str, str] = {}
-    snapshots: list[_Snapshot] = []
-    refs: dict[str, _Reference] = {}
-
-
-_decoder: Final = msgspec.json.Decoder(_Metadata)
 
 
 def look(catalog: Catalog, table: TableName) -> View:
@@ -105,23 +70,19 @@ def look(catalog: Catalog, table: TableName) -> View:
 
 def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
     """Return what metadata says that was loaded before; files are read only if no mark is left."""
-    try:
-        metadata = _decoder.decode(loaded.metadata)
+    metadata = parse_metadata(loaded.metadata, table)
+    with readable(table):
         property_ends = ends_of(metadata.properties)
         begin_ends = ends_of(metadata.properties, OFFSET_BEGIN)
         version = metadata.properties.get(SCHEMA_VERSION)
         schema_version = None if version is None else int(version)
-        line = list(_ancestors(metadata))
+        line = list(metadata.ancestors())
         summary_ends = _highest_ends(line)
         since = _since(line, property_ends)
         recent = _recent(line)
         adopted = decode_ranges(metadata.properties, ADOPTED)
         settled = dict(property_ends)
         _merge(settled, {part: ranges[-1][1] for part, ranges in adopted.items() if ranges})
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CorruptionError(
-            "metadata of the table cannot be read", table=table, reason=error
-        ) from error
     bounds: Ends = {}
     if summary_ends is None and line:
         with calls("read the table's files", table=table):
@@ -142,39 +103,18 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
     )
 
 
-def _ancestors(metadata: _Metadata) -> Iterator[_Snapshot]:
-    """Give the snapshots of `main`, newest first, as far as they still exist."""
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    main = metadata.refs.get(MAIN)
-    following = metadata.current_snapshot_id if main is None else main.snapshot_id
-    seen = 0
-    while following is not None and seen <= len(by_id):
-        snapshot = by_id.get(following)
-        if snapshot is None:
-            return
-        yield snapshot
-        following = snapshot.parent_snapshot_id
-        seen += 1
-
-
-def _ends(snapshot: _Snapshot) -> Ends:
-    """Return a snapshot's watermarks; a whole topic's is found without a look at every key."""
-    whole = snapshot.summary.get(OFFSET_END)
-    return ends_of(snapshot.summary) if whole is None else {WHOLE: int(whole)}
-
-
-def _highest_ends(line: list[_Snapshot]) -> Ends | None:
+def _highest_ends(line: list[Snapshot]) -> Ends | None:
     """Return the highest watermark of each part.
 
     The newest may be lower: a snapshot without rows is no conflict for a late one without rows.
     """
     found: Ends = {}
     for snapshot in line:
-        _merge(found, _ends(snapshot))
+        _merge(found, snapshot.ends)
     return found or None
 
 
-def _strays(line: list[_Snapshot], owner: str | None, known: Ends) -> dict[int, tuple[int, int]]:
+def _strays(line: list[Snapshot], owner: str | None, known: Ends) -> dict[int, tuple[int, int]]:
     """Return the offsets that commits for another topic took since the table is `owner`'s.
 
     Such a commit was under way when the table was taken over or made again. `known` are, by part,
@@ -183,7 +123,7 @@ def _strays(line: list[_Snapshot], owner: str | None, known: Ends) -> dict[int, 
     highest: Ends = {}
     below: Ends = dict(known)
     for snapshot in line:
-        ends = _ends(snapshot)
+        ends = snapshot.ends
         if not ends:
             continue
         own = snapshot.summary.get(TOPIC_ID) in {None, owner}
@@ -191,32 +131,24 @@ def _strays(line: list[_Snapshot], owner: str | None, known: Ends) -> dict[int, 
             _merge(below, ends)
             break
         _merge(highest, ends)
-    return ranges_between(below, highest)
+    return {part: each for part, (each,) in ranges_between(below, highest).items()}
 
 
-def _recent(line: list[_Snapshot]) -> RejectWindow:
-    """Return which of the last 10,000 records were rejected, as the newest commit tells.
-
-    One that does not tell has no reject among them, or is of an older version: then its own
-    records and those before it are counted, and taken as evenly spread.
-    """
+def _recent(line: list[Snapshot]) -> RejectRatio:
+    """Return how many of the last 10,000 records were rejected; the oldest commit counts whole."""
     records = rejects = 0
     for snapshot in line:
-        told = snapshot.summary.get(REJECTS_RECENT)
-        if told is not None:
-            # Behind it came only commits without rejects: they move it away from the end.
-            return decode_window(told).after(records, ())
         if records >= REJECTS_WINDOW:
             break
-        records += int(snapshot.summary.get(ROWS_IN, "0"))
-        rejects += int(snapshot.summary.get(ROWS_REJECTED, "0"))
-    return spread(records, rejects)
+        records += snapshot.number(ROWS_IN)
+        rejects += snapshot.number(ROWS_REJECTED)
+    return RejectRatio(records, rejects)
 
 
-def _since(line: list[_Snapshot], property_ends: Ends) -> int:
+def _since(line: list[Snapshot], property_ends: Ends) -> int:
     """Count the snapshots since the one whose watermarks the table's property has reached."""
     for count, snapshot in enumerate(line):
-        ends = _ends(snapshot)
+        ends = snapshot.ends
         if ends and all(property_ends.get(part, -1) >= end for part, end in ends.items()):
             return count
     return len(line)
@@ -230,7 +162,7 @@ class _Columns(msgspec.Struct, frozen=True):
 
 
 def _bound_ends(
-    catalog: Catalog, table: TableName, loaded: Loaded, metadata: _Metadata, head: _Snapshot
+    catalog: Catalog, table: TableName, loaded: Loaded, metadata: TableMetadata, head: Snapshot
 ) -> Ends:
     """Return the highest `_offset` of the live files plus one, by part."""
     schema = next(s for s in metadata.schemas if s.schema_id == metadata.current_schema_id)
@@ -260,7 +192,7 @@ def _bound_ends(
     return ends
 
 
-def _live_files(io: FileIO, head: _Snapshot) -> Iterator[DataFile]:
+def _live_files(io: FileIO, head: Snapshot) -> Iterator[DataFile]:
     for manifest in read_manifest_list(io.new_input(head.manifest_list)):
         if manifest.content == ManifestContent.DATA:
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):

@@ -7,9 +7,8 @@ import pytest
 
 from frazil.errors import CorruptionError
 from frazil.lake.connection import Loaded
-from frazil.lake.look import view_of
 from frazil.lake.plan import TableName
-from frazil.lake.reject_window import RejectWindow
+from frazil.lake.table_state import view_of
 from frazil.lake.watermark import watermarks
 
 TABLE = TableName("a", "b")
@@ -74,22 +73,14 @@ def test_a_table_that_was_replaced_stands_where_it_began():
     assert watermarks(viewed(refs={}, properties={END: "5"}), {}) == ({-1: 5}, True)
 
 
-def test_the_newest_commits_tell_how_many_records_were_rejected():
-    """As far as 10,000 records go; snapshots of others have none."""
+def test_the_newest_commits_count_as_recent():
+    """As far as 10,000 records go, in whole commits; snapshots of others have none."""
     old = {END: "1", "frazil.rows-in": "9000", "frazil.rows-rejected": "7"}
     new = {END: "2", "frazil.rows-in": "1000", "frazil.rows-rejected": "5"}
-    for line in ((old, {}, new), (old, old, new), (new, old, {})):
-        window = viewed(*line).recent
-        assert (window.records, len(window.distances)) == (10_000, 12)
-    assert viewed({END: "1"}).recent == RejectWindow()
-
-
-def test_the_newest_commit_with_rejects_tells_where_they_lie():
-    """What came behind it moves them away from the end, and out of the last 10,000."""
-    told = {END: "1", "frazil.rows-in": "9000", "frazil.rejects-recent": "9500:0,7,8000"}
-    good = {END: "2", "frazil.rows-in": "2000", "frazil.rows-rejected": "0"}
-    assert viewed(told).recent == RejectWindow(9500, (0, 7, 8000))
-    assert viewed(told, {}, good).recent == RejectWindow(10_000, (2000, 2007))
+    assert viewed(old, {}, new).recent == viewed(new, old, {}).recent == (10_000, 12)
+    assert viewed(old, old, new).recent == (10_000, 12)
+    assert viewed(old, old).recent == (18_000, 14)
+    assert viewed({END: "1"}).recent == (0, 0)
 
 
 def test_rows_that_were_adopted_are_no_strays():
