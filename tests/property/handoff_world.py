@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+from functools import partial
 from unittest.mock import patch
 
 from frazil.config import Settings
 from frazil.engine import Engine
 from frazil.errors import CorruptionError, FrazilError, NotFound, Overloaded, Unavailable
+from frazil.objects import ObjectsSource
 from tests.crash.checker import Violation, require
 from tests.property.tiers_world import LOG, let_go
 from tests.support import SimulatedClock, SimulatedFileSystem
@@ -34,9 +36,6 @@ def settings_of(chance):
         "store": "memory",
         "root": "simulated",
         "object_bytes_max": chance.choice((1_000, 4_000, 1 << 20)),
-        "index_bytes": chance.choice((200, 1_000, 1 << 20)),
-        "reader_ahead_bytes": chance.choice((64 << 10, 1 << 20)),
-        "rewrite_objects": 2,
         "interval_s": 1.0,
         "retry_timeout_s": 0.0,
     }
@@ -134,6 +133,8 @@ class World:
             "small_file_bytes": 4 << 10,
             "row_group_rows": self.chance.choice((3, 50)),
         }
+        self.index_bytes = self.chance.choice((200, 1_000, 1 << 20))
+        self.ahead_bytes = self.chance.choice((64 << 10, 1 << 20))
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.store = SimulatedStore(self.clock, seed=seed, latency_s=0.001)
@@ -148,11 +149,16 @@ class World:
     # -- life --------------------------------------------------------------------------------------
 
     def open(self):
-        with patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store):
-            set_tier_limits(**self.tier_limits)
+        set_tier_limits(**self.tier_limits)
+        source = partial(ObjectsSource, ahead_bytes=self.ahead_bytes)
+        with (
+            patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store),
+            patch("frazil.objects.runtime.ObjectsSource", source),
+        ):
             self.engine = Engine(
                 self.settings, file_system=self.disk, clock=self.clock, threads=False
             )
+        self.engine.objects.uploader.index_bytes = self.index_bytes
         for topic in TOPICS:
             options = {}
             if topic == TOPICS[1]:
@@ -205,12 +211,6 @@ class World:
         self.note("upload")
         self.engine.objects.run_once()
 
-    def share(self):
-        self.note("upload shared")
-        objects = self.engine.objects
-        wanted = {topic.id: topic.runtime.state.durable for topic in objects.topics.values()}
-        objects.shared.upload(wanted)
-
     def move(self):
         """Records move between the tiers at hand, or are given up there."""
         self.note("move")
@@ -232,7 +232,7 @@ class World:
         self.note("retain")
         self.clock.advance(120.0)
         with contextlib.suppress(Unavailable):
-            self.engine.objects.upkeep.retain()
+            self.engine.objects.retention.run()
 
     def begin(self):
         topic = self.chance.choice(TOPICS)
@@ -267,8 +267,7 @@ class World:
         weighted = (
             *[self.publish] * 6,
             *[self.read] * 8,
-            *[self.upload] * 3,
-            *[self.share] * 2,
+            *[self.upload] * 5,
             *[self.move] * 4,
             *[self.begin] * 2,
             self.retain,

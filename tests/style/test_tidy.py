@@ -35,14 +35,19 @@ SEAM_EXCEPTIONS = {
         {"tempfile"},
         "a catalog in memory has a warehouse that is gone with it",
     ),
-    "lake/doctor.py": ({"tempfile"}, "a catalog that is only tried leaves no file behind"),
-    "lake/priority.py": ({"os.open"}, "the kernel's file of a session's priority takes no pwrite"),
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
-    "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
-    "lake/process.py": (
+    "engine/doctor.py": (
+        {"os.stat", "os.path.exists", "os.path.lexists", "shutil", "tempfile"},
+        "rights and owner are the user's business; a copy of the metadata is opened, never the file",
+    ),
+    "registry/definitions.py": ({"os.pread"}, "protoc writes into files in memory"),
+    "lake/worker_client.py": (
         {"os.open"},
-        "a child process gets descriptors: its output, and a short way to its socket",
+        (
+            "a child process gets descriptors (its output, a short way to its socket), and the kernel's "
+            "file of a session's priority takes no pwrite"
+        ),
     ),
 }
 """Paths under src/frazil with what they may call although it belongs to the seams, and why."""
@@ -51,11 +56,11 @@ BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
     "engine/engine.py": "what a failed creation wrote is taken back, whatever went wrong",
     "subscribe/burials.py": "the top of a letter's task: a bug is told, the record stays",
-    "lake/runtime.py": "the top of the lake's thread: a bug is told, and the lake goes on",
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
+    "serve/http.py": "the top of a request: a bug in a page is that request's status, no more",
     "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",
     "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",
     "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-PACKAGES: Final = ("google", "hpack", "jwt")
+PACKAGES: Final = ("google", "hpack", "jwt", "starlette", "uvicorn")
 """What the extra `serve` brings, by the names under which it is imported."""
 
 

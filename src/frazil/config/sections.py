@@ -6,7 +6,6 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from frazil.config.secret import SecretText
 from frazil.config.values import (
     DAY,
     GIB,
@@ -19,6 +18,7 @@ from frazil.config.values import (
     Count,
     Ratio,
     Seconds,
+    SecretText,
     Section,
     Switch,
     Texts,
@@ -330,15 +330,6 @@ class LakeWorkerSettings(Section):
 
     heap_bytes: Bytes = setting(
         GIB, "The worker's Java heap has at most this size.", low=256 * MIB, high=TIB
-    )
-    start_timeout_s: Seconds = setting(
-        10 * MINUTE, "A worker that is not ready after this time is replaced.", low=1, high=HOUR
-    )
-    ping_timeout_s: Seconds = setting(
-        10.0, "A worker that answers nothing for so long is replaced.", low=0.1, high=HOUR
-    )
-    stop_timeout_s: Seconds = setting(
-        30.0, "A running commit gets so long when the worker is stopped.", low=0, high=HOUR
     )
 
 

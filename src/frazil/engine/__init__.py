@@ -9,7 +9,7 @@ from frazil.engine.async_api import (
     AsyncTopic,
     open_async,
 )
-from frazil.engine.doctor import Report, examine, rebuild_metadata
+from frazil.engine.doctor import Report, examine
 from frazil.engine.doctor_objects import Step, examine_store
 from frazil.engine.engine import Engine, open_engine
 from frazil.engine.inspection import (
@@ -76,7 +76,6 @@ __all__ = [
     "oldest_kept_by",
     "open_async",
     "open_engine",
-    "rebuild_metadata",
     "replace_told",
     "verify_segment",
 ]

@@ -12,7 +12,6 @@ of the subscription when its own is gone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -34,6 +33,7 @@ from frazil.subscribe.places import Consumer as Place
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Iterable
 
     from frazil.clock import Clock
     from frazil.engine import Topic
