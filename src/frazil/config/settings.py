@@ -380,12 +380,6 @@ _RULES: Final = (
         lambda s: s.memory.budget_bytes < s.log.write_bytes_max,
     ),
     _Rule(
-        "as many queries as run at once must fit into the memory of all",
-        "query.memory_each_bytes",
-        "query.memory_bytes",
-        lambda s: s.query.memory_each_bytes * s.query.concurrency_max > s.query.memory_bytes,
-    ),
-    _Rule(
         "a store needs a place: a bucket or container, a directory, or a name",
         "objects.root",
         "objects.store",

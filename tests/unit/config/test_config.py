@@ -238,7 +238,6 @@ def test_a_wrong_choice_names_the_nearest():
         ({"log.prefill_bytes": "200MiB"}, "log.prefill_bytes", "log.segment_bytes_max"),
         ({"topics.message_bytes_max": 100}, "topics.key_bytes_max", "topics.message_bytes_max"),
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),
-        ({"query.memory_each_bytes": "129MiB"}, "query.memory_each_bytes", "query.memory_bytes"),
     ],
 )
 def test_contradictions_are_refused_with_both_keys(changes, key, against):
