@@ -26,7 +26,6 @@ class DataDirectory:
         self.lock = f"{self.root}/LOCK"
         self.journal = f"{self.root}/journal"
         self.disk = f"{self.root}/disk"
-        self.marks = f"{self.root}/marks"
         self.run = f"{self.root}/run"
         self.logs = f"{self.root}/logs"
         self.warehouse = f"{self.root}/warehouse"
