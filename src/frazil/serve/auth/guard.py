@@ -55,6 +55,8 @@ Refusal = tuple[Code, str]
 
 TOO_MANY: Final[Refusal] = (Code.RESOURCE_EXHAUSTED, "Too many requests, retry later")
 UNKNOWN: Final[Refusal] = (Code.UNIMPLEMENTED, "Operation is not implemented or not supported")
+CLIENTS_MAX: Final = 10_000
+"""Requests are counted for so many clients; further ones share one count."""
 EVENTS_S_MAX: Final = 10
 
 
@@ -364,7 +366,7 @@ def load_guard(settings: Settings, *, owners: Owners, clock: Clock) -> Guard:
         InvalidRequest: if a file of keys or secrets cannot be used.
     """
     serve = settings.serve
-    limiter = RateLimiter(rate_s=serve.requests_s_max, clients_max=serve.clients_max)
+    limiter = RateLimiter(rate_s=serve.requests_s_max, clients_max=CLIENTS_MAX)
     credentials = load_credentials(settings.auth) if settings.auth.enabled else None
     return Guard(credentials, owners=owners, limiter=limiter, clock=clock)
 
@@ -396,7 +398,7 @@ def _token_rules(auth: AuthSettings) -> TokenRules | None:
         raise InvalidRequest(
             f"secret of tokens is shorter than {SECRET_BYTES_MIN} bytes", path=path
         )
-    return TokenRules(secrets, auth.jwt_issuer, auth.jwt_audience, auth.jwt_skew_s)
+    return TokenRules(secrets, auth.jwt_issuer, auth.jwt_audience)
 
 
 def announce_exposure(settings: Settings) -> list[str]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.model import topic_uid
-from frazil.serve.danube.completing import to_its_end
 from frazil.serve.danube.consumer_ids import ConsumerFacts, ConsumerIds
 from frazil.serve.danube.consumer_stream import Attachable, ConsumerStream
 from frazil.serve.danube.messages import (
@@ -38,6 +37,7 @@ from frazil.serve.danube.statuses import (
     topic_missing,
 )
 from frazil.serve.grpc.codec import CallFailed, Code
+from frazil.serve.grpc.router import to_its_end
 from frazil.subscribe import SubscriptionType
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The messages of the hot paths: what producers send, what consumers receive and answer.
 
 Requests are parsed by protobuf's C core: with the fields of one record read from it, that is as
-fast as anything written in Python that reads all of them (`envelopes` reads fewer). What consumers
+fast as anything written in Python that reads all of them. What consumers
 receive is put together by hand, in half the time that the C core needs, because nearly all of it is
 known before: `DeliveryEncoder` keeps the bytes of the topic, of the address and of each producer.
 The part without the subscription is built once a record, however many subscriptions it goes to;

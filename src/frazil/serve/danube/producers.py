@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.model import topic_uid
 from frazil.schema import check_message
-from frazil.serve.danube.envelopes import Envelopes
 from frazil.serve.danube.messages import (
     ATTRIBUTES_MAX,
     parse_request,
@@ -109,7 +108,6 @@ class Producers:
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
         self._publisher = Publisher(self._loop, pace or Pace(self._loop.time))
-        self._envelopes = Envelopes(attributes_max)
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
@@ -159,20 +157,17 @@ class Producers:
 
     def send_all(self, run: CallRun) -> None:
         """Answer SendMessages that came together, as `send` does each."""
-        streams, part, identity_before, read = run.streams, None, None, self._envelopes.read
+        streams, part, identity_before = run.streams, None, None
         for at, message in enumerate(run.messages):
             try:
-                reply, identity, record, envelope = read(message)
+                request_id, identity, record = parse_send(message, self.attributes_max)
                 if identity != identity_before:
                     # Mostly one client's connection has one producer, or few.
                     part = self._end_part(part, run, self._plain_target(identity))
                     identity_before = identity
-                if part is None:
-                    size = 0
-                elif envelope is None:
+                size = 0
+                if part is not None:
                     size = check_message(record, part.limits, part.now_us)
-                else:
-                    size = envelope.check(record, part.limits, part.now_us)
             except (Refused, InvalidRequest):
                 self._end_part(part, run, None)
                 part = identity_before = None
@@ -188,7 +183,7 @@ class Producers:
             part.size += size
             part.records.append(record)
             part.streams.append(streams[at])
-            part.replies.append(reply)
+            part.replies.append(request_id_reply(request_id))
         self._end_part(part, run, None)
 
     def _plain_target(self, identity: int) -> _Target | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from frazil.engine import Engine
     from frazil.registry import Planned, Registry, Schema, TopicSchema
-    from frazil.serve.danube.admin_acts import Acts
+    from frazil.serve.danube.admin_calls import Acts
     from frazil.serve.danube.proto.danube_pb2 import SchemaReference
     from frazil.serve.danube.services import WireMessage
     from frazil.serve.danube.topics import Topics

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine import Topic
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.model import part_name, topic_uid
-from frazil.serve.danube.completing import to_its_end
 from frazil.serve.danube.names import namespace_of, part_of
 from frazil.serve.danube.statuses import (
     CREATING_PRODUCER,
@@ -22,6 +21,7 @@ from frazil.serve.danube.statuses import (
     topic_missing,
 )
 from frazil.serve.grpc.codec import Code
+from frazil.serve.grpc.router import to_its_end
 from frazil.subscribe import UNRELIABLE, UNRELIABLE_MAKING
 from frazil.telemetry import warn
 from frazil.topic import StateTag, has_namespace_for
