@@ -22,13 +22,7 @@ from frazil.serve.auth.credentials import SECRET_BYTES_MIN, Authenticator, BadCr
 from frazil.serve.auth.files import read_private
 from frazil.serve.auth.permissions import RPCS, Need, Owners, needs
 from frazil.serve.auth.roles import ANONYMOUS, ANYTHING, Principal, Roles
-from frazil.serve.danube.statuses import (
-    Refused,
-    Status,
-    credentials_missing,
-    not_granted,
-    token_invalid,
-)
+from frazil.serve.danube.statuses import Refused, Status, status
 from frazil.serve.grpc.codec import Code
 from frazil.telemetry import event, warn
 
@@ -251,11 +245,11 @@ class Guard:
         assert self._credentials is not None
         header = call.metadata.get("authorization")
         if not header:
-            return self._refuse(call, credentials_missing(), "credentials are missing")
+            return self._refuse(call, status("credentials_missing"), "credentials are missing")
         try:
             found = self._credentials.authenticator.authenticate(header, now_s=self._wall_s())
         except BadCredential as error:
-            return self._refuse(call, token_invalid(), str(error))
+            return self._refuse(call, status("token_invalid"), str(error))
         return found.principal
 
     def _refuse(self, call: Caller, status: Status, reason: str) -> Refusal:
@@ -269,7 +263,7 @@ class Guard:
         if self._events.allow("refused", self._clock.monotonic()):
             warn("call_denied", path=call.path, peer=call.peer, principal=principal)
         action = "any action" if need.action is None else need.action.value
-        return _refusal(not_granted(action, str(need.resource)))
+        return _refusal(status("not_granted", action=action, resource=str(need.resource)))
 
     def _wall_s(self) -> float:
         return self._clock.now_us() / 1e6

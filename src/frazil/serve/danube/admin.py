@@ -53,7 +53,7 @@ from frazil.serve.danube.proto.danube_admin_pb2 import (
     TopicResponse,
 )
 from frazil.serve.danube.proto.danube_pb2 import SchemaReference
-from frazil.serve.danube.statuses import Refused, Status, part_not_deletable
+from frazil.serve.danube.statuses import Refused, Status, status
 from frazil.serve.grpc.codec import Code
 from frazil.subscribe import NAME_BYTES_MAX, Backoff, FailurePolicy, Poison, check_dead_letters
 from frazil.telemetry import warn
@@ -523,7 +523,7 @@ class TopicAdmin:
         name = checked_topic(request.name)
         self._needs.named(name)
         if part_of(name) is not None:
-            raise Refused(part_not_deletable(name))
+            raise Refused(status("part_not_deletable", topic=name))
         await self._remove(name)
         return TopicResponse(success=True)
 

@@ -17,7 +17,7 @@ from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.registry_service import Schemas
-from frazil.serve.danube.statuses import Refused, status_of, topic_missing
+from frazil.serve.danube.statuses import Refused, status, status_of
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.codec import CallFailed, Code
@@ -108,7 +108,7 @@ class AdminNeeds:
         found = [self.topics.find(part) for part in self.topics.parts(checked_topic(name))]
         there = [topic for topic in found if topic is not None]
         if not there:
-            raise Refused(topic_missing(name))
+            raise Refused(status("topic_missing", topic=name))
         return there
 
     def subscriptions(self, topics: list[Topic]) -> list[str]:

@@ -27,15 +27,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
     StreamMessage,
 )
 from frazil.serve.danube.publishing import Publisher, Publishing, RunPart, check_record
-from frazil.serve.danube.statuses import (
-    CREATING_PRODUCER,
-    PUBLISHING,
-    Refused,
-    producer_unknown,
-    producers_full,
-    status_of,
-    strategy_unknown,
-)
+from frazil.serve.danube.statuses import CREATING_PRODUCER, PUBLISHING, Refused, status, status_of
 from frazil.subscribe import Pace
 from frazil.topic import MESSAGE_OVERHEAD_BYTES, NotStored
 
@@ -117,7 +109,7 @@ class Producers:
         request = parse_request(ProducerRequest, message)
         name = checked_topic(request.topic_name)
         if request.dispatch_strategy not in DispatchStrategy.values():
-            raise Refused(strategy_unknown(request.dispatch_strategy))
+            raise Refused(status("strategy_unknown", strategy=request.dispatch_strategy))
         schemas = self._schemas if request.HasField("schema_ref") else None
         if schemas is not None:
             # Before the topic is made, or it would stay behind a refusal.
@@ -280,7 +272,9 @@ class Producers:
         for identity in [one for one, seen_s in target.seen.items() if seen_s < last_s]:
             del target.seen[identity], self._known[identity]
         if len(target.seen) >= self._producers_max:
-            raise Refused(producers_full(target.name, producers_max=self._producers_max))
+            raise Refused(
+                status("producers_full", topic=target.name, producers_max=self._producers_max)
+            )
 
     def _sweep(self) -> None:
         """Forget topics that are gone and whose producers never came again to hear so."""
@@ -302,7 +296,7 @@ class Producers:
         sent = StreamMessage.FromString(message)
         topic = self._find(sent.msg_id.topic_name)
         if topic is None or _identity(topic, sent.producer_name) != identity:
-            raise Refused(producer_unknown(identity))
+            raise Refused(status("producer_unknown", producer_id=identity))
         return self._known[self._admit(topic, sent.producer_name)]
 
     def _find(self, name: str) -> Topic | None:
@@ -353,7 +347,7 @@ class Producers:
         """Refuse a record of a topic that is gone as one of an unknown producer."""
         if not self._topics.is_current(target.topic):
             self._drop(target)
-            raise Refused(producer_unknown(record.producer_id or 0))
+            raise Refused(status("producer_unknown", producer_id=record.producer_id or 0))
 
 
 def _identity(topic: Topic, name: str) -> int:

@@ -14,13 +14,7 @@ from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
 from frazil.serve.danube.services import RPCS
-from frazil.serve.danube.statuses import (
-    Refused,
-    Status,
-    record_refused,
-    status_of,
-    topic_missing,
-)
+from frazil.serve.danube.statuses import Refused, Status, record_refused, status, status_of
 from frazil.serve.grpc.codec import Code
 from frazil.serve.grpc.router import Unary, awaited
 from frazil.topic import StateTag
@@ -171,7 +165,7 @@ class Schemas:
     def _parts(self, topic: str) -> list[str]:
         parts = self._topics.parts(topic)
         if not parts:
-            raise Refused(topic_missing(topic))
+            raise Refused(status("topic_missing", topic=topic))
         return parts
 
     async def _for_parts(self, topic: str, plan: Callable[[Registry, str], Planned[str]]) -> str:
