@@ -3,7 +3,7 @@
 They are rows of the side table, read by PyIceberg without Spark. Rows at or above the main table's
 watermark do not count yet: a commit that is running may have written them. Rows are never removed;
 two properties of the side table say which rejects were replayed and which dropped, as ranges of
-offsets (`frazil.lake.declared`). A range covers the accepted records between two rejects, so that
+offsets (`frazil.lake.iceberg`). A range covers the accepted records between two rejects, so that
 settling all of them is one range.
 
 `replay` publishes a record under an idempotent producer named after the reject and marks it after
@@ -21,13 +21,14 @@ import pyarrow as pa
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound
 from frazil.lake.connection import calls
-from frazil.lake.declared import covers, decode_ranges, encode_ranges
+from frazil.lake.iceberg import decode_ranges, encode_ranges
 from frazil.lake.originals import ENCODING, decode_original
 from frazil.lake.table import TOPIC_ID
 from frazil.lake.types import OFFSET, PART, TIME, topic_column_id
 from frazil.lake.watermark import watermarks
 from frazil.log import Pending, Sender
 from frazil.model import WHOLE
+from frazil.offsets import RangeSet
 from frazil.telemetry import event
 from frazil.topic import wait_admitted
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
-    from frazil.lake.declared import Ranges
+    from frazil.lake.iceberg import Ranges
     from frazil.lake.runtime import Lake
     from frazil.lake.table import Ends
     from frazil.lake.topics import LakeTopic
@@ -96,7 +97,7 @@ class _Side(NamedTuple):
 
     def state(self, key: RejectKey) -> Any:
         for state, ranges in self.marks.items():
-            if covers(ranges.get(key.part, ()), key.offset):
+            if key.part in ranges and ranges[key.part].has(key.offset):
                 return state
         return "open"
 
@@ -358,7 +359,7 @@ def settled_ranges(chosen: Iterable[RejectKey], known: Iterable[RejectKey]) -> R
         first = ranges.pop()[0] if part_before == key.part else key.offset
         ranges.append((first, key.offset + 1))
         part_before = key.part
-    return {part: tuple(ranges) for part, ranges in found.items()}
+    return {part: RangeSet(ranges) for part, ranges in found.items()}
 
 
 def _key(row: dict[str, Any]) -> RejectKey:

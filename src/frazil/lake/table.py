@@ -13,11 +13,12 @@ import msgspec
 import pyarrow as pa
 from attrs import field, frozen
 
-from frazil.lake.names import table_of
-from frazil.model import WHOLE, PartitionField
+from frazil.errors import InvalidRequest
+from frazil.lake.plan import TableName
+from frazil.model import WHOLE, PartitionField, full_topic_name
 
 if TYPE_CHECKING:
-    from frazil.lake.plan import TableName
+    from collections.abc import Iterable
 
 __all__ = [
     "OFFSET_BEGIN",
@@ -35,9 +36,12 @@ __all__ = [
     "RejectRatio",
     "Rows",
     "TableDefinition",
-    "View",
+    "TableState",
+    "check_lake_name",
     "end_key",
     "ends_of",
+    "fold_name",
+    "table_of",
 ]
 
 TOPIC_ID: Final = "frazil.topic-id"
@@ -60,9 +64,9 @@ REJECTS_ONE_OF: Final = 100
 TARGET_FILE_BYTES: Final = 128 << 20
 
 Ends: TypeAlias = dict[int, int]
-"""The offset behind the last committed one, by part; the part of a whole topic is -1."""
+"""The offset after the last committed one, by part; the part of a whole topic is -1."""
 Rows: TypeAlias = object
-"""Rows to write: a DataFrame for Spark; only who made it and who writes it look inside."""
+"""Rows to write: a DataFrame for Spark; only the stages and the writer look inside."""
 
 
 def end_key(part: int, key: str = OFFSET_END) -> str:
@@ -88,7 +92,7 @@ class TableDefinition:
     `schema` are the topic's columns at `schema_version`, with their ids: of the first records that
     go into a new table. `parts` is how many parts a partitioned topic has, 0 for one without.
     `begin` is where the binding begins; nothing below it goes into the table. `sort_by` are the
-    names of columns that a rewrite of the table sorts by. `root` is where its files lie; each
+    names of columns that a rewrite of the table sorts by. `root` is the directory of its files; each
     table has a directory of its own in it.
     """
 
@@ -127,8 +131,8 @@ class RejectRatio(NamedTuple):
         return self.rejects >= REJECTS_MIN and self.rejects * REJECTS_ONE_OF > self.records
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What one load of a table's metadata tells. All of it is of one moment.
+class TableState(msgspec.Struct, frozen=True, kw_only=True):
+    """A table's state by one version of its metadata.
 
     `summary_ends` are, by part, the highest in the summaries along the ancestors of `main`, None if
     none is left that has any. (The newest is not enough: a snapshot without rows is no conflict for
@@ -159,12 +163,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class LakeTable(Protocol):
     """A catalog's tables, as the protocol uses them.
 
-    Every call may raise `NotFound` (no such table), `Conflict` (somebody else committed: nothing
+    Every call may raise `NotFound` (no such table), `Conflict` (another program committed: nothing
     of ours did), `CommitUnknown` (it may have happened, or may still happen) or `Unavailable`
     (catalog or storage cannot be reached; for a write it may have happened all the same).
     """
 
-    def load(self, table: TableName) -> View:
+    def load(self, table: TableName) -> TableState:
         """Read the table's current metadata once."""
 
     def cas_append(
@@ -192,3 +196,62 @@ class LakeTable(Protocol):
 
     def set_property(self, table: TableName, properties: Mapping[str, str]) -> None:
         """Set properties of the table."""
+
+
+SIDE_SUFFIXES: Final = ("__log", "__rejects")
+RESERVED_NAMESPACES: Final = frozenset({"information_schema", "pg_catalog"})
+"""Schemas that SQL engines have in every catalog."""
+
+
+def table_of(topic: str) -> TableName:
+    """Return the table of a topic."""
+    _, namespace, name = full_topic_name(topic).split("/")
+    return TableName(namespace, name)
+
+
+def check_lake_name(topic: str, others: Iterable[str] = ()) -> None:
+    """Refuse a topic whose table could be taken for another one; `others` have a lake already.
+
+    Raises:
+        InvalidRequest: with the name it collides with.
+    """
+    table = table_of(topic)
+    name, namespace = fold_name(table.name), fold_name(table.namespace)
+    suffix = next((each for each in SIDE_SUFFIXES if name.endswith(each)), None)
+    if suffix is not None:
+        raise InvalidRequest(
+            "topic with a lake cannot have the name of a side table, choose another",
+            topic=topic,
+            suffix=suffix,
+        )
+    if namespace in RESERVED_NAMESPACES:
+        raise InvalidRequest(
+            "namespace is reserved by SQL engines, choose another for a topic with a lake",
+            topic=topic,
+            namespace=table.namespace,
+        )
+    for other in others:
+        theirs = table_of(other)
+        if theirs == table or fold_name(theirs.namespace) != namespace:
+            continue
+        if theirs.namespace != table.namespace:
+            raise InvalidRequest(
+                "namespace differs from that of another topic with a lake in case only",
+                topic=topic,
+                other=other,
+            )
+        if fold_name(theirs.name) == name:
+            raise InvalidRequest(
+                "topic differs from another one with a lake in case only, choose another name",
+                topic=topic,
+                other=other,
+            )
+
+
+def fold_name(name: str) -> str:
+    """Return what names share that Spark, Java or DuckDB may take for one another.
+
+    Beyond Unicode's case folding Java compares single characters, so that both Turkish letters, i
+    without its dot and I with one, are an `i`.
+    """
+    return name.upper().casefold().replace("i\u0307", "i")

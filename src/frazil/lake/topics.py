@@ -1,11 +1,12 @@
-"""One topic on its way into its table: bind, look, plan, send, take the outcome in.
+"""One topic with a lake: bind, look, plan, send, apply the result.
 
 One thread works for all topics; nothing here waits for a publish, and no publish waits for it. The
-table says how far it is: what is remembered here is only compared with that.
+table has the watermark: what is remembered here is only compared with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -16,26 +17,29 @@ from frazil.errors import (
     Closed,
     CommitUnknown,
     FrazilError,
+    InvalidRequest,
     NotFound,
     Overloaded,
     Unavailable,
 )
 from frazil.lake.commit import CommitRequest, CommitResult
-from frazil.lake.declared import SKIPPED, ranges_between
-from frazil.lake.names import table_of
-from frazil.lake.plan import plan_parts
-from frazil.lake.plans import Wishes
-from frazil.lake.staging import (
+from frazil.lake.iceberg import ADOPTED, SKIPPED, ranges_between, without
+from frazil.lake.plan import (
     PLAN_FILES_MAX,
     before_gaps,
     part_sets,
     plan_bytes,
     plan_of,
+    plan_parts,
 )
-from frazil.lake.table import Ends, TableDefinition
-from frazil.lake.watermark import Known, decide, side_view
+from frazil.lake.plans import OperatorOverrides
+from frazil.lake.table import Ends, TableDefinition, table_of
+from frazil.lake.watermark import Known, decide, rejects_state, stray_starts, watermarks
 from frazil.lake.worker_client import error_of
+from frazil.log import RANGE_GAP, Control, Pending, deliver
+from frazil.log import format as fmt
 from frazil.model import topic_uid
+from frazil.offsets import RangeSet
 from frazil.schema import key_names
 from frazil.telemetry import event, warn
 from frazil.topic import TierWaits, first_held, special_ranges
@@ -45,24 +49,27 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from frazil.lake.iceberg import Ranges
     from frazil.lake.plan import Plan
     from frazil.lake.runtime import Lake
+    from frazil.lake.table import Ends, TableState
+    from frazil.lake.tables import CatalogTables
     from frazil.lake.wire import Answer
     from frazil.model import TopicSpec
     from frazil.tiers import TopicTiers
     from frazil.topic import TopicRuntime
 
-__all__ = ["LakeTopic"]
+__all__ = ["LakeTopic", "adopt"]
 
 HOLD: Final = "lake"
 ASKED_PAUSE_S: Final = 1.0
-"""Those who wait for a commit make at most one a second."""
+"""Waiting acks trigger at most one commit per second."""
 RETRY_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 CONTENDED_PAUSE_S: Final = 60.0
 PLAN_TRIES: Final = 10
 KEYED: Final = "keyed tables come later"
 COUNTS: Final = ("commits", "rows", "rejected", "files", "bytes", "failures", "stops")
-"""What is counted since the engine was opened; failures are tried again, stops wait for somebody."""
+"""What is counted since the engine was opened; failures are tried again, stops wait for an operator."""
 _RETRIED: Final = (Unavailable, CommitUnknown, Overloaded, Closed)
 
 State = Literal["starting", "running", "paused", "stopped", "waiting"]
@@ -79,7 +86,7 @@ class LakeTopic:
         self.keyed = bool(spec.primary_key)
         self.runtimes = list(runtimes)
         self.waits = TierWaits(lake.wake, timeout_s=runtimes[0].settings.lake.ack_timeout_s)
-        self.wishes: Wishes = Wishes()
+        self.overrides: OperatorOverrides = OperatorOverrides()
         self.plan: Plan | None = None
         self.state: State = "waiting" if self.keyed else "starting"
         self.reason = "keyed" if self.keyed else ""
@@ -87,14 +94,14 @@ class LakeTopic:
         self.step_name = ""
         """How far the running commit is."""
         self.position: Ends = {}
-        """Where the table stood when it was last looked at."""
+        """The table's watermark when it was last loaded."""
         self.table_version: int | None = None
         self.results: deque[float] = deque(maxlen=100)
         """How long the last commits took, in seconds."""
         self.counts = dict.fromkeys(COUNTS, 0)
         self.last_commit_us: int | None = None
         self._opened: Ends = self.durable()
-        """Where the log ended before anything was published in this life."""
+        """Where the log ended when the engine was opened."""
         self._joined = False
         """A look has shown that the table has nothing but this log's records."""
         self._bound = False
@@ -118,7 +125,7 @@ class LakeTopic:
         """Return what is fsynced, by part."""
         return {each.part: each.state.durable for each in self.runtimes}
 
-    def own_to(self) -> Ends:
+    def lineage_ends(self) -> Ends:
         """Return up to where the table's rows, if it has any, are this log's records, by part.
 
         A log that was restored from an older copy and published to goes past the table's end, but
@@ -127,27 +134,27 @@ class LakeTopic:
         durable = self.durable()
         if self._joined:
             return durable
-        opened = self.wishes.own_to or self._opened
+        opened = self.overrides.lineage_ends or self._opened
         return {part: min(end, opened.get(part, end)) for part, end in durable.items()}
 
     def note_own(self) -> None:
         """Remember over restarts where this log ended when it was opened, until a look is good."""
-        if not self._joined and not self.wishes.own_to:
-            self._keep(replace(self.wishes, own_to=self.own_to()))
+        if not self._joined and not self.overrides.lineage_ends:
+            self._keep(replace(self.overrides, lineage_ends=self.lineage_ends()))
 
-    def branch_off(self, own_to: Ends) -> None:
+    def mark_diverged(self, lineage_ends: Ends) -> None:
         """Remember over restarts that the table's rows are this log's only up to there."""
         self._joined = False
-        self._keep(replace(self.wishes, own_to={**self.own_to(), **own_to}))
+        self._keep(replace(self.overrides, lineage_ends={**self.lineage_ends(), **lineage_ends}))
 
     def _join(self) -> None:
         self._joined = True
-        if self.wishes.own_to:
-            self._keep(replace(self.wishes, own_to={}))
+        if self.overrides.lineage_ends:
+            self._keep(replace(self.overrides, lineage_ends={}))
 
-    def _keep(self, wishes: Wishes) -> None:
-        self._lake.plans.set_wishes(self.uid, wishes)
-        self.wishes = wishes
+    def _keep(self, overrides: OperatorOverrides) -> None:
+        self._lake.plans.set_overrides(self.uid, overrides)
+        self.overrides = overrides
 
     def remembered(self) -> Ends:
         """Return the highest watermark that was ever seen in the table, by part."""
@@ -164,16 +171,16 @@ class LakeTopic:
         return Known(
             self.uid,
             self.remembered(),
-            self.own_to(),
+            self.lineage_ends(),
             self._first_held(),
-            choice=self.wishes.choice,
-            chosen=self.wishes.chosen,
+            choice=self.overrides.choice,
+            chosen=self.overrides.chosen,
         )
 
     def definition(self, version: int) -> TableDefinition:
         """Return the topic as its table has to be, at one version of its columns."""
         spec = self.runtimes[0].state.spec
-        accepted = self.wishes.choice == "accept"
+        accepted = self.overrides.choice == "accept"
         columns = self.columns(version)
         return TableDefinition(
             topic=self.name,
@@ -207,12 +214,12 @@ class LakeTopic:
         ]
         return min([*staged, self._newest()])
 
-    # -- what others ask for -----------------------------------------------------------------------
+    # -- calls of the runtime -----------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take up what an earlier life left: decisions, and a plan whose outcome is not known."""
-        self.wishes = self._lake.plans.wishes(self.uid)
-        if self.wishes.paused:
+        """Load what an earlier process left: overrides, and a plan whose outcome is unknown."""
+        self.overrides = self._lake.plans.overrides(self.uid)
+        if self.overrides.paused:
             self._set("paused", "paused", "paused by an operator")
         if not self.keyed:
             # Before anything can be published.
@@ -220,13 +227,15 @@ class LakeTopic:
             self.plan = self._lake.plans.load(self.uid)
             self.last_commit_us = self._lake.plans.last_commit_us(self.uid)
 
-    def decide(self, wishes: Wishes, *, adopted: bool = False) -> None:
-        """Go on as an operator decided: look again from the start."""
+    def decide(self, overrides: OperatorOverrides, *, adopted: bool = False) -> None:
+        """Apply an operator's decision: bind again."""
         self._joined = self._joined or adopted
-        self._keep(replace(wishes, own_to={} if self._joined else self.wishes.own_to))
+        self._keep(
+            replace(overrides, lineage_ends={} if self._joined else self.overrides.lineage_ends)
+        )
         if self.keyed:
             return
-        if wishes.paused:
+        if overrides.paused:
             self._set("paused", "paused", "paused by an operator")
             return
         self._bound = False
@@ -235,19 +244,19 @@ class LakeTopic:
         self._set("starting", "", "")
 
     def leave(self, *, gone: bool) -> None:
-        """End it: the topic is gone, or has no lake any more."""
+        """Detach: the topic is deleted, or has no lake any more."""
         self.plan = None
         if gone:
             self._lake.plans.forget(self.uid)
         else:
-            self._lake.plans.put_aside(self.uid, {} if self._joined else self.own_to())
+            self._lake.plans.put_aside(self.uid, {} if self._joined else self.lineage_ends())
         self._set("stopped", "gone", "the topic has no lake any more")
 
     def _set(self, state: State, reason: str, why: str) -> None:
         if (state, reason) != (self.state, self.reason):
             event("lake_state", topic=self.name, state=state, reason=reason, why=why)
         self.state, self.reason, self.why = state, reason, why
-        # Who waits for a table that does not move on is told so at once.
+        # Acks that wait for a stopped table fail at once.
         self.waits.refuse(f"{state}: {why}" if state in {"paused", "stopped"} else "")
 
     def _stop(self, reason: str, message: str) -> None:
@@ -265,7 +274,7 @@ class LakeTopic:
     # -- the lake's thread -------------------------------------------------------------------------
 
     def step(self, *, begin: bool) -> None:
-        """Do what is due. `begin` False only keeps records until the lake is wanted."""
+        """Do what is due; with `begin` False only hold the records."""
         if self.keyed:
             return
         try:
@@ -307,7 +316,7 @@ class LakeTopic:
         self.why = why
 
     def _keep_records(self) -> None:
-        """Have a hold on everything that the table does not have; before anything else."""
+        """Hold everything that the table does not have; before anything else."""
         for runtime in self.runtimes:
             if runtime.part not in self._held:
                 known = runtime.state.holds.get(HOLD)
@@ -321,12 +330,12 @@ class LakeTopic:
                 self._held[runtime.part] = known
 
     def _bind(self) -> None:
-        """Find the table or make it, and look where it stands before any watermark moves."""
+        """Find or create the table, and load its state before any watermark moves."""
         tables = self._lake.tables()
         try:
             view = tables.look(self.table)
         except NotFound:
-            if any(self.remembered().values()) and not self.wishes.choice:
+            if any(self.remembered().values()) and not self.overrides.choice:
                 self._stop(
                     "table_missing",
                     f"the table {self.table} is gone; restore it, or choose with `frazil lake "
@@ -337,20 +346,20 @@ class LakeTopic:
             view = tables.look(self.table)
         decision = decide(self.table, view, self._known())
         if decision.case == "stop":
-            self.position = dict(decision.told)
+            self.position = dict(decision.stated)
             self._stop(decision.reason, decision.message)
             return
-        skipped = ranges_between(decision.told, decision.marks)
+        skipped = ranges_between(decision.stated, decision.marks)
         if skipped:
-            # Into the table itself, and before any row behind them: they were given up knowingly.
+            # Into the table itself, and before any row after them: an operator gave them up.
             warn("lake_skipped", topic=self.name, ranges=skipped)
             tables.declare(self.table, SKIPPED, skipped)
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
         # Its side table may be ahead of it by one commit, never of the log.
-        side = side_view(tables.look(self.table.rejects), decision.marks)
-        found = decide(self.table.rejects, side, Known(self.uid, {}, self.own_to(), {}))
+        side = rejects_state(tables.look(self.table.rejects), decision.marks)
+        found = decide(self.table.rejects, side, Known(self.uid, {}, self.lineage_ends(), {}))
         if found.case == "stop":
-            self.position = dict(decision.told)
+            self.position = dict(decision.stated)
             self._stop(found.reason, found.message)
             return
         tables.make_durable(self.table, self._known())
@@ -359,10 +368,10 @@ class LakeTopic:
         self._failures = 0
         self._set("running", "", "")
         self._advance(decision.marks)
-        self._spend(decision.marks, choice=decision.choice_spent)
+        self._consume_overrides(decision.marks, choice=decision.choice_spent)
 
     def _advance(self, ends: Ends) -> None:
-        """Take in where the table stands: `committed`, the hold, and those who wait for it."""
+        """Apply the table's watermark: `committed`, the hold, and waiting acks."""
         for topic in self._parts():
             part = topic.runtime.part
             end = ends.get(part, 0)
@@ -461,7 +470,7 @@ class LakeTopic:
 
     def _send(self, plan: Plan, now: float) -> None:
         if not self._lake.plans.keep(self.uid, plan):
-            # A damaged file was written again under another name: plan anew, the table tells.
+            # A damaged file was written again under another name: make another plan from the table's watermark.
             self._drop_plan()
             self._more = True
             return
@@ -473,16 +482,15 @@ class LakeTopic:
             remembered=self.remembered(),
             durable=self.durable(),
             held=self._first_held(),
-            choice=self.wishes.choice,
-            chosen=self.wishes.chosen,
-            rejects_allowed=self.wishes.rejects_allowed,
+            choice=self.overrides.choice,
+            chosen=self.overrides.chosen,
+            rejects_allowed=self.overrides.rejects_allowed,
         )
-        body = msgspec.to_builtins(request, str_keys=True)
         self._begun_at = now
         self._sent = True
         self.step_name = "sent"
         try:
-            self._lake.worker.request("commit", body, self._answered(plan))
+            self._lake.worker.request("commit", request.body(), self._answered(plan))
         except Closed:
             self._sent = False
             raise
@@ -506,7 +514,7 @@ class LakeTopic:
         return take
 
     def _take(self, answer: Answer) -> None:
-        """Take in how a commit ended."""
+        """Apply the result of a commit."""
         if answer.state == "failed":
             raise error_of(answer)
         result = CommitResult.of(answer.body)
@@ -514,7 +522,7 @@ class LakeTopic:
             self._committed(result)
         elif result.state == "replan":
             self._drop_plan()
-            self._spend(result.ends, choice=result.choice_spent)
+            self._consume_overrides(result.ends, choice=result.choice_spent)
             self.position = dict(result.ends)
             self._more = True
         elif result.state == "contended":
@@ -542,7 +550,7 @@ class LakeTopic:
         self._advance(result.ends)
         self._drop_plan(committed_us=self.last_commit_us)
         moved = result.state == "committed"
-        self._spend(result.ends, choice=result.choice_spent, rejects=moved)
+        self._consume_overrides(result.ends, choice=result.choice_spent, rejects=moved)
         self._failures = 0
         if self.state != "paused":
             self._set("running", "", "")
@@ -560,15 +568,15 @@ class LakeTopic:
             snapshot=result.sid,
         )
 
-    def _spend(self, ends: Ends, *, choice: bool, rejects: bool = False) -> None:
-        """Forget decisions that have had their effect; a replay may take several plans."""
-        left = self.wishes
-        behind = any(end > ends.get(part, 0) for part, end in self.remembered().items())
+    def _consume_overrides(self, ends: Ends, *, choice: bool, rejects: bool = False) -> None:
+        """Remove overrides that have had their effect; a replay may take several plans."""
+        left = self.overrides
+        below = any(end > ends.get(part, 0) for part, end in self.remembered().items())
         if choice and left.choice:
-            left = replace(left, chosen=ends) if behind else replace(left, choice="", chosen={})
+            left = replace(left, chosen=ends) if below else replace(left, choice="", chosen={})
         if rejects and left.rejects_allowed:
             left = replace(left, rejects_allowed=False)
-        if left != self.wishes:
+        if left != self.overrides:
             self._keep(left)
 
     def _drop_plan(self, *, committed_us: int | None = None) -> None:
@@ -590,3 +598,127 @@ def _word(error: FrazilError) -> str:
     """Return the machine word of an error that stops a topic."""
     reason = error.details.get("reason_word")
     return reason if isinstance(reason, str) else error.code
+
+
+REASON: Final = "the table has records of another log"
+
+
+def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str, Any]:
+    """Raise a topic's head to its table's end and make the table this topic's.
+
+    Raises:
+        InvalidRequest: the table is another topic's, or own records would be left out, and
+            `confirm` is missing.
+        NotFound: there is no table.
+    """
+    view = tables.look(topic.table)
+    side = _side_view(topic, tables, view)
+    ends = _ends(view, side)
+    foreign = view.topic_id != topic.uid
+    strays = {} if foreign else _strays(topic, view, side)
+    if foreign:
+        firsts = {each.part: first_held(each) for each in topic.runtimes}
+    else:
+        firsts = {**topic.lineage_ends(), **strays}
+    theirs = ranges_between(firsts, {part: ends.get(part, 0) for part in firsts})
+    left_out = _own_records(topic, theirs)
+    if (foreign or left_out) and not confirm:
+        raise InvalidRequest(
+            "the table has records of another log; with confirm=True this topic continues after "
+            "them, and its own records at these offsets do not get into the table: read them and "
+            "publish them again",
+            table=topic.table,
+            topic_id=view.topic_id,
+            ours=topic.uid,
+            left_out=sum(each.size for each in left_out.values()),
+        )
+    if theirs and not foreign:
+        # Before the head is raised: afterwards nothing says where the table's own records ended.
+        if strays:
+            topic.mark_diverged(strays)
+        topic.note_own()
+        # In the side table first, because the main one decides.
+        with contextlib.suppress(NotFound):
+            tables.declare(topic.table.rejects, ADOPTED, theirs)
+        tables.declare(topic.table, ADOPTED, theirs)
+    raised = {each.part: _raise_head(each, ends.get(each.part, 0)) for each in topic.runtimes}
+    if theirs or foreign:
+        # The side table may be ahead of it.
+        tables.advance(topic.table, ends)
+    if foreign:
+        everything = {part: RangeSet([(0, end)]) for part, end in ends.items() if end}
+        tables.take_over(topic.table, topic.uid, everything)
+    topic.decide(OperatorOverrides(paused=topic.overrides.paused), adopted=True)
+    event("lake_adopted", topic=topic.name, foreign=foreign, ends=ends, left_out=left_out)
+    return {
+        "table": str(topic.table),
+        "ends": {str(part): end for part, end in sorted(ends.items())},
+        "raised": {str(part): count for part, count in raised.items() if count},
+        "taken_over": foreign,
+        "left_out": {str(part): [list(each) for each in own] for part, own in left_out.items()},
+    }
+
+
+def _side_view(topic: LakeTopic, tables: CatalogTables, view: TableState) -> TableState | None:
+    """Return the state of the side table, if it belongs to the table's topic or to this one."""
+    try:
+        side = tables.look(topic.table.rejects)
+    except NotFound:
+        return None
+    return side if side.topic_id in {view.topic_id, topic.uid} else None
+
+
+def _ends(view: TableState, side: TableState | None) -> Ends:
+    """Return where the table ends, its side table included."""
+    ends, _certain = watermarks(view, {})
+    others = {} if side is None else watermarks(side, {})[0]
+    return {part: max(ends.get(part, 0), others.get(part, 0)) for part in {*ends, *others}}
+
+
+def _strays(topic: LakeTopic, view: TableState, side: TableState | None) -> Ends:
+    """Return, by part, where late commits for another topic took this one's offsets."""
+    durable = topic.lineage_ends()
+    found = stray_starts(view, topic.remembered(), durable)
+    if side is None:
+        return found
+    own = {**watermarks(view, {})[0], **found}
+    return {**stray_starts(rejects_state(side, own), {}, durable), **found}
+
+
+def _own_records(topic: LakeTopic, ranges: Ranges) -> Ranges:
+    """Return the durable offsets of ranges at which the topic has records, by part."""
+    durable = topic.durable()
+    outside = {
+        each.part: RangeSet(
+            [
+                (durable[each.part], 1 << 63),
+                *((gap.first, gap.end) for gap in special_ranges(each)),
+            ]
+        )
+        for each in topic.runtimes
+    }
+    return {part: own for part, own in without(ranges, outside).items() if own}
+
+
+def _raise_head(runtime: TopicRuntime, end: int) -> int:
+    """Declare the offsets up to `end` a gap, so that none of them is used; return how many.
+
+    On the journal's thread: no publish gets an offset in between.
+    """
+
+    def declare() -> int:
+        state, first = runtime.state, runtime.state.next
+        if first >= end:
+            return 0
+        payload = msgspec.msgpack.encode((end, RANGE_GAP, REASON))
+        control = Control(fmt.KIND_GAP, state.id, payload, offset=first)
+        pending = Pending()
+        size = len(payload) + fmt.FRAME_HEAD_BYTES
+        runtime.lane.journal.commit([(None, None, control, 0, size, pending, None)], deliver)
+        pending.result()
+        # The frame is synced, and with it everything before.
+        state.durable = state.visible = state.next
+        return end - first
+
+    count: int = runtime.lane.queue.call(declare)
+    return count

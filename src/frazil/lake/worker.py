@@ -1,11 +1,11 @@
 """The lake worker: the process that runs Spark for an engine, and nothing without it.
 
-It is stateless. The engine plans, persists and releases; the worker commits what it is told, and
+It is stateless. The engine plans, persists and releases; the worker commits the plan it is given, and
 whatever it was at when it died is looked at and done again by the next one. Its main thread reads
 the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it, when
 the socket does.
 
-    python -m frazil.lake.worker --socket PATH --epoch N [--config FILE|-]
+    python -m frazil.lake.worker --socket PATH --epoch N
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,11 +23,9 @@ import msgspec
 from frazil.clock import SystemClock
 from frazil.errors import Closed, CorruptionError, FrazilError, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import Halt
-from frazil.lake.priority import step_back
 from frazil.lake.wire import Answer, Request, receive, send
-from frazil.lake.worker_calls import WorkerConfig
-from frazil.lake.worker_jobs import Jobs
+from frazil.lake.worker_client import step_back
+from frazil.lake.worker_jobs import Failpoints, Jobs, WorkerConfig
 from frazil.lake.worker_spark import STARTING, Spark, keep_log
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
@@ -41,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "main"]
 
-STOP_SECONDS: Final = 30.0
-"""A running commit gets so long when the worker is asked to end, unless the settings differ."""
+STOP_SECONDS: Final = 60.0
+"""A running commit gets so long when the worker is asked to end."""
 WATCH_SECONDS: Final = 0.5
 EXIT_LOST: Final = 3
 """The exit code when Spark's JVM died."""
@@ -55,7 +52,6 @@ class Worker:
     Args:
         connection: the engine's socket.
         epoch: the number that the engine gave this worker.
-        config: what `hello` would tell, if it is known before.
     """
 
     def __init__(
@@ -63,19 +59,16 @@ class Worker:
         connection: socket.socket,
         *,
         epoch: int,
-        config: WorkerConfig | None = None,
         clock: Clock | None = None,
         file_system: FileSystem | None = None,
     ) -> None:
         self._connection = connection
         self._epoch = epoch
-        self._config = config
         self._clock = clock or SystemClock()
         self._file_system = file_system or RealFileSystem()
-        self._halt = Halt(os.environ, self._file_system)
+        self._halt = Failpoints(os.environ, self._file_system)
         self._sending = threading.Lock()
         self._stopping = threading.Event()
-        self._stop_seconds = STOP_SECONDS
         self._spark: Spark | None = None
         self._starting: threading.Thread | None = None
         self._launching = False
@@ -131,7 +124,7 @@ class Worker:
 
     def _drain(self) -> None:
         event("lake_worker_stopping", jobs=len(self._jobs.running()))
-        if not self._jobs.drain(self._stop_seconds):
+        if not self._jobs.drain(STOP_SECONDS):
             # Nothing is lost: whatever becomes of the commit, the next worker looks first.
             warn("lake_commit_abandoned", jobs=len(self._jobs.running()))
 
@@ -142,8 +135,6 @@ class Worker:
             self._done(request, {"jobs": self._jobs.running(), "ready": self._jobs.ready})
         elif request.op == "hello":
             self._hello(request)
-        elif request.op == "cancel":
-            self._done(request, {"cancelled": self._jobs.cancel(int(request.body.get("id", 0)))})
         elif request.op == "stop":
             self._done(request, {})
             self.stop()
@@ -174,8 +165,8 @@ class Worker:
                 return
             except Exception:
                 LOGGER.exception("lake_worker_broke", extra={"facts": {"epoch": self._epoch}})
-                told = Unavailable("Spark does not start, logs/lake.log has the trace")
-                self.answer(Answer(request.id, "failed", error=told.code, message=str(told)))
+                broken = Unavailable("Spark does not start, logs/lake.log has the trace")
+                self.answer(Answer(request.id, "failed", error=broken.code, message=str(broken)))
                 raise
             self._jobs.open(spark)
             self.answer(Answer(request.id, "done", self._facts(spark)))
@@ -185,10 +176,11 @@ class Worker:
             event("lake_engine_gone", epoch=self._epoch)
 
     def _launched(self, request: Request) -> Spark:
-        config = self._config or _config_of(request.body)
-        settings = config.to_settings()
-        self._stop_seconds = settings.lake.worker.stop_timeout_s
-        keep_log(settings.data_dir, self._file_system)
+        try:
+            config = msgspec.convert(request.body, learnt(WorkerConfig))
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest("hello cannot be read", reason=error) from error
+        keep_log(config.data_dir, self._file_system)
         self.answer(Answer(request.id, "progress", {"step": STARTING}))
         self._launching = True
         try:
@@ -196,7 +188,7 @@ class Worker:
                 config,
                 epoch=self._epoch,
                 file_system=self._file_system,
-                tell=lambda step: self.answer(Answer(request.id, "progress", {"step": step})),
+                report=lambda step: self.answer(Answer(request.id, "progress", {"step": step})),
             )
         finally:
             # Only now: in between the JVM would have no handle, and could not be ended.
@@ -222,39 +214,20 @@ class Worker:
                 os._exit(EXIT_LOST)
 
 
-def _config_of(body: dict[str, Any]) -> WorkerConfig:
-    try:
-        return msgspec.convert(body, learnt(WorkerConfig))
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest("greeting of the lake worker cannot be read", reason=error) from error
-
-
-def _read_config(path: str, file_system: FileSystem) -> WorkerConfig:
-    if path == "-":
-        return msgspec.json.decode(sys.stdin.buffer.read(), type=learnt(WorkerConfig))
-    file = file_system.open(path, "read")
-    try:
-        return msgspec.json.decode(file.read_at(0, file.size()), type=learnt(WorkerConfig))
-    finally:
-        file.close()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until its engine is gone."""
     parser = argparse.ArgumentParser(prog="frazil.lake.worker", description=__doc__)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument("--config", default="")
     given = parser.parse_args(arguments)
     if os.getpgid(0) != os.getpid():
         # A group of its own: the JVM belongs to it, and both end together.
         os.setpgid(0, 0)
     step_back()
     file_system = RealFileSystem()
-    config = _read_config(given.config, file_system) if given.config else None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(given.socket)
-    worker = Worker(connection, epoch=given.epoch, config=config, file_system=file_system)
+    worker = Worker(connection, epoch=given.epoch, file_system=file_system)
     signal.signal(signal.SIGTERM, lambda _number, _frame: worker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = worker.run()
@@ -262,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The JVM is being started and has no handle yet: the whole group goes.
         os.killpg(os.getpgid(0), signal.SIGKILL)
     worker.end()
-    # Threads may be stuck in calls to a JVM that is gone: nobody waits for them.
+    # Threads may be stuck in calls to a JVM that is gone.
     os._exit(code)
 
 
