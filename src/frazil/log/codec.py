@@ -127,17 +127,12 @@ class Tail(Protocol):
 
 
 class Sender(NamedTuple):
-    """Who sent an entry and how safe it must be, where that differs from the topic's default.
-
-    `behind` says that its frame must lie behind those of all entries before it, of other topics as
-    well: a torn group then never has it without them.
-    """
+    """The producer of an entry and its ack level, where they differ from the topic's default."""
 
     producer: str | None = None
     epoch: int = 0
     sequence: int = 0
     sync: bool = False
-    behind: bool = False
 
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from frazil.log.state import STATE_PRODUCER, Producer, Sent
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from typing_extensions import Buffer
 
@@ -101,11 +101,6 @@ class Group:
         """Encode all entries; each waiter gets its ack or its error in `results`."""
         if len(set(map(_topic_of, entries))) == 1:
             self._encode_topic(entries)
-            return
-        if any(sender is not None and sender.behind for sender in map(_sender_of, entries)):
-            for run in _runs_behind(entries):
-                for bucket in _by_topic(run):
-                    self._encode_topic(bucket)
             return
         for bucket in _by_topic(entries):
             if len(bucket) == 1:
@@ -566,18 +561,6 @@ def _by_topic(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
         else:
             bucket.append(entry)
     return buckets.values()
-
-
-def _runs_behind(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Part entries into runs that begin with those that must lie behind all before them."""
-    run: list[Entry] = []
-    for entry in entries:
-        sender = entry[6]
-        if run and sender is not None and sender.behind:
-            yield run
-            run = []
-        run.append(entry)
-    yield run
 
 
 def _without_sender(entry: Entry) -> Entry:
