@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from frazil.errors import FrazilError
+from frazil.tiers import merge_once
 from tests.crash.checker import require
 from tests.property.tiers_calls import Calls
 from tests.property.tiers_model import WIDER, Column, TopicModel
@@ -178,7 +179,7 @@ class Life:
                 sync=random.choice(SYNCS),
             )
             by = [] if random.random() < 0.5 else [f"bucket[3]({key[-1].name})"]
-            world.create(model, partition_by=by, lane=random.choice(("shared", "dedicated")))
+            world.create(model, partition_by=by)
         columns = [self._new_column("n", "long"), self._new_column("v", "string")]
         expires, sync = random.random() < 0.3, random.choice(SYNCS)
         # What metadata forgot of an expiry cannot be told from a loss.
@@ -243,12 +244,10 @@ class Life:
             engine.upkeep.run_once()
         elif verb == "tick":
             world.clock.advance(random.choice((0.03, 1.5)))
-            for lane in engine.lanes:
-                lane.journal.tick()
+            engine.log.journal.tick()
         else:
             if verb == "free":
-                for lane in engine.lanes:
-                    lane.queue.call(lane.journal.rotate)
+                engine.log.queue.call(engine.log.journal.rotate)
             if verb != "round":
                 world.clock.advance(random.choice((0.5, 70.0, 70.0, 1000.0)))
             engine.tiers.run_once()
@@ -262,7 +261,7 @@ class Life:
         for each in self.world.engine.tiers.topics:
             if self.random.random() < 0.3:
                 self._arm(12)
-            while each.disk.merge_once(each.id):
+            while merge_once(each.disk, each.id):
                 self.merges += 1
 
     def _arm(self, points):

@@ -159,7 +159,7 @@ def test_the_answer_to_a_publish_comes_before_its_delivery(tmp_path):
         for number in range(200):
             answer = Noting(order, loop=asyncio.get_running_loop())
             codec, data, count, size = runtime.prepare(b"%d" % number, {})
-            runtime.lane.queue.submit((runtime.state, codec, data, count, size, answer, None))
+            runtime.log.queue.submit((runtime.state, codec, data, count, size, answer, None))
             await answer
         await until(lambda: len(order) == 400)
         places = {what: at for at, what in enumerate(order)}
@@ -247,7 +247,7 @@ def test_nothing_is_missed_or_doubled_while_records_move(tmp_path, seed):
         assert slow.payloads == expected
         assert slow.got == list(range(200))
 
-    run(tmp_path, work, disk={"small_file_bytes": 50_000, "log_keep_s": 0})
+    run(tmp_path, work, disk={"log_keep_s": 0})
 
 
 def test_a_nacked_record_comes_again_with_its_number(tmp_path):

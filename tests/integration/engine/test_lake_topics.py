@@ -18,6 +18,7 @@ from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake import SKIPPED, STEPS, decode_ranges
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
+from frazil.tiers import merge_once
 from tests.integration.engine.lake_stand_in import StandIn
 
 COLUMNS = {"id": "long", "text": "string"}
@@ -431,7 +432,7 @@ def test_a_table_that_is_gone_is_not_made_again_unasked(db):
 
 def test_a_plan_outlives_the_engine(tmp_path):
     """After a restart the same plan runs again, its files are still there, no row is doubled."""
-    with opened(tmp_path, **{"disk.small_file_bytes": "1MB"}) as (db, stand_in):
+    with opened(tmp_path) as (db, stand_in):
         topic = db.create_topic("plan", COLUMNS, lake=True)
         topic.append(id=0, text="", ack="committed")
         stand_in.refuse = Unavailable("not now")
@@ -449,7 +450,7 @@ def test_a_plan_outlives_the_engine(tmp_path):
         for number in range(4, 9):
             db.topic("plan").append(id=number, text="x")
             db.tiers.flush("plan")
-        while db.tiers.disk.merge_once(db.topic("plan").runtime.state.id):
+        while merge_once(db.tiers.disk, db.topic("plan").runtime.state.id):
             pass
         assert {
             file.path.rpartition("/")[2]

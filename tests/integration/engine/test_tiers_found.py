@@ -67,7 +67,7 @@ def test_a_read_goes_over_files_of_several_schema_versions(place):
     place.engine.tiers.flush()
     found, offset = [], 0
     while offset < 40:
-        piece = place.engine.tiers.disk.read(
+        piece = place.engine.tiers.disk.history.read(
             topic.runtime.state.id, offset=offset, bytes_max=1 << 20
         )
         found += [record for batch in piece.batches for record in batch.records()]
@@ -121,8 +121,7 @@ def free_the_log(place):
     """Let the log go of all that files have, as far as it can."""
     engine = place.engine
     for _ in range(2):
-        for lane in engine.lanes:
-            lane.queue.call(lane.journal.rotate)
+        engine.log.queue.call(engine.log.journal.rotate)
         place.clock.advance(70)
         engine.tiers.run_once()
         engine.upkeep.run_once()

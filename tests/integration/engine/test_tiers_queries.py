@@ -17,8 +17,9 @@ PRODUCERS = 8
 QUERIES = 8
 KEYS = 40
 TIERS = {
-    "memory": {"flush_offsets": 400, "flush_changes": 300, "retention_s": 1.0, "merge_rows": 500},
-    "disk": {"log_keep_s": 0.0, "file_bytes": 400_000, "small_file_bytes": 200_000},
+    "memory": {"flush_offsets": 400, "flush_changes": 300, "retention_s": 1.0},
+    "disk": {"log_keep_s": 0.0},
+    "tiers": {"merge_rows": 500, "file_bytes": 400_000, "small_file_bytes": 200_000},
 }
 
 
@@ -30,7 +31,7 @@ class Load:
         self.events = db.create_topic("events", {"n": "long", "p": "int"}, partition_by=["p"])
         self.keyed = db.create_topic("keyed", {"id": "long", "v": "long"}, primary_key="id")
         self.first = db.create_topic("first", {"n": "long"})
-        self.second = db.create_topic("second", {"n": "long"}, lane="dedicated")
+        self.second = db.create_topic("second", {"n": "long"})
         self.errors = []
         self.states = []
         """What queries of the keyed topic saw: (largest offset, rows)."""
@@ -162,7 +163,7 @@ def test_topics_are_joined_wherever_their_rows_lie(tmp_path):
     sql = "SELECT count(*), sum(f.n) FROM first f JOIN second s ON f._offset = s._offset"
     with open_small(tmp_path) as db:
         first = db.create_topic("first", {"n": "long"})
-        second = db.create_topic("second", {"n": "long"}, lane="dedicated")
+        second = db.create_topic("second", {"n": "long"})
         total = 0
         for number in range(40):
             for topic in (first, second):
