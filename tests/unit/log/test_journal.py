@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from frazil.errors import Closed, Conflict, Overloaded, Unavailable
-from frazil.log.codec import PLAIN, Sender
+from frazil.log.codec import PLAIN
 from frazil.model import Ack
 from tests.crash.driven_log import DrivenLog, log_settings
 from tests.support import SimulatedFileSystem
@@ -58,27 +58,6 @@ def test_a_group_is_synced_once(disk, log):
     )
     assert all(isinstance(ack, Ack) for ack in acks)
     assert disk.sync_count == before + 1
-
-
-def test_an_entry_may_have_to_lie_behind_those_of_other_topics(disk, log):
-    """It does, though its topic has entries before them, and later ones of all topics follow."""
-    log.create(2, "/default/b")
-    one, two = log.topic(1), log.topic(2)
-    before = disk.sync_count
-    acks = log.commit(
-        (one, PLAIN, b"a", 0, 1, "a", None),
-        (two, PLAIN, b"b", 0, 1, "b", None),
-        (one, PLAIN, b"c", 0, 1, "c", Sender(behind=True)),
-        (two, PLAIN, b"d", 0, 1, "d", None),
-        (one, PLAIN, b"e", 0, 1, "e", None),
-    )
-    a, b, c, d, e = acks
-    assert [ack.offset for ack in (a, c, e)] == [0, 1, 2]
-    assert [ack.offset for ack in (b, d)] == [0, 1]
-    assert max(a.lsn, b.lsn) < c.lsn <= min(d.lsn, e.lsn)
-    assert disk.sync_count == before + 1
-    assert [r["payload"] for r in log.read(1).records.values()] == [b"a", b"c", b"e"]
-    assert [r["payload"] for r in log.read(2).records.values()] == [b"b", b"d"]
 
 
 def test_mode_none_acks_without_a_sync(disk, log):
