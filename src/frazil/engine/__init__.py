@@ -37,7 +37,7 @@ from frazil.engine.subscribing_requests import (
 )
 from frazil.engine.tier_calls import TierCalls
 from frazil.engine.topic import Topic
-from frazil.subscribe.inbox import Delivery
+from frazil.subscribe import Delivery
 
 __all__ = [
     "AsyncDelivery",

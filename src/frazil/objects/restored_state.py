@@ -102,12 +102,7 @@ def plan_restore(
     def state_of(topic_id: int) -> JournalState:
         if topic_id not in lanes:
             return JournalState(producer_window=producer_window)
-        state = decode_checkpoint(lanes[topic_id].checkpoint, producer_window=producer_window)
-        for topic in state.topics.values():
-            for cursor in topic.cursors.values():
-                # More may have been delivered since the backup.
-                cursor.reserved = None
-        return state
+        return decode_checkpoint(lanes[topic_id].checkpoint, producer_window=producer_window)
 
     main = JournalPlan(0, broker, state_of(0))
     plan = RestorePlan([main], [], warnings)

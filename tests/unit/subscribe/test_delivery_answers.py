@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from frazil.subscribe.answers import Answers, answer_each
+
 from frazil.errors import Unavailable
 from frazil.subscribe import Cause, Change
-from frazil.subscribe.answers import Answers, answer_each
 
 
 def test_all_that_wait_for_quiet_are_woken():

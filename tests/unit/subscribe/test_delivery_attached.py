@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from frazil.subscribe.attached import Attached, AttachedConsumers
 
 from frazil.subscribe import Cause, Change, Deliver, Dispatch, FailurePolicy, SubscriptionType
-from frazil.subscribe.attached import Attached, AttachedConsumers
 
 TIMEOUT_MS = 1_000
 

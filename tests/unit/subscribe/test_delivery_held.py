@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from frazil.subscribe.held import Held
 from frazil.subscribe.record import Record
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def records(offsets):

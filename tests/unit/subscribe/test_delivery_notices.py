@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from frazil.subscribe import Notice, NoticeKind
 from frazil.subscribe.notices import AGAIN_S, TOLD_MAX, Seldom, tell_notice
+
+from frazil.subscribe import Notice, NoticeKind
 
 
 def test_what_goes_on_is_told_at_once_and_then_once_in_a_while():

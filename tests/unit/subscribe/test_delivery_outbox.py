@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from frazil.subscribe.record import Record
 
 from frazil.errors import Unavailable
 from frazil.subscribe.outbox import Outbox
-from frazil.subscribe.record import Record
 
 
 class Scene:

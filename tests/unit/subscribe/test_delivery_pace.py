@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from frazil.subscribe.pace import Pace
 
 from frazil.subscribe import pace as pace_module
-from frazil.subscribe.pace import Pace
 
 
 class World:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from frazil.subscribe import Cause, Cursor, SubscriptionType, taken_by
 from frazil.subscribe.alarms import Alarms
+
+from frazil.subscribe import Cause, Cursor, SubscriptionType, taken_by
 from tests.unit.subscribe.desk import Desk
 
 SHARED = SubscriptionType.SHARED

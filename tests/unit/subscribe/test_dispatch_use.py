@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from frazil.subscribe.places import Flight
+
 from frazil.log import RANGES_MAX
 from frazil.subscribe import Change, Cursor, Deliver, Dispatch, Limits, SubscriptionType
-from frazil.subscribe.places import Flight
 from tests.unit.registry.counted_lines import lines_at_most
 from tests.unit.subscribe.desk import MUCH, Desk
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frazil.subscribe.orphans import Orphans
 from frazil.subscribe.specials import Specials
+
 from tests.unit.subscribe.test_dispatch_keys import desk_of
 
 GRACE_MS = 100

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from frazil.subscribe.alarms import Alarms
 from frazil.subscribe.backlog import Backlog, fitting
 from frazil.subscribe.key_filter import key_filter
 from frazil.subscribe.key_owners import KeyOwners
 from frazil.subscribe.places import Consumer
-from frazil.subscribe.policy import Limits
 from frazil.subscribe.ring import Ring
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.subscribe.policy import Limits
 
 MUCH = 1 << 40
 

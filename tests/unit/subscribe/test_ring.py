@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from frazil.subscribe.backlog import fitting
 from frazil.subscribe.places import Consumer
 from frazil.subscribe.ring import Ring
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def consumer(messages, size_bytes):

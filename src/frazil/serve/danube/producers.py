@@ -37,7 +37,6 @@ from frazil.serve.danube.statuses import (
     status_of,
     strategy_unknown,
 )
-from frazil.subscribe import Pace
 from frazil.topic import MESSAGE_OVERHEAD_BYTES, NotStored
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ class Producers:
         producers_max: int,
         schemas: Schemas | None = None,
         unreliable: Unreliable | None = None,
-        pace: Pace | None = None,
         attributes_max: int = ATTRIBUTES_MAX,
     ) -> None:
         self._topics = topics
@@ -109,7 +107,7 @@ class Producers:
         self._known: dict[int, _Target] = {}
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
-        self._publisher = Publisher(self._loop, pace or Pace(self._loop.time))
+        self._publisher = Publisher(self._loop)
         self._envelopes = Envelopes(attributes_max)
         topics.on_released = self.forget_topic
 

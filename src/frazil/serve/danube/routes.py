@@ -64,7 +64,6 @@ class Services:
             producers_max=serve.producers_max,
             schemas=self.schemas,
             unreliable=self.unreliable,
-            pace=self.deliveries.pace,
             attributes_max=engine.settings.topics.attributes_max,
         )
         self.consumers = Consumers(
