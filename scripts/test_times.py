@@ -26,7 +26,7 @@ PARTS = {
     "lake": re.compile(r"lake|contract/test_catalog|cli/test_verify_command"),
     "tiers": re.compile(
         r"tier|tail|query|change|fold|keyed|lookup|moment|moved|moves|nanosecond|sequencer|resent|feeds"
-        r"|purposes|bulks|odd_names|full_waits|disk_upkeep|cli/test_(sql|top|get|demo)"
+        r"|purposes|bulks|odd_names|full_waits|disk_upkeep|cli/test_(sql|top|get)"
         r"|engine/test_(facts|part_)"
     ),
     "log": re.compile(""),

@@ -17,7 +17,7 @@ from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.frames import ConnectionFailure
-from frazil.serve.h2.hpack_cache import HeaderReader
+from frazil.serve.h2.headers import HeaderReader
 from frazil.serve.h2.limits import ServerLimits
 
 LIMITS = ServerLimits(
@@ -32,7 +32,6 @@ LIMITS = ServerLimits(
     controls_max=30,
     resets_max=20,
     window_updates_max=30,
-    turn_work_max=300,
 )
 GREETING = f.PREFACE + f.settings({})
 SIDS = (0, 1, 3, 5, 7, 9, 11, 2, 1 << 30)
@@ -77,10 +76,7 @@ class _Served:
         self.said = b""
 
     def feed(self, data):
-        alive = self.connection.receive(data)
-        while self.connection.has_input:
-            alive = self.connection.receive(b"")
-        return alive
+        return self.connection.receive(data)
 
     def settle(self):
         """Let everything be sent that may be sent."""

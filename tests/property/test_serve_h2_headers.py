@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.serve.h2.frames import ConnectionFailure
-from frazil.serve.h2.hpack_cache import HeaderReader
+from frazil.serve.h2.headers import HeaderReader
 from frazil.serve.h2.limits import ServerLimits
 
 LIMITS = ServerLimits(cached_blocks_max=3)

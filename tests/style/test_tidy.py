@@ -27,7 +27,6 @@ SEAM_EXCEPTIONS = {
         {"open", "time", "os.path.exists", "os.path.isdir", "os.path.isfile", "os.path.getsize"},
         "commands read the user's files and show how long things took",
     ),
-    "cli/bench.py": ({"tempfile"}, "a measurement leaves no file behind"),
     "cli/failures.py": (
         {"os.open"},
         "the null device takes stdout's place when its reader is gone",
@@ -60,7 +59,7 @@ BROAD_EXCEPTS = {
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
-    "engine/upkeep.py": "the top of upkeep's thread: a task's bug is told, the other tasks go on",
+    "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
     "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",
     "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",

@@ -6,11 +6,11 @@ from __future__ import annotations
 import frazil
 
 with frazil.open("./data") as db:
-    events = db.create_topic("events", exist_ok=True)                  # messages: bytes and an envelope
-    ack = events.append(b"hello", key="k1", attributes={"source": "readme"})
+    events = db.create_topic("events", exist_ok=True)                    # a topic of messages
+    ack = events.append(b"hello", key="k1", attributes={"from": "me"})   # on disk when it returns
     users = db.create_topic("users", {"id": "long", "name": "string"}, primary_key="id", exist_ok=True)
-    users.upsert(id=1, name="Ada")                                      # durable when it returns
-    users.update(1, {"name": "Ada L."})                                 # changes by key; delete, too
-    print(users.get(1), db.query("SELECT count(*) FROM users").rows())  # SQL sees what was acked
-    for batch in events.read(ack.offset):                               # Arrow batches, from an offset or a time
+    users.upsert(id=1, name="Ada")                                       # insert, update, upsert, delete by key
+    users.update(1, {"name": "Ada L."})
+    print(users.get(1), db.query("SELECT count(*) FROM users").rows())   # SQL sees every acked record
+    for batch in events.read(ack.offset):                                # Arrow batches from an offset or a time
         print(batch.to_arrow().to_pylist())

@@ -304,12 +304,27 @@ def test_exit_codes_are_the_codes():
 
 def test_words_are_sorted_and_have_one_meaning():
     """The glossary is in order, and no word comes twice."""
-    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8").partition("\n## ")[0]
     words = [row.split("|")[1].strip() for row in text.splitlines() if row.startswith("| ")][1:]
     assert words == sorted(set(words), key=str.lower)
+    assert len(words) <= 45
 
 
 def test_the_checked_example_is_the_readmes():
     """Mypy checks the README's Python example as it stands there."""
     [example] = python_blocks((ROOT / "README.md").read_text("utf-8"))
     assert example in (ROOT / "tests" / "typing" / "check_readme.py").read_text("utf-8")
+
+
+def test_the_map_names_what_exists():
+    """Every package and module that architecture.md names is there, and the page stays a page."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 250
+    source = ROOT / "src" / "frazil"
+    named = {span.strip("`") for span in _CODE_SPAN.findall(text)}
+    paths = {name for name in named if re.fullmatch(r"[a-z_/]+(\.py|/)", name)}
+    assert len(paths) > 15
+    missing = {
+        name for name in paths if not (source / name).exists() and not (ROOT / name).exists()
+    }
+    assert not missing

@@ -10,10 +10,8 @@ import typer
 from frazil import __version__
 from frazil.cli import (
     backup,
-    bench,
     catalog,
     config,
-    demo,
     doctor,
     get,
     lake,
@@ -62,9 +60,7 @@ app.add_typer(catalog.app, name="catalog")
 app.add_typer(log.app, name="log")
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
-app.add_typer(bench.app, name="bench")
 app.command("serve")(serve.serve)
-app.command("demo")(demo.demo)
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value

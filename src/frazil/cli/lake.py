@@ -12,7 +12,7 @@ from rich.status import Status
 from frazil.cli.lake_setup import lake_app
 from frazil.cli.output import console, print_json, print_table, size_text, stamp
 from frazil.cli.session import session_of
-from frazil.cli.top_source import RunningEngine
+from frazil.cli.top import RunningEngine
 from frazil.clock import SystemClock
 from frazil.errors import InvalidRequest
 from frazil.fs import RealFileSystem

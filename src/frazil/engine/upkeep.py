@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from frazil.background import Task
 from frazil.errors import Overloaded
 from frazil.log import (
     RANGE_GAP,
@@ -29,8 +30,6 @@ from frazil.tiers import on_full_of, quota_of
 from frazil.topic import NotStored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from frazil.engine.registry import Registry
     from frazil.log import Segment, TopicState
     from frazil.topic import LaneRuntime, TopicRuntime
@@ -53,11 +52,7 @@ class Upkeep:
         self._engine = engine
         self._settings = engine.settings.log
         self._threads = threads
-        self._wake = threading.Event()
-        self._stopping = False
-        self._pause_s = PAUSE_S
         self._released: dict[int, int] = {}
-        self._due: dict[str, float] = {}
         self._scrubbed: dict[str, float] = {}
         self._lanes_seen: set[int] = set()
         """Directories without a topic that were emptied, or told of, already."""
@@ -67,32 +62,30 @@ class Upkeep:
         self.space = SpaceGuard(engine.file_system, engine.paths.root, self._settings)
         self.damage: dict[str, str] = {}
         """Sealed segments whose bytes no longer match their hash, with the reason."""
-        self.errors: dict[str, str] = {}
         self.publishing_stopped = False
         """The disk is too full, and every topic refuses to publish."""
         self.segments_freed = 0
-        self._thread = threading.Thread(target=self._run, name="frazil-upkeep", daemon=True)
+        self.task = Task(
+            "frazil-upkeep",
+            self.run_once,
+            clock=clock,
+            pause_s=self._pause_s,
+            failed_event="upkeep_failed",
+        )
+        self.errors = self.task.errors
 
     def start(self) -> None:
         """Look at topics and the disk at once, then start the thread."""
         for runtime in self._engine.runtimes:
             self._refuse_unstored(runtime)
-        self._guard("space", self.check_space)
+        self.task.run("space", self.check_space)
         if self._threads:
-            self._thread.start()
+            self.task.start()
 
     def stop(self) -> None:
-        """End the thread; a task under way is finished."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        self._guard("seal", self.seal)
-
-    def poke(self) -> None:
-        """Do a round now."""
-        self._due.clear()
-        self._wake.set()
+        """End the thread after its current step."""
+        self.task.stop()
+        self.task.run("seal", self.seal)
 
     def release(self, topic_id: int, offset: int) -> None:
         """Note that another tier holds a topic's records below `offset`."""
@@ -109,55 +102,26 @@ class Upkeep:
         if not is_stored(self._engine, runtime):
             runtime.refusal = NotStored(runtime.name)
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._guard("pause", self._plan_pause)
-            self._wake.wait(self._pause_s)
-            self._wake.clear()
-            if not self._stopping:
-                self._guard("round", self.run_once)
-
-    def _plan_pause(self) -> None:
-        settings = self._settings
-        self._pause_s = min(settings.free_check_s, settings.retention_check_s, 0.5)
+    def _pause_s(self) -> float:
         if any(lane.journal.to_seal for lane in self._engine.lanes):
-            self._pause_s = PAUSE_S
+            return PAUSE_S
+        return min(self._settings.free_check_s, self._settings.retention_check_s, 0.5)
 
     def run_once(self) -> None:
         """Do what is due: seal, look at the disk, free, scrub."""
-        self._guard("seal", self.seal)
-        if self._is_due("space", self._settings.free_check_s):
-            self._guard("space", self.check_space)
-        if self._is_due("retention", self._settings.retention_check_s):
-            self._guard("cursors", self._engine.cursors.follow)
-            self._guard("quota", self.check_quotas)
-            self._guard("retention", self.free)
-            self._guard("lanes", self.drop_lanes)
-            self._guard("forget", self.forget_gone)
-        if self._engine.metadata_failed and self._is_due("metadata", METADATA_S):
-            self._guard("metadata", self._engine.mend_metadata)
-        if self._is_due("scrub", min(self._settings.scrub_interval_s / 10, 60.0)):
-            self._guard("scrub", self.scrub)
-
-    def _is_due(self, task: str, interval_s: float) -> bool:
-        now = self._engine.clock.monotonic()
-        if task not in self._due:
-            self._due[task] = now
-        if now < self._due[task]:
-            return False
-        self._due[task] = now + interval_s
-        return True
-
-    def _guard(self, task: str, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - the thread's top: a bug must not end all upkeep
-            text = f"{type(error).__name__}: {error}"
-            if self.errors.get(task) != text:
-                warn("upkeep_failed", task=task, error=text)
-            self.errors[task] = text
-        else:
-            self.errors.pop(task, None)
+        self.task.run("seal", self.seal)
+        if self.task.is_due("space", self._settings.free_check_s):
+            self.task.run("space", self.check_space)
+        if self.task.is_due("retention", self._settings.retention_check_s):
+            self.task.run("cursors", self._engine.cursors.follow)
+            self.task.run("quota", self.check_quotas)
+            self.task.run("retention", self.free)
+            self.task.run("lanes", self.drop_lanes)
+            self.task.run("forget", self.forget_gone)
+        if self._engine.metadata_failed and self.task.is_due("metadata", METADATA_S):
+            self.task.run("metadata", self._engine.mend_metadata)
+        if self.task.is_due("scrub", min(self._settings.scrub_interval_s / 10, 60.0)):
+            self.task.run("scrub", self.scrub)
 
     # -- tasks -----------------------------------------------------------------------------------
 
@@ -179,7 +143,7 @@ class Upkeep:
 
     def disk_full(self) -> None:
         """Stop publishing at once: a write met a full disk. Called by a journal's thread."""
-        self._guard("space", self._block)
+        self.task.run("space", self._block)
 
     def _block(self) -> None:
         with self._space_lock:

@@ -28,10 +28,9 @@ from frazil.serve.auth import (
     load_guard,
     server_context,
 )
-from frazil.serve.auth.connections import ConnectionCounts
 from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.router import Router
-from frazil.serve.grpc.server import Server
+from frazil.serve.grpc.server import ConnectionLimits, Server
 from frazil.serve.h2.limits import ServerLimits
 from frazil.serve.http import HttpServer, Post, health_page
 from frazil.serve.listening import Address, address_of, bind, listen
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
     from frazil.config import ServeSettings, Settings
     from frazil.serve.auth import Guard
 
-__all__ = ["Addresses", "Broker", "connection_counts", "server_limits"]
+__all__ = ["Addresses", "Broker", "connection_limits", "server_limits"]
 
 State = Literal["starting", "ready", "stopping"]
 FACTS_S: Final = 10.0
 """How long the loop has to answer what it counts."""
-ADMIN_PLACES_MAX: Final = 100
-"""Of all connections a fifth, at most so many, is for administration alone."""
+ADMIN_CONNECTIONS_MAX: Final = 100
+"""A fifth of all connections, at most so many, is reserved for administration."""
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what is told in place of it
 
 
@@ -112,16 +111,16 @@ def server_limits(settings: ServeSettings) -> ServerLimits:
     )
 
 
-def connection_counts(settings: ServeSettings) -> tuple[ConnectionCounts, ConnectionCounts]:
-    """Return the places for clients and those for administration, which clients cannot take."""
-    places = settings.connections_max
-    admin = max(1, min(ADMIN_PLACES_MAX, places // 5))
-    data = max(1, places - admin)
+def connection_limits(settings: ServeSettings) -> tuple[ConnectionLimits, ConnectionLimits]:
+    """Return the limits of clients and of administration, whose share clients cannot take."""
+    total = settings.connections_max
+    admin = max(1, min(ADMIN_CONNECTIONS_MAX, total // 5))
+    data = max(1, total - admin)
     return (
-        ConnectionCounts(
+        ConnectionLimits(
             client_max=min(settings.connections_client_max, data), connections_max=data
         ),
-        ConnectionCounts(
+        ConnectionLimits(
             client_max=min(settings.connections_client_max, admin), connections_max=admin
         ),
     )
@@ -297,7 +296,7 @@ class Broker:
             # Who has no credentials does not stay.
             limits = attrs.evolve(limits, first_call_s=serve.handshake_s)
         foresee = self.guard.foresee if self.guard.enabled else None
-        data, admin = connection_counts(serve)
+        data, admin = connection_limits(serve)
         for name, listener, routes, counts in (
             ("data", listeners.data, self.services.data_routes(), data),
             ("admin", listeners.admin, self.services.admin_routes(), admin),

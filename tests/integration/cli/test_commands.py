@@ -269,30 +269,3 @@ def test_a_directory_in_use_is_not_looked_into(call, tmp_path):
         assert values(call("log", "ls", "--force-read", "-o", "json"))[0]["segments"]
         found = values(call("doctor", "-o", "json"))
         assert "pid=" in found["writer"]
-
-
-def test_the_bench_measures_and_cleans_up(call, tmp_path):
-    """`bench log` gives latencies, rates and ratios, and leaves no file behind."""
-    found = values(call("bench", "log", "--seconds", 0.2, "-o", "json"))
-    assert found["disk_sync_100"]["p50_us"] > 0
-    assert found["log_single"]["p99_us"] >= found["log_single"]["p50_us"] > 0
-    assert min(found["log_256_tasks"]["per_s"], found["log_single"]["per_s"]) > 0
-    assert found["log_arrow"]["rows_per_s"] > 0
-    assert found["log_read"]["mb_per_s"] > 0
-    assert all(ratio > 0 for ratio in found["ratios"].values())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("place", ["flag", "file", "environment"])
-def test_the_bench_measures_with_the_settings_of_the_call(call, tmp_path, monkeypatch, place):
-    """`bench log` runs with the settings of flags, file and environment, as the engine would."""
-    words = ["bench", "log", "--seconds", 0.1]
-    if place == "flag":
-        words += ["--set", "topics.topics_max=1"]
-    elif place == "file":
-        file = tmp_path / "frazil.yaml"
-        file.write_text("topics: {topics_max: 1}\n")
-        words += ["--config", file]
-    else:
-        monkeypatch.setenv("FRAZIL_TOPICS__TOPICS_MAX", "1")
-    assert "topics_max" in call(*words, code=6).stderr

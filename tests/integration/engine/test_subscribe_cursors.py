@@ -209,7 +209,7 @@ def test_upkeep_lets_the_hold_follow_by_itself(tmp_path):
     with with_topic(tmp_path, opened=open_small, retention_check_s=0.01) as db:
         db.cursors.create("t", "s", 0)
         db.cursors.apply("t", [acked("s", (0, 7))]).result()
-        db.upkeep.poke()
+        db.upkeep.task.make_all_due()
         waited = threading.Event()
         for _ in range(500):
             if holds(db) == {HOLD: 7}:

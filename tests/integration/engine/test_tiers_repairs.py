@@ -86,7 +86,7 @@ def test_a_file_lost_at_a_start_is_written_again_before_the_log_lets_go(opened):
     world.open()
     rotate(world.db)
     # The log alone at first, as if the tiers had no time for anything yet.
-    world.db.upkeep.poke()
+    world.db.upkeep.task.make_all_due()
     world.db.upkeep.run_once()
     topic = world.db.topic("plain")
     assert topic.runtime.lane.source.range(topic.runtime.state.id).first == 0

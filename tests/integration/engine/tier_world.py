@@ -30,7 +30,7 @@ class World:
         """Let time pass, then let tiers and log do all they would do by themselves."""
         self.clock.advance(seconds)
         self.db.tiers.run_once()
-        self.db.upkeep.poke()
+        self.db.upkeep.task.make_all_due()
         self.db.upkeep.run_once()
 
     def move(self):

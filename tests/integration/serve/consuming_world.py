@@ -30,8 +30,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
 )
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Router, Stream, Unary
+from frazil.serve.grpc.router import Router, Stream, Unary, awaited
 from frazil.serve.grpc.server import Server
 from frazil.subscribe import Deliveries, SubscriptionSettings
 

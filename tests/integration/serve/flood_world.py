@@ -35,8 +35,8 @@ async def _serve(limits):
     loop = asyncio.get_running_loop()
     while await loop.run_in_executor(None, sys.stdin.readline):
         facts = attrs.asdict(server.counters)
-        sums = {"unanswered": server.unanswered, "unfinished": server.unfinished}
-        print(json.dumps({**facts, **sums, "held": server.held}), flush=True)
+        sums = {"unanswered": server.unanswered, "streams": server.streams, "held": server.held}
+        print(json.dumps({**facts, **sums}), flush=True)
     server.close()
 
 

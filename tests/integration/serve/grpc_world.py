@@ -13,8 +13,7 @@ import grpc
 from hpack import Decoder, Encoder
 
 from frazil.serve.grpc.codec import Code, framed
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Router, Stream, Unary
+from frazil.serve.grpc.router import Router, Stream, Unary, awaited
 from frazil.serve.grpc.server import Server
 from frazil.serve.h2 import frames as f
 from tests.unit.serve.h2.peer import REQUEST, prefixed
@@ -33,7 +32,7 @@ class Handlers:
         return Router(
             {
                 "/t.T/Echo": Unary(self.echo),
-                "/t.T/Run": Unary(self.echo, lambda run: run.ok_all(run.places, run.messages)),
+                "/t.T/Run": Unary(self.echo, lambda run: run.ok_all(run.streams, run.messages)),
                 "/t.T/Hold": Unary(self.hold),
                 "/t.T/Bug": Unary(self.bug),
                 "/t.T/Large": Unary(lambda call, message: call.ok(bytes(int(message)))),

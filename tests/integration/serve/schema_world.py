@@ -18,8 +18,7 @@ from frazil.serve.danube.proto import danube_schema_pb2 as wire
 from frazil.serve.danube.registry_service import registry_routes
 from frazil.serve.danube.schema_topics import Schemas
 from frazil.serve.danube.topics import Topics
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Router, Unary
+from frazil.serve.grpc.router import Router, Unary, awaited
 from frazil.serve.grpc.server import Server
 from tests.integration.serve.test_publishing import (
     CREATE,

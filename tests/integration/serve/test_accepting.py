@@ -11,10 +11,8 @@ import grpc
 import pytest
 from hpack import Encoder
 
-from frazil.serve.accepting import Acceptor
-from frazil.serve.auth.connections import IDLE_S, ConnectionCounts
 from frazil.serve.grpc.router import Router, Unary
-from frazil.serve.grpc.server import Server
+from frazil.serve.grpc.server import IDLE_S, ConnectionLimits, Server
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.limits import ServerLimits
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
@@ -37,7 +35,7 @@ async def servers(tmp_path, limits, counts=None, *, number=1):
     found = []
     for _ in range(number):
         router = Router({"/t.T/Echo": Unary(lambda call, message: call.ok(message))})
-        server = Server(router, limits, connections=counts)
+        server = Server(router, limits, shared=counts)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         _, port = await server.start("127.0.0.1", 0, context)
@@ -62,16 +60,16 @@ async def echo(port):
 
 
 def test_handshakes_that_never_end_are_counted_and_given_up(tmp_path):
-    """Silent peers take the places there are, more are closed, and after a time others connect."""
+    """Silent peers are bounded, the oldest is closed for a new one, and after a time all are."""
 
     async def scene():
         limits = ServerLimits(connections_max=3, handshake_s=1.0, tick_s=0.05)
         async with servers(tmp_path, limits) as [(server, port)]:
             silent = [connect(port) for _ in range(3)]
             await eventually(lambda: server.counters.connections == 3)
-            with connect(port) as beyond:
-                assert await asyncio.to_thread(beyond.recv, 1) == b""
-            assert server.counters.connections_refused_total == 1
+            silent.append(connect(port))
+            assert await asyncio.to_thread(silent[0].recv, 1) == b""
+            assert server.counters.connections_cut_total == 1
             await eventually(lambda: server.counters.connections == 0)
             assert server.counters.connections_failed_total == 3
             assert await echo(port) == b"hello"
@@ -100,7 +98,7 @@ def test_one_address_has_its_share_of_all_ports(tmp_path):
     """Connections to two servers count together; one more takes the place of the oldest."""
 
     async def scene():
-        counts = ConnectionCounts(client_max=2)
+        counts = ConnectionLimits(client_max=2, connections_max=99)
         limits = ServerLimits(handshake_s=60.0)
         async with servers(tmp_path, limits, counts, number=2) as [(one, port), (two, other)]:
             first, second = connect(port), connect(other)
@@ -110,7 +108,7 @@ def test_one_address_has_its_share_of_all_ports(tmp_path):
             await eventually(lambda: two.counters.connections == 1)
             assert one.counters.connections == 0
             first.close()
-            assert (one.counters.connections_cut_total, counts.refusals) == (1, 0)
+            assert one.counters.connections_cut_total == 1
             second.close()
             await eventually(lambda: two.counters.connections == 0)
         assert len(counts) == 0
@@ -128,7 +126,7 @@ async def plain_server(limits, counts=None):
             "/t.T/Hold": Unary(lambda call, message: held.append(call)),
         }
     )
-    server = Server(router, limits, connections=counts)
+    server = Server(router, limits, shared=counts)
     _, port = await server.start("127.0.0.1", 0)
     try:
         yield server, port, held
@@ -154,7 +152,7 @@ def test_connections_that_never_call_lock_nobody_out(sources):
     """However many there are, of one address or of all: a client connects and stays connected."""
 
     async def scene():
-        counts = ConnectionCounts(client_max=6, connections_max=10)
+        counts = ConnectionLimits(client_max=6, connections_max=10)
         async with plain_server(ServerLimits(tick_s=0.05), counts) as (server, port, held):
             silent = [greeted(port, sources[number % len(sources)]) for number in range(40)]
             await eventually(lambda: server.counters.connections_total == 40)
@@ -166,7 +164,7 @@ def test_connections_that_never_call_lock_nobody_out(sources):
                 await eventually(lambda: server.counters.connections_total == 81)
                 held[0].ok(b"still here")
                 assert await waiting == b"still here"
-            assert counts.refusals == 0
+            assert server.counters.connections_refused_total == 0
             assert server.counters.connections <= 10
             for each in silent:
                 each.close()
@@ -179,9 +177,9 @@ def test_connections_that_are_in_use_are_not_evicted():
     """When every place has a call, or had one lately, the newcomer is refused."""
 
     async def scene():
-        counts = ConnectionCounts(client_max=6, connections_max=2)
+        counts = ConnectionLimits(client_max=6, connections_max=2)
         async with (
-            plain_server(ServerLimits(tick_s=0.05), counts) as (_, port, held),
+            plain_server(ServerLimits(tick_s=0.05), counts) as (server, port, held),
             channel_to(port) as one,
             channel_to(port) as two,
         ):
@@ -190,7 +188,7 @@ def test_connections_that_are_in_use_are_not_evicted():
             await eventually(lambda: len(held) == 1)
             with connect(port) as beyond:
                 assert await asyncio.to_thread(beyond.recv, 1) == b""
-            assert counts.refusals == 1
+            assert server.counters.connections_refused_total == 1
             held[0].ok(b"y")
             assert await waiting == b"y"
 
@@ -198,32 +196,32 @@ def test_connections_that_are_in_use_are_not_evicted():
 
 
 def test_the_longest_without_a_call_makes_way():
-    """Of connections that were used one goes when it had no call for a minute, by the clock."""
+    """Of connections that were used one is closed when it had no call for a minute, by the clock."""
 
     class Used:
-        is_used = True
+        peer, is_used = "192.0.2.1:1", True
 
         def __init__(self, idle_s):
             self._idle_s = idle_s
-            self.is_evicted = False
 
         def idle_s(self):
             return self._idle_s
 
-        def evict(self):
-            self.is_evicted = True
-            counts.closed("192.0.2.1:1", self)
+    class Evicting:
+        def __init__(self):
+            self.evicted = []
 
-    counts = ConnectionCounts(client_max=3)
+        def evict(self, connection):
+            self.evicted.append(connection)
+            counts.forget(connection)
+
+    counts, server = ConnectionLimits(client_max=3, connections_max=9), Evicting()
     found = [Used(idle_s) for idle_s in (0.0, IDLE_S + 1, IDLE_S - 1)]
-    assert all(counts.opened("192.0.2.1:1", each) for each in found)
-    newcomer = Used(0.0)
-    assert counts.opened("192.0.2.1:1", newcomer)
-    assert [each.is_evicted for each in found] == [False, True, False]
-    assert not counts.opened("192.0.2.1:1", Used(0.0))
-    for each in (found[0], found[2], newcomer):
-        counts.closed("192.0.2.1:1", each)
-    assert len(counts) == 0
+    assert all(counts.admit(each, server) for each in found)
+    assert counts.admit(Used(0.0), server)
+    assert server.evicted == [found[1]]
+    assert not counts.admit(Used(0.0), server)
+    assert len(counts) == 3
 
 
 def test_a_connection_without_an_accepted_call_is_closed_when_it_must_have_one():
@@ -265,28 +263,12 @@ def test_handshakes_under_way_do_not_hold_up_the_end(tmp_path):
 def test_answers_are_sent_at_once():
     """No accepted connection waits for an acknowledgement before it sends a small answer."""
 
-    async def main():
-        found = asyncio.Queue()
-
-        class Looking(asyncio.Protocol):
-            def connection_made(self, transport):
-                connection = transport.get_extra_info("socket")
-                found.put_nowait(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-                transport.close()
-
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        acceptor = Acceptor(
-            listener,
-            make=lambda _peer: Looking(),
-            failed=lambda _protocol: None,
-            ssl_context=None,
-            handshake_s=SECONDS_MAX,
-        )
-        try:
+    async def scene():
+        async with plain_server(ServerLimits()) as (server, port, _):
             with connect(port):
-                assert await asyncio.wait_for(found.get(), SECONDS_MAX)
-        finally:
-            acceptor.close()
+                await eventually(lambda: any(each.transport for each in server._connections))
+                [found] = server._connections
+                peer = found.transport.get_extra_info("socket")
+                assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
-    asyncio.run(main())
+    asyncio.run(scene())

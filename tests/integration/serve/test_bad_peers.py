@@ -10,8 +10,6 @@ import socket
 import grpc
 import pytest
 
-from frazil.config import load_settings
-from frazil.serve.broker import connection_counts
 from frazil.serve.h2 import frames as f
 from tests.integration.serve.rpc_world import serving
 
@@ -150,13 +148,3 @@ def test_idle_connections_lock_nobody_out(tmp_path):
             world.check_unharmed()
 
     asyncio.run(scene())
-
-
-def test_clients_cannot_take_the_places_of_administrators():
-    """The two ports count apart, and together stay within the limit."""
-    settings = load_settings(environment={}).serve
-    data, admin = connection_counts(settings)
-    taken = sum(data.opened(f"192.0.2.{number % 200}:1") for number in range(2_000))
-    assert 800 <= taken < settings.connections_max
-    left = sum(admin.opened(f"192.0.2.{number % 200}:1") for number in range(2_000))
-    assert taken + left == settings.connections_max

@@ -11,7 +11,7 @@ from frazil.cli.serve_lake import LakeNews
 from frazil.config import load_settings
 from frazil.errors import Unavailable
 from frazil.serve.auth import rpcs
-from frazil.serve.broker import connection_counts, server_limits
+from frazil.serve.broker import connection_limits, server_limits
 from frazil.serve.danube import services
 from frazil.serve.danube.routes import Services
 from frazil.serve.danube.topics import Topics
@@ -73,12 +73,20 @@ def test_limits_are_those_of_the_settings():
 def test_clients_and_administration_share_the_places_for_connections(places, admin):
     """Together they have as many as are set, and clients cannot take those of administration."""
     settings = load_settings(environment={}, overrides={"serve.connections_max": places})
-    clients, administration = connection_counts(settings.serve)
+    clients, administration = connection_limits(settings.serve)
 
-    def admitted(counts):
-        """Return how many are taken in, each from another address."""
-        peers = (f"10.0.{number >> 8}.{number & 255}:1" for number in range(places + 1))
-        return sum(map(counts.opened, peers))
+    class Used:
+        is_used = True
+
+        def __init__(self, number):
+            self.peer = f"10.0.{number >> 8}.{number & 255}:1"
+
+        def idle_s(self):
+            return 0.0
+
+    def admitted(limits):
+        """Return how many are admitted, each from another address and in use."""
+        return sum(limits.admit(Used(number), None) for number in range(places + 1))
 
     assert (admitted(clients), admitted(administration)) == (places - admin, admin)
 

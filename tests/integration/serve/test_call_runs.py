@@ -27,7 +27,6 @@ from frazil.serve.grpc.router import Router
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.limits import ServerLimits
-from tests.integration.serve.grpc_world import RawClient, serving
 from tests.integration.serve.test_publishing_turns import Picky
 from tests.unit.serve.h2.peer import REQUEST, Peer
 
@@ -293,20 +292,6 @@ def test_a_run_with_a_record_that_cannot_be_written(tmp_path):
 
     codes = [Code.OK, Code.PERMISSION_DENIED, Code.OK]
     assert serve(tmp_path, scene) == [(codes, [b"a", b"b"])] * 2
-
-
-def test_calls_that_wait_for_their_turn_are_answered():
-    """Their headers cost more than a turn may; the last of them needs no other input behind it."""
-    sids = range(1, 41, 2)
-    with serving(ServerLimits(turn_work_max=1)) as world, RawClient(world) as client:
-        client.send(*(client.call(sid, "/t.T/Run", b"%d" % sid, n=str(sid)) for sid in sids))
-        answers = {}
-        for kind, _, sid, payload in client.frames():
-            if kind == f.DATA:
-                answers[sid] = payload[5:]
-            if len(answers) == len(sids):
-                break
-    assert answers == {sid: b"%d" % sid for sid in sids}
 
 
 def test_acks_settle_and_are_refused_as_one_by_one(tmp_path):

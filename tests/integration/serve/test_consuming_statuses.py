@@ -433,7 +433,7 @@ def test_a_client_that_stops_reading_is_given_no_more(tmp_path):
 
 def shell_queued(world):
     """Return the bytes that wait to be sent, of each connection."""
-    return [shell.connection.sender.queued for shell in world.server._shells]
+    return [shell.connection.sender.queued for shell in world.server._connections]
 
 
 def test_a_stopped_client_leaves_grpc_no_error(tmp_path):

@@ -28,8 +28,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
 from frazil.serve.danube.routes import Services, data_routes
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Router, Unary
+from frazil.serve.grpc.router import Router, Unary, awaited
 from frazil.serve.grpc.server import Server
 from tests.servers.running import free_port
 

@@ -229,22 +229,6 @@ def test_publishing_is_stopped_everywhere_before_stats_say_so():
     assert ("publishing_resumed", True) in told
 
 
-def test_a_round_that_fails_as_a_whole_does_not_end_the_thread(tmp_path):
-    """Whatever a round raises outside its tasks, the next one is done all the same."""
-    with open_small(tmp_path, free_check_s=0.02) as db:
-        rounds = threading.Semaphore(0)
-
-        def broken():
-            rounds.release()
-            raise KeyError("bug")
-
-        db.upkeep.run_once = broken
-        for _ in range(3):
-            assert rounds.acquire(timeout=WAIT_S)
-        assert "KeyError" in db.stats()["upkeep"]["errors"]["round"]
-        del db.upkeep.run_once
-
-
 def test_topics_made_during_a_round_do_not_disturb_it():
     """Retention looks at a copy of the topics while others are created."""
     db = open_simulated()

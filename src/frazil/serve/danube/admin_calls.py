@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from frazil.errors import FrazilError
 from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.statuses import Refused, status_of
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Unary
+from frazil.serve.grpc.router import Unary, awaited
 
 if TYPE_CHECKING:
     from frazil.serve.danube.admin_acts import Acts

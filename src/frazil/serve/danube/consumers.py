@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from frazil.engine import Topic
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
-    from frazil.serve.grpc.calls import Call
-    from frazil.serve.grpc.runs import CallRun
+    from frazil.serve.grpc.calls import Call, CallRun
     from frazil.serve.h2.stream import Stream
     from frazil.subscribe import Deliveries, Subscription
 
@@ -173,7 +172,7 @@ class Consumers:
 
     def ack_all(self, run: CallRun) -> None:
         """Answer Acks that came together, as `ack` does each."""
-        find, places = self._deliveries.find, run.places
+        find, places = self._deliveries.find, run.streams
         subscription, topic_before, name_before = None, None, None
         part: AckedPart = (run, [], [], [])
         for at, message in enumerate(run.messages):

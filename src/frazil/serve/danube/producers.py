@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from frazil.serve.danube.schema_topics import Schemas
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
-    from frazil.serve.grpc.calls import Call
-    from frazil.serve.grpc.runs import CallRun
+    from frazil.serve.grpc.calls import Call, CallRun
 
 __all__ = ["Producers", "producer_id"]
 
@@ -158,7 +157,7 @@ class Producers:
 
     def send_all(self, run: CallRun) -> None:
         """Answer SendMessages that came together, as `send` does each."""
-        places, part, identity_before, read = run.places, None, None, self._envelopes.read
+        streams, part, identity_before, read = run.streams, None, None, self._envelopes.read
         for at, message in enumerate(run.messages):
             try:
                 reply, identity, record, envelope = read(message)
@@ -186,7 +185,7 @@ class Producers:
                 part = RunPart(run, part.runtime)
             part.size += size
             part.records.append(record)
-            part.places.append(places[at])
+            part.streams.append(streams[at])
             part.replies.append(reply)
         self._end_part(part, run, None)
 

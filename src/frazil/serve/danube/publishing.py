@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from frazil.log.codec import Entry
     from frazil.model import Ack
     from frazil.schema import Message
-    from frazil.serve.grpc.calls import Call
-    from frazil.serve.grpc.runs import CallRun
+    from frazil.serve.grpc.calls import Call, CallRun
     from frazil.serve.h2.stream import Stream
     from frazil.topic import TopicRuntime
 
@@ -61,7 +60,7 @@ class RunPart:
     """Records of one topic that came in a run of calls, checked, with their calls' answers."""
 
     __slots__ = (
-        *("bytes_max", "codec", "limits", "now_us", "places"),
+        *("bytes_max", "codec", "limits", "now_us", "streams"),
         *("records", "replies", "run", "runtime", "size"),
     )
 
@@ -71,7 +70,7 @@ class RunPart:
         self.codec: Codec = runtime.codec.messages
         self.limits = runtime.limits
         self.records: list[Message] = []
-        self.places: list[Stream] = []
+        self.streams: list[Stream] = []
         self.replies: list[bytes] = []
         self.size = 0
         self.bytes_max = min(PART_BYTES_MAX, runtime.settings.log.write_bytes_max)
@@ -115,7 +114,7 @@ class _Batch:
     def set_result(self, _ack: Ack) -> None:
         for answer in self.answers:
             if isinstance(answer, RunPart):
-                answer.run.ok_all(answer.places, answer.replies)
+                answer.run.ok_all(answer.streams, answer.replies)
             else:
                 answer[0].ok(answer[1])
 
@@ -127,7 +126,7 @@ class _Batch:
         status = status_of(error, PUBLISHING)
         for answer in self.answers:
             if isinstance(answer, RunPart):
-                answer.run.fail_all(answer.places, *status)
+                answer.run.fail_all(answer.streams, *status)
             else:
                 answer[0].fail(*status)
 
@@ -135,8 +134,8 @@ class _Batch:
         """Give the call of each record, and the answer to it."""
         for answer in self.answers:
             if isinstance(answer, RunPart):
-                for place, reply in zip(answer.places, answer.replies, strict=True):
-                    yield answer.run.call(place), reply
+                for stream, reply in zip(answer.streams, answer.replies, strict=True):
+                    yield answer.run.call(stream), reply
             else:
                 yield answer
 

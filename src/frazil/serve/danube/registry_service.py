@@ -14,8 +14,7 @@ from frazil.serve.danube.proto import danube_schema_pb2 as wire
 from frazil.serve.danube.services import RPCS
 from frazil.serve.danube.statuses import Refused, Status, status_of
 from frazil.serve.grpc.codec import Code
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Unary
+from frazil.serve.grpc.router import Unary, awaited
 
 if TYPE_CHECKING:
     from frazil.registry import Planned, Registered, Registry, Schema

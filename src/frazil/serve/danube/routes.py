@@ -16,8 +16,7 @@ from frazil.serve.danube.registry_service import registry_routes
 from frazil.serve.danube.schema_topics import Schemas
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
-from frazil.serve.grpc.coroutines import awaited
-from frazil.serve.grpc.router import Stream, Unary
+from frazil.serve.grpc.router import Stream, Unary, awaited
 from frazil.subscribe import Deliveries, SubscriptionSettings
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""Calls: what a handler holds, and what stands between a connection and the handlers."""
+"""Calls: the object that a handler answers through, and the dispatch of requests to handlers.
+
+Calls of one method that come in one read are handed to the handler as a run: a run saves each call
+its object, its way through the guard and its way back.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,27 @@ from typing import TYPE_CHECKING, Final, cast
 import attrs
 
 from frazil.serve.grpc.codec import CallFailed, Code, only_message, status_text
-from frazil.serve.grpc.runs import RUN_CALLS_MIN, CallRun
-from frazil.serve.h2.stream import Stream
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
-    from frazil.serve.grpc.router import CallHead, Guard, Router
-    from frazil.serve.grpc.runs import RunHandler
-    from frazil.serve.h2.hpack_cache import Head
+    from frazil.serve.grpc.router import CallHead, Guard, Router, RunHandler
+    from frazil.serve.h2.headers import Fields
     from frazil.serve.h2.sender import Sender
-    from frazil.serve.h2.validation import Fields
+    from frazil.serve.h2.stream import Stream
 
 
 GOES_AWAY: Final = "server is shutting down"
 TOO_SLOW: Final = "the request arrives too slowly"
 TOO_MANY_STREAMS: Final = "too many streams on this connection, open another one"
 _KEPT_BYTES_MAX: Final = 1024
-"""A request's message is kept with its stream up to this size."""
+"""A request's message is kept with its server stream up to this size."""
+_RUN_CALLS_MIN: Final = 2
 
 
 @attrs.define
 class Counters:
-    """What a server has done since it started; only ever grows (but `connections`)."""
+    """What a server has done since it started; all but `connections` only grow."""
 
     connections: int = 0
     connections_total: int = 0
@@ -48,31 +50,24 @@ class Counters:
 
 
 class Gathered:
-    """Stands in a stream's `call` for one that came with others and has no object of its own."""
+    """A stream's `call` that belongs to a run and has no object of its own."""
 
 
 GATHERED: Final = Gathered()
-
-
-class UnseenStream(Stream):
-    """Stands for one that was refused before it was opened: there is nothing to answer."""
-
-    closed = True
 
 
 class Call:
     """One call, from its request to its status. All methods belong to the event loop's thread.
 
     Answer once: what comes after the status, or after the client went away, is dropped.
-    `on_cancel` is called when nobody waits for the answer any more; `on_ready` when a `write` that
-    returned False may go on. Neither is called from inside one of the call's own methods.
+    `on_cancel` is called when the client gave the call up; `on_ready` when a `write` that returned
+    False may go on. Neither is called from inside one of the call's own methods.
     """
 
     deadline: float | None = None
     """When the client stops waiting, in seconds of the monotonic clock."""
     is_ended_here: bool = False
-    """Whether the server ended it in its handler's place; when `on_cancel` comes else, the client
-    is gone."""
+    """Whether the server ended it, not its handler; otherwise `on_cancel` means a client that is gone."""
     on_ready: Callable[[], None] | None = None
     on_cancel: Callable[[], None] | None = None
 
@@ -104,7 +99,7 @@ class Call:
 
     @property
     def connection(self) -> int:
-        """Return the number of the client's connection, which no other one ever has."""
+        """Return the number of the client's connection, unique for this server."""
         return self._calls.number
 
     @property
@@ -118,15 +113,15 @@ class Call:
         if not stream.closed and stream.code is None:
             calls = self._calls
             calls.counters.statuses[0] += 1
-            calls.sender.reply(stream, message)
-            self._let_go()
+            calls.sender.reply((stream,), (message,))
+            self._detach()
 
     def fail(self, code: Code, text: str) -> None:
         """End with a status, behind what was written before."""
         if self.is_open:
             self._calls.counters.statuses[code] += 1
             self._calls.sender.finish(self._stream, code, status_text(text))
-            self._let_go()
+            self._detach()
 
     def finish(self, code: Code = Code.OK, text: str = "") -> None:
         """End a stream with a status, behind what was written before."""
@@ -153,16 +148,51 @@ class Call:
         """
         return self._calls.sender.write(self._stream, framed)
 
-    def _let_go(self) -> None:
-        """Part from the stream, so that neither waits for the collector of cycles."""
+    def _detach(self) -> None:
+        """Break the reference cycle with the stream."""
         calls = self._calls
         self._stream.call = None
         if self.head.is_stream:
             calls.long_calls -= 1
-        if calls.held:
-            calls.held.pop(self._stream.sid, None)
         if self.deadline is not None:
             calls.timed.pop(self._stream.sid, None)
+
+
+class CallRun:
+    """Calls of one method, in the order they came. All methods belong to the loop's thread.
+
+    `messages[i]` came on `streams[i]`. Each call is answered once, by `ok_all`, by `fail_all`, or
+    `apart` by the handler of single calls; later answers, and those after the client went away,
+    are dropped.
+    """
+
+    __slots__ = ("_calls", "messages", "streams")
+
+    def __init__(self, calls: Calls, streams: list[Stream], messages: list[bytes]) -> None:
+        self._calls = calls
+        self.streams = streams
+        self.messages = messages
+
+    def apart(self, at: int) -> None:
+        """Let the handler of single calls have one of them."""
+        self._calls.handle(self.call(self.streams[at], self.messages[at]))
+
+    def call(self, stream: Stream, message: bytes = b"") -> Call:
+        """Return one of them as a call of its own."""
+        return self._calls.call_of(stream, message)
+
+    def ok_all(self, streams: list[Stream], replies: list[bytes]) -> None:
+        """Answer some of them, each with one message and the status OK."""
+        calls = self._calls
+        calls.counters.statuses[0] += calls.sender.reply(streams, replies)
+
+    def fail_all(self, streams: list[Stream], code: Code, text: str) -> None:
+        """End some of them with a status."""
+        calls, encoded = self._calls, status_text(text)
+        for stream in streams:
+            if not stream.closed and stream.code is None:
+                calls.counters.statuses[code] += 1
+                calls.sender.finish(stream, code, encoded)
 
 
 class Calls:
@@ -182,19 +212,15 @@ class Calls:
         self.number = number
         self.counters = counters
         self.sender: Sender
-        """Set by whoever makes the connection: each of the two knows the other."""
+        """Set when the connection is made: each of the two knows the other."""
         self.timed: dict[int, Call] = {}
         self.accepted = 0
-        """Calls that the guard let through."""
+        """Calls that the guard allowed."""
         self.long_calls = 0
-        """Streams of messages that are open."""
-        self.held: dict[int, Call] = {}
-        """Calls that wait for their refusal, by their streams."""
-        self.streams_held = 0
-        """Streams of messages that were asked for and held since this connection is to end."""
-        self._streams_spared = 0
+        """Open server streams."""
         self._long_calls_max = long_calls_max
-        self._is_ending = self._is_parting = False
+        self.is_ending = False
+        """The server stops: calls for new work are refused from now on."""
         self._router = router
         self._run_many: RunHandler | None = None
         self._run_streams: list[Stream] = []
@@ -208,7 +234,7 @@ class Calls:
         return self._router.large
 
     def admits(self, stream: Stream) -> bool:
-        """Refuse at once what will be refused anyway: nobody keeps a part of its request."""
+        """Refuse a request before it is complete if its headers are enough to refuse it."""
         head = cast("CallHead", stream.head.target)
         if head.handler is None:
             self.counters.calls_total += 1
@@ -241,18 +267,18 @@ class Calls:
             self._run_bodies.append(body)
             return
         if self._run_streams:
-            # What came before is handled before.
+            # Calls are handled in the order they came.
             self.end_run()
         self._begin(stream, head, body)
 
     def end_run(self) -> None:
-        """Handle the calls that were gathered; to be called behind every portion of input."""
+        """Handle the calls that were gathered; called after each portion of input."""
         streams, bodies = self._run_streams, self._run_bodies
         if not streams:
             return
         self._run_streams, self._run_bodies = [], []
         free = 0
-        if len(streams) >= RUN_CALLS_MIN and not self._is_ending:
+        if len(streams) >= _RUN_CALLS_MIN and not self.is_ending:
             router = self._router
             if router.guard is None:
                 free = len(streams)
@@ -265,7 +291,7 @@ class Calls:
 
     def _begin_run(self, streams: list[Stream], bodies: list[bytes]) -> None:
         self.counters.calls_total += len(streams)
-        places: list[Stream] = []
+        valid: list[Stream] = []
         messages: list[bytes] = []
         for stream, body in zip(streams, bodies, strict=True):
             try:
@@ -274,20 +300,20 @@ class Calls:
                 self.call_of(stream).fail(error.code, error.text)
                 continue
             if not stream.closed:
-                places.append(stream)
+                valid.append(stream)
                 messages.append(message)
-        self.accepted += len(places)
+        self.accepted += len(valid)
         many = self._run_many
         assert many is not None
         try:
-            many(CallRun(self, places, messages))
-        except Exception as error:  # noqa: BLE001 - as for a handler; whoever waits is told
-            for stream in places:
+            many(CallRun(self, valid, messages))
+        except Exception as error:  # noqa: BLE001 - as for a handler
+            for stream in valid:
                 if not stream.closed:
                     self.on_bug(self.call_of(stream), error)
 
     def _begin(self, stream: Stream, head: CallHead, body: bytes) -> None:
-        """Let the guard see a call that came alone, and then its handler."""
+        """Ask the guard about a single call, then its handler."""
         self.counters.calls_total += 1
         if head.handler is None or stream.head.problem is not None:
             self._refuse(stream, head)
@@ -300,16 +326,16 @@ class Calls:
             call.message = only_message(body)
             if head.timeout_s is not None:
                 self._expect(call, head.timeout_s)
-            if self._is_ending and head.is_fresh:
-                self._hold(call)
-            else:
-                if self._router.guard is not None:
-                    refusal = self._router.guard(call)
-                    if refusal is not None:
-                        call.fail(*refusal)
-                        return
-                self.accepted += 1
-                head.handler(call, call.message)
+            guard, refusal = self._router.guard, None
+            if self.is_ending and head.is_fresh:
+                refusal = Code.UNAVAILABLE, GOES_AWAY
+            elif guard is not None:
+                refusal = guard(call)
+            if refusal is not None:
+                call.fail(*refusal)
+                return
+            self.accepted += 1
+            head.handler(call, call.message)
         except CallFailed as error:
             call.fail(error.code, error.text)
         except Exception as error:  # noqa: BLE001 - a handler's bug is its call's status, no more
@@ -318,7 +344,7 @@ class Calls:
             self.timed[stream.sid] = call
 
     def handle(self, call: Call) -> None:
-        """Give a call that may be served to its handler."""
+        """Call the handler of a call that the guard allowed."""
         assert call.head.handler is not None
         try:
             call.head.handler(call, call.message)
@@ -328,7 +354,7 @@ class Calls:
             self.on_bug(call, error)
 
     def call_of(self, stream: Stream, message: bytes = b"") -> Call:
-        """Return the call of a stream; one that was gathered gets its own object now."""
+        """Return the call of a stream; a gathered one gets its own object now."""
         call = stream.call
         if not isinstance(call, Call):
             call = Call(self, stream, cast("CallHead", stream.head.target), message)
@@ -336,13 +362,11 @@ class Calls:
                 stream.call = call
         return call
 
-    def on_refused(self, head: Head) -> None:
+    def on_refused(self) -> None:
         self.counters.calls_total += 1
-        stream = UnseenStream(0, head, 0)
-        self._is_one_too_many(stream, cast("CallHead", head.target))
 
     def on_large(self, stream: Stream, bytes_max: int) -> None:
-        # Clients retry RESOURCE_EXHAUSTED, a send for ever; this one never fits.
+        # Clients retry RESOURCE_EXHAUSTED, a send forever; this one never fits.
         text = f"message too large, the maximum is {bytes_max} bytes"
         self._turn_away(stream, Code.OUT_OF_RANGE, text)
 
@@ -350,15 +374,9 @@ class Calls:
         self._turn_away(stream, Code.RESOURCE_EXHAUSTED, "too many unfinished requests")
 
     def refuse_late(self, streams: Iterable[Stream]) -> None:
-        """Refuse requests that arrive too slowly."""
+        """Refuse requests that did not become complete in time."""
         for stream in streams:
             self._turn_away(stream, Code.DEADLINE_EXCEEDED, TOO_SLOW)
-
-    def shed(self, streams: Iterable[Stream]) -> None:
-        """Refuse the requests that are still arriving: the server holds too many bytes of such."""
-        for stream in list(streams):
-            if not stream.ended:
-                self.on_excess(stream)
 
     def on_cancel(self, stream: Stream) -> None:
         call = stream.call
@@ -366,21 +384,19 @@ class Calls:
             stream.call = None
             if call.head.is_stream:
                 self.long_calls -= 1
-            if self.held:
-                self.held.pop(stream.sid, None)
             self.counters.cancelled_total += 1
-            self._tell(call, call.on_cancel)
+            self._notify(call, call.on_cancel)
         elif call is GATHERED:
             stream.call = None
-            # One with a status has its answer, which waited for a window.
+            # A stream with a status has its answer, which waited for a window.
             self.counters.cancelled_total += stream.code is None
 
     def on_ready(self, streams: Iterable[Stream]) -> None:
-        """Let handlers write on."""
+        """Ask handlers for more messages."""
         for stream in streams:
             call = stream.call
             if isinstance(call, Call) and call.is_open:
-                self._tell(call, call.on_ready)
+                self._notify(call, call.on_ready)
 
     def expire(self, now: float) -> None:
         """End the calls whose clients no longer wait."""
@@ -391,32 +407,15 @@ class Calls:
                 del self.timed[sid]
                 self._end(call, Code.DEADLINE_EXCEEDED, "deadline exceeded")
 
-    def hold_fresh(self, streams: int) -> None:
-        """Leave calls for fresh work without an answer from now on, until `part`.
-
-        The first `streams` of messages are refused at once: a client that waits for one, as
-        Danube's in Rust does, cannot ack meanwhile.
-        """
-        self._is_ending = True
-        self._streams_spared += streams
-
-    def part(self) -> None:
-        """Refuse what was held, all at once, and whatever comes of the kind from now on."""
-        self._is_ending = self._is_parting = True
-        held = list(self.held.values())
-        self.held.clear()
-        for call in held:
-            call.fail(Code.UNAVAILABLE, GOES_AWAY)
-
     def end_streams(self, streams: Iterable[Stream]) -> None:
-        """End the streams of messages: this server goes away."""
+        """End the server streams: this server goes away."""
         for stream in list(streams):
             call = stream.call
             if isinstance(call, Call) and call.head.is_stream:
                 self._end(call, Code.UNAVAILABLE, GOES_AWAY)
 
     def recheck(self, streams: Iterable[Stream], check: Guard) -> None:
-        """End the streams of messages that the guard no longer lets go on."""
+        """End the server streams that the guard no longer allows."""
         for stream in list(streams):
             call = stream.call
             if isinstance(call, Call) and call.head.is_stream and call.is_open:
@@ -425,7 +424,7 @@ class Calls:
                     self._end(call, *refusal)
 
     def end_all(self, streams: Iterable[Stream]) -> None:
-        """End whatever is open: the time to drain is over."""
+        """End all calls: the time to drain is over."""
         for stream in list(streams):
             call = stream.call
             if call is GATHERED and stream.code is None:
@@ -435,47 +434,19 @@ class Calls:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _is_one_too_many(self, stream: Stream, head: CallHead) -> bool:
-        """Have a call counted that no handler sees; return whether its client makes too many."""
-        guard = self._router.guard
-        if guard is None:
-            return False
-        call = Call(self, stream, attrs.evolve(head, path="", is_stream=False), b"")
-        try:
-            refusal = guard(call)
-        except Exception as error:  # noqa: BLE001 - as for a handler
-            self.on_bug(call, error)
-            return False
-        return refusal is not None and refusal[0] is Code.RESOURCE_EXHAUSTED
-
     def _turn_away(self, stream: Stream, code: Code, text: str) -> None:
-        """Answer a call whose request was not read to its end, or is not looked at."""
+        """Answer a call that no handler sees."""
         self.counters.calls_total += 1
-        self._is_one_too_many(stream, cast("CallHead", stream.head.target))
         self.counters.statuses[code] += 1
         self.sender.finish(stream, code, status_text(text))
 
     def _refuse(self, stream: Stream, head: CallHead) -> None:
-        if self._is_one_too_many(stream, head):
-            self.counters.statuses[Code.RESOURCE_EXHAUSTED] += 1
-            self.sender.finish(stream, Code.RESOURCE_EXHAUSTED, b"too many requests")
-        elif head.refusal is not None:
+        if head.refusal is not None:
             code, text = head.refusal
             self.counters.statuses[code] += 1
             self.sender.finish(stream, code, status_text(text))
         else:
             self.sender.plain(stream, head.plain_status)
-
-    def _hold(self, call: Call) -> None:
-        """Let a call wait for its refusal."""
-        if self._is_parting:
-            raise CallFailed(Code.UNAVAILABLE, GOES_AWAY)
-        if call.head.is_stream:
-            if self._streams_spared:
-                self._streams_spared -= 1
-                raise CallFailed(Code.UNAVAILABLE, GOES_AWAY)
-            self.streams_held += 1
-        self.held[call._stream.sid] = call  # noqa: SLF001 - a call is a part of this
 
     def _count_long(self) -> None:
         self.long_calls += 1
@@ -488,13 +459,13 @@ class Calls:
             raise CallFailed(Code.DEADLINE_EXCEEDED, "deadline exceeded")
 
     def _end(self, call: Call, code: Code, text: str) -> None:
-        """End a call in its handler's place, and tell the handler."""
+        """End a call and notify its handler."""
         if call.is_open:
             call.is_ended_here = True
             call.fail(code, text)
-            self._tell(call, call.on_cancel)
+            self._notify(call, call.on_cancel)
 
-    def _tell(self, call: Call, callback: Callable[[], None] | None) -> None:
+    def _notify(self, call: Call, callback: Callable[[], None] | None) -> None:
         if callback is None:
             return
         try:
@@ -505,7 +476,7 @@ class Calls:
             self.on_bug(call, error)
 
     def on_bug(self, call: Call, error: BaseException) -> None:
-        """Answer INTERNAL; the log gets the kind and the place, never the text (it may be data)."""
+        """Answer INTERNAL; log the error's type and line, never its text (it may be data)."""
         self.counters.handler_errors_total += 1
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from frazil.serve.h2.validation import Fields
+    from frazil.serve.h2.headers import Fields
 
 STATUS_TEXT_MAX: Final = 1_024
 """Characters of a status text; the rest is cut."""

@@ -1,32 +1,30 @@
-"""Who handles which call: paths and handlers, and what a request's headers mean for them."""
+"""Routing: from a path to its handler, and what a request's headers mean for the call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from frazil.serve.grpc.codec import CallFailed, Code, metadata, timeout_seconds
-from frazil.serve.grpc.runs import RunHandler
 
 if TYPE_CHECKING:
-    from frazil.serve.grpc.calls import Call
-    from frazil.serve.h2.validation import Fields
+    from frazil.serve.grpc.calls import Call, CallRun
+    from frazil.serve.h2.headers import Fields
 
 Handler = Callable[["Call", bytes], None]
 """Answers a call now or later through the call; what it raises becomes the call's status."""
+RunHandler = Callable[["CallRun"], None]
+"""Answers the calls of a run now or later; it raises nothing but bugs."""
 Guard = Callable[["Call"], "tuple[Code, str] | None"]
-"""Runs before every handler; what it returns is the call's status, and no handler runs.
-
-It is also told the calls that are refused without it, with an empty path, so that it can count
-them: RESOURCE_EXHAUSTED is then their status.
-"""
+"""Runs before every handler; what it returns is the call's status, and no handler runs."""
 Foresee = Guard
-"""Tells from the headers alone how the guard will refuse a call whose request still arrives."""
+"""Returns from the headers alone how the guard will refuse a request that is not complete yet."""
 FreeCalls = Callable[[str, int], int]
-"""Counts calls of a peer that the guard need not look at; returns how many of so many may pass."""
+"""Counts calls of a peer that need no guard; returns how many of that number may pass."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_BYTES: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -37,8 +35,8 @@ _CONTENT_TYPE: Final = b"application/grpc"
 class Unary:
     """One message in, one message out.
 
-    `many`, if there is one, gets calls that came together. A server that stops refuses those that
-    are `fresh` work.
+    `many`, if there is one, gets calls that came together. A server that stops refuses calls that
+    are `is_fresh`: new work.
     """
 
     handler: Handler
@@ -76,18 +74,13 @@ class CallHead:
     plain_status: int = 0
     refusal: tuple[Code, str] | None = None
     many: RunHandler | None = None
-    """None also where each call needs to be looked at, as one with a deadline does."""
+    """None also for calls that must be handled one by one, such as those with a deadline."""
     is_fresh: bool = False
-    """Whether it is refused by a server that stops."""
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether no handler is to be called."""
-        return self.handler is None
+    """A server that stops refuses it."""
 
 
 class Router:
-    """Paths with their handlers, and the guard in front of all of them."""
+    """The routes of a server, and the guard in front of them."""
 
     def __init__(
         self,
@@ -105,13 +98,12 @@ class Router:
         self.large = CallHead(
             "", None, refusal=(Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
         )
-        """What requests mean whose headers are larger than allowed."""
+        """The head of requests whose headers are larger than allowed."""
 
     def resolve(self, fields: Fields) -> CallHead:
-        """Return what a request's headers mean; whatever is wrong is part of it."""
+        """Return what a request's headers mean; errors in them become its refusal."""
         found = dict(fields)
         path = found[b":path"].decode("latin-1")
-        # Also of what is refused: it counts for whoever sends it.
         texts: Mapping[str, str] = _NOTHING
         try:
             texts, binaries = metadata(fields)
@@ -141,3 +133,45 @@ class Router:
 
 def _is_grpc(value: bytes) -> bool:
     return value.startswith(_CONTENT_TYPE) and value[len(_CONTENT_TYPE) :][:1] in {b"", b"+", b";"}
+
+
+# -- coroutines as handlers ----------------------------------------------------------------------
+
+_running: set[asyncio.Task[bytes]] = set()
+"""The loop itself keeps no reference to a task that waits."""
+
+
+def awaited(answer: Callable[[Call, bytes], Awaitable[bytes]]) -> Handler:
+    """Return a handler that answers with what a coroutine returns, or the status it raises.
+
+    The coroutine is cancelled when the client gives the call up.
+    """
+
+    async def run(call: Call, message: bytes) -> bytes:
+        return await answer(call, message)
+
+    def handler(call: Call, message: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(run(call, message))
+        _running.add(task)
+
+        def cancel() -> None:
+            task.cancel()
+
+        call.on_cancel = cancel
+        task.add_done_callback(lambda done: _settle(call, done))
+
+    return handler
+
+
+def _settle(call: Call, task: asyncio.Task[bytes]) -> None:
+    _running.discard(task)
+    if task.cancelled():
+        call.fail(Code.CANCELLED, "cancelled")
+        return
+    error = task.exception()
+    if error is None:
+        call.ok(task.result())
+    elif isinstance(error, CallFailed):
+        call.fail(error.code, error.text)
+    else:
+        call.break_off(error)

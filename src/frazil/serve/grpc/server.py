@@ -1,18 +1,20 @@
-"""The server: listens, keeps its connections within their limits, and ends in good order."""
+"""The gRPC server: accepts connections, keeps them within their limits, and ends in order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Final, Protocol
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
 from frazil.clock import SystemClock
-from frazil.serve.accepting import Acceptor
+from frazil.serve.auth.guard import client_of
 from frazil.serve.grpc.calls import Counters
-from frazil.serve.grpc.shell import Shell
+from frazil.serve.grpc.protocol import ClientConnection
 from frazil.serve.h2.limits import ServerLimits
-from frazil.telemetry import event
+from frazil.serve.listening import BACKLOG
+from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
     import ssl
@@ -21,29 +23,72 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
 
+__all__ = ["ConnectionLimits", "Server", "peer_text"]
 
-_LOOK_S: Final = 0.01
-"""How often a server that drains looks at its connections."""
+IDLE_S: Final = 60.0
+"""A connection without a call for so long may be closed for a new one."""
+_DRAIN_POLL_S: Final = 0.01
+_ACCEPT_PAUSE_S: Final = 0.5
+"""Without descriptors or memory, connections wait so long in the system's queue."""
+_TLS_SHUTDOWN_S: Final = 1.0
 
 
-class Connections(Protocol):
-    """Counts connections of more than one server."""
+class ConnectionLimits:
+    """How many connections there may be in all, and of one address; servers may share it.
 
-    def opened(self, peer: str, connection: Shell) -> bool:
-        """Count a connection of an address; False, and nothing counted, if there are too many.
+    At a limit the oldest idle connection is closed for the new one: first those on which no call
+    was ever accepted, then those without a call for a minute. With none of them the new one is
+    refused. It belongs to the event loop's thread.
+    """
 
-        Another one may be evicted for it.
-        """
+    def __init__(self, *, client_max: int, connections_max: int) -> None:
+        assert client_max > 0
+        self._client_max = client_max
+        self._connections_max = connections_max
+        self._open: dict[ClientConnection, tuple[str, Server]] = {}
+        """The oldest first."""
+        self._by_client: Counter[str] = Counter()
 
-    def closed(self, peer: str, connection: Shell) -> None:
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: ClientConnection, server: Server) -> bool:
+        """Count a connection; False, and nothing counted, if there are too many in use."""
+        client = client_of(connection.peer)
+        if self._by_client[client] >= self._client_max:
+            if not self._evict(client):
+                return False
+        elif len(self._open) >= self._connections_max and not self._evict(None):
+            return False
+        self._open[connection] = client, server
+        self._by_client[client] += 1
+        return True
+
+    def forget(self, connection: ClientConnection) -> None:
         """Take back a connection that was counted."""
+        client, _ = self._open.pop(connection)
+        self._by_client[client] -= 1
+        if not self._by_client[client]:
+            del self._by_client[client]
+
+    def _evict(self, client: str | None) -> bool:
+        """Close one idle connection, of an address if one is given."""
+        rivals = [each for each, (own, _) in self._open.items() if client in {None, own}]
+        idle = next((each for each in rivals if not each.is_used), None)
+        if idle is None:
+            longest = max(rivals, key=lambda each: each.idle_s(), default=None)
+            if longest is None or longest.idle_s() <= IDLE_S:
+                return False
+            idle = longest
+        self._open[idle][1].evict(idle)
+        return True
 
 
 class Server:
     """Serves a router's calls on one address.
 
     All methods belong to the event loop's thread; so do the answers of handlers. A server starts
-    once. `connections` counts those of other servers, too, and may refuse more of them.
+    once. `shared` counts the connections of several servers.
     """
 
     def __init__(
@@ -51,25 +96,33 @@ class Server:
         router: Router,
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
-        connections: Connections | None = None,
+        shared: ConnectionLimits | None = None,
     ) -> None:
         self.router = router
-        self.limits = ServerLimits() if limits is None else limits
+        self.limits = limits = ServerLimits() if limits is None else limits
         self.clock: Clock = SystemClock() if clock is None else clock
         self.counters = Counters()
-        self.buffer = memoryview(bytearray(self.limits.read_bytes_max))
+        self.buffer = memoryview(bytearray(limits.read_bytes_max))
+        """Where every connection reads to: a read is copied out of it before the next one."""
         self.unanswered = 0
-        self.unfinished = 0
+        """Bytes of requests of all connections that wait for their answers."""
         self.held = 0
+        """Bytes of incomplete requests and unread answers of all connections."""
+        self.streams = 0
+        """Calls under way on all connections."""
         self.crowd: Callable[[], None] = _nothing
-        self._connections = connections
-        self._shells: set[Shell] = set()
-        self._dirty: dict[Shell, None] = {}
+        """Called when several calls came at once: the loop then waits for none alone."""
+        most = limits.connections_max
+        own = ConnectionLimits(client_max=most, connections_max=most)
+        self._shared = own if shared is None else shared
+        self._connections: dict[ClientConnection, None] = {}
+        self._dirty: dict[ClientConnection, None] = {}
         self._is_flushing = False
         self._is_draining = False
-        self._gone: asyncio.Event | None = None
-        """Set when a server that drains has no connection any more."""
-        self._acceptor: Acceptor | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._arriving: dict[ClientConnection, tuple[socket.socket, asyncio.Task[None]]] = {}
+        """Connections whose handshake is under way."""
         self._ticker: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -81,63 +134,56 @@ class Server:
         Raises:
             OSError: The address cannot be had.
         """
-        listener = socket.create_server((host, port), family=_family(host))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
         return await self.start_on(listener, ssl_context)
 
     async def start_on(
         self, listener: socket.socket, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
-        """Listen on a socket that has its address already; it is the server's from now on."""
-        assert self._acceptor is None
+        """Listen on a socket that is bound already; the server owns it from now on."""
+        assert self._listener is None
         self._loop = asyncio.get_running_loop()
         self.crowd = getattr(self._loop, "crowd", self.crowd)
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
-        self._acceptor = Acceptor(
-            listener,
-            make=self._arrive,
-            failed=self._give_up,
-            ssl_context=ssl_context,
-            handshake_s=self.limits.handshake_s,
-        )
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        self._listener = listener
+        self._accepting = self._loop.create_task(self._accept(listener, ssl_context))
         self._tick()
         address = listener.getsockname()
         event("grpc_listening", host=address[0], port=address[1], tls=ssl_context is not None)
         return str(address[0]), int(address[1])
 
     def recheck(self, check: Guard) -> None:
-        """End the streams of messages that `check` no longer lets go on, with its status."""
-        for shell in tuple(self._shells):
-            shell.recheck(check)
+        """End the server streams that `check` no longer allows, with its status."""
+        for connection in tuple(self._connections):
+            connection.recheck(check)
 
     def expect_end(self) -> None:
-        """Prepare for `drain`: something else will end the streams of messages before it."""
-        for shell in tuple(self._shells):
-            shell.expect_end()
+        """Prepare for `drain`: refuse new work from now on."""
+        for connection in tuple(self._connections):
+            connection.expect_end()
 
     async def drain(self, deadline_s: float) -> bool:
         """Accept nothing more, let open calls end, close; return whether all ended by themselves.
 
-        Streams of messages end at once with UNAVAILABLE. Calls that are open after `deadline_s`
-        get the same. A connection closes when its client asks for nothing more.
+        Server streams end at once with UNAVAILABLE. Calls that are open after `deadline_s` get the
+        same. A connection closes when its client asks for nothing more.
         """
         self._is_draining = True
         self._stop_listening()
         now = self.clock.monotonic()
         deadline = now + deadline_s
-        for shell in tuple(self._shells):
-            shell.begin_drain(now)
-        self._gone = asyncio.Event()
-        while self._shells and now < deadline:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), min(_LOOK_S, deadline - now))
+        while self._connections and now < deadline:
+            for connection in tuple(self._connections):
+                connection.drain(now)
+            await asyncio.sleep(_DRAIN_POLL_S)
             now = self.clock.monotonic()
-            for shell in tuple(self._shells):
-                shell.go_on_draining(now)
-        left = len(self._shells)
-        for shell in tuple(self._shells):
-            shell.end_calls()
-            shell.close()
+        left = tuple(self._connections)
+        for connection in left:
+            connection.end_calls()
         if left:
             await asyncio.sleep(0)
         self.close()
@@ -149,93 +195,128 @@ class Server:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
-        for shell in tuple(self._shells):
-            shell.abort()
+        for connection in tuple(self._connections):
+            connection.abort()
 
     # -- what connections ask for ----------------------------------------------------------------
 
-    def forget(self, shell: Shell) -> None:
-        if shell not in self._shells:
-            return
-        self._shells.discard(shell)
-        self._dirty.pop(shell, None)
-        self.counters.connections = len(self._shells)
-        if self._connections is not None:
-            self._connections.closed(shell.peer, shell)
-        if not self._shells and self._gone is not None:
-            self._gone.set()
+    def forget(self, connection: ClientConnection) -> None:
+        """Take back a connection that is gone."""
+        if connection in self._connections:
+            del self._connections[connection]
+            self._dirty.pop(connection, None)
+            self.counters.connections = len(self._connections)
+            self._shared.forget(connection)
 
-    def dismiss(self, shell: Shell) -> None:
-        self.forget(shell)
-        if self._acceptor is not None:
-            self._acceptor.give_up(shell)
+    def evict(self, connection: ClientConnection) -> None:
+        """Close a connection, whether its handshake is over or not, in favour of another one."""
+        self.counters.connections_cut_total += 1
+        connection.abort()
+        self.forget(connection)
+        if connection in self._arriving:
+            # The handshake meets the end of the stream, and fails.
+            with contextlib.suppress(OSError):
+                self._arriving[connection][0].shutdown(socket.SHUT_RDWR)
 
-    def flush_soon(self, shell: Shell) -> None:
-        self._dirty[shell] = None
+    def cut_idle(self) -> None:
+        """Close connections that hold bytes, the longest silent first, until the cap is kept."""
+        while self.held > self.limits.held_bytes_server_max:
+            holders = [each for each in self._connections if each.held]
+            min(holders, key=lambda each: (each.heard, -each.held)).cut_off()
+
+    def flush_soon(self, connection: ClientConnection) -> None:
+        """Flush a connection at the end of this turn of the loop, once."""
+        self._dirty[connection] = None
         if not self._is_flushing:
             self._is_flushing = True
             self._loop.call_soon(self._flush)
 
-    def relieve(self) -> None:
-        while self.held > self.limits.held_bytes_server_max:
-            most = max(self._shells, key=lambda shell: shell.held)
-            assert most.held > 0
-            most.cut_off()
-
-    def relieve_arriving(self) -> None:
-        while self.unfinished > self.limits.unfinished_bytes_server_max:
-            most = max(self._shells, key=Shell.burden)
-            assert most.unfinished > 0
-            most.shed()
-
     # -- inside ----------------------------------------------------------------------------------
 
-    def _arrive(self, peer: str) -> Shell | None:
-        """Count a connection from its first packet on; None if there are too many."""
-        counters = self.counters
-        shell = Shell(self, peer=peer, number=counters.connections_total + 1)
-        if (
-            self._is_draining
-            or len(self._shells) >= self.limits.connections_max
-            or (self._connections is not None and not self._connections.opened(peer, shell))
-        ):
-            counters.connections_refused_total += 1
-            return None
-        counters.connections_total += 1
-        self._shells.add(shell)
-        counters.connections = len(self._shells)
-        return shell
+    async def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Accept connections, and count them before a handshake costs anything.
 
-    def _give_up(self, protocol: asyncio.BaseProtocol) -> None:
-        """Take note of a connection that never came to be: most often a handshake that failed."""
-        assert isinstance(protocol, Shell)
-        if protocol in self._shells:
-            self.counters.connections_failed_total += 1
-            self.forget(protocol)
+        The event loop's own listener announces a connection when its handshake is over: those that
+        never finish it would be bounded by nothing but time.
+        """
+        while True:
+            try:
+                accepted, address = await self._loop.sock_accept(listener)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                warn("accepting_paused", error=error.strerror, seconds=_ACCEPT_PAUSE_S)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            counters = self.counters
+            number = counters.connections_total + 1
+            connection = ClientConnection(self, peer=peer_text(address), number=number)
+            if not self._shared.admit(connection, self):
+                counters.connections_refused_total += 1
+                accepted.close()
+                continue
+            counters.connections_total = number
+            self._connections[connection] = None
+            counters.connections = len(self._connections)
+            with contextlib.suppress(OSError):
+                # Small answers are sent at once; the loop's own listener does the same.
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = self._loop.create_task(self._set_up(accepted, connection, context))
+            self._arriving[connection] = accepted, task
+
+    async def _set_up(
+        self, accepted: socket.socket, connection: ClientConnection, context: ssl.SSLContext | None
+    ) -> None:
+        is_made = False
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else self.limits.handshake_s,
+                ssl_shutdown_timeout=None if context is None else _TLS_SHUTDOWN_S,
+            )
+            is_made = True
+        except OSError:
+            # A peer that speaks no TLS, does not trust us, or is gone.
+            accepted.close()
+        finally:
+            del self._arriving[connection]
+            if not is_made and connection in self._connections:
+                self.counters.connections_failed_total += 1
+                self.forget(connection)
 
     def _flush(self) -> None:
         """Flush each connection that has something to send, once for all its answers."""
         self._is_flushing = False
-        dirty = list(self._dirty)
-        self._dirty.clear()
-        for shell in dirty:
-            shell.run_ready()
-            shell.flush()
+        dirty, self._dirty = self._dirty, {}
+        for connection in dirty:
+            connection.run_ready()
+            connection.flush()
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self.limits.tick_s, self._tick)
         now = self.clock.monotonic()
-        for shell in tuple(self._shells):
-            shell.tick(now)
+        for connection in tuple(self._connections):
+            connection.tick(now)
 
     def _stop_listening(self) -> None:
-        if self._acceptor is not None:
-            self._acceptor.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+            self._accepting = None
+        if self._listener is not None:
+            self._listener.close()
+        for _, task in self._arriving.values():
+            task.cancel()
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def peer_text(address: object) -> str:
+    """Return a peer's address as `host:port`."""
+    if isinstance(address, tuple) and len(address) >= 2:
+        host = str(address[0])
+        return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+    return "local"
 
 
 def _nothing() -> None:
-    """Tell a loop nothing that does not ask."""
+    """Ignore the notice on event loops that do not need it."""

@@ -1,5 +1,1 @@
-"""One server side HTTP/2 connection as a pure state machine: bytes in, calls and bytes out.
-
-`connection` receives, `sender` sends, `stream` knows which streams are open. Nothing here knows a
-socket, a clock or a thread.
-"""
+"""HTTP/2 without a socket, as far as a gRPC server needs it; `docs/internals/http2.md` has its limits."""

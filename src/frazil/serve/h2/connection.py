@@ -1,38 +1,123 @@
-"""What a connection receives: bytes in any portions, calls of the application out.
+"""One HTTP/2 connection, server side, without a socket: bytes in, calls of the application out.
 
-HEADERS that were seen before and a DATA frame that is all of a request go the short way in
-`receive`; every other frame goes through `reception`, with the same outcome.
+HEADERS in the cache and a DATA frame that is a whole request take the short way in `receive`; every
+other frame goes through `_frame`, with the same outcome (RFC 9113, sections 5 and 6). A rule broken
+by one stream resets it; a rule broken by the connection raises `ConnectionFailure`. The header
+block of every HEADERS frame is read, also of streams that are refused or closed: the peer's table
+and ours would get out of step otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+import attrs
 
 from frazil.serve.h2 import frames as f
-from frazil.serve.h2.reception import Application, Reception
-from frazil.serve.h2.stream import Stream
+from frazil.serve.h2.frames import ConnectionFailure, ErrorCode
+from frazil.serve.h2.headers import Fields, Head, HeaderReader, trailers_problem
+from frazil.serve.h2.sender import Sender
+from frazil.serve.h2.stream import Stream, StreamTable
 
 if TYPE_CHECKING:
     from frazil.serve.h2.limits import ServerLimits
 
-_DRAIN_PING: Final = b"frzdrain"
+
+_SMALL_BYTES: Final = 64
+"""A DATA frame with less that ends nothing costs more to read than it brings."""
+_SETTINGS_A_CONTROL: Final = 16
+_STREAMS_A_CONTROL: Final = 64
+_HEADER_BYTES_A_CONTROL: Final = 4_096
+"""So many items, or unpacked bytes of headers, in one frame count as one more control frame."""
 _ALIVE_PING: Final = b"frzalive"
 
 
-class Connection(Reception):
+class Application(Protocol):
+    """What a connection serves. No method may raise; all may answer through the sender."""
+
+    def resolve(self, fields: Fields) -> object:
+        """Return what a request's headers mean; the result is kept for equal headers."""
+
+    def refuse_large(self) -> object:
+        """Return what a request means whose headers are larger than allowed."""
+
+    def admits(self, stream: Stream) -> bool:
+        """Return whether to keep a request until it is complete; answer it if not.
+
+        Called once, with the first piece, for each request that comes in several.
+        """
+
+    def on_request(self, stream: Stream, body: bytes) -> None:
+        """Handle a complete request."""
+
+    def on_refused(self) -> None:
+        """Count a request that the connection has no room for."""
+
+    def on_large(self, stream: Stream, bytes_max: int) -> None:
+        """Answer a request that is larger than any may be."""
+
+    def on_excess(self, stream: Stream) -> None:
+        """Answer a request beyond the limit of incomplete ones."""
+
+    def on_cancel(self, stream: Stream) -> None:
+        """Forget a request that was cancelled; its stream is closed."""
+
+
+@attrs.define
+class PartialBlock:
+    """A header block whose CONTINUATION frames are still to come."""
+
+    sid: int
+    ends: bool
+    depends_on_itself: bool
+    data: bytearray
+    frames: int = 1
+
+
+class Connection:
     """One server side connection; feed it with `receive`, send what `sender.take` gives.
 
-    Not safe for threads: all calls belong to the thread of the event loop.
+    Not thread-safe: all calls belong to the event loop's thread.
     """
 
     def __init__(
         self, limits: ServerLimits, application: Application, on_dirty: Callable[[], None]
     ) -> None:
-        super().__init__(limits, application, on_dirty)
+        self.limits = limits
+        self.application = application
+        self.table = StreamTable(limits)
+        self.sender = Sender(limits, self.table, on_dirty)
+        self.headers = HeaderReader(limits, application.resolve, application.refuse_large)
+        self.credit = limits.connection_window
+        """Bytes of DATA that the peer may still send."""
+        self._credit_low = limits.connection_window // 2
+        self.short_bytes_max = min(f.FRAME_BYTES_DEFAULT, limits.message_bytes_max + 5)
+        self.is_over = False
+        self.is_refusing = False
+        """After the GOAWAY: streams that the peer opens from now on are not looked at."""
+        self.is_crowded = False
+        """The whole server has no room for another stream."""
+        self.failure = ""
         self._buffer = b""
         self._has_preface = False
-        self._has_left = False
+        self._has_settings = False
+        self._partial: PartialBlock | None = None
+        self._controls_paid = 0
+        self._updates_paid = 0
+        self._kinds = {
+            f.DATA: self._on_data,
+            f.HEADERS: self._on_headers,
+            f.PRIORITY: self._on_priority,
+            f.RST_STREAM: self._on_reset,
+            f.SETTINGS: self._on_settings,
+            f.PUSH_PROMISE: self._on_push,
+            f.PING: self._on_ping,
+            f.GOAWAY: self._on_goaway,
+            f.WINDOW_UPDATE: self._on_window_update,
+            f.CONTINUATION: self._on_continuation,
+        }
+        self.tick()
         self.sender.emit(
             f.settings(
                 {
@@ -48,24 +133,22 @@ class Connection(Reception):
         """Take bytes of the peer; return False when the connection is over (send, then close)."""
         if self.is_over:
             return False
-        # Whoever feeds the connection takes afterwards: no need to be told.
+        # The caller takes what is to be sent afterwards: no notice is needed.
         self.sender.is_dirty = True
-        buffer = self._buffer + data if self._buffer else data
+        if self._buffer:
+            data = self._buffer + data
+        position = 0
         try:
-            position = self._preface(buffer)
+            if not self._has_preface:
+                position = self._preface(data)
             if self._has_preface:
-                position = self._frames(buffer, position)
-        except f.ConnectionFailure as failure:
+                position = self._frames(data, position)
+        except ConnectionFailure as failure:
             self._buffer = b""
             self.fail(failure.code, failure.text)
             return False
-        self._buffer = buffer[position:]
+        self._buffer = data[position:]
         return not self.is_over
-
-    @property
-    def has_input(self) -> bool:
-        """Whether bytes wait for their turn: `receive` goes on with them, given nothing."""
-        return self._has_left and not self.is_over
 
     @property
     def is_greeted(self) -> bool:
@@ -73,14 +156,17 @@ class Connection(Reception):
         return self._has_settings
 
     def tick(self) -> None:
-        """Let the peer send as many frames of control again as are allowed in a tick."""
-        self.refill()
+        """Grant the control frames of one tick."""
+        self._resets_left = self.limits.resets_max
+        self._last_before = self.table.last
+        self._controls_left = self.limits.controls_max
+        self._updates_left = self.limits.window_updates_max
 
     def ping(self) -> None:
         """Ask the peer for a sign of life."""
         self.sender.emit(f.ping(_ALIVE_PING))
 
-    def fail(self, code: f.ErrorCode, text: str) -> None:
+    def fail(self, code: ErrorCode, text: str) -> None:
         """End the connection with a GOAWAY; all its calls are cancelled."""
         if not self.is_over:
             self.is_over = True
@@ -89,53 +175,47 @@ class Connection(Reception):
             self.cancel_all()
 
     def cancel_all(self) -> None:
-        """Cancel every open call: nobody is there for the answer."""
+        """Cancel every open call: the peer is gone."""
         self.is_over = True
         for stream in list(self.table.open.values()):
             self.sender.drop(stream)
             self.application.on_cancel(stream)
 
-    def begin_drain(self) -> None:
-        """Tell the peer that this connection will end; calls on their way are still taken."""
-        if not self.is_over and not self.is_draining:
-            self.is_draining = True
-            self.sender.emit(f.goaway(f.STREAM_LARGEST, f.ErrorCode.NO_ERROR, "shutting down"))
-            self.sender.emit(f.ping(_DRAIN_PING))
-
-    def finish_drain(self) -> None:
-        """Refuse what comes from now on: the peer has had the time of a round trip."""
-        if not self.is_over and self.is_draining and not self.is_refusing:
+    def go_away(self) -> None:
+        """Refuse new streams from now on; open calls go on."""
+        if not self.is_over and not self.is_refusing:
             self.is_refusing = True
-            self.sender.emit(f.goaway(max(self.table.last, 0), f.ErrorCode.NO_ERROR))
+            last = max(self.table.last, 0)
+            self.sender.emit(f.goaway(last, ErrorCode.NO_ERROR, "shutting down"))
 
-    def on_ping_answer(self, payload: bytes) -> None:
-        if payload == _DRAIN_PING:
-            self.finish_drain()
+    def has_room(self) -> bool:
+        """Return whether one more call may be taken."""
+        limits = self.limits
+        return (
+            len(self.table.open) < limits.streams_max
+            and self.table.header_bytes <= limits.open_header_bytes_max
+            and self.sender.queued <= limits.queued_bytes_max
+            and not self.is_crowded
+            and not self.is_refusing
+        )
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- the short way ---------------------------------------------------------------------------
 
     def _preface(self, buffer: bytes) -> int:
-        if self._has_preface:
-            return 0
         if buffer.startswith(f.PREFACE):
             self._has_preface = True
             return len(f.PREFACE)
         if not f.PREFACE.startswith(buffer):
-            raise f.ConnectionFailure(f.ErrorCode.PROTOCOL_ERROR, "this port speaks gRPC")
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "this port speaks gRPC")
         return 0
 
     def _frames(self, buffer: bytes, position: int) -> int:
-        """Handle all whole frames from `position` on; return where the first part of one begins.
-
-        It stops before, with `has_input`, when headers have cost as much as they may in a turn.
-        """
+        """Handle all whole frames from `position` on; return where an incomplete one begins."""
         unpack = f.HEAD.unpack_from
-        headers = self.headers
-        cache = headers.cache
-        headers.work = 0
-        self._has_left = False
+        cache = self.headers.cache
         table = self.table
         open_streams = table.open
+        window = self.limits.stream_window
         end = len(buffer)
         while end - position >= 9:
             high, low, kind, flags, sid = unpack(buffer, position)
@@ -143,14 +223,28 @@ class Connection(Reception):
             size = high << 8 | low
             stop = start + size
             if size > f.FRAME_BYTES_DEFAULT:
-                raise f.ConnectionFailure(f.ErrorCode.FRAME_SIZE_ERROR, "frame too large")
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "frame too large")
             if stop > end:
                 break
+            position = stop
             if kind == 0 and flags == 1:
                 stream = open_streams.get(sid)
-                if stream is not None and self._is_whole(stream, size):
-                    self._take_whole(stream, size, buffer[start:stop])
-                    position = stop
+                if (
+                    stream is not None
+                    and stream.body is None
+                    and not stream.ended
+                    and size <= self.short_bytes_max
+                    and size <= stream.credit
+                    and stream.head.content_length in {-1, size}
+                    and self._partial is None
+                ):
+                    self.credit -= size
+                    if self.credit < self._credit_low:
+                        self._grant()
+                    stream.ended = True
+                    stream.size = size
+                    table.unanswered += size
+                    self.application.on_request(stream, buffer[start:stop])
                     continue
             elif kind == 1 and flags == 4 and sid == table.last + 2:
                 head = cache.get(buffer[start:stop])
@@ -160,40 +254,344 @@ class Connection(Reception):
                     and sid <= f.STREAM_LARGEST
                     and head.problem is None
                     and self._partial is None
-                    and not self.is_refusing
                     and self.has_room()
                 ):
                     table.last = sid
                     stream = Stream(sid, head, self.sender.stream_window)
-                    stream.credit = self.limits.stream_window
+                    stream.credit = window
                     open_streams[sid] = stream
                     table.header_bytes += head.size
-                    table.arriving += head.cost
-                    position = stop
                     continue
-            self.frame(kind, flags, sid & 0x7FFFFFFF, buffer[start:stop])
-            position = stop
-            if headers.work > self.limits.turn_work_max:
-                self._has_left = position < end
-                break
+            self._frame(kind, flags, sid & 0x7FFFFFFF, buffer[start:stop])
         return position
 
-    def _is_whole(self, stream: Stream, size: int) -> bool:
-        """Return whether a last DATA frame is all of a request, and nothing is wrong with it."""
-        return (
-            stream.body is None
-            and not stream.ended
-            and size <= self.short_bytes_max
-            and size <= stream.credit
-            and stream.head.content_length in {-1, size}
-            and self._partial is None
-        )
+    def _frame(self, kind: int, flags: int, sid: int, payload: bytes) -> None:
+        """Handle one frame.
 
-    def _take_whole(self, stream: Stream, size: int, body: bytes) -> None:
-        self.spend(size)
-        stream.ended = True
-        stream.size = size
+        Raises:
+            ConnectionFailure: The connection cannot go on.
+        """
+        if not self._has_settings and (kind != f.SETTINGS or flags & f.ACK):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings must come first")
+        if self._partial is not None and kind != f.CONTINUATION:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
+        handler = self._kinds.get(kind)
+        if handler is None:
+            self._count_control()
+        else:
+            handler(flags, sid, payload)
+
+    def _spend(self, size: int) -> None:
+        """Count bytes of DATA, with padding."""
+        self.credit -= size
+        if self.credit < self._credit_low:
+            self._grant()
+
+    def _grant(self) -> None:
+        """Give the window back: half of it is used.
+
+        Raises:
+            ConnectionFailure: The peer sent more than it was allowed to.
+        """
+        if self.credit < 0:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
+        self.sender.emit(f.window_update(0, self.limits.connection_window - self.credit))
+        self.credit = self.limits.connection_window
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _on_headers(self, flags: int, sid: int, payload: bytes) -> None:
+        if not sid & 1:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "headers on a stream of the server")
+        block = f.unpad(payload) if flags & f.PADDED else payload
+        depends = False
+        if flags & f.PRIORITISED:
+            if len(block) < 5:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "headers without priority")
+            depends = _depends_on(block) == sid
+            block = block[5:]
+        ends = bool(flags & f.END_STREAM)
+        if flags & f.END_HEADERS:
+            self._on_block(sid, block, ends=ends, depends_on_itself=depends)
+        else:
+            self._partial = PartialBlock(sid, ends, depends, bytearray(block))
+
+    def _on_continuation(self, flags: int, sid: int, payload: bytes) -> None:
+        partial = self._partial
+        if partial is None or partial.sid != sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "continuation of nothing")
+        partial.data += payload
+        partial.frames += 1
+        limits = self.limits
+        most = max(limits.header_bytes_read_max, limits.header_bytes_max)
+        if len(partial.data) > most or partial.frames > limits.continuations_max:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        if flags & f.END_HEADERS:
+            self._partial = None
+            self._on_block(
+                sid,
+                bytes(partial.data),
+                ends=partial.ends,
+                depends_on_itself=partial.depends_on_itself,
+            )
+
+    def _on_block(self, sid: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+        head = self.headers.cache.get(block)
+        if head is None:
+            head = self.headers.read(block)
+            self._count_controls(head.size // _HEADER_BYTES_A_CONTROL)
         table = self.table
-        table.arriving -= stream.head.cost
-        table.unanswered += size
-        self.application.on_request(stream, body)
+        stream = table.open.get(sid)
+        if stream is not None:
+            self._on_trailers(stream, head, ends=ends)
+        elif sid > table.last:
+            table.advance(sid)
+            if depends_on_itself or head.problem is not None:
+                self._refuse(sid, ErrorCode.PROTOCOL_ERROR, ended=ends)
+            elif not self.has_room():
+                self.application.on_refused()
+                self._refuse(sid, ErrorCode.REFUSED_STREAM, ended=ends)
+            else:
+                self._open(sid, head, ended=ends)
+        elif not table.late(sid, ends=ends):
+            unused = table.was_left_out(sid)
+            code = ErrorCode.PROTOCOL_ERROR if unused else ErrorCode.STREAM_CLOSED
+            raise ConnectionFailure(code, "headers on a closed stream")
+
+    def _open(self, sid: int, head: Head, *, ended: bool) -> None:
+        stream = Stream(sid, head, self.sender.stream_window)
+        stream.credit = self.limits.stream_window
+        self.table.add(stream)
+        if ended:
+            self._end(stream)
+
+    def _on_trailers(self, stream: Stream, head: Head, *, ends: bool) -> None:
+        if stream.ended:
+            raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "headers after the end of a request")
+        if not ends or head.is_large or trailers_problem(head.fields) is not None:
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._end(stream)
+
+    def _on_data(self, flags: int, sid: int, payload: bytes) -> None:
+        if self.table.is_idle(sid):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "data on an idle stream")
+        self._spend(len(payload))
+        data = f.unpad(payload) if flags & f.PADDED else payload
+        ends = bool(flags & f.END_STREAM)
+        if len(data) < _SMALL_BYTES and not ends:
+            self._count_control()
+        stream = self.table.open.get(sid)
+        if stream is None:
+            if not self.table.late(sid, ends=ends):
+                raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "data on a closed stream")
+            return
+        if stream.ended:
+            raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "data after the end of a request")
+        stream.credit -= len(payload)
+        if stream.credit < 0:
+            self._reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        self._gather(stream, data, ends=ends)
+
+    def _gather(self, stream: Stream, data: bytes, *, ends: bool) -> None:
+        """Add to a request; end it, refuse it, or let the peer send more of it."""
+        limits = self.limits
+        body = stream.body
+        if body is None:
+            if not ends and not self.application.admits(stream):
+                return
+            body = stream.body = bytearray()
+        body += data
+        stream.size += len(data)
+        self.table.unfinished += len(data)
+        if ends:
+            self._end(stream)
+        elif -1 < stream.head.content_length < stream.size:
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+        elif stream.size > limits.message_bytes_max + 5:
+            self.application.on_large(stream, limits.message_bytes_max)
+        elif self.table.unfinished > limits.unfinished_bytes_max:
+            self.application.on_excess(stream)
+        elif stream.credit < limits.stream_window // 2:
+            self.sender.emit(f.window_update(stream.sid, limits.stream_window - stream.credit))
+            stream.credit = limits.stream_window
+
+    def _end(self, stream: Stream) -> None:
+        """Hand a complete request to the application."""
+        self.table.end(stream)
+        if stream.head.content_length not in {-1, stream.size}:
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        body = bytes(stream.body or b"")
+        stream.body = None
+        if len(body) > self.limits.message_bytes_max + 5:
+            self.application.on_large(stream, self.limits.message_bytes_max)
+        else:
+            self.application.on_request(stream, body)
+
+    def _refuse(self, sid: int, code: ErrorCode, *, ended: bool) -> None:
+        """Reset a stream that was never opened."""
+        self._count_reset()
+        self.sender.emit(f.reset(sid, code))
+        if not ended:
+            self.table.expect_late(sid)
+
+    def _reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Reset an open stream because of what the peer did."""
+        self._count_reset()
+        self.sender.emit(f.reset(stream.sid, code))
+        self.sender.drop(stream)
+        self.application.on_cancel(stream)
+
+    # -- control ---------------------------------------------------------------------------------
+
+    def _on_reset(self, _flags: int, sid: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "reset of another size")
+        if self.table.is_idle(sid):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "reset of an idle stream")
+        stream = self.table.open.get(sid)
+        if stream is None or sid > self._last_before:
+            self._count_reset()
+        if stream is None:
+            self.table.late(sid, ends=True)
+            return
+        # The reset ends it: no frame of it may follow.
+        if not stream.ended:
+            self.table.end(stream)
+        self.sender.drop(stream)
+        self.application.on_cancel(stream)
+
+    def _on_settings(self, flags: int, sid: int, payload: bytes) -> None:
+        if sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings on a stream")
+        self._count_control()
+        if flags & f.ACK:
+            if payload:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings in an answer")
+            return
+        if len(payload) % 6:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings cut short")
+        self._has_settings = True
+        window = self.sender.stream_window
+        for position, (name, value) in enumerate(f.settings_items(payload), 1):
+            if not position % _SETTINGS_A_CONTROL:
+                self._count_control()
+            if name == f.INITIAL_WINDOW_SIZE:
+                window = value
+            self._on_setting(name, value)
+        if window != self.sender.stream_window:
+            # Only the last one is applied: to change the windows of all streams is work.
+            self._count_controls(len(self.table.open) // _STREAMS_A_CONTROL)
+            self.sender.resize(window)
+        self.sender.emit(f.SETTINGS_ACK)
+
+    def _on_setting(self, name: int, value: int) -> None:
+        if name == f.HEADER_TABLE_SIZE:
+            self.sender.blocks.peer_table(value)
+        elif name == f.ENABLE_PUSH:
+            if value > 1:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "push is neither on nor off")
+        elif name == f.INITIAL_WINDOW_SIZE:
+            if value > f.WINDOW_LARGEST:
+                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+        elif name == f.MAX_FRAME_SIZE and not (
+            f.FRAME_BYTES_DEFAULT <= value <= f.FRAME_BYTES_LARGEST
+        ):
+            # A size in the range changes nothing: larger frames would make other streams wait.
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "frame size out of range")
+
+    def _on_ping(self, flags: int, sid: int, payload: bytes) -> None:
+        if sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "ping on a stream")
+        if len(payload) != 8:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "ping of another size")
+        self._count_control()
+        if not flags & f.ACK:
+            self.sender.emit(f.ping(payload, ack=True))
+
+    def _on_goaway(self, _flags: int, sid: int, payload: bytes) -> None:
+        if sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "goaway on a stream")
+        if len(payload) < 8:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "goaway cut short")
+        # The peer opens no more streams; those that are open are answered.
+        self._count_control()
+
+    def _on_window_update(self, _flags: int, sid: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "window update of another size")
+        if sid and self.table.is_idle(sid):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window of an idle stream")
+        self._count_update()
+        increment = int.from_bytes(payload) & 0x7FFFFFFF
+        if not sid:
+            if not increment:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window update of nothing")
+            self.sender.widen(increment)
+            return
+        stream = self.table.open.get(sid)
+        if stream is None:
+            return
+        if not increment:
+            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+        elif not self.sender.widen_stream(stream, increment):
+            self._reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
+
+    def _on_priority(self, _flags: int, sid: int, payload: bytes) -> None:
+        if not sid:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "priority of no stream")
+        self._count_control()
+        if len(payload) != 5:
+            self._reset_any(sid, ErrorCode.FRAME_SIZE_ERROR)
+        elif _depends_on(payload) == sid:
+            self._reset_any(sid, ErrorCode.PROTOCOL_ERROR)
+
+    def _reset_any(self, sid: int, code: ErrorCode) -> None:
+        stream = self.table.open.get(sid)
+        if stream is not None:
+            self._reset(stream, code)
+        else:
+            self._count_reset()
+            self.sender.emit(f.reset(sid, code))
+
+    @staticmethod
+    def _on_push(_flags: int, _sid: int, _payload: bytes) -> None:
+        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "clients do not push")
+
+    # -- floods ----------------------------------------------------------------------------------
+
+    # Clients answer data with pings (to measure the round trip) and window updates: when an allowance
+    # is used up, each DATA frame that was sent meanwhile grants one more.
+
+    def _count_control(self) -> None:
+        if not self._controls_left:
+            sent = self.sender.data_frames
+            self._controls_left = min(sent - self._controls_paid, self.limits.controls_max)
+            self._controls_paid = sent
+            if not self._controls_left:
+                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
+        self._controls_left -= 1
+
+    def _count_controls(self, count: int) -> None:
+        for _ in range(count):
+            self._count_control()
+
+    def _count_update(self) -> None:
+        if not self._updates_left:
+            sent = self.sender.data_frames
+            self._updates_left = min(sent - self._updates_paid, self.limits.window_updates_max)
+            self._updates_paid = sent
+            if not self._updates_left:
+                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many window updates")
+        self._updates_left -= 1
+
+    def _count_reset(self) -> None:
+        self._resets_left -= 1
+        if self._resets_left < 0:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many resets")
+
+
+def _depends_on(payload: bytes) -> int:
+    return int.from_bytes(payload[:4]) & 0x7FFFFFFF

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from frazil.serve.h2 import frames as f
-from frazil.serve.h2.costs import ANSWER_COST_BYTES
-from frazil.serve.h2.reply_blocks import ReplyBlocks
+from frazil.serve.h2.headers import ReplyBlocks
 
 if TYPE_CHECKING:
     from frazil.serve.h2.limits import ServerLimits
     from frazil.serve.h2.stream import Stream, StreamTable
 
-_SHORT_HEAD: Final = struct.Struct(">HBBBIHHBBBIBI")
-"""HEADERS of two bytes, the head of a DATA frame, the five bytes before a message."""
-_SHORT_TAIL: Final = struct.Struct(">HBBBIB")
 _PREFIX: Final = struct.Struct(">BI")
 _END_BOTH: Final = f.END_HEADERS | f.END_STREAM
 _WHOLE_SIZES: Final = 64
@@ -61,59 +57,19 @@ class Sender:
         """How many were sent."""
         self.queued = 0
         """Bytes of messages that wait."""
-        self.ending = 0
-        """What the streams cost whose answers are whole and wait, beside `queued`."""
         self._limits = limits
         self._table = table
         self._on_dirty = on_dirty
         self._out: list[bytes | memoryview] = []
         self._writable: OrderedDict[int, Stream] = OrderedDict()
-        self._waiting: dict[int, Stream] = {}
-        self._shrunk: dict[int, Stream] = {}
-        """Those of `_waiting` that may be ready: to look at all of them is work."""
-        self._low = 0
-        """All others of them have more queued than this."""
+        self._ready: list[Stream] = []
 
     # -- answers ---------------------------------------------------------------------------------
 
-    def reply(self, stream: Stream, message: bytes) -> None:
-        """Answer a whole request with one message and the good status, once."""
-        if stream.closed or stream.code is not None:
-            return
-        size = len(message) + 5
-        if size > self.frame_bytes or size > self.window or size > stream.window or stream.queued:
-            self.begin(stream)
-            self._put(stream, _PREFIX.pack(0, len(message)) + message)
-            self.finish(stream, 0)
-        elif self.blocks.are_short and not stream.begun:
-            self.window -= size
-            self.data_frames += 1
-            sid = stream.sid
-            out = self._out
-            out.append(
-                _SHORT_HEAD.pack(
-                    *(0, 2, f.HEADERS, f.END_HEADERS, sid, 0x88BF),
-                    *(size >> 8, size & 0xFF, f.DATA, 0, sid, 0, size - 5),
-                )
-            )
-            out.append(message)
-            out.append(_SHORT_TAIL.pack(0, 1, f.HEADERS, _END_BOTH, sid, 0xBE))
-            self._table.close(stream)
-            if not self.is_dirty:
-                self._mark_dirty()
-        else:
-            self.begin(stream)
-            self.window -= size
-            self.data_frames += 1
-            data = _PREFIX.pack(0, len(message)) + message
-            self.emit(f.frame(f.DATA, 0, stream.sid, data))
-            self._last(stream, self.blocks.good_end())
-
-    def reply_all(self, streams: list[Stream], messages: list[bytes]) -> int:
-        """Answer requests as `reply` does; return how many were waited for."""
+    def reply(self, streams: Sequence[Stream], messages: Sequence[bytes]) -> int:
+        """Answer complete requests, each with one message and OK; return how many were open."""
         out, table, is_short = self._out, self._table, self.blocks.are_short
-        begin, tail, end = _WHOLE_BEGIN, _WHOLE_TAIL, _WHOLE_END
-        answered = short = 0
+        answered = 0
         for stream, message in zip(streams, messages, strict=True):
             if stream.closed or stream.code is not None:
                 continue
@@ -128,24 +84,40 @@ class Sender:
                 or stream.begun
                 or not stream.ended
             ):
-                self.reply(stream, message)
+                self._reply_in_frames(stream, message)
                 is_short = self.blocks.are_short
                 continue
-            short += 1
+            self.data_frames += 1
             self.window -= size
             sid = stream.sid
             pack, data_head, prefix = _WHOLE[length]
-            # Few arguments: most of it is known before, and each costs as much as a small call.
-            out.append(pack(begin, sid, data_head, sid, prefix, message, tail, sid, end))
+            # Few arguments: most is known before, and each costs as much as a small call.
+            out.append(
+                pack(
+                    _WHOLE_BEGIN, sid, data_head, sid, prefix, message, _WHOLE_TAIL, sid, _WHOLE_END
+                )
+            )
             # As the table closes it; nothing of a body or a queue is left of such a stream.
             stream.closed = True
             del table.open[sid]
             table.header_bytes -= stream.head.size
             table.unanswered -= stream.size
-        self.data_frames += short
         if out and not self.is_dirty:
             self._mark_dirty()
         return answered
+
+    def _reply_in_frames(self, stream: Stream, message: bytes) -> None:
+        size = len(message) + 5
+        self.begin(stream)
+        data = _PREFIX.pack(0, len(message)) + message
+        if size > self.frame_bytes or size > self.window or size > stream.window or stream.queued:
+            self._put(stream, data)
+            self.finish(stream, 0)
+        else:
+            self.window -= size
+            self.data_frames += 1
+            self.emit(f.frame(f.DATA, 0, stream.sid, data))
+            self._last(stream, self.blocks.good_end())
 
     def begin(self, stream: Stream) -> None:
         """Send the answer's HEADERS, if that has not been done."""
@@ -161,13 +133,8 @@ class Sender:
             return False
         self.begin(stream)
         self._put(stream, messages)
-        allowed = self._allowance()
-        if stream.queued < allowed:
-            return True
-        self._waiting[stream.sid] = stream
-        # It is looked at again when it has shrunk, or when more is allowed than now.
-        self._low = min(self._low, allowed // 2)
-        return False
+        stream.is_stopped = stream.queued >= self._allowance()
+        return not stream.is_stopped
 
     def finish(self, stream: Stream, code: int, text: bytes = b"") -> None:
         """End the answer with a status, behind what is queued."""
@@ -181,8 +148,7 @@ class Sender:
         else:
             stream.code = code
             stream.text = text
-            self.ending += ANSWER_COST_BYTES + stream.head.cost
-            self._wait_no_more(stream)
+            stream.is_stopped = False
             self._writable[stream.sid] = stream
             self._mark_dirty()
 
@@ -195,10 +161,7 @@ class Sender:
         """Forget a stream that was reset: what is queued for it is never sent."""
         self.queued -= stream.queued
         stream.queued = 0
-        if stream.code is not None:
-            self.ending -= ANSWER_COST_BYTES + stream.head.cost
         self._writable.pop(stream.sid, None)
-        self._wait_no_more(stream)
         self._table.close(stream)
 
     # -- frames ----------------------------------------------------------------------------------
@@ -226,14 +189,18 @@ class Sender:
     @property
     def has_ready(self) -> bool:
         """Whether `ready` would return a stream."""
-        return bool(self._waiting) and bool(self._ready_now())
+        return bool(self._ready) and not self.is_paused
 
     def ready(self) -> list[Stream]:
-        """Return the streams that were told to wait and need not any longer, each once."""
-        found = self._ready_now() if self._waiting else []
-        for stream in found:
-            self._wait_no_more(stream)
-        return found
+        """Return the streams that were stopped and may write on, each once."""
+        if self.is_paused:
+            return []
+        found, self._ready = self._ready, []
+        return [
+            stream
+            for stream in found
+            if not stream.closed and not stream.is_stopped and stream.code is None
+        ]
 
     # -- windows ---------------------------------------------------------------------------------
 
@@ -288,20 +255,6 @@ class Sender:
             return min(limits.stream_queue_bytes, f.FRAME_BYTES_DEFAULT)
         return 1
 
-    def _ready_now(self) -> list[Stream]:
-        if self.is_paused:
-            return []
-        low = self._allowance() // 2
-        looked_at = self._waiting if low > self._low else self._shrunk
-        self._low = low
-        found = [stream for stream in looked_at.values() if stream.queued <= low]
-        self._shrunk = {stream.sid: stream for stream in found}
-        return found
-
-    def _wait_no_more(self, stream: Stream) -> None:
-        self._waiting.pop(stream.sid, None)
-        self._shrunk.pop(stream.sid, None)
-
     def _put(self, stream: Stream, data: bytes) -> None:
         stream.put(data)
         self.queued += len(data)
@@ -314,7 +267,6 @@ class Sender:
         if not stream.ended:
             self.emit(f.reset(stream.sid, f.ErrorCode.NO_ERROR))
         self._writable.pop(stream.sid, None)
-        self._wait_no_more(stream)
         self._table.close(stream)
 
     def _pump(self) -> None:
@@ -331,7 +283,6 @@ class Sender:
                 if stream.window > 0:
                     self._writable[stream.sid] = stream
             elif stream.code is not None:
-                self.ending -= ANSWER_COST_BYTES + stream.head.cost
                 self._last(stream, self.blocks.end(stream.code, stream.text))
 
     def _pump_stream(self, stream: Stream, limit: int) -> int:
@@ -347,6 +298,7 @@ class Sender:
             stream.window -= allowed
             sent += allowed
         self.queued -= sent
-        if sent and stream.sid in self._waiting:
-            self._shrunk[stream.sid] = stream
+        if stream.is_stopped and stream.queued <= self._allowance() // 2:
+            stream.is_stopped = False
+            self._ready.append(stream)
         return sent

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from frazil.serve.h2.costs import BODY_COST_BYTES
-
 if TYPE_CHECKING:
-    from frazil.serve.h2.hpack_cache import Head
+    from frazil.serve.h2.headers import Head
     from frazil.serve.h2.limits import ServerLimits
 
 SKIPS_MAX = 64
@@ -42,6 +40,8 @@ class Stream:
     code: int | None = None
     """The status to end with when the queue is empty."""
     text = b""
+    is_stopped = False
+    """A `write` returned False, and the application has not been asked for more since."""
 
     call: object = None
     """Whatever the application keeps with it."""
@@ -80,18 +80,16 @@ class Stream:
 
 
 class StreamTable:
-    """Which streams are open, and what is known of those that are not.
+    """The open streams, and what is known of closed ones.
 
     `last` is the highest stream of the peer. `unfinished` and `unanswered` are bytes of requests:
-    of those still arriving, and of those that wait for their answer. `arriving` is what the streams
-    cost whose requests still arrive. `header_bytes` is of all.
+    of incomplete ones, and of those that wait for their answer. `header_bytes` is of all.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
         self.open: dict[int, Stream] = {}
         self.last = -1
         self.unfinished = 0
-        self.arriving = 0
         self.unanswered = 0
         self.header_bytes = 0
         self._early: dict[int, None] = {}
@@ -99,7 +97,7 @@ class StreamTable:
         self._skips: deque[tuple[int, int]] = deque(maxlen=SKIPS_MAX)
 
     def advance(self, sid: int) -> None:
-        """Take note of a new stream of the peer; those below that it left out are closed."""
+        """Open a new stream number of the peer; skipped ones below it are closed."""
         if sid > self.last + 2:
             self._skips.append((self.last + 2, sid))
         self.last = sid
@@ -108,18 +106,11 @@ class StreamTable:
         """Remember a stream as open."""
         self.open[stream.sid] = stream
         self.header_bytes += stream.head.size
-        self.arriving += stream.head.cost
-
-    def begin_body(self, stream: Stream) -> bytearray:
-        """Keep what comes of a request until it is whole."""
-        self.arriving += BODY_COST_BYTES
-        stream.body = bytearray()
-        return stream.body
 
     def end(self, stream: Stream) -> None:
-        """Take note that the peer sends no more of a request."""
+        """Mark a request as complete."""
         stream.ended = True
-        self._arrive_no_more(stream)
+        self.unfinished -= stream.size
         self.unanswered += stream.size
 
     def was_left_out(self, sid: int) -> bool:
@@ -138,15 +129,9 @@ class StreamTable:
         if stream.ended:
             self.unanswered -= stream.size
         else:
-            self._arrive_no_more(stream)
+            self.unfinished -= stream.size
             self.expect_late(stream.sid)
         stream.body = stream.queue = None
-
-    def _arrive_no_more(self, stream: Stream) -> None:
-        self.unfinished -= stream.size
-        self.arriving -= stream.head.cost
-        if stream.body is not None:
-            self.arriving -= BODY_COST_BYTES
 
     def answer_begins(self, stream: Stream) -> None:
         """Stop counting a request that is being answered: a stream's may stay open for ever."""

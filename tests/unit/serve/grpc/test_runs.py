@@ -49,7 +49,7 @@ class Client(Peer):
         self.seen.append(("run", *run.messages))
         self.runs.append(run)
         if self.many is None:
-            run.ok_all(run.places, run.messages)
+            run.ok_all(run.streams, run.messages)
         else:
             self.many(run)
 
@@ -162,8 +162,8 @@ def test_a_call_that_is_reset_later_gets_no_answer():
     client.send(*asked(client, b"a", b"b", b"c"))
     client.send(f.reset(3, f.ErrorCode.CANCEL))
     (run,) = client.runs
-    run.ok_all(run.places[:2], run.messages[:2])
-    run.fail_all(run.places[1:], Code.UNAVAILABLE, "no")
+    run.ok_all(run.streams[:2], run.messages[:2])
+    run.fail_all(run.streams[1:], Code.UNAVAILABLE, "no")
     assert client.statuses(client.take()) == {1: Code.OK, 5: Code.UNAVAILABLE}
     assert client.counters.statuses[Code.OK] == client.counters.statuses[Code.UNAVAILABLE] == 1
     assert client.is_at_rest()
@@ -174,9 +174,9 @@ def test_a_call_is_answered_once():
     client = Client()
     client.send(*asked(client, b"a", b"b"))
     (run,) = client.runs
-    run.ok_all(run.places, run.messages)
-    run.fail_all(run.places, Code.UNAVAILABLE, "no")
-    run.call(run.places[0]).ok(b"again")
+    run.ok_all(run.streams, run.messages)
+    run.fail_all(run.streams, Code.UNAVAILABLE, "no")
+    run.call(run.streams[0]).ok(b"again")
     assert client.take() == []
     assert client.counters.statuses[0] == 2
     assert sum(client.counters.statuses) == 2
@@ -187,7 +187,7 @@ def test_one_of_a_run_can_be_handled_apart():
 
     def many(run):
         run.apart(1)
-        run.ok_all([run.places[0], run.places[2]], [b"", b""])
+        run.ok_all([run.streams[0], run.streams[2]], [b"", b""])
 
     client = Client(many)
     frames = client.send(*asked(client, b"a", b"b", b"c"))
@@ -201,7 +201,7 @@ def test_a_bug_is_internal_for_those_that_wait():
     """What was answered before it stays answered."""
 
     def many(run):
-        run.ok_all(run.places[:1], [b"x"])
+        run.ok_all(run.streams[:1], [b"x"])
         raise KeyError("bug")
 
     client = Client(many)
@@ -244,7 +244,7 @@ def test_calls_of_a_run_end_with_the_server():
     client.calls.end_all(client.connection.table.open.values())
     assert client.statuses(client.take()) == {1: Code.UNAVAILABLE, 3: Code.UNAVAILABLE}
     (run,) = client.runs
-    run.ok_all(run.places, run.messages)
+    run.ok_all(run.streams, run.messages)
     assert client.take() == []
     assert client.is_at_rest()
 
@@ -256,7 +256,7 @@ def test_calls_of_a_connection_that_is_gone_are_dropped():
     client.connection.cancel_all()
     assert client.counters.cancelled_total == 2
     (run,) = client.runs
-    run.ok_all(run.places, run.messages)
+    run.ok_all(run.streams, run.messages)
     assert client.counters.statuses[0] == 0
     assert client.is_at_rest()
 
@@ -285,19 +285,13 @@ def test_a_run_is_answered_with_the_bytes_of_single_calls(sizes, window, table):
     assert sent[0] == sent[1]
 
 
-def test_fresh_work_is_held_and_refused_when_the_connection_ends():
-    """Together or alone, no handler sees it; other calls are answered; one given up is forgotten."""
+def test_new_work_is_refused_when_the_server_ends():
+    """Together or alone, no handler sees it; other calls are answered."""
     client = Client(is_fresh=True)
-    client.calls.hold_fresh(0)
+    client.calls.is_ending = True
     run = [client.call(sid) for sid in range(1, 41, 2)]
     answers = client.answers(client.send(*run, client.call(41, b"x", OTHER), client.call(43)))
-    assert set(answers) == {41}
-    client.send(f.reset(3, f.ErrorCode.CANCEL))
-    assert len(client.calls.held) == 20
-    client.calls.part()
-    answers = client.answers(client.take())
     found = {sid: heads[-1]["grpc-status"] for sid, (heads, *_) in answers.items()}
-    assert found == dict.fromkeys([1, *range(5, 41, 2), 43], str(int(Code.UNAVAILABLE)))
-    late = client.answers(client.send(client.call(45)))[45][0][-1]
-    assert late["grpc-status"] == str(int(Code.UNAVAILABLE))
+    refused = dict.fromkeys([*range(1, 41, 2), 43], str(int(Code.UNAVAILABLE)))
+    assert found == {**refused, 41: "0"}
     assert client.seen == [("other", b"x")]

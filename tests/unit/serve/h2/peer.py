@@ -64,8 +64,8 @@ class Recorder:
         if self.answer is not None:
             self.answer(self.sender, stream, body)
 
-    def on_refused(self, head):
-        self.refused.append(head)
+    def on_refused(self):
+        self.refused.append(True)
 
     def on_large(self, stream, bytes_max):
         self.excess.append((stream.sid, f"larger than {bytes_max}"))
@@ -81,7 +81,7 @@ class Recorder:
 
 def echo(sender, stream, body):
     """Answer with what was asked."""
-    sender.reply(stream, body[5:])
+    sender.reply((stream,), (body[5:],))
 
 
 class Peer:

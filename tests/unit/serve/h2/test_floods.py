@@ -101,7 +101,7 @@ def test_tiny_windows_are_paid_for_by_what_they_let_through():
     """A peer that opens its window byte by byte gets its answer so, and then has to calm down."""
     peer = Peer(LIMITS, answer=None)
     peer.send(f.settings({f.INITIAL_WINDOW_SIZE: 0}), peer.call(1))
-    peer.sender.reply(peer.app.streams[1], bytes(1000))
+    peer.sender.reply([peer.app.streams[1]], [bytes(1000)])
     peer.take()
     sent = []
     while peer.alive:
@@ -174,34 +174,13 @@ def test_a_closed_connection_window_is_looked_at_once():
     assert peer.sender.queued == 0
 
 
-def test_costly_headers_take_turns():
-    """Blocks that are dear to read are read a few at a turn; all are answered in the end."""
-    peer = Peer(ServerLimits(turn_work_max=500))
-    calls = [peer.call(sid, b"x", [*REQUEST, ("n", str(sid))]) for sid in range(1, 201, 2)]
-    assert peer.connection.receive(b"".join(calls))
-    turns = 0
-    while peer.connection.has_input:
-        before = len(peer.app.requests)
-        assert peer.connection.receive(b"")
-        assert 1 <= len(peer.app.requests) - before <= 12
-        turns += 1
-    assert turns >= 8
-    assert [sid for sid, _ in peer.app.requests] == list(range(1, 201, 2))
-
-
-def test_bytes_that_wait_for_their_turn_keep_their_order():
-    """What arrives meanwhile is behind them; half a frame at the end is no reason to go on."""
-    limits = ServerLimits(turn_work_max=1)
-    peer = Peer(limits)
-    data = b"".join(peer.call(sid, b"x", [*REQUEST, ("n", str(sid))]) for sid in (1, 3, 5))
-    for start in range(0, len(data), 50):
-        peer.connection.receive(data[start : start + 50])
-    while peer.connection.has_input:
-        peer.connection.receive(b"")
-    assert [sid for sid, _ in peer.app.requests] == [1, 3, 5]
-    peer.connection.receive(peer.headers(7, [*REQUEST, ("n", "7")]) + b"\0\0")
-    peer.connection.receive(b"")
-    assert not peer.connection.has_input
+def test_headers_of_many_fields_are_a_flood():
+    """A few bytes that unpack to kilobytes of headers count by what they unpack to."""
+    peer = Peer(LIMITS)
+    costly = [*REQUEST, *(("n", "x" * 30) for _ in range(100))]
+    peer.send(peer.headers(1, costly))
+    frames = peer.send(*(peer.headers(sid, [*costly, ("o", str(sid))]) for sid in range(3, 203, 2)))
+    assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_giving_up_all_streams_at_once_is_no_flood():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hpack import Decoder
 
-from frazil.serve.h2.reply_blocks import SHORT_HEAD, SHORT_TAIL, ReplyBlocks, integer, literal
+from frazil.serve.h2.headers import SHORT_HEAD, SHORT_TAIL, ReplyBlocks, integer, literal
 
 BEGIN = [(":status", "200"), ("content-type", "application/grpc")]
 

@@ -53,21 +53,6 @@ def test_a_request_in_pieces_is_admitted_once():
     assert peer.app.parted == [3]
 
 
-def test_all_data_that_came_is_counted():
-    """On both ways, with padding and without, over many grants of the window."""
-    limits = ServerLimits(stream_window=4_000, connection_window=70_000)
-    peer = Peer(limits)
-    came = 0
-    for sid in range(1, 200, 4):
-        whole, piece = bytes(3_000), f.frame(f.DATA, f.PADDED, sid + 2, b"\x09" + bytes(1_000))
-        peer.send(peer.headers(sid), f.frame(f.DATA, f.END_STREAM, sid, whole))
-        peer.send(peer.headers(sid + 2), piece, f.frame(f.DATA, f.END_STREAM, sid + 2, b"x"))
-        came += 3_000 + 1_001 + 1
-        assert peer.connection.data_bytes == came
-    assert came > 2 * limits.connection_window
-    assert len(peer.app.requests) == 100
-
-
 def test_padding_is_counted_and_left_out():
     """Padding uses the windows in full and is no part of the request."""
     peer = Peer()
@@ -243,7 +228,7 @@ def test_unanswered_bytes_are_counted_until_the_answer():
     peer.send(peer.call(1, bytes(95)), peer.call(3, bytes(95)), peer.call(5, bytes(95)))
     table = peer.connection.table
     assert table.unanswered == 300
-    peer.sender.reply(peer.app.streams[1], b"")
+    peer.sender.reply([peer.app.streams[1]], [b""])
     assert table.unanswered == 200
     peer.sender.finish(peer.app.streams[3], 5, b"no")
     assert table.unanswered == 100
@@ -271,7 +256,7 @@ def test_an_answer_to_a_reset_call_is_dropped():
     peer = Peer(answer=None)
     peer.send(peer.call(1), f.reset(1, 8))
     stream = peer.app.streams[1]
-    peer.sender.reply(stream, b"late")
+    peer.sender.reply([stream], [b"late"])
     peer.sender.finish(stream, 13, b"late")
     assert not peer.sender.write(stream, b"late")
     assert peer.take() == []
@@ -283,7 +268,7 @@ def test_a_second_answer_is_dropped():
     peer.send(f.settings({f.INITIAL_WINDOW_SIZE: 3}), peer.call(1))
     stream = peer.app.streams[1]
     for _ in range(2):
-        peer.sender.reply(stream, b"abc")
+        peer.sender.reply([stream], [b"abc"])
         peer.sender.finish(stream, 13, b"late")
     frames = peer.take() + peer.send(f.window_update(1, 1000))
     lists, data, ended = peer.answers(frames)[1]
@@ -298,7 +283,7 @@ def test_answers_later_ask_for_one_flush():
     peer.send(*(peer.call(sid) for sid in range(1, 201, 2)))
     before = peer.dirtied
     for stream in peer.app.streams.values():
-        peer.sender.reply(stream, b"ok")
+        peer.sender.reply([stream], [b"ok"])
     assert peer.dirtied == before + 1
     assert len(peer.answers(peer.take())) == 100
 

@@ -30,7 +30,7 @@ def test_a_large_answer_is_cut_into_frames():
     """Frames are no larger than the peer takes, and the bytes are the same."""
     peer, [stream] = opened(WIDE)
     message = bytes(range(256)) * 200
-    peer.sender.reply(stream, message)
+    peer.sender.reply([stream], [message])
     frames = peer.take()
     assert max(data_sizes(frames)) == 16_384
     lists, data, ended = peer.answers(frames)[1]
@@ -42,7 +42,7 @@ def test_a_large_answer_is_cut_into_frames():
 def test_an_answer_waits_for_the_streams_window():
     """Nothing goes beyond the window; an update lets exactly its bytes through."""
     peer, [stream] = opened(f.settings({f.INITIAL_WINDOW_SIZE: 7}))
-    peer.sender.reply(stream, b"0123456789")
+    peer.sender.reply([stream], [b"0123456789"])
     frames = peer.take()
     assert data_sizes(frames) == [7]
     assert data_sizes(peer.send(f.window_update(1, 3))) == [3]
@@ -55,7 +55,7 @@ def test_an_answer_waits_for_the_connections_window():
     """Streams share the connection's window, and all go on when it opens."""
     peer, streams = opened(f.settings({f.INITIAL_WINDOW_SIZE: 1 << 20}), sids=(1, 3))
     for stream in streams:
-        peer.sender.reply(stream, bytes(60_000))
+        peer.sender.reply([stream], [bytes(60_000)])
     frames = peer.take()
     assert sum(data_sizes(frames) + data_sizes(frames, 3)) == 65_535
     frames += peer.send(f.window_update(0, 1 << 20))
@@ -203,7 +203,7 @@ def test_calls_are_refused_while_large_answers_are_not_read():
         sids=(1, 3, 5),
     )
     for stream in streams:
-        peer.sender.reply(stream, bytes(20_000))
+        peer.sender.reply([stream], [bytes(20_000)])
     assert resets(peer.send(peer.call(7))) == {7: ErrorCode.REFUSED_STREAM}
     opening = (f.window_update(sid, 30_000) for sid in (1, 3, 5))
     peer.send(f.window_update(0, 1 << 20), *opening)
@@ -282,11 +282,11 @@ def test_a_small_answer_waits_for_the_connections_window_too():
     peer, [first, second, third] = opened(
         f.settings({f.INITIAL_WINDOW_SIZE: 1 << 20}), sids=(1, 3, 5)
     )
-    peer.sender.reply(first, b"")
-    peer.sender.reply(second, bytes(65_525))
+    peer.sender.reply([first], [b""])
+    peer.sender.reply([second], [bytes(65_525)])
     peer.take()
     assert peer.sender.window == 0
-    peer.sender.reply(third, b"abc")
+    peer.sender.reply([third], [b"abc"])
     assert data_sizes(peer.take(), 5) == []
     assert data_sizes(peer.send(f.window_update(0, 100)), 5) == [8]
 
@@ -325,17 +325,19 @@ STEPS = st.tuples(
 
 @given(st.lists(STEPS, max_size=120))
 def test_every_stream_that_may_write_on_is_found(steps):
-    """Whatever shrinks, grows, ends or pauses in between, none that waits is overlooked."""
+    """Whatever shrinks, grows, ends or pauses in between: each stopped stream with an empty queue is
+    asked for more, once.
+    """
     limits = ServerLimits(
         stream_queue_bytes=1_000, connection_queue_bytes=2_000, queued_bytes_max=8_000
     )
     peer = Peer(limits, answer=None)
     peer.send(f.settings({f.INITIAL_WINDOW_SIZE: 0}), *(peer.call(sid) for sid in range(1, 16, 2)))
-    sender, streams, waiting = peer.sender, peer.app.streams, set()
-    for kind, place, size in steps:
-        stream = streams[2 * place + 1]
-        if kind == "write" and not stream.closed and not sender.write(stream, bytes(size)):
-            waiting.add(stream)
+    sender, streams, stopped = peer.sender, peer.app.streams, set()
+    for kind, number, size in steps:
+        stream = streams[2 * number + 1]
+        if kind == "write" and not stream.closed:
+            (stopped.discard if sender.write(stream, bytes(size)) else stopped.add)(stream)
         elif kind == "window":
             peer.send(f.window_update(stream.sid, size))
         elif kind == "window of all":
@@ -344,26 +346,9 @@ def test_every_stream_that_may_write_on_is_found(steps):
             peer.send(f.reset(stream.sid, 8))
         elif kind == "pause":
             sender.is_paused = not sender.is_paused
-        elif kind == "ready":
-            low = sender._allowance() // 2
-            due = {each for each in waiting if not each.closed and each.queued <= low}
-            expected = set() if sender.is_paused else due
-            assert sender.has_ready == bool(expected)
-            assert set(sender.ready()) == expected
-            waiting -= expected
-
-
-def test_a_stream_that_waited_for_the_others_is_found_when_they_are_gone():
-    """It had little queued when nobody was allowed more; then the one that held most is reset."""
-    limits = ServerLimits(
-        stream_queue_bytes=1_000, connection_queue_bytes=2_000, queued_bytes_max=8_000
-    )
-    closed = f.settings({f.INITIAL_WINDOW_SIZE: 0})
-    peer, [first, most, little] = opened(closed, limits=limits, sids=(1, 3, 5))
-    assert not peer.sender.write(first, bytes(1_000))
-    assert not peer.sender.has_ready
-    assert not peer.sender.write(most, bytes(4_000))
-    assert not peer.sender.write(little, bytes(10))
-    peer.send(f.reset(3, 8))
-    assert peer.sender.has_ready
-    assert peer.sender.ready() == [little]
+        elif kind == "ready" and not sender.is_paused:
+            found = sender.ready()
+            assert len(found) == len(set(found))
+            assert not any(each.closed or each.is_stopped for each in found)
+            assert {each for each in stopped if not each.closed and not each.queued} <= set(found)
+            stopped -= set(found)

@@ -6,8 +6,8 @@ import pytest
 
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.frames import ErrorCode
+from frazil.serve.h2.headers import literal
 from frazil.serve.h2.limits import ServerLimits
-from frazil.serve.h2.reply_blocks import literal
 from tests.unit.serve.h2.peer import REQUEST, Peer, goaway_code, prefixed, resets
 
 DATA_END = f.frame(f.DATA, f.END_STREAM, 1, prefixed(b"x"))
@@ -176,7 +176,7 @@ def test_a_broken_rule_of_a_stream_ends_that_stream_alone(name):
 
 def test_frames_behind_the_end_of_a_request_end_the_connection():
     """A peer that ended its request says nothing more of it, answered or not."""
-    for answer in (None, lambda sender, stream, body: sender.reply(stream, b"")):
+    for answer in (None, lambda sender, stream, body: sender.reply([stream], [b""])):
         for late in (DATA_END, f.frame(f.HEADERS, BOTH, 1, TRAILER)):
             peer = Peer(answer=answer)
             peer.send(peer.headers(1), DATA_END)
@@ -226,8 +226,7 @@ def test_frames_of_a_stream_that_we_ended_early_are_ignored_until_its_end():
 def test_headers_of_refused_streams_change_the_table():
     """A refused call's header block is read, so that the next call's block means the same."""
     peer = Peer()
-    peer.connection.begin_drain()
-    peer.connection.finish_drain()
+    peer.connection.go_away()
     fields = [*REQUEST, ("x-new", "1")]
     assert resets(peer.send(peer.headers(1, fields))) == {1: ErrorCode.REFUSED_STREAM}
     assert peer.send(f.frame(f.DATA, f.END_STREAM, 1, b"x")) == []
@@ -241,7 +240,7 @@ def test_one_stream_too_many_is_refused():
     peer = Peer(ServerLimits(streams_max=2), answer=None)
     peer.send(peer.call(1), peer.call(3))
     assert resets(peer.send(peer.call(5))) == {5: ErrorCode.REFUSED_STREAM}
-    peer.sender.reply(peer.app.streams[1], b"")
+    peer.sender.reply([peer.app.streams[1]], [b""])
     assert resets(peer.send(peer.call(7))) == {}
     assert [sid for sid, _ in peer.app.requests] == [1, 3, 7]
 
@@ -252,7 +251,7 @@ def test_the_end_of_the_connection_cancels_its_calls():
     peer.send(peer.call(1), peer.call(3))
     assert goaway_code(peer.send(f.frame(f.DATA, 0, 0, b""))) == ErrorCode.PROTOCOL_ERROR
     assert peer.app.cancelled == [1, 3]
-    peer.sender.reply(peer.app.streams[1], b"late")
+    peer.sender.reply([peer.app.streams[1]], [b"late"])
     assert peer.take() == []
     assert peer.connection.table.unanswered == 0
 
@@ -262,21 +261,18 @@ def test_a_goaway_of_the_peer_leaves_its_calls_alone():
     peer = Peer(answer=None)
     peer.send(peer.call(1), f.goaway(0, 0))
     assert peer.alive
-    peer.sender.reply(peer.app.streams[1], b"a")
+    peer.sender.reply([peer.app.streams[1]], [b"a"])
     assert peer.answers(peer.take())[1][1] == prefixed(b"a")
 
 
-def test_draining_takes_two_steps():
-    """First a warning that refuses nothing, then, when the peer has seen it, the last number."""
-    peer = Peer()
+def test_new_streams_are_refused_after_the_goaway():
+    """It names the last stream that is answered; open calls go on."""
+    peer = Peer(answer=None)
     peer.send(peer.call(1))
-    peer.connection.begin_drain()
-    warning = peer.take()
-    assert warning[0][3][:8] == f.STREAM_LARGEST.to_bytes(4) + bytes(4)
-    ping = next(payload for kind, _, _, payload in warning if kind == f.PING)
-    assert resets(peer.send(peer.call(3))) == {}
-    final = peer.send(f.ping(ping, ack=True))
-    assert final[-1][3][:8] == (3).to_bytes(4) + bytes(4)
-    assert resets(peer.send(peer.call(5))) == {5: ErrorCode.REFUSED_STREAM}
-    assert [sid for sid, _ in peer.app.requests] == [1, 3]
+    peer.connection.go_away()
+    (kind, _, _, payload) = peer.take()[-1]
+    assert (kind, payload[:8]) == (f.GOAWAY, (1).to_bytes(4) + bytes(4))
+    assert resets(peer.send(peer.call(3))) == {3: ErrorCode.REFUSED_STREAM}
+    peer.sender.reply([peer.app.streams[1]], [b"late"])
+    assert 1 in peer.answers(peer.take())
     assert peer.alive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.serve.h2.validation import request_problem, trailers_problem
+from frazil.serve.h2.headers import request_problem, trailers_problem
 
 GOOD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"))
 

@@ -6,11 +6,9 @@ import pytest
 from hpack import Encoder
 from hpack.hpack import encode_integer
 
-from frazil.serve.h2.costs import HEADERS_COST_TIMES, REQUEST_COST_BYTES
 from frazil.serve.h2.frames import ConnectionFailure, ErrorCode
-from frazil.serve.h2.hpack_cache import HeaderReader
+from frazil.serve.h2.headers import HeaderReader, literal
 from frazil.serve.h2.limits import ServerLimits
-from frazil.serve.h2.reply_blocks import literal
 
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), ("x", "1")]
 
@@ -33,19 +31,6 @@ def test_a_block_that_changes_nothing_is_read_once():
     assert headers.read(block).target == again.target
     assert again.fields == first.fields
     assert len(made) == 2
-
-
-def test_headers_that_are_remembered_cost_a_stream_nothing():
-    """They cost the stream they came with; those that follow have the same ones."""
-    headers, _ = reader()
-    encoder = Encoder()
-    first = headers.read(encoder.encode(REQUEST))
-    block = encoder.encode(REQUEST)
-    again, known = headers.read(block), headers.read(block)
-    own = HEADERS_COST_TIMES * first.size
-    assert first.cost == again.cost == REQUEST_COST_BYTES + own
-    assert known.cost == REQUEST_COST_BYTES
-    assert (known.fields, known.size) == (again.fields, again.size)
 
 
 def test_an_insertion_by_another_block_empties_the_cache():
