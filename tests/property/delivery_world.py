@@ -311,7 +311,7 @@ class World:
         self.tell("   to", client.consumer_id, offset, attempt)
         self.check_payload(record)
         assert offset not in self.settled, f"{offset} was delivered after its durable ack"
-        assert offset < self.feed.head, f"{offset} went out before its publisher had the answer"
+        assert offset < self.state.visible, f"{offset} went out before it was durable"
         assert attempt <= self.attempts.get(offset, 1), f"{offset}: attempt is not durable"
         assert attempt <= 1 + self.policy.max_redelivery_count, f"{offset} came too often"
         if self.kind in SINGLE and not self.seen[offset]:

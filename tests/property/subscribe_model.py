@@ -102,7 +102,7 @@ class Specification:
         same = [each for each in self.members if member.name == each.name]
         place = self.members.index(same[0]) if same else len(self.members)
         for other in same:
-            self.detach(other.id, now, lost=False)
+            self.detach(other.id, now)
         self.members.insert(place, member)
         if same:
             # Keys stay with a name, but for those that its new filters do not match.
@@ -110,7 +110,7 @@ class Specification:
             self.owners.update({key: member for key in mine if member.accepts(key)})
         self.turns = {}
 
-    def detach(self, consumer_id, now, *, lost):
+    def detach(self, consumer_id, now):
         (member,) = [each for each in self.members if each.id == consumer_id]
         self.members.remove(member)
         self.changed = now
@@ -124,8 +124,7 @@ class Specification:
         for offset in had:
             del self.hands[offset]
             self.returned.add(offset)
-            is_judged = lost and offset == had[0] and self.policy.poison is Poison.DEAD_LETTER
-            self.fail(offset, now, judged=is_judged)
+            self.fail(offset, now, judged=False)
 
     def fail(self, offset, due, *, judged=True):
         attempt = self.attempts.get(offset, 1)

@@ -141,10 +141,9 @@ class World:
         if not self.spec.members:
             return
         member = self.random.choice(self.spec.members)
-        lost = self.random.random() < 0.7
-        self.tell("detach", member.id, "lost" if lost else "left")
-        self.dispatch.detach(member.id, now_ms=self.now, is_lost=lost)
-        self.spec.detach(member.id, self.now, lost=lost)
+        self.tell("detach", member.id)
+        self.dispatch.detach(member.id, now_ms=self.now)
+        self.spec.detach(member.id, self.now)
 
     def want(self, member, messages, size_bytes):
         self.tell("want", member.id, messages, size_bytes)

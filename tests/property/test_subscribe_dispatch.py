@@ -18,7 +18,6 @@ from frazil.subscribe import (
     FifoDispatcher,
     KeyOwners,
     KeySharedDispatcher,
-    Poison,
     State,
 )
 from tests.property.subscribe_world import command, failure
@@ -248,32 +247,15 @@ def one_attempt_too_many(patch):
 
 def lost_records_forgotten(patch):
     """What a lost consumer had is not delivered again."""
-    patch.setattr(Dispatch, "_lose", lambda self, member, now_ms, *, is_lost: None)
+    patch.setattr(Dispatch, "_lose", lambda self, member, now_ms: None)
 
 
-def ended_streams_condemn_every_record(patch):
-    """A record that its consumer had after others is a dead letter because the client went."""
-    lose = Dispatch._lose
-
-    def wrong(self, member, now_ms, *, is_lost):
-        mine = [e for e in self._records.values() if e.member is member and e.settling is None]
-        mine = sorted((e for e in mine if e.sent_ms >= 0), key=lambda each: -each.offset)
-        if is_lost and mine and mine[0].state is State.IN_FLIGHT:
-            changes = self._fail([mine[0]], Cause.LOST, now_ms, suspect=mine[0])
-            self._actions += changes
-        lose(self, member, now_ms, is_lost=False)
-
-    patch.setattr(Dispatch, "_lose", wrong)
-
-
-def ended_streams_drop_records(patch):
-    """A record is dropped because its consumer's client went."""
+def ended_streams_fail_records_for_good(patch):
+    """A record is dropped, blocked or a dead letter because its consumer's client went."""
     fail = Dispatch._fail
 
     def wrong(self, records, cause, now_ms, **rest):
-        is_drop = self._policy.poison is Poison.DROP
-        cause = Cause.TIMEOUT if cause is Cause.LOST and is_drop else cause
-        rest.pop("suspect", None) if cause is Cause.TIMEOUT else None
+        cause = Cause.TIMEOUT if cause is Cause.LOST else cause
         return fail(self, records, cause, now_ms, **rest)
 
     patch.setattr(Dispatch, "_fail", wrong)
@@ -405,8 +387,7 @@ PLANTED = (
     delay_is_ignored,
     one_attempt_too_many,
     lost_records_forgotten,
-    ended_streams_condemn_every_record,
-    ended_streams_drop_records,
+    ended_streams_fail_records_for_good,
     time_that_was_given_is_forgotten,
     unseen_records_count,
     oldest_not_first,

@@ -138,7 +138,7 @@ class Dispatch:
             raise Conflict("the exclusive subscription has another consumer", consumer=name)
         for other in list(self._members.values()):
             if consumer_id == other.consumer_id and name != other.name:
-                self.detach(other.consumer_id, now_ms=now_ms, is_lost=False)
+                self.detach(other.consumer_id, now_ms=now_ms)
                 self._actions.append(Notice(NoticeKind.DISPLACED, other.consumer_id))
         old = next((each for each in self._members.values() if each.name == name), None)
         member = Member(consumer_id, name, key_filter(filters))
@@ -148,15 +148,14 @@ class Dispatch:
             del self._members[old.consumer_id]
             old.is_attached = False
             self._schedule.replace(old, member, now_ms)
-            self._lose(old, now_ms, is_lost=False)
+            self._lose(old, now_ms)
             self._actions.append(Notice(NoticeKind.DISPLACED, old.consumer_id))
         self._members[consumer_id] = member
 
-    def detach(self, consumer_id: int, *, now_ms: int, is_lost: bool = True) -> None:
+    def detach(self, consumer_id: int, *, now_ms: int) -> None:
         """Remove a consumer; its unacked records are delivered again at once.
 
-        `is_lost` says that its client is gone, with or without a word: that counts as a failed
-        delivery of its oldest record. An unknown consumer makes no difference.
+        An unknown consumer makes no difference.
         """
         member = self._members.pop(consumer_id, None)
         if member is None:
@@ -164,12 +163,12 @@ class Dispatch:
         member.is_attached = False
         was_active = self._schedule.active is member
         self._schedule.leave(member, now_ms)
-        self._lose(member, now_ms, is_lost=is_lost)
+        self._lose(member, now_ms)
         active = self._schedule.active
         if was_active and active is not None:
             self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
 
-    def _lose(self, member: Member, now_ms: int, *, is_lost: bool) -> None:
+    def _lose(self, member: Member, now_ms: int) -> None:
         """Take back the records of a consumer that left."""
         lost = [
             record
@@ -183,8 +182,7 @@ class Dispatch:
                 self._make_ready(record)
         sent = [record for record in lost if record.state is IN_FLIGHT]
         if sent:
-            suspect = sent[0] if is_lost else None
-            self._actions += self._fail(sent, Cause.LOST, now_ms, suspect=suspect)
+            self._actions += self._fail(sent, Cause.LOST, now_ms)
 
     def keep_keys(self, before: Dispatch) -> None:
         """Take the owners of keys from the dispatch that this one replaces after a reset."""
@@ -439,12 +437,10 @@ class Dispatch:
         *,
         asked_ms: int = 0,
         reason: str = "",
-        suspect: DeliveryRecord | None = None,
     ) -> list[Change]:
         """Count deliveries, ascending, as failed; return the changes to journal before the next.
 
-        A consumer that leaves fails no record for good, but for a `suspect` under dead letter:
-        otherwise the last attempt is repeated.
+        A consumer that leaves fails no record for good: the last attempt is repeated.
         """
         policy, attempts_max = self._policy, self._policy.attempts_max
         counted, dropped = Change(cause), Change(Cause.DROP)
@@ -452,10 +448,8 @@ class Dispatch:
         for record in records:
             is_last = record.attempt >= attempts_max
             if is_last and cause is Cause.LOST:
-                is_judged = record is suspect and policy.poison is Poison.DEAD_LETTER
-                if not is_judged:
-                    self._make_ready(record)
-                    continue
+                self._make_ready(record)
+                continue
             record.reason = reason
             if is_last and policy.poison is Poison.DROP:
                 record.state, record.cause, record.settling = State.OWED, Cause.DROP, dropped

@@ -43,6 +43,7 @@ LIVE_BYTES: Final = 256 << 10
 """How much is read and decoded at once on the loop."""
 LIVE_RECORDS_MAX: Final = 2048
 """A subscription that is further behind the head lags: it is read for in a worker thread."""
+NOTHING_WANTED: Final = -(1 << 62)
 HANDED_OVER_MAX: Final = 1024
 """How many frames wait for the loop at most; later ones are read from the log."""
 
@@ -170,7 +171,7 @@ class TopicFeed:
         self._is_closed = False
         self._written: deque[tuple[int, int, Sequence[Any]]] = deque()
         """Frames of the journal's thread: first offset, time, records."""
-        self._wanted = -1
+        self._wanted = NOTHING_WANTED
         """The highest offset that a subscription asked for."""
         # Before the look at what is there: nothing that comes in between may stay unnoticed.
         runtime.state.followers += (self,)

@@ -58,8 +58,8 @@ class FailurePolicy:
 
     A delivery fails by a nack, when no ack comes within `ack_timeout_ms` (0: it may take for
     ever), or when the consumer's stream ends. A record is delivered `1 + max_redelivery_count`
-    times; when the last of them failed, `poison` says what happens. The end of a stream is no
-    reason to drop a record or to block: its last delivery is repeated then.
+    times; when the last of them failed, `poison` says what happens. The end of a stream never is
+    the last failure: the last delivery is repeated then.
     """
 
     max_redelivery_count: int = 5

@@ -711,7 +711,7 @@ async def detach(parts: Sequence[Part]) -> None:
     """End the part that consumers take; what they have not acked goes to others."""
     for part in parts:
         if part.subscription is not None:
-            part.subscription.detach(part, is_lost=False)
+            part.subscription.detach(part)
 
 
 def let_go(subscribing: Subscribing, parts: Sequence[Part]) -> None:
@@ -719,6 +719,6 @@ def let_go(subscribing: Subscribing, parts: Sequence[Part]) -> None:
     try:
         for part in parts:
             if part.subscription is not None:
-                subscribing.give(partial(part.subscription.detach, part, is_lost=False))
+                subscribing.give(part.subscription.detach, part)
     except Closed:
         return

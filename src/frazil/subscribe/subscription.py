@@ -241,18 +241,15 @@ class Subscription:
             each.consumer.displaced()
         self._schedule()
 
-    def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:
-        """Remove a consumer, if it is attached; its unacked records go to others.
-
-        `is_lost` says that its client is gone, not that the broker ended the stream.
-        """
+    def detach(self, consumer: Consumer) -> None:
+        """Remove a consumer, if it is attached; its unacked records go to others."""
         found = self._find(consumer)
         if found is None:
             return
         self._give_up_unseen(found)
         del self._attached[consumer.consumer_id]
         found.outbox.clear()
-        self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms(), is_lost=is_lost)
+        self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms())
         self._warned.pop(NoticeKind.SKIPPED.value, None)
         self._schedule()
 
@@ -393,7 +390,6 @@ class Subscription:
         error: FrazilError | None,
     ) -> None:
         """Apply the journal's answer to a change, then answer its calls."""
-        self._under_way -= 1
         if error is None:
             self._dispatch.confirmed(change, now_ms=self._now_ms())
             if self._has_keepers:
@@ -409,12 +405,16 @@ class Subscription:
             answer(given, error)
         if self._repeats:
             self._answer_repeats()
+        self._write_ended()
+        self._schedule()
+
+    def _write_ended(self) -> None:
+        self._under_way -= 1
         if not self._under_way:
             quiet, self._quiet = self._quiet, []
             for each in quiet:
                 if not each.done():
                     each.set_result(None)
-        self._schedule()
 
     def _answer_repeats(self) -> None:
         waiting, self._repeats = self._repeats, []

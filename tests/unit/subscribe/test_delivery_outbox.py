@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from frazil.subscribe.record import Record
 
 from frazil.errors import Unavailable
+from frazil.subscribe.feed import Record
 from frazil.subscribe.outbox import Outbox
 
 

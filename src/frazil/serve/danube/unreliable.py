@@ -251,7 +251,7 @@ class UnreliableSubscription:
             self._timer.cancel()
             self._timer = None
 
-    def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:  # noqa: ARG002
+    def detach(self, consumer: Consumer) -> None:
         """Remove a consumer, if it still takes part."""
         if self._streams.get(consumer.consumer_id) is consumer:
             del self._streams[consumer.consumer_id]
