@@ -581,6 +581,9 @@ class Dispatch:
                 self._unread -= 1
             elif record.state is READY:
                 self._arrange(record, now_ms)
+            elif record.state is State.DEAD:
+                # Its dead letter may have been published while the ack was under way.
+                self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
             elif record.state is HELD and self._is_by_key:
                 self._schedule.again(record)
             elif record.state is IN_FLIGHT:
