@@ -22,6 +22,7 @@ from frazil.model import OffsetRange
 from frazil.schema import Message, message_batch
 from frazil.subscribe import (
     HOLD_PREFIX,
+    Cause,
     Cursor,
     Dispatch,
     FailurePolicy,
@@ -142,6 +143,10 @@ class Journal:
 
     def add(self, name, change, answer):
         del name
+        if change.cause is Cause.TIMEOUT:
+            # They wait for their back-off, also if their consumer leaves meanwhile.
+            self.world.timed_out |= set(change.offsets)
+            self.world.owed -= set(change.offsets)
         self.world.loop.call_later(self.world.delay(), self._write, change, answer)
 
     def _write(self, change, answer):
@@ -227,6 +232,7 @@ class World:
         self.ack_sent, self.dropped_seen = set(), Counter()
         self.buried, self.seen = Counter(), Counter()
         self.clients = []
+        self.timed_out = set()
         self.tasks = set()
 
     def delay(self):
@@ -322,6 +328,7 @@ class World:
         if self.kind is SubscriptionType.KEY_SHARED:
             self.check_key(offset)
         self.owed.discard(offset)
+        self.timed_out.discard(offset)
         self.seen[offset] += 1
 
     def check_key(self, offset):
@@ -374,7 +381,8 @@ class World:
         for client in clients:
             if self.kind in SINGLE and client is self.clients[0]:
                 last = 1 + self.policy.max_redelivery_count
-                self.owed |= {o for o in client.hands if self.attempts.get(o, 1) < last}
+                hands = set(client.hands) - self.timed_out
+                self.owed |= {o for o in hands if self.attempts.get(o, 1) < last}
             self.clients.remove(client)
 
     def detach(self):
@@ -452,7 +460,7 @@ class World:
         self.settled = set(range(place))
         self.attempts, self.ack_sent = {}, set()
         self.seen, self.buried = Counter(), Counter()
-        self.owed = set()
+        self.owed, self.timed_out = set(), set()
         self.refused.clear()
         self.state.holds[HOLD_PREFIX + NAME] = max(place, self.tiers.start)
         for client in self.clients:
@@ -469,7 +477,7 @@ class World:
         for client in self.clients:
             client.is_gone = True
         self.subscription.end_error = Unavailable("dead")
-        self.clients, self.owed = [], set()
+        self.clients, self.owed, self.timed_out = [], set(), set()
         self.begin()
 
     async def live(self, steps=STEPS):
