@@ -5,7 +5,30 @@ from __future__ import annotations
 import os
 import sys
 
-PARTS = ("start", "noop", "unary", "client", "delivery", "fanout", "way", "topics", "laggards")
+PARTS = (
+    "start",
+    "noop",
+    "unary",
+    "real",
+    "client",
+    "delivery",
+    "fanout",
+    "way",
+    "topics",
+    "laggards",
+)
+PARTS = (
+    "start",
+    "noop",
+    "unary",
+    "real",
+    "client",
+    "delivery",
+    "fanout",
+    "way",
+    "topics",
+    "laggards",
+)
 MEASURES = tuple(f"broker_{part}" for part in PARTS)
 
 

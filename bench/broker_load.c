@@ -3,10 +3,12 @@
 
    broker_load calls PORT PATH BODIES IN_FLIGHT RATE SECONDS COUNT SEED
    broker_load stream PORT PATH BODIES ACK_PATH MESSAGES SECONDS_MAX HOLD
-   broker_load way PORT SEND_PATH BODIES STAMP_AT RECEIVE_PATH ACK_PATH RATE SECONDS
+   broker_load way PORT SEND_PATH BODIES RECEIVE_PATH ACK_PATH RATE SECONDS
    broker_load stall PORT PATH BODIES
 
-   BODIES is a file of requests, each behind its length in four bytes. */
+   BODIES is a file of requests, each after its length in four bytes. A body that begins with a
+   msg_id is a producer: each of its messages gets a request id, payload, publish time and attributes
+   of its own. */
 
 #include "broker_h2.h"
 
@@ -33,6 +35,47 @@ static void bodies_load(const char *path) {
   }
   fclose(file);
   if (!bodies_count) fail("%s has no request", path);
+}
+
+/* -- messages of producers -------------------------------------------------------------------- */
+
+#define PAYLOAD_SIZE 1024
+#define MESSAGE_MORE (PAYLOAD_SIZE + 128)
+
+static int is_producer(const Body *body) { return body->size && body->data[0] == 0x12; }
+
+static size_t field_bytes(unsigned char *to, unsigned char tag, const void *data, size_t size) {
+  size_t count = 0;
+  to[count++] = tag;
+  count += number_put(to + count, size);
+  memcpy(to + count, data, size);
+  return count + size;
+}
+
+/* Write the message of a producer with this number, and a time at the front of its payload. */
+static uint32_t message_write(unsigned char *to, const Body *producer, uint64_t number, double at) {
+  static uint64_t state = 88172645463325252ull;
+  uint64_t payload[PAYLOAD_SIZE / 8];
+  for (size_t i = 1; i < PAYLOAD_SIZE / 8; i++) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    payload[i] = state;
+  }
+  memcpy(payload, &at, sizeof at);
+  struct timespec wall;
+  clock_gettime(CLOCK_REALTIME, &wall);
+  size_t count = 0;
+  to[count++] = 0x08;
+  count += number_put(to + count, number + 1);
+  memcpy(to + count, producer->data, producer->size);
+  count += producer->size;
+  count += field_bytes(to + count, 0x1a, payload, sizeof payload);
+  to[count++] = 0x20;
+  count += number_put(to + count, (uint64_t)wall.tv_sec * 1000 + (uint64_t)wall.tv_nsec / 1000000);
+  unsigned char entry[64];
+  char text[24];
+  size_t size = field_bytes(entry, 0x0a, "number", 6);
+  size += field_bytes(entry + size, 0x12, text, (size_t)sprintf(text, "%lu", number));
+  return (uint32_t)(count + field_bytes(to + count, 0x3a, entry, size));
 }
 
 /* -- times ------------------------------------------------------------------------------------ */
@@ -104,6 +147,10 @@ static int run_calls(char **given) {
   uint64_t limit = strtoull(given[6], NULL, 10), begun = 0;
   bodies_load(given[2]);
   srandom((unsigned)atoi(given[7]));
+  uint32_t largest = 0;
+  for (uint32_t i = 0; i < bodies_count; i++)
+    if (bodies[i].size > largest) largest = bodies[i].size;
+  unsigned char *message = malloc(largest + MESSAGE_MORE);
   connection_open(&c, atoi(given[0]), WINDOW);
   c.on_answer = calls_answer;
   double begin = now(), at = begin;
@@ -112,9 +159,12 @@ static int run_calls(char **given) {
       double due = rate > 0 ? begin + (double)begun / rate : at;
       if (due > at || (limit && begun >= limit)) break;
       if (rate <= 0 && c.calls_open >= in_flight) break;
-      uint32_t which = bodies_count > 1 ? (uint32_t)random() % bodies_count : 0;
-      if (!connection_has_room(&c, bodies[which].size)) break;
-      call_begin(&c, block, block_size, bodies[which].data, bodies[which].size, due, which, 0);
+      int made = is_producer(&bodies[0]);
+      uint32_t which = made ? (uint32_t)(begun % bodies_count) : (uint32_t)random() % bodies_count;
+      Body body = bodies[which];
+      if (!connection_has_room(&c, body.size + MESSAGE_MORE)) break;
+      if (made) body = (Body){message, message_write(message, &bodies[which], begun, at)};
+      call_begin(&c, block, block_size, body.data, body.size, due, which, 0);
       begun++;
     }
     double due = rate > 0 ? begin + (double)begun / rate : at + 1;
@@ -328,30 +378,28 @@ static int run_way(char **given) {
   static Connection all[2];
   static Consumer consumer;
   unsigned char send_block[256], block[256], ack_block[256];
-  size_t send_size = block_of(send_block, given[1]), block_size = block_of(block, given[4]);
-  size_t stamp_at = (size_t)atol(given[3]);
-  double rate = atof(given[6]), seconds = atof(given[7]);
+  size_t send_size = block_of(send_block, given[1]), block_size = block_of(block, given[3]);
+  double rate = atof(given[5]), seconds = atof(given[6]);
   bodies_load(given[2]);
-  if (bodies_count != 2 || stamp_at + sizeof(double) > bodies[0].size) fail("wrong bodies");
+  if (bodies_count != 2 || !is_producer(&bodies[0])) fail("wrong bodies");
   connection_open(&all[0], atoi(given[0]), WINDOW);
   connection_open(&all[1], atoi(given[0]), WINDOW);
   all[0].on_answer = way_answer;
   consumer.block = ack_block;
-  consumer.block_size = block_of(ack_block, given[5]);
+  consumer.block_size = block_of(ack_block, given[4]);
   all[1].owner = &consumer;
   all[1].on_message = way_message;
   all[1].on_answer = consumer_answer;
   call_begin(&all[1], block, block_size, bodies[1].data, bodies[1].size, 0, 0, 1);
-  unsigned char *body = malloc(bodies[0].size);
-  memcpy(body, bodies[0].data, bodies[0].size);
+  unsigned char *body = malloc(bodies[0].size + MESSAGE_MORE);
   double begin = now() + 0.5;
   uint64_t sent = 0, count = (uint64_t)(rate * seconds);
   while (sent < count || ((consumer.received < count || all[0].calls_open || all[1].calls_open) &&
                           now() < begin + seconds + 30)) {
     double due = sent < count ? begin + (double)sent / rate : now() + 0.5, at = now();
     if (sent < count && due <= at) {
-      memcpy(body + stamp_at, &at, sizeof at);
-      call_begin(&all[0], send_block, send_size, body, bodies[0].size, at, 0, 0);
+      uint32_t size = message_write(body, &bodies[0], sent, at);
+      call_begin(&all[0], send_block, send_size, body, size, at, 0, 0);
       sent++;
       continue;
     }
@@ -385,7 +433,7 @@ int main(int count, char **given) {
   signal(SIGPIPE, SIG_IGN);
   if (count == 10 && !strcmp(given[1], "calls")) return run_calls(given + 2);
   if (count == 9 && !strcmp(given[1], "stream")) return run_stream(given + 2);
-  if (count == 10 && !strcmp(given[1], "way")) return run_way(given + 2);
+  if (count == 9 && !strcmp(given[1], "way")) return run_way(given + 2);
   if (count == 5 && !strcmp(given[1], "stall")) return run_stall(given + 2);
   fail("wrong arguments");
   return 2;

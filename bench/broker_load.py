@@ -125,17 +125,17 @@ class Client:
         self,
         port: int,
         *,
-        send: tuple[str, bytes, int],
+        send: tuple[str, bytes],
         receive: tuple[str, bytes],
         ack_path: str,
         rate: float,
         seconds: float,
     ) -> dict:
-        """Send messages with the time in them (path, body, position) and time their arrival."""
-        path, body, position = send
+        """Send messages of a producer with the time in them (path, body), and time their arrival."""
+        path, body = send
         stream_path, stream_body = receive
         bodies = self._file([body, stream_body])
-        found = self._run("way", port, path, bodies, position, stream_path, ack_path, rate, seconds)
+        found = self._run("way", port, path, bodies, stream_path, ack_path, rate, seconds)
         if not found["sent"] == found["received"] == found["answered"]:
             raise RuntimeError(f"messages are missing: {found}")
         return found

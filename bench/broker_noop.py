@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 
-from bench.broker_load import built_go
-from bench.broker_unary import loads, side
+from bench.broker_load import all_built
+from bench.broker_unary import TOPIC, side
+from bench.broker_world import producer_body
 from bench.harness import Bench, Row, absolute, compare, in_turn
 from bench.noop_servers import KINDS, PATH, installed, running
 
 RATIOS_MIN = {1: 4, 16: 8, 64: 8, 256: 8}
-MESSAGE = bytes(1024)
 
 
 def run(bench: Bench) -> list[Row]:
@@ -27,17 +27,18 @@ def run(bench: Bench) -> list[Row]:
         servers = {kind: stack.enter_context(running(kind)) for kind in KINDS}
         uvloop = stack.enter_context(installed("uvloop"))
         servers["uvloop"] = stack.enter_context(running("own", uvloop))
-        programs = loads(stack.enter_context(built_go()))
-        for in_flight, (name, make) in itertools.product(RATIOS_MIN, programs.items()):
+        programs = stack.enter_context(all_built())
+        bodies = [producer_body(TOPIC, 1 + n, f"producer-{n}", "") for n in range(max(RATIOS_MIN))]
+        for in_flight, program in itertools.product(RATIOS_MIN, programs):
             sides = {
-                kind: side(make, server, PATH, MESSAGE, in_flight=in_flight, seconds=seconds)
+                kind: side(program, server, PATH, bodies[:in_flight], seconds=seconds)
                 for kind, server in servers.items()
                 if kind != "uvloop" or in_flight == 1
             }
-            # The scheduler's moods show most with one in flight.
+            # Scheduling varies most with one in flight.
             rounds = 11 if in_flight == 1 else 5
             found = in_turn(sides, bench.pick(rounds, 1), warm_up=bench.pick(1, 0))
-            way = f"{in_flight} in flight ({name})"
+            way = f"{in_flight} in flight ({program.name})"
             rows += _rows(found, "own", way, RATIOS_MIN[in_flight])
             if "uvloop" in sides:
                 rows += _rows(found, "uvloop", f"{way}, on uvloop", RATIOS_MIN[in_flight])[:2]

@@ -1,7 +1,7 @@
 """SendMessage, 1 KiB, answered when it is synced: against servers whose calls do nothing.
 
-One connection, load from another process: h2load, and a program on grpc-go, which is what clients
-cost. All servers run at once and are measured in turn; those that are not measured wait. grpcio's
+One connection, load from another process: one in C, and one on grpc-go, which is what clients
+cost. Each call in flight is a producer of its own, and each message is distinct. All servers run at once and are measured in turn; those that are not measured wait. grpcio's
 side is the faster of its two servers.
 """
 
@@ -9,31 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
 
-from bench.broker_load import Client, built_go
-from bench.broker_world import SEND, running_broker
-from bench.h2_load import client, load
+from bench.broker_load import Client, all_built
+from bench.broker_world import SEND, producer_body, running_broker
 from bench.harness import Bench, Row, compare, in_turn
 from bench.noop_servers import KINDS, PATH, Running, running
 
 IN_FLIGHT = (64, 256)
 GRPCIO_RATIO_MIN = 5
 OWN_RATIO_MIN = 0.4
-MESSAGE = bytes(1024)
-
-
-Load = Callable[..., float]
-"""Makes calls to a port and a path with a message; returns the calls a second."""
-
-
-def loads(go: Client) -> dict[str, Load]:
-    """Return the programs that make calls, by their names."""
-
-    def through_go(port: int, path: str, message: bytes, **given: float) -> float:
-        return go.calls(port, path, [message], **given)["rate"]
-
-    return {client(): load, go.name: through_go}
+TOPIC = "/default/unary"
 
 
 def run(bench: Bench) -> list[Row]:
@@ -41,27 +26,28 @@ def run(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(running_broker(bench.fresh("data")))
-        message = broker.send_body("/default/unary")
+        producers = broker.producers(TOPIC, max(IN_FLIGHT))
+        noop = [producer_body(TOPIC, 1 + n, f"p-{n}", broker.url) for n in range(max(IN_FLIGHT))]
         servers = {kind: stack.enter_context(running(kind)) for kind in KINDS}
-        programs = loads(stack.enter_context(built_go()))
-        for in_flight, (name, make) in itertools.product(IN_FLIGHT, programs.items()):
+        programs = stack.enter_context(all_built())
+        for in_flight, program in itertools.product(IN_FLIGHT, programs):
             sides = {
-                kind: side(make, server, PATH, MESSAGE, in_flight=in_flight, seconds=seconds)
+                kind: side(program, server, PATH, noop[:in_flight], seconds=seconds)
                 for kind, server in servers.items()
             }
-            sides["send"] = side(make, broker, SEND, message, in_flight=in_flight, seconds=seconds)
+            sides["send"] = side(program, broker, SEND, producers[:in_flight], seconds=seconds)
             found = in_turn(sides, bench.pick(7, 1), warm_up=bench.pick(1, 0))
-            rows += _rows(found, f"{in_flight} in flight ({name})")
+            rows += _rows(found, f"{in_flight} in flight ({program.name})")
     return rows
 
 
-def side(make: Load, server: Running, path: str, message: bytes, *, in_flight: int, seconds: float):
+def side(program: Client, server: Running, path: str, bodies: list[bytes], *, seconds: float):
     """Return a function that measures calls a second, and the server's CPU time for each in us."""
 
     def measure() -> tuple[float, float]:
         before = server.cpu_seconds()
-        rate = make(server.port, path, message, in_flight=in_flight, seconds=seconds)
-        return rate, (server.cpu_seconds() - before) / (rate * seconds) * 1e6
+        found = program.calls(server.port, path, bodies, in_flight=len(bodies), seconds=seconds)
+        return found["rate"], (server.cpu_seconds() - before) / found["answered"] * 1e6
 
     return measure
 

@@ -9,14 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 
 import attrs
 import grpc
 
-from bench.noop_servers import PAYLOAD_BYTES, ROOT, Running
+from bench.noop_servers import ROOT, Running
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as wire
 
@@ -46,26 +45,20 @@ class World(Running):
         return f"http://127.0.0.1:{self.port}"
 
     def send_body(self, topic: str, *, name: str = "producer-0", reliable: bool = True) -> bytes:
-        """Make a producer, and its topic if need be; return a message of it."""
+        """Make a producer, and its topic if need be; return it as the load generators take it."""
         asked = wire.ProducerRequest(
             request_id=1, producer_name=name, topic_name=topic, dispatch_strategy=int(reliable)
         )
         made = _ask(self.port, CREATE, asked, wire.ProducerResponse)
-        return self._message(topic, made.producer_id, name)
+        return producer_body(topic, made.producer_id, name, self.url)
 
     def send_bodies(self, topics: Sequence[str]) -> list[bytes]:
-        """Make a producer for each topic; return a message of each."""
+        """Make a producer for each topic."""
         return [self.send_body(topic) for topic in topics]
 
-    def _message(self, topic: str, producer_id: int, name: str) -> bytes:
-        identity = wire.MsgID(producer_id=producer_id, topic_name=topic, broker_addr=self.url)
-        return wire.StreamMessage(
-            request_id=7,
-            msg_id=identity,
-            payload=os.urandom(PAYLOAD_BYTES),
-            publish_time=int(time.time() * 1000),
-            producer_name=name,
-        ).SerializeToString()
+    def producers(self, topic: str, count: int) -> list[bytes]:
+        """Make so many producers of a topic."""
+        return [self.send_body(topic, name=f"producer-{number}") for number in range(count)]
 
     def receive_body(self, topic: str, subscription: str, *, reliable: bool = True) -> bytes:
         """Subscribe from now on; return the request that opens the consumer's stream."""
@@ -117,6 +110,12 @@ def running_broker(directory: str, **settings: str) -> Iterator[World]:
                 child.wait(STOP_S_MAX)
             except subprocess.TimeoutExpired:
                 child.kill()
+
+
+def producer_body(topic: str, producer_id: int, name: str, url: str) -> bytes:
+    """Return what all messages of a producer have: the rest is of each message."""
+    identity = wire.MsgID(producer_id=producer_id, topic_name=topic, broker_addr=url)
+    return wire.StreamMessage(msg_id=identity, producer_name=name).SerializeToString()
 
 
 def _ask(port: int, path: str, request, reply):

@@ -68,10 +68,10 @@ def _rounds(
     made: dict[str, Any] = {}
 
     def flush() -> tuple[float, float]:
-        engine.evict()
+        engine.tiers.evict()
         people.publish(topic, _ids(count, next(rounds)))
         wait_until_quiet(engine)
-        return _timed(lambda: engine.flush("people"))
+        return _timed(lambda: engine.tiers.flush("people"))
 
     def write() -> tuple[float, float]:
         return _timed(lambda: pq.write_table(made["table"], path, **made["options"]))

@@ -55,10 +55,10 @@ def _staged(bench: Bench, bytes_min: int) -> list[StagedFile]:
         while size < bytes_min:
             for batch in batches:
                 topic.append_arrow(batch)
-            engine.flush("rows")
-            size = sum(file["bytes"] for file in engine.tier_files("rows"))
+            engine.tiers.flush("rows")
+            size = sum(file["bytes"] for file in engine.tiers.describe_files("rows"))
         wait_until_quiet(engine)
-        facts = engine.tier_files("rows")
+        facts = engine.tiers.describe_files("rows")
         paths = file_paths(engine, "rows")
     return [
         StagedFile(

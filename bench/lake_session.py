@@ -31,9 +31,10 @@ from frazil.lake import (
     prepare,
     session_conf,
 )
-from frazil.lake.binding import Definition, bind
+from frazil.lake.binding import bind
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 from frazil.lake.connection import CatalogAddress, connect
+from frazil.lake.table import TableDefinition
 from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
 from frazil.lake.worker_spark import Spark
 from frazil.model import WHOLE
@@ -134,7 +135,7 @@ class BenchTopic:
         self._lake = lake
         self.name = f"/{NAMESPACE}/{name}"
         self.schema = declare_schema(dict(columns))
-        self.definition = Definition(
+        self.definition = TableDefinition(
             topic=self.name,
             uid=os.urandom(8).hex(),
             schema=self.schema,

@@ -52,6 +52,14 @@ class Running:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
+    def switches(self) -> int:
+        """Return the context switches of all threads of the process."""
+        found = 0
+        for task in os.listdir(f"/proc/{self.process}/task"):
+            with open(f"/proc/{self.process}/task/{task}/status", encoding="ascii") as file:
+                found += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
+        return found
+
     def resident_bytes(self) -> int:
         """Return how much memory the process has in RAM now."""
         with open(f"/proc/{self.process}/statm", encoding="ascii") as file:

@@ -53,12 +53,14 @@ class SlowStore:
         return bytes(data)
 
     def put(self, key: str, data: Buffer) -> ObjectMeta:
-        return self.put_stream(key, (data,), size=memoryview(data).nbytes)
+        return self.put_stream(key, (data,))
 
-    def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
-        end = b""
+    def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
+        end, size = b"", 0
         for piece in pieces:
-            end = (end + self._take(piece))[-TAIL_BYTES:]
+            taken = self._take(piece)
+            size += len(taken)
+            end = (end + taken)[-TAIL_BYTES:]
         self._objects[key] = (size, end)
         return ObjectMeta(key, size, "", 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 from bench import objects_world as world
 from bench import workload
 from bench.harness import Bench, Row, absolute, compare
-from frazil.objects import ObjectsSource
+from frazil.objects import ObjectsSource, Uploader
 
 RATIO_MAX = 2.0
 MB = 1_000_000
@@ -45,7 +45,7 @@ def run(bench: Bench) -> list[Row]:
         world.upload_all(uploader, catalog, [topic])
         runtime = engine.topic_runtime("a")
         descriptor = max(catalog.topic(topic).descriptors, key=lambda found: found.size)
-        interval = store.settings.objects.index_bytes
+        interval = Uploader.index_bytes
         chance = random.Random(7)
         seeks: list[float] = []
         requests: list[float] = []

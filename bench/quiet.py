@@ -15,7 +15,6 @@ WAIT_S_MAX = 600.0
 
 def wait_until_quiet(engine: frazil.Engine, *, rest_s: float = 1.5) -> None:
     """Return when nothing has been decoded, folded, merged, written or joined for a while."""
-    assert engine.tiers is not None
     deadline = time.monotonic() + WAIT_S_MAX
     seen: object = None
     since = time.monotonic()
@@ -30,7 +29,6 @@ def wait_until_quiet(engine: frazil.Engine, *, rest_s: float = 1.5) -> None:
 
 
 def _state(engine: frazil.Engine) -> tuple[object, ...]:
-    assert engine.tiers is not None
     return tuple(
         (
             topic.id,

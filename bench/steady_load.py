@@ -33,7 +33,7 @@ def run(bench: Bench) -> list[Row]:
         engine.create_topic("bytes")
         with Watch(engine) as watch:
             load = asyncio.run(_load(engine, minutes * 60))
-            staged = [file["bytes"] for file in engine.tier_files("bytes")]
+            staged = [file["bytes"] for file in engine.tiers.describe_files("bytes")]
         pressure = engine.stats()["tiers"]["pressure"]
         errors = engine.stats()["tiers"]["errors"]
         head = engine.topic("bytes").describe()["watermarks"]["head"]
@@ -82,7 +82,6 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        assert self._engine.tiers is not None
         pressure = self._engine.tiers.pressure
         while not self._stop.wait(0.1):
             found: Any = pressure.snapshot()

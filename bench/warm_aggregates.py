@@ -18,11 +18,11 @@ def run(bench: Bench) -> list[Row]:
     with workload.open_engine(bench.fresh("engine")) as engine:
         begin = time.perf_counter()
         people.publish(engine.create_topic("people", people.COLUMNS), ids)
-        engine.flush()
+        engine.tiers.flush()
         loaded_s = time.perf_counter() - begin
         wait_until_quiet(engine)
-        engine.evict()
-        files = engine.tier_files("people")
+        engine.tiers.evict()
+        files = engine.tiers.describe_files("people")
         models = file_paths(engine, "people")
         paths = []
         for number, file in enumerate(files):

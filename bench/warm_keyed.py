@@ -32,15 +32,15 @@ def run(bench: Bench) -> list[Row]:
         topic = engine.create_topic("people", people.COLUMNS, primary_key=["id"])
         people.publish(topic, ids)
         people.publish(topic, changed, version=1)
-        engine.flush()
+        engine.tiers.flush()
         loaded_s = time.perf_counter() - begin
         wait_until_quiet(engine)
-        engine.evict()
+        engine.tiers.evict()
         freeze()
         title = f"{count:,} warm keys"
         rows = _look_ups(title, bench, engine, topic, count)
         rows += _aggregates(title, bench, engine, ids, changed)
-        files = engine.tier_files("people")
+        files = engine.tiers.describe_files("people")
     return [
         *rows,
         absolute(f"{title}: files", [len(files)], "files"),
@@ -82,7 +82,7 @@ def _aggregates(
     title: str, bench: Bench, engine: frazil.Engine, ids: np.ndarray, changed: np.ndarray
 ) -> list[Row]:
     """Compare with Parquet files of the rows as they are now, one file for each of the engine's."""
-    files = max(len(engine.tier_files("people")), 1)
+    files = max(len(engine.tiers.describe_files("people")), 1)
     parts = [
         *[(part, 0) for part in np.array_split(np.setdiff1d(ids, changed), max(files - 1, 1))],
         (changed, 1),

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
+from google.protobuf import descriptor_pb2
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 FOLDERS = {

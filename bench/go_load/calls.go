@@ -3,13 +3,36 @@ package main
 import (
 	"context"
 	"log"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protowire"
 )
+
+const payloadSize = 1024
+
+// messageOf returns a message of a producer, with a request id, payload, publish time and attributes
+// of its own; what is no producer is sent as it is.
+func messageOf(producer []byte, number uint64, random *rand.ChaCha8) []byte {
+	if len(producer) == 0 || producer[0] != 0x12 {
+		return producer
+	}
+	message := make([]byte, 0, len(producer)+payloadSize+64)
+	message = protowire.AppendVarint(append(message, 0x08), number+1)
+	message = append(message, producer...)
+	var payload [payloadSize]byte
+	random.Read(payload[:])
+	message = protowire.AppendBytes(append(message, 0x1a), payload[:])
+	message = protowire.AppendVarint(append(message, 0x20), uint64(time.Now().UnixMilli()))
+	entry := protowire.AppendString([]byte{0x0a}, "number")
+	entry = protowire.AppendString(append(entry, 0x12), strconv.FormatUint(number, 10))
+	return protowire.AppendBytes(append(message, 0x3a), entry)
+}
 
 // caller is one of the calls in flight: it makes the next when the last is answered.
 type caller struct {
@@ -17,9 +40,11 @@ type caller struct {
 	answered, refused int64
 }
 
-func (c *caller) run(connection *grpc.ClientConn, path string, body []byte, more func() bool) {
-	for more() {
+func (c *caller) run(connection *grpc.ClientConn, path string, producer []byte, more func() bool) {
+	random := rand.NewChaCha8([32]byte{byte(len(producer))})
+	for number := uint64(0); more(); number++ {
 		var answer []byte
+		body := messageOf(producer, number, random)
 		begin := time.Now()
 		if err := connection.Invoke(context.Background(), path, &body, &answer); err != nil {
 			if c.refused++; c.refused == 1 {
@@ -33,7 +58,7 @@ func (c *caller) run(connection *grpc.ClientConn, path string, body []byte, more
 }
 
 // runCalls counts the calls that end within the time; with a count, all of them.
-func runCalls(port, path string, body []byte, inFlight int, seconds float64, count int64) {
+func runCalls(port, path string, bodies [][]byte, inFlight int, seconds float64, count int64) {
 	connection := connect(port)
 	var begun atomic.Int64
 	callers := make([]caller, inFlight)
@@ -44,6 +69,7 @@ func runCalls(port, path string, body []byte, inFlight int, seconds float64, cou
 	}
 	var group sync.WaitGroup
 	for index := range callers {
+		body := bodies[index%len(bodies)]
 		group.Go(func() { callers[index].run(connection, path, body, more) })
 	}
 	group.Wait()

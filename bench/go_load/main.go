@@ -5,8 +5,8 @@
 //	go_load stream PORT PATH BODIES ACK_PATH MESSAGES SECONDS_MAX HOLD
 //	go_load stall PORT PATH BODIES
 //
-// The arguments are those of broker_load.c; RATE must be 0, and of several bodies of calls the first
-// is sent.
+// The arguments are those of broker_load.c; RATE must be 0. Each call in flight has a body of its own,
+// in turn.
 package main
 
 import (
@@ -48,7 +48,7 @@ func connect(port string) *grpc.ClientConn {
 	return connection
 }
 
-// loadBodies reads requests, each behind its length in four bytes.
+// loadBodies reads requests, each after its length in four bytes.
 func loadBodies(path string) [][]byte {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -89,7 +89,7 @@ func main() {
 	given := os.Args[1:]
 	switch {
 	case len(given) == 9 && given[0] == "calls" && number(given[5]) == 0:
-		runCalls(given[1], given[2], loadBodies(given[3])[0],
+		runCalls(given[1], given[2], loadBodies(given[3]),
 			int(number(given[4])), number(given[6]), int64(number(given[7])))
 	case len(given) == 8 && given[0] == "stream":
 		runStreams(given[1], given[2], loadBodies(given[3]), given[4],

@@ -224,7 +224,7 @@ class EngineSimulation:
         allowed = view.holds.setdefault("lake", [None])
         allowed.append(offset)
         try:
-            self.engine.hold(view.name, "lake", offset)
+            self.engine.topic(view.name).hold("lake", offset)
         except FrazilError:
             # Below the start, or held already: what stands, stands.
             allowed.pop()

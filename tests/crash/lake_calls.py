@@ -208,9 +208,7 @@ class JudgedRows:
                 found[self._world.kind(each.part, offset)].append((each.part, offset, True))
         rows, rejects, dropped = found["row"], found["reject"], found["drop"]
         counts = len(rows), len(rejects), len(dropped)
-        every = sorted(rows + rejects + dropped)
-        places = tuple(number for number, row in enumerate(every) if row in rejects)
-        return Verdict(rows, rejects, sum(counts), *counts, places)
+        return Verdict(rows, rejects, sum(counts), *counts)
 
     def rejects_from(self, verdict, from_offsets):
         return [row for row in verdict.rejects if row[1] >= from_offsets.get(row[0], 1 << 60)]

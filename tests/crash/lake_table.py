@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from frazil.errors import Conflict
-from frazil.lake import TOPIC_ID, SnapshotFact, View, ends_of
+from frazil.lake import TOPIC_ID, RejectRatio, Snapshot, TableMetadata, View, ends_of
 
 COMMITS_COUNTED = 50
 """What one commit counts for the age of the property: the third is already too old."""
@@ -20,7 +20,7 @@ class Broken(AssertionError):
     """A promise of the protocol does not hold."""
 
 
-class Snapshot(NamedTuple):
+class Kept(NamedTuple):
     sid: int
     parent: int | None
     operation: str
@@ -103,6 +103,11 @@ class IcebergTable:
             if property_ends and ends_of(snapshot.summary) == property_ends:
                 break
             since += 1
+        counts = [Snapshot(0, summary=each.summary) for each in self.line()]
+        recent = RejectRatio(
+            sum(each.number("frazil.rows-in") for each in counts),
+            sum(each.number("frazil.rows-rejected") for each in counts),
+        )
         return View(
             sid=self.head,
             topic_id=self.properties.get(TOPIC_ID),
@@ -110,16 +115,21 @@ class IcebergTable:
             summary_ends=ends,
             property_ends=property_ends,
             bound_ends=bounds,
+            recent=recent,
             commits_since_property=COMMITS_COUNTED * since,
             snapshots=len(self.snapshots),
         )
 
-    def facts(self):
-        """Return what expiry wants to know, oldest first."""
-        return [
-            SnapshotFact(each.sid, each.parent, ends_of(each.summary) or None)
-            for each in self.snapshots.values()
-        ]
+    def metadata(self):
+        """Return the metadata as expiry reads it, snapshots oldest first."""
+        return TableMetadata(
+            location="",
+            current_snapshot_id=self.head,
+            snapshots=[
+                Snapshot(each.sid, each.parent, summary=each.summary)
+                for each in self.snapshots.values()
+            ],
+        )
 
     # -- writing, ours --
 
@@ -159,7 +169,7 @@ class IcebergTable:
 
     def _snapshot(self, operation, added, live, deleted, summary=None):
         sid = next(self.ids)
-        self.snapshots[sid] = Snapshot(
+        self.snapshots[sid] = Kept(
             sid, self.head, operation, dict(summary or {}), added, live, deleted
         )
         self.head = sid

@@ -401,8 +401,7 @@ class World:
         marks, _conclusive = watermarks(table.view(), {})
         table.properties.update({end_key(part): str(end) for part, end in marks.items()})
         gone = expirable(
-            table.facts(),
-            current=table.head,
+            table.metadata(),
             metadata_bytes=0,
             snapshots_max=self.random.choice((2, 4, 8)),
             snapshots_min=1,

@@ -77,7 +77,7 @@ def _work(file_system, acked):
         _rotate(engine.main.journal)
         engine.upkeep.run_once()
         if "h" not in engine.describe("a")["holds"]:
-            engine.hold("a", "h", engine.topic_stats("a")["durable"])
+            engine.topic("a").hold("h", engine.topic_stats("a")["durable"])
     finally:
         engine.close()
 

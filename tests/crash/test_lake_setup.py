@@ -1,8 +1,7 @@
-"""Set-up with real processes: Spark's resolver on mirrors, and a session on the bundled Java."""
+"""Set-up with real processes: a session on the bundled Java."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -11,15 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from frazil.errors import CorruptionError, Unavailable
-from frazil.lake import cache_directory, find_java, jars
+from frazil.lake import cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
-JAR = b"not really a jar"
-POM = """<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupId>
-<artifactId>one</artifactId><version>1.0</version></project>"""
-SETTINGS = """<ivysettings><settings defaultResolver="mirror"/><resolvers>
-<ibiblio name="mirror" m2compatible="true" root="file://{place}"/></resolvers></ivysettings>"""
 # Spark itself cuts spaces off around a value.
 VALUE = "a \\ tricky: value = 'of' \"mine\" #1 ü"
 
@@ -30,7 +23,7 @@ from frazil.config import load_settings
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 from frazil.lake.connection import CatalogAddress
 from frazil.lake.session import build_session, session_conf
-from frazil.lake.setup import prepare
+from frazil.lake.jars import prepare
 
 place, value = sys.argv[1:3]
 run, log = f"{place}/run with a space", f"{place}/logs/spark.log"
@@ -66,74 +59,6 @@ with CatalogProcess(options, clock=SystemClock()) as process:
     }))
     spark.stop()
 """
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Pin one small jar instead of the real ones."""
-    pinned = jars.Jar("org.example", "one", "1.0", len(JAR), hashlib.sha256(JAR).hexdigest())
-    found = jars.Pins("4.1", "2.13", "1.12.0", {"always": ("one",), "rest": ()}, {"one": pinned})
-    monkeypatch.setattr(jars, "pins", lambda: found)
-    return pinned
-
-
-def mirror(place, data):
-    """Make a repository in a directory; return the settings that name it alone."""
-    folder = place / "mirror" / "org" / "example" / "one" / "1.0"
-    folder.mkdir(parents=True)
-    (folder / "one-1.0.jar").write_bytes(data)
-    (folder / "one-1.0.pom").write_text(POM)
-    return settings_for(place, place / "mirror")
-
-
-def settings_for(place, repository):
-    """Write Ivy's settings for one repository; return what lake.spark.conf would have."""
-    file = place / "ivysettings.xml"
-    file.write_text(SETTINGS.format(place=f"{repository}/"))
-    return {"spark.jars.ivySettings": str(file)}
-
-
-def fetch(tmp_path, conf, told=None):
-    """Fetch the small jar through Spark's resolver."""
-    java = find_java(os.environ, cache_dir=str(tmp_path / "java"))
-    cache = str(tmp_path / "cache")
-    progress = None if told is None else lambda *step: told.append(step)
-    return jars.ensure_jars(("rest",), cache_dir=cache, java=java, conf=conf, progress=progress)
-
-
-def test_an_unreachable_repository_is_one_sentence_with_the_way_out(tmp_path, small):
-    """Nothing is left in the cache; the error names the settings, `--jars` and the resolver's words."""
-    with pytest.raises(Unavailable) as caught:
-        fetch(tmp_path, settings_for(tmp_path, tmp_path / "absent"))
-    text = str(caught.value)
-    for words in (
-        "lake.spark.conf",
-        "--jars DIR",
-        "org.example:one:1.0",
-        "everything but the lake",
-    ):
-        assert words in text
-    assert "unresolved dependency" in caught.value.details["reason"]
-    assert os.listdir(tmp_path / "cache") == []
-
-
-@pytest.mark.crash_long
-@pytest.mark.timeout(600)
-def test_a_mirror_of_the_settings_is_used_and_its_files_are_checked(tmp_path, small):
-    """What the mirror has is fetched once; a changed file of it is refused by name and sum."""
-    told = []
-    conf = mirror(tmp_path, JAR)
-    (path,) = fetch(tmp_path, conf, told)
-    assert Path(path).read_bytes() == JAR
-    assert told[-1] == (len(JAR), len(JAR))
-    assert sorted(os.listdir(tmp_path / "cache")) == ["one-1.0.jar", "one-1.0.jar.seen"]
-    os.unlink(path)
-    other = tmp_path / "other"
-    other.mkdir()
-    with pytest.raises(CorruptionError, match="mirror may have changed it") as caught:
-        fetch(tmp_path, mirror(other, b"Not really a jar"))
-    assert caught.value.details["expected"] == small.sha256
-    assert not os.path.exists(path)
 
 
 @pytest.mark.crash_long

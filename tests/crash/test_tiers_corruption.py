@@ -21,7 +21,7 @@ def prepared(*, freed):
     """A scene at rest: everything in files, marks written, the log there or let go."""
     scene = Scene(freed=freed)
     if freed:
-        scene.engine.flush()
+        scene.engine.tiers.flush()
         scene.free()
     scene.check()
     scene.close()

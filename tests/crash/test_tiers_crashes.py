@@ -71,7 +71,7 @@ def test_an_opening_that_is_cut_off_is_done_again(freed):
         base = Scene(freed=freed)
         base.disk.crash_at = base.disk.sync_points + 20
         with pytest.raises(SimulatedCrash):
-            base.engine.flush()
+            base.engine.tiers.flush()
         base.crash(power=True)
         point, reached = 1, 0
         while point:

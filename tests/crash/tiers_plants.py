@@ -43,7 +43,7 @@ def released_before_registration(monkeypatch):
 
     def note_flushed(self, topic, end):
         honest(self, topic, max(end, topic.state.durable))
-        self._engine.upkeep.release(topic.id, topic.state.durable + 16)
+        self._engine.release(topic.id, topic.state.durable + 16)
 
     monkeypatch.setattr(Tiers, "note_flushed", note_flushed)
 

@@ -50,7 +50,7 @@ class Scene(TierWorld):
         self.create(plain, **retention)
         for number in range(sets):
             self.work(number)
-            self.engine.flush()
+            self.engine.tiers.flush()
         if freed:
             self.free()
         self.work(sets)
@@ -157,7 +157,7 @@ class Scene(TierWorld):
 
 
 def flush(scene):
-    scene.engine.flush()
+    scene.engine.tiers.flush()
 
 
 def merge(scene):
@@ -166,7 +166,7 @@ def merge(scene):
 
 
 def evict(scene):
-    scene.engine.evict()
+    scene.engine.tiers.evict()
 
 
 def everything(scene):
@@ -181,7 +181,7 @@ def free(scene):
 
 
 def expire(scene):
-    scene.engine.flush()
+    scene.engine.tiers.flush()
     scene.clock.advance(100)
     scene.engine.tiers.run_once()
 

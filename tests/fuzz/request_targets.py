@@ -1,4 +1,4 @@
-"""What is fuzzed of the broker: what clients ask for and what they show, and their schemas.
+"""What is fuzzed of the broker: requests and tokens of clients.
 
 As in `targets`: any bytes go in, an error of ours is a fine answer. What is sent on must be what
 came in, as the C core of protobuf reads it.
@@ -7,19 +7,13 @@ came in, as the C core of protobuf reads it.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import get_args
 
-from frazil.errors import FrazilError
-from frazil.registry import CompatibilityMode, SchemaType
-from frazil.registry.definitions import incompatibilities, parse_definition
-from frazil.serve.auth.credentials import BadCredential
-from frazil.serve.auth.tokens import TokenRules, verify_token
+from frazil.serve.auth.credentials import BadCredential, TokenRules, verify_token
 from frazil.serve.danube import messages
 from frazil.serve.danube.names import checked_topic, is_namespace, part_of
 from frazil.serve.danube.proto.danube_pb2 import StreamMessage
 from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.codec import CallFailed
-from frazil.serve.http_request import HEAD_END, BadRequest, parse_head
 
 TOKENS = TokenRules(secrets=(b"s" * 32,), issuer="here")
 
@@ -55,29 +49,9 @@ def danube(data):
 
 
 def clients(data):
-    """What else clients send: heads of HTTP/1 requests, and tokens."""
-    with suppress(BadRequest):
-        parse_head(data + HEAD_END, loopback_only=bool(len(data) % 2))
+    """What else clients send: tokens."""
     with suppress(BadCredential):
         verify_token(data.decode("latin-1"), TOKENS, now_s=1e9)
 
 
-def schemas(data):
-    """Definitions of schemas, payloads against them, and one definition against another."""
-    kinds = get_args(SchemaType)
-    kind = kinds[data[0] % len(kinds)] if data else kinds[0]
-    first, _, rest = data[1:].partition(b"\x00")
-    second, _, payload = rest.partition(b"\x00")
-    known = []
-    for text in (first, second):
-        with suppress(FrazilError):
-            known.append(parse_definition(kind, text))
-    for definition in known:
-        definition.refusal(payload)
-        assert definition.fingerprint
-    if len(known) == 2:
-        for mode in get_args(CompatibilityMode):
-            incompatibilities(old=known[0], new=known[1], mode=mode)
-
-
-REQUEST_TARGETS = {target.__name__: target for target in (danube, clients, schemas)}
+REQUEST_TARGETS = {target.__name__: target for target in (danube, clients)}

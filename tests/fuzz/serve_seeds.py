@@ -96,22 +96,6 @@ def _danube():
     return [request.SerializeToString() for request in requests] + [b"/default/t-part-3"]
 
 
-def _schemas():
-    avro = b'{"type":"record","name":"r","fields":[{"name":"a","type":["null","int"]%b}]}'
-    number = (
-        b'{"type":"object","properties":{"a":{"type":"integer","minimum":%d}},"required":["a"]}'
-    )
-    proto = b'syntax = "proto3"; package p; message M { int32 a = %d; map<string, M> m = 2; }'
-    pairs = [
-        (3, avro % b"", avro % b',"default":null', b"\x02\x0e"),
-        (4, number % 1, number % 2, b'{"a": 3}'),
-        (5, proto % 1, proto % 3, b"\x08\x01"),
-        (1, b"", b"", b"text"),
-        (2, b"", b"", b"12.5e3"),
-    ]
-    return [bytes((kind,)) + b"\0".join(parts) for kind, *parts in pairs]
-
-
 def serve_seeds():
     """Return {target: [seed]}."""
     return {
@@ -123,5 +107,4 @@ def serve_seeds():
             b"GET /metrics HTTP/1.1\r\nHost: localhost:9040\r\nAuthorization: Bearer x",
             b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl",
         ],
-        "schemas": _schemas(),
     }

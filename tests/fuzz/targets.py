@@ -31,14 +31,11 @@ from frazil.model import TopicSpec, full_topic_name
 from frazil.objects import (
     Descriptor,
     Garbage,
-    Hint,
     Intent,
     ObjectMeta,
-    ObjectRun,
     ObjectsState,
-    Tally,
-    Topic,
     decode_row,
+    frames_of,
     read_tail,
 )
 from frazil.objects import format as object_format
@@ -281,18 +278,12 @@ class BytesStore:
 
 
 def objects(data):
-    """Objects: header, trailer, footer, index, keys, frames in a slice, rows of the metadata."""
-    header = data[:60].ljust(60, b"\0")
-    for candidate in (data, header + zlib.crc32(header).to_bytes(4, "little")):
-        with suppress(FrazilError):
-            object_format.decode_header(candidate)
+    """Objects: trailer, footer, index, keys, frames, rows of the metadata."""
     body = bytes(object_format.HEADER_BYTES)
     whole = body + data + object_format.encode_trailer(data, position=len(body))
     for candidate in (data, whole):
         with suppress(FrazilError):
             read_tail(BytesStore(candidate), ObjectMeta("key", len(candidate), "", 0))
-    with suppress(FrazilError):
-        object_format.decode_footer(data, position=1 << 30)
     with suppress(FrazilError):
         object_format.unpack_index(data)
     object_format.parse_key(data.decode("utf-8", "replace"))
@@ -305,33 +296,25 @@ def objects(data):
 
 
 def _object_frames(data):
-    """The frames of a registered object, as rewriting reads them."""
-    spec = _state().topics[1].spec
-    for body in (data, _frames_of(data)):
+    """The frames of a registered object, as a restore reads them."""
+    for frames in (data, _frames_of(data)):
         found = Descriptor(
             key="key",
             first=0,
             end=1,
-            size=len(body),
-            position=0,
-            length=len(body),
+            size=len(frames),
+            length=len(frames),
             records=1,
-            frames=1,
             time_first_us=0,
             time_last_us=0,
             epoch=1,
-            sha="",
             etag="",
             created_us=0,
         )
-        run = ObjectRun(
-            store=BytesStore(body), topic=Topic(spec, {}, {}), descriptors=(found,), hint=Hint()
-        )
+        store = BytesStore(bytes(object_format.HEADER_BYTES) + frames)
         with suppress(FrazilError):
-            taken = sum(
-                len(piece) for piece in run.pieces(Tally(first=0, position=64, index_bytes=9))
-            )
-            assert taken == len(body)
+            for frame in frames_of(store, found, 1):
+                assert frame.head.topic == 1
 
 
 TARGETS = {

@@ -14,7 +14,7 @@ from tests.fuzz.transport_targets import TRANSPORT_TARGETS
 
 SERVE_TARGETS = {**TRANSPORT_TARGETS, **REQUEST_TARGETS}
 SECONDS = int(os.environ.get("FRAZIL_FUZZ_SECONDS", "1"))
-GUIDED = ("h2", "headers", "schemas")
+GUIDED = ("h2", "headers")
 """The targets with many branches; `make fuzz` does the others as well."""
 
 

@@ -230,29 +230,18 @@ METADATA = {
 
 
 @pytest.mark.parametrize("kind", METADATA)
-def test_the_metadata_is_judged_and_rebuilt(data, kind):
-    """Missing or damaged metadata loses nothing: it is told, and rebuilt from the log on demand."""
+def test_the_metadata_is_judged_and_made_again_by_opening(data, kind):
+    """Missing or damaged metadata loses nothing: it is told, and the next opening rebuilds it."""
     damage, state = METADATA[kind]
     damage(data / "meta.db")
     code = 8 if kind == "a directory" else 0
     assert examine(data, code=code)["metadata"]["state"] == state
-    found = examine(data, "--rebuild")
-    assert found["rebuilt"] is True
-    assert found["metadata"]["state"] == "current"
-    if kind != "missing":
-        assert found["put_aside"] in {each["path"] for each in found["quarantined"]}
+    if kind == "a directory":
+        (data / "meta.db").rmdir()
     with frazil.open(data) as engine:
         assert engine.topics() == ["/default/big", "/default/lane", "/default/rows"]
         assert engine.topic_stats("rows")["message_count"] == RECORDS
-
-
-def test_rebuilding_is_refused_while_somebody_writes(data):
-    """A directory in use is not rebuilt; the holder is named."""
-    with frazil.open(data):
-        words = ["--data", str(data), "doctor", "--rebuild"]
-        result = CliRunner().invoke(app, words)
-    assert result.exit_code == 4
-    assert "pid=" in result.stderr
+    assert examine(data)["metadata"]["state"] == "current"
 
 
 def test_a_torn_tail_is_no_damage(data):

@@ -18,8 +18,8 @@ def test_the_doctor_names_the_file_with_a_flipped_bit(tmp_path):
     with frazil.open(tmp_path / "d") as db:
         topic = db.create_topic("t", {"id": "long", "text": "string"})
         topic.append_many([{"id": n, "text": f"text {n * 7919}"} for n in range(2000)])
-        db.flush()
-        [file] = db.tier_files("t")
+        db.tiers.flush()
+        [file] = db.tiers.describe_files("t")
     report = report_of(tmp_path / "d")
     assert (report.files, report.health) == (1, "ok")
     [path] = (tmp_path / "d" / "disk").rglob(file["file"])

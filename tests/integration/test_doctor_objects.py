@@ -295,15 +295,15 @@ def test_no_store_is_no_store():
 
 
 def test_other_options_do_not_go_with_it():
-    """--objects and --rebuild together are refused."""
-    assert run({"objects.store": "memory", "objects.root": "m"}, "--rebuild")[0] == 2
+    """--objects and --quick together are refused."""
+    assert run({"objects.store": "memory", "objects.root": "m"}, "--quick")[0] == 2
 
 
 class Replacing(SimulatedStore):
     """A store that ignores conditions, as some that speak S3 do."""
 
     def put(self, key, data):
-        return self.put_stream(key, [data], size=len(data))
+        return self.put_stream(key, [data])
 
 
 def test_a_store_that_replaces_objects_is_refused():

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from frazil.errors import Conflict, Unavailable
-from frazil.objects import Patient, open_store
+from frazil.objects import RetryingStore, open_store
 from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
 
 pytestmark = pytest.mark.integration
@@ -55,11 +55,10 @@ def test_writers_outlast_a_server_that_fails(tmp_path, trouble):
             server.settings(
                 **{
                     "objects.request_timeout_s": "2s",
-                    "objects.retry_delay_max_s": "1s",
                 }
             )
         )
-        store = Patient(open_store(settings), settings)
+        store = RetryingStore(open_store(settings), timeout_s=settings.retry_timeout_s)
         wrote = threading.Semaphore(0)
 
         deadline = time.monotonic() + 150

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+from functools import partial
 from unittest.mock import patch
 
 from frazil.config import Settings
 from frazil.engine import Engine
 from frazil.errors import CorruptionError, FrazilError, NotFound, Overloaded, Unavailable
+from frazil.objects import ObjectsSource
 from tests.crash.checker import Violation, require
 from tests.property.tiers_world import LOG, let_go
 from tests.support import SimulatedClock, SimulatedFileSystem
@@ -33,9 +35,6 @@ def settings_of(chance):
         "store": "memory",
         "root": "simulated",
         "object_bytes_max": chance.choice((1_000, 4_000, 1 << 20)),
-        "index_bytes": chance.choice((200, 1_000, 1 << 20)),
-        "reader_ahead_bytes": chance.choice((64 << 10, 1 << 20)),
-        "rewrite_objects": 2,
         "interval_s": 1.0,
         "retry_timeout_s": 0.0,
     }
@@ -131,6 +130,8 @@ class World:
     def __init__(self, seed):
         self.chance = random.Random(seed)
         self.settings = settings_of(self.chance)
+        self.index_bytes = self.chance.choice((200, 1_000, 1 << 20))
+        self.ahead_bytes = self.chance.choice((64 << 10, 1 << 20))
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.store = SimulatedStore(self.clock, seed=seed, latency_s=0.001)
@@ -145,10 +146,15 @@ class World:
     # -- life --------------------------------------------------------------------------------------
 
     def open(self):
-        with patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store):
+        source = partial(ObjectsSource, ahead_bytes=self.ahead_bytes)
+        with (
+            patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store),
+            patch("frazil.objects.runtime.ObjectsSource", source),
+        ):
             self.engine = Engine(
                 self.settings, file_system=self.disk, clock=self.clock, threads=False
             )
+        self.engine.objects.uploader.index_bytes = self.index_bytes
         for topic in TOPICS:
             options = {}
             if topic == TOPICS[1]:
@@ -201,25 +207,19 @@ class World:
         self.note("upload")
         self.engine.objects.run_once()
 
-    def share(self):
-        self.note("upload shared")
-        objects = self.engine.objects
-        wanted = {topic.id: topic.runtime.state.durable for topic in objects.topics.values()}
-        objects.shared.upload(wanted)
-
     def move(self):
         """Records move between the tiers at hand, or are given up there."""
         self.note("move")
         engine = self.engine
-        if engine.tiers is not None and self.chance.random() < 0.5:
-            engine.flush()
-            engine.evict()
+        if engine.has_tiers and self.chance.random() < 0.5:
+            engine.tiers.flush()
+            engine.tiers.evict()
         if self.chance.random() < 0.5:
             for lane in engine.lanes:
                 lane.queue.call(lane.journal.rotate)
         self.clock.advance(self.chance.choice((0.5, 10.0, 2_000.0)))
         engine.objects.move_holds()
-        if engine.tiers is not None:
+        if engine.has_tiers:
             engine.tiers.run_once()
             require(not engine.tiers.errors, "a move failed", errors=engine.tiers.errors)
         engine.upkeep.run_once()
@@ -228,7 +228,7 @@ class World:
         self.note("retain")
         self.clock.advance(120.0)
         with contextlib.suppress(Unavailable):
-            self.engine.objects.upkeep.retain()
+            self.engine.objects.retention.run()
 
     def begin(self):
         topic = self.chance.choice(TOPICS)
@@ -263,8 +263,7 @@ class World:
         weighted = (
             *[self.publish] * 6,
             *[self.read] * 8,
-            *[self.upload] * 3,
-            *[self.share] * 2,
+            *[self.upload] * 5,
             *[self.move] * 4,
             *[self.begin] * 2,
             self.retain,

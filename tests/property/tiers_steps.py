@@ -227,15 +227,15 @@ class Life:
         name = model.name if random.random() < 0.6 else None
         world.note(f"-- {verb} {name or ''}")
         if verb == "flush":
-            engine.flush(name)
+            engine.tiers.flush(name)
         elif verb == "evict":
-            engine.evict(name)
+            engine.tiers.evict(name)
         elif verb == "merge":
             self._merge()
         elif verb == "files":
             for _ in range(random.randint(3, 5)):
                 self.calls.publish(model, random)
-                engine.flush(model.name)
+                engine.tiers.flush(model.name)
             self._merge()
         elif verb == "fold":
             engine.tiers.fold_once()

@@ -36,14 +36,14 @@ SEAM_EXCEPTIONS = {
         "a catalog in memory has a warehouse that is gone with it",
     ),
     "lake/doctor.py": ({"tempfile"}, "a catalog that is only tried leaves no file behind"),
-    "lake/resolver.py": (
-        {"os.lstat", "tempfile"},
-        "spark's resolver works in a directory that is gone afterwards; its growth is watched",
-    ),
     "lake/priority.py": ({"os.open"}, "the kernel's file of a session's priority takes no pwrite"),
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
-    "engine/doctor.py": ({"os.stat"}, "rights and owner are the user's business, not the engine's"),
+    "engine/doctor.py": (
+        {"os.stat", "os.path.exists", "os.path.lexists", "shutil", "tempfile"},
+        "rights and owner are the user's business; a copy of the metadata is opened, never the file",
+    ),
+    "registry/definitions.py": ({"os.pread"}, "protoc writes into files in memory"),
     "lake/process.py": (
         {"os.open"},
         "a child process gets descriptors: its output, and a short way to its socket",
@@ -61,6 +61,7 @@ BROAD_EXCEPTS = {
     "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
+    "serve/http.py": "the top of a request: a bug in a page is that request's status, no more",
     "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",
     "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",
     "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",

@@ -112,9 +112,9 @@ def a_program_queries(db: Engine) -> None:
     table: pa.Table = result.arrow()
     assert_type(db.query("SELECT $a", {"a": 1}, as_of_offset=4), Result)
     assert_type(db.explain("SELECT * FROM orders"), dict[str, Any])
-    assert_type(db.flush(), dict[str, int])
-    assert_type(db.evict("orders"), dict[str, int])
-    assert_type(db.tier_files("orders"), list[dict[str, Any]])
+    assert_type(db.tiers.flush(), dict[str, int])
+    assert_type(db.tiers.evict("orders"), dict[str, int])
+    assert_type(db.tiers.describe_files("orders"), list[dict[str, Any]])
     del table
 
 
@@ -184,8 +184,6 @@ async def changes_and_queries(topic: AsyncTopic, db: AsyncEngine) -> None:
     assert_type(await topic.get_many([1]), list[dict[str, Any] | None])
     assert_type(await db.query("SELECT 1", timeout_s=1.0), Result)
     assert_type(await db.explain("SELECT 1"), dict[str, Any])
-    assert_type(await db.flush("orders"), dict[str, int])
-    assert_type(await db.evict(), dict[str, int])
 
 
 async def changes_of_parts(topic: AsyncPartitionedTopic) -> None:

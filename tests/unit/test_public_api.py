@@ -71,14 +71,14 @@ def test_asyncio_and_parts_have_the_calls_of_a_topic():
         missing = {name for name in calls if not hasattr(thing, name)}
         assert missing == set(), thing
     for thing in (frazil.Engine, frazil.AsyncEngine):
-        assert all(hasattr(thing, name) for name in ("query", "explain", "flush", "evict"))
+        assert all(hasattr(thing, name) for name in ("query", "explain", "tiers"))
 
 
 def test_asyncio_takes_the_arguments_of_the_other_calls():
     """A call under asyncio has the parameters of the call that it stands for."""
     pairs = [(AsyncTopic, frazil.Topic), (frazil.AsyncEngine, frazil.Engine)]
     names = {"append", "append_many", "append_arrow", "append_changes", "get", "get_many"}
-    names |= {"insert", "upsert", "update", "delete", "query", "explain", "flush", "evict"}
+    names |= {"insert", "upsert", "update", "delete", "query", "explain"}
     names |= {"subscribe", "subscriptions", "unsubscribe", "reset_subscription"}
     for under_asyncio, plain in pairs:
         for name in names & set(dir(under_asyncio)):

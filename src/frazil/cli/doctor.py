@@ -8,10 +8,9 @@ import attrs
 import typer
 
 from frazil.cli.doctor_objects import doctor_objects
-from frazil.cli.output import note, print_json, print_table
+from frazil.cli.output import print_json, print_table
 from frazil.cli.session import session_of
-from frazil.clock import SystemClock
-from frazil.engine import Report, examine, oldest_kept_by, rebuild_metadata
+from frazil.engine import Report, examine, oldest_kept_by
 from frazil.errors import CODES, CorruptionError, InvalidRequest
 from frazil.fs import RealFileSystem
 
@@ -23,9 +22,6 @@ __all__ = ["doctor"]
 
 def doctor(
     context: typer.Context,
-    rebuild: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--rebuild", help="Make the metadata again from the log.")
-    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not read sealed segments.")] = False,  # noqa: FBT002 - a flag
     objects: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--objects", help="Try the object store instead.")
@@ -33,23 +29,18 @@ def doctor(
 ) -> None:
     """Say what is wrong with the data directory, what is lost, and what to do.
 
-    Changes nothing unless --rebuild is given. The exit code is 0, also with warnings, and 8 if
-    acked data is damaged or lost. With --objects the store of the settings is tried instead: a
+    Nothing is changed. The exit code is 0, also with warnings, and 8 if acked data is damaged or
+    lost. With --objects the store of the settings is tried instead: a
     wrong setting is named, with the exit code 2, and 5 if the store cannot be reached.
     """
     session = session_of(context)
     settings = session.settings()
     if objects:
-        if rebuild or quick:
+        if quick:
             raise InvalidRequest("--objects goes with no other option of doctor")
         doctor_objects(settings, as_json=session.as_json)
         return
     file_system = RealFileSystem()
-    aside = ""
-    warnings: list[str] = []
-    if rebuild:
-        examine(settings, file_system=file_system, read_all=False)
-        aside, warnings = rebuild_metadata(settings, file_system=file_system, clock=SystemClock())
     report = examine(settings, file_system=file_system, read_all=not quick)
     for facts in report.journals:
         for kept in _kept(facts):
@@ -57,13 +48,9 @@ def doctor(
             advice = "advance or drop the hold if nothing needs it any more"
             report.add("info", facts.name, f"{what} at offset {kept['offset']}", advice)
     if session.as_json:
-        print_json({**_values(report), "rebuilt": rebuild, "put_aside": aside or None})
+        print_json(_values(report))
     else:
-        if rebuild:
-            typer.echo(f"metadata is rebuilt from the log; the old one: {aside or 'none'}")
         _print(report)
-    for warning in warnings:
-        note(f"warning: {warning}")
     if report.health == "damaged":
         raise typer.Exit(CODES[CorruptionError].exit)
 

@@ -208,10 +208,10 @@ def adopt(
     topic: OneTopic,
     yes: Yes = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """Go on behind the end of a table that this topic did not fill.
+    """Continue after the end of a table that this topic did not fill.
 
-    The topic's next offset becomes the table's end. A table of another topic is taken over after a
-    confirmation.
+    The topic's next offset becomes the table's end. Taking over another topic's table, or leaving
+    own records out of the table, needs a confirmation.
     """
     session = session_of(context)
     with session.engine() as engine:

@@ -44,7 +44,7 @@ def list_objects(context: typer.Context, topic: TopicName = None, token: Token =
             ],
         )
     else:
-        names = ("topic", "offsets", "records", "size", "from", "to", "shared", "key")
+        names = ("topic", "offsets", "records", "size", "from", "to", "key")
         print_table(names, [_object_row(each) for each in found])
 
 
@@ -56,7 +56,6 @@ def _object_row(each: dict[str, Any]) -> tuple[object, ...]:
         size_text(each["bytes"]),
         _time_text(each["time_first_us"]),
         _time_text(each["time_last_us"]),
-        "yes" if each["shared"] else "",
         each["key"],
     )
 

@@ -5,26 +5,35 @@ from __future__ import annotations
 import datetime as dt
 import re
 import threading
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
+import pyarrow as pa
 import typer
 
-from frazil.cli.output import note
-from frazil.cli.read_formats import Format, writer_for
+from frazil.cli.batches import BatchWriter
+from frazil.cli.output import note, write_out
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
 from frazil.engine import PartitionedTopic
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import OFFSET_FIELD, TIME_FIELD, Batch
+from frazil.model import OP_DELETE, OP_NAMES
+from frazil.schema import positions_of
 from frazil.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
     from frazil.engine import Topic
-    from frazil.log import Batch
     from frazil.topic import Reader, Start
 
 __all__ = ["parse_start", "read"]
+
+Format = Literal["ndjson", "table", "csv", "arrow", "raw"]
+PART_FIELD: Final = pa.field("_part", pa.int32(), nullable=False)
+OP_FIELD: Final = pa.field("_op", pa.string(), nullable=False)
 
 ALONE: Final = "following this directory alone: other processes cannot publish meanwhile"
 _OFFSET: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
@@ -87,13 +96,7 @@ def read(
         if follow:
             note(ALONE)
         left = limit
-        with writer_for(
-            file_format,
-            parts[0].schema,
-            parted=is_parted,
-            keyed=bool(parts[0].runtime.state.spec.primary_key),
-            has_payloads=parts[0].runtime.is_message,
-        ) as writer:
+        with _Writer(file_format, parts[0], is_parted=is_parted) as writer:
             for part, batch in _batches(cursors, follow=follow):
                 some = batch if left is None or batch.count <= left else batch.slice(0, left)
                 writer.write(some, part)
@@ -101,6 +104,61 @@ def read(
                     left -= some.count
                     if left <= 0:
                         return
+
+
+class _Writer:
+    """Writes records of a topic; a record of a keyed topic is a change with its operation's name."""
+
+    def __init__(self, file_format: Format, topic: Topic, *, is_parted: bool) -> None:
+        self._batches: BatchWriter | None = None
+        self._fields = [PART_FIELD] if is_parted else []
+        self._fields += [OFFSET_FIELD, TIME_FIELD]
+        if topic.runtime.state.spec.primary_key:
+            self._fields.append(OP_FIELD)
+        self._schema = pa.schema([*self._fields, *topic.schema])
+        if file_format != "raw":
+            self._batches = BatchWriter(file_format, self._schema)
+        elif not topic.runtime.is_message:
+            raise InvalidRequest("only message topics have raw payloads, choose another --format")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._batches is not None:
+            self._batches.close()
+
+    def write(self, batch: Batch, part: int | None) -> None:
+        if self._batches is None:
+            payloads = batch.data.column("payload").to_pylist()
+            write_out(b"".join([payload + b"\n" for payload in payloads]))
+            return
+        data = batch.to_arrow()
+        columns = list(data.columns)
+        edit = None
+        if "_op" in batch.data.schema.names:
+            columns = list(data.drop_columns(["_op", "_present"]).columns)
+            numbers = data.column("_op").to_pylist()
+            names = [OP_NAMES.get(number, str(number)) for number in numbers]
+            columns.insert(2, pa.array(names, pa.string()))
+            edit = partial(_drop_unnamed, batch)
+        if part is not None:
+            columns.insert(0, pa.array([part] * batch.count, PART_FIELD.type))
+        self._batches.write(pa.RecordBatch.from_arrays(columns, schema=self._schema), edit=edit)
+
+
+def _drop_unnamed(batch: Batch, rows: list[dict[str, Any]], start: int) -> None:
+    """Drop from rows the columns that a partial change does not name; a delete names its key."""
+    names = [name for name in batch.data.schema.names if name not in {"_op", "_present"}]
+    page = batch.data.slice(start, len(rows))
+    ops, bitmaps = page.column("_op").to_pylist(), page.column("_present").to_pylist()
+    for row, op, bitmap in zip(rows, ops, bitmaps, strict=True):
+        if bitmap is None and op != OP_DELETE:
+            continue
+        named = {names[position] for position in positions_of(bitmap or b"")}
+        for name in names:
+            if name not in named and row[name] is None:
+                del row[name]
 
 
 class _Found(NamedTuple):

@@ -12,8 +12,7 @@ from frazil.cli.session import session_of
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from frazil.lake.reject_replay import Replayed
-    from frazil.lake.rejects import Place, Reject
+    from frazil.lake.rejects import Reject, RejectKey, Settled
 
 __all__ = ["app"]
 
@@ -76,7 +75,7 @@ def replay(
     chosen = _chosen(offsets, every=every)
     with session.engine() as engine:
         done = engine.lake.rejects(topic).replay(chosen, part=part)
-    value = _told(done) | {"offsets": [ack.offset for ack in done.acks]}
+    value = _result(done) | {"offsets": [ack.offset for ack in done.acks]}
     session.show(value, f"{topic}: {_counts(done, 'replayed')}")
 
 
@@ -93,7 +92,7 @@ def drop(
     chosen = _chosen(offsets, every=every)
     with session.engine() as engine:
         done = engine.lake.rejects(topic).drop(chosen, part=part)
-    session.show(_told(done), f"{topic}: {_counts(done, 'dropped')}")
+    session.show(_result(done), f"{topic}: {_counts(done, 'dropped')}")
 
 
 def _chosen(offsets: list[int] | None, *, every: bool) -> list[int] | Literal["all"]:
@@ -104,18 +103,18 @@ def _chosen(offsets: list[int] | None, *, every: bool) -> list[int] | Literal["a
 
 def _facts(reject: Reject) -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.structs.asdict(reject)
-    place = facts.pop("place")
-    return {**_where(place), **facts}
+    key = facts.pop("key")
+    return {**_where(key), **facts}
 
 
-def _where(place: Place) -> dict[str, int]:
-    return {"offset": place.offset, "part": place.part}
+def _where(key: RejectKey) -> dict[str, int]:
+    return {"offset": key.offset, "part": key.part}
 
 
 def _row(reject: Reject) -> tuple[object, ...]:
     return (
-        f"{reject.place.offset:,}",
-        "" if reject.place.part < 0 else reject.place.part,
+        f"{reject.key.offset:,}",
+        "" if reject.key.part < 0 else reject.key.part,
         stamp(reject.time_us),
         reject.state,
         reject.field,
@@ -124,13 +123,13 @@ def _row(reject: Reject) -> tuple[object, ...]:
     )
 
 
-def _told(done: Replayed) -> dict[str, Any]:
+def _result(done: Settled) -> dict[str, Any]:
     return {
-        "done": [_where(place) for place in done.done],
-        "settled_before": [_where(place) for place in done.settled_before],
+        "done": [_where(key) for key in done.done],
+        "settled_before": [_where(key) for key in done.settled_before],
     }
 
 
-def _counts(done: Replayed, word: str) -> str:
+def _counts(done: Settled, word: str) -> str:
     before = len(done.settled_before)
     return f"{len(done.done):,} {word}" + (f", {before:,} were settled before" if before else "")

@@ -15,6 +15,7 @@ from frazil.clock import SystemClock
 from frazil.config import load_settings, parse_assignments
 from frazil.errors import InvalidRequest
 from frazil.fs import RealFileSystem
+from frazil.objects import OFFSET_MARGIN
 from frazil.objects import restore as restore_broker
 from frazil.telemetry import configure
 
@@ -46,15 +47,14 @@ def restore(
         str | None, typer.Option(help="The broker's id, if the store has several.")
     ] = None,
     margin: Annotated[
-        int | None,
-        typer.Option(min=0, help="Offsets left free for unknown records; log.reserve_offsets."),
-    ] = None,
+        int, typer.Option(min=0, help="Offsets left free for records that the store does not know.")
+    ] = OFFSET_MARGIN,
 ) -> None:
     """Rebuild a broker's topics, columns and subscriptions from its object store.
 
     Keys and endpoint of the store come from the settings (`--config`, `--set`, environment).
     """
-    from frazil.objects import Patient, open_store
+    from frazil.objects import RetryingStore, open_store
 
     session = session_of(context)
     overrides = parse_assignments(session.assignments)
@@ -72,7 +72,8 @@ def restore(
     telemetry = settings.telemetry
     configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
     clock = SystemClock()
-    store = Patient(open_store(settings.objects, clock=clock), settings.objects, clock=clock)
+    opened = open_store(settings.objects, clock=clock)
+    store = RetryingStore(opened, timeout_s=settings.objects.retry_timeout_s, clock=clock)
     try:
         report = restore_broker(
             store,

@@ -16,8 +16,8 @@ from frazil.cli.serve_lake import tell_lake
 from frazil.cli.serve_text import greeting
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings, parse_assignments
-from frazil.engine import lake_missing
 from frazil.errors import InvalidRequest
+from frazil.lake import lake_missing
 from frazil.telemetry import configure, warn
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-PACKAGES: Final = ("google", "hpack", "jwt")
+PACKAGES: Final = ("google", "hpack", "jwt", "starlette", "uvicorn")
 """What the extra `serve` brings, by the names under which it is imported."""
 
 

@@ -2,27 +2,70 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+import attrs
 import typer
 
+from frazil.cli.batches import SINGLE, BatchFormat, BatchWriter, check_format
+from frazil.cli.output import print_json, print_table, size_text, to_json, write_out
 from frazil.cli.read import parse_start
 from frazil.cli.session import session_of
-from frazil.cli.sql_output import SINGLE, SqlFormat, check_format
-from frazil.cli.sql_run import Look, run_statement
-from frazil.cli.sql_text import parse_meta, split_statements
-from frazil.cli.sql_topics import print_meta
 from frazil.clock import SystemClock
-from frazil.errors import InvalidRequest
+from frazil.errors import FrazilError, InvalidRequest
+from frazil.model import NAMESPACE_DEFAULT
 from frazil.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["parse_params", "sql"]
+    from frazil.engine import Engine
+
+__all__ = [
+    "KEYWORDS",
+    "Options",
+    "explain_lines",
+    "explained",
+    "is_finished",
+    "parse_params",
+    "print_topics",
+    "quoted",
+    "run_statement",
+    "split_statements",
+    "sql",
+    "table_name",
+]
+
+_T = TypeVar("_T")
+CANCEL_AGAIN_S: Final = 0.05
+_EXPLAIN: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*explain(?:\s+analyze)?\b\s+", re.IGNORECASE | re.DOTALL
+)
+_WORDS: Final = """
+ALL AND AS ASC BETWEEN BY CASE CAST COUNT CROSS DESC DESCRIBE DISTINCT ELSE END EXCEPT EXISTS
+EXPLAIN FALSE FILTER FROM FULL GROUP HAVING ILIKE IN INNER INTERSECT INTERVAL IS JOIN LEFT LIKE
+LIMIT NOT NULL OFFSET ON OR ORDER OUTER OVER PARTITION QUALIFY RECURSIVE RIGHT SELECT SHOW TABLES
+THEN TRUE UNION UNNEST USING VALUES WHEN WHERE WINDOW WITH
+"""
+KEYWORDS: Final = tuple(_WORDS.split())
+_PLAIN_NAME: Final = re.compile(r"[a-z_]\w*\Z", re.ASCII)
+
+
+@attrs.frozen
+class Options:
+    """What all statements of a call share."""
+
+    params: dict[str, Any] | None = None
+    as_of_offset: int | None = None
+    as_of_time: Any = None
+    timeout_s: float | None = None
 
 
 def sql(
@@ -34,7 +77,7 @@ def sql(
         ),
     ] = None,
     file_format: Annotated[
-        SqlFormat | None,
+        BatchFormat | None,
         typer.Option("--format", "-f", help="How to print; table without it, json with -o json."),
     ] = None,
     params: Annotated[
@@ -53,7 +96,7 @@ def sql(
 ) -> None:
     """Query topics with SQL: -c, statements on stdin, or a shell if stdin is a terminal."""
     session = session_of(context)
-    look = Look(
+    options = Options(
         params=parse_params(params),
         as_of_offset=as_of_offset,
         as_of_time=None if as_of_time is None else _moment(as_of_time),
@@ -61,21 +104,27 @@ def sql(
     )
     chosen = check_format(file_format or ("json" if session.as_json else "table"))
     is_shell = command is None and sys.stdin.isatty()
-    require_extra("prompt_toolkit" if is_shell else "duckdb", "duckdb")
+    for module in ("duckdb", *(["prompt_toolkit"] if is_shell else [])):
+        if importlib.util.find_spec(module) is None:
+            raise InvalidRequest(
+                "SQL needs more packages, install them with: pip install frazil[query]",
+                missing=module,
+            )
     if is_shell:
         from frazil.cli.sql_shell import run_shell
 
         with session.engine() as engine:
-            run_shell(engine, look, chosen)
+            run_shell(engine, options, chosen)
         return
-    text = sys.stdin.read() if command is None else command
-    meta = parse_meta(text)
-    if meta is not None:
+    text = (sys.stdin.read() if command is None else command).strip()
+    if text.startswith("\\"):
+        name, _, topic = text[1:].removesuffix(";").partition(" ")
+        if name != "d":
+            raise InvalidRequest("only \\d and \\d TOPIC work outside of the shell", got=text)
         with session.engine() as engine:
-            print_meta(engine, meta, chosen)
+            print_topics(engine, topic.strip(), chosen)
         return
-    found = split_statements(text)
-    statements = [*found.statements, *filter(None, [found.rest])]
+    statements = split_statements(text)
     if not statements:
         raise InvalidRequest("there is no statement to run, give one with -c or on stdin")
     if chosen in SINGLE and len(statements) > 1:
@@ -86,21 +135,144 @@ def sql(
         )
     with session.engine() as engine:
         for statement in statements:
-            run_statement(engine, statement, look, chosen)
+            run_statement(engine, statement, options, chosen)
 
 
-def require_extra(*modules: str) -> None:
-    """Check that the modules of the extra `query` are installed.
+# -- statements ----------------------------------------------------------------------------------
+
+
+def split_statements(text: str) -> list[str]:
+    """Return the statements of a text. One with a syntax error stays whole: its error is shown."""
+    import duckdb
+
+    try:
+        found = duckdb.extract_statements(text)
+    except duckdb.Error:
+        return [text]
+    return [statement.query.strip().removesuffix(";").strip() for statement in found]
+
+
+def is_finished(text: str) -> bool:
+    """Return whether Enter runs the text: a shell command, nothing, or statements up to a `;`."""
+    import duckdb
+
+    text = text.strip()
+    if not text or text.startswith("\\"):
+        return True
+    try:
+        return not duckdb.extract_statements(text) or text.endswith(";")
+    except duckdb.Error as error:
+        # An open quote or comment goes on; any other error is for the statement to report.
+        return text.endswith(";") and "unterminated" not in str(error)
+
+
+def explained(statement: str) -> str | None:
+    """Return the statement that an EXPLAIN is about; None if it is another statement."""
+    found = _EXPLAIN.match(statement)
+    return None if found is None else statement[found.end() :]
+
+
+def run_statement(engine: Engine, text: str, options: Options, file_format: BatchFormat) -> int:
+    """Run a statement and print its rows; return how many. EXPLAIN prints what would be read.
 
     Raises:
-        InvalidRequest: with the command that installs them.
+        KeyboardInterrupt: after Ctrl-C, when the query has ended.
     """
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise InvalidRequest(
-                "SQL needs more packages, install them with: pip install frazil[query]",
-                missing=module,
-            )
+    inner = explained(text)
+    if inner is None:
+        return _interruptible(
+            engine, lambda go_on: _query(engine, text, options, file_format, go_on)
+        )
+    if file_format not in {"table", "json", "ndjson"}:
+        raise InvalidRequest("EXPLAIN is printed as table, json or ndjson", format=file_format)
+    found = _interruptible(engine, lambda _go_on: engine.explain(inner, options.params))
+    if file_format == "json":
+        print_json(found)
+    elif file_format == "ndjson":
+        write_out(to_json(found) + "\n")
+    else:
+        typer.echo("\n".join(explain_lines(found)))
+    return 0
+
+
+def _query(
+    engine: Engine,
+    text: str,
+    options: Options,
+    file_format: BatchFormat,
+    go_on: Callable[[], bool],
+) -> int:
+    with engine.query(
+        text,
+        options.params,
+        as_of_offset=options.as_of_offset,
+        as_of_time=options.as_of_time,
+        timeout_s=options.timeout_s,
+    ) as result:
+        with BatchWriter(file_format, result.schema) as writer:
+            for batch in result.batches():
+                if not go_on():
+                    break
+                writer.write(batch, go_on=go_on)
+        return writer.rows
+
+
+def _interruptible(engine: Engine, work: Callable[[Callable[[], bool]], _T]) -> _T:
+    """Do the work in a thread, so that this one can take Ctrl-C while the query runs."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="frazil-sql") as pool:
+        future = pool.submit(work, lambda: not stop.is_set())
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            stop.set()
+            # The first cancel may come before the query has begun.
+            while not future.done():
+                engine.cancel_queries()
+                wait([future], CANCEL_AGAIN_S)
+            # The user asked for the cancellation: it is no error.
+            with contextlib.suppress(FrazilError):
+                future.result()
+            raise
+
+
+def explain_lines(value: object, *, indent: int = 0) -> Iterator[str]:
+    """Yield an explanation as indented lines; a flat object of a list is one line."""
+    pad = "  " * indent
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, str) and "\n" in item:
+                yield f"{pad}{key}:"
+                yield from (f"{pad}  {line}" for line in item.splitlines())
+            elif _is_nested(item):
+                yield f"{pad}{key}:"
+                yield from explain_lines(item, indent=indent + 1)
+            else:
+                yield f"{pad}{key}: {_flat(item)}"
+        return
+    for item in value if isinstance(value, list) else [value]:
+        if _is_nested(item):
+            yield f"{pad}-"
+            yield from explain_lines(item, indent=indent + 1)
+        else:
+            yield f"{pad}- {_flat(item)}"
+
+
+def _is_nested(item: object) -> bool:
+    if isinstance(item, dict):
+        return any(isinstance(each, (dict, list)) and each for each in item.values())
+    return isinstance(item, list) and any(isinstance(each, (dict, list)) for each in item)
+
+
+def _flat(item: object) -> str:
+    if isinstance(item, dict):
+        return ", ".join(f"{key} {_flat(each)}" for key, each in item.items()) or "none"
+    if isinstance(item, list):
+        return ", ".join(_flat(each) for each in item) or "none"
+    return item if isinstance(item, str) else to_json(item)
+
+
+# -- options -------------------------------------------------------------------------------------
 
 
 def parse_params(texts: Sequence[str] | None) -> dict[str, Any] | None:
@@ -138,3 +310,67 @@ def _moment(text: str) -> object:
     if isinstance(found, (str, int)):
         raise InvalidRequest("--as-of-time takes an ISO 8601 time or a span such as -5m", got=text)
     return found
+
+
+# -- topics --------------------------------------------------------------------------------------
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL takes it: quoted unless it is plain and no keyword."""
+    plain = _PLAIN_NAME.match(name) and name.upper() not in KEYWORDS
+    return name if plain else '"' + name.replace('"', '""') + '"'
+
+
+def table_name(topic: str) -> str:
+    """Return how SQL names a topic: `events`, or `shop.orders` in another namespace."""
+    _, namespace, name = topic.split("/")
+    return quoted(name) if namespace == NAMESPACE_DEFAULT else f"{quoted(namespace)}.{quoted(name)}"
+
+
+def print_topics(engine: Engine, topic: str, file_format: BatchFormat) -> None:
+    r"""Print what `\d` asks for: the topics, or the columns of one."""
+    rows = _column_rows(engine, topic) if topic else _topic_rows(engine)
+    if file_format == "json":
+        print_json(rows)
+    elif file_format == "ndjson":
+        write_out("".join([to_json(row) + "\n" for row in rows]))
+    else:
+        names = list(rows[0]) if rows else ["topic", "kind", "key", "records", "in memory"]
+        print_table(names, [list(row.values()) for row in rows], title=topic or None)
+
+
+def _column_rows(engine: Engine, topic: str) -> list[dict[str, object]]:
+    parts = [part.strip().strip('"') for part in topic.split(".")]
+    name = topic if topic.startswith("/") or len(parts) == 1 else "/" + "/".join(parts)
+    found = engine.describe(name if name.startswith("/") else parts[0])
+    columns = [
+        {
+            "column": each["name"],
+            "type": each["type"],
+            "nullable": each["nullable"],
+            "key": each["name"] in found["primary_key"],
+        }
+        for each in found["columns"]
+    ]
+    system = (("_offset", "long"), ("_time", "timestamptz"))
+    return columns + [
+        {"column": name, "type": kind, "nullable": False, "key": False} for name, kind in system
+    ]
+
+
+def _topic_rows(engine: Engine) -> list[dict[str, object]]:
+    stats = engine.stats()["per_topic"]
+    rows: list[dict[str, object]] = []
+    for name in engine.topics():
+        found = engine.describe(name)
+        parts = [stats[part["name"]] for part in found.get("parts", ())] or [stats[name]]
+        rows.append(
+            {
+                "topic": table_name(name),
+                "kind": found["kind"],
+                "key": ", ".join(found["primary_key"]),
+                "records": f"{sum(part['message_count'] for part in parts):,}",
+                "in memory": size_text(sum(part["tiers"]["memory_bytes"] for part in parts)),
+            }
+        )
+    return rows

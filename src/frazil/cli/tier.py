@@ -24,7 +24,7 @@ def list_tiers(context: typer.Context, topic: Topic = None) -> None:
     """List what each topic has in memory and in files, or the files of one topic."""
     session = session_of(context)
     with session.engine() as engine:
-        found = _summaries(engine) if topic is None else engine.tier_files(topic)
+        found = _summaries(engine) if topic is None else engine.tiers.describe_files(topic)
     if session.as_json:
         print_json(found)
     elif topic is None:
@@ -65,7 +65,7 @@ def _summaries(engine: Engine) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, stats in sorted(engine.stats()["per_topic"].items()):
         # Refused without a memory tier, and then there are no figures of it either.
-        files = engine.tier_files(name)
+        files = engine.tiers.describe_files(name)
         tiers = stats["tiers"]
         found.append(
             {
@@ -89,7 +89,7 @@ def flush(context: typer.Context, topic: Topic = None) -> None:
     """Write what memory holds to files; on return they are synced and registered."""
     session = session_of(context)
     with session.engine() as engine:
-        found = engine.flush(topic)
+        found = engine.tiers.flush(topic)
     if session.as_json:
         print_json(found)
         return
@@ -101,7 +101,7 @@ def evict(context: typer.Context, topic: Topic = None) -> None:
     """Let go of what lies elsewhere, too: flushed records in memory, committed files."""
     session = session_of(context)
     with session.engine() as engine:
-        found = engine.evict(topic)
+        found = engine.tiers.evict(topic)
     if session.as_json:
         print_json(found)
         return

@@ -289,7 +289,7 @@ def _totals(what: str, found: Mapping[str, Any]) -> Table:
     """Return the lake or the object store as one row: the sums over all topics."""
     totals = found.get("totals") or {}
     stopped = (totals.get("states") or {}).get("stopped", 0)
-    cells = {what: str(found.get("root") or found["state"])}
+    cells = {what.upper(): str(found.get("root") or found["state"])}
     if "worker" in found:
         cells |= {name: str(value) for name, value in found["worker"].items() if name in WORKER}
     for name, value in totals.items():

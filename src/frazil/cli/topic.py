@@ -9,6 +9,7 @@ import typer
 from frazil.cli.lake import agreed, in_words_of_the_command
 from frazil.cli.output import print_json, print_table, size_text
 from frazil.cli.session import session_of
+from frazil.engine import Topic
 from frazil.errors import InvalidRequest
 from frazil.model import Lane, OnFull, SyncMode, UnknownKey
 from frazil.units import format_bytes, format_duration
@@ -300,12 +301,13 @@ def _change_hold(
 ) -> None:
     session = session_of(context)
     with session.engine() as engine:
+        topic = Topic(engine, engine.topic_runtime(name))
         if offset is None:
-            engine.drop(name, hold_name)
+            topic.drop(hold_name)
         elif change == "hold":
-            engine.hold(name, hold_name, offset)
+            topic.hold(hold_name, offset)
         else:
-            engine.advance(name, hold_name, offset)
+            topic.advance(hold_name, offset)
         holds = engine.describe(name)["holds"]
     listed = ", ".join(f"{each}={at}" for each, at in holds.items()) or "none"
     session.show({"topic": name, "holds": holds}, f"holds of {name}: {listed}")

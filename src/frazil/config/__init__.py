@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from frazil.config.danube import Imported, import_danube, read_documents
-from frazil.config.secret import SecretText, resolve
 from frazil.config.sections import EtcdSettings, LakeSparkSettings, LakeWorkerSettings
 from frazil.config.serve import is_loopback
 from frazil.config.settings import (
@@ -27,6 +26,7 @@ from frazil.config.settings import (
     load_settings,
 )
 from frazil.config.sources import environment_entries, file_entries, parse_assignments
+from frazil.config.values import SecretText, resolve
 
 __all__ = [
     "AuthSettings",

@@ -10,20 +10,228 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import yaml
 
-from frazil.config.danube_rules import CLOUD, ICEBERG, WAL_CLOUD, rule_of
-from frazil.config.secret import references
 from frazil.config.settings import describe, load_settings
+from frazil.config.values import references
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from frazil.config.values import SettingInfo
 
-__all__ = ["Imported", "Left", "Mapped", "import_danube", "read_documents"]
+__all__ = [
+    "CLOUD",
+    "DROPPED",
+    "ICEBERG",
+    "RULES",
+    "WAL_CLOUD",
+    "Imported",
+    "Left",
+    "Mapped",
+    "Rule",
+    "import_danube",
+    "read_documents",
+    "rule_of",
+]
+
+WAL_CLOUD: Final = "wal_cloud"
+ICEBERG: Final = "storage.iceberg_config"
+CLOUD: Final = f"{WAL_CLOUD}.cloud"
+
+Convert = Callable[[object], Mapping[str, object]]
+
+
+_LEAST: Final = 1e-9
+"""A nanosecond: what is less would become a text of hundreds of zeros, or 0, which may differ."""
+
+
+class Rule(NamedTuple):
+    """Turns the value of one key into settings by their names."""
+
+    target: str
+    """The setting that the key is about, for reports."""
+    convert: Convert
+
+
+def _same(target: str, *also: tuple[str, object]) -> Rule:
+    return Rule(target, lambda value: {target: value, **dict(also)})
+
+
+def _times(target: str, factor: float, *also: tuple[str, object]) -> Rule:
+    def convert(value: object) -> Mapping[str, object]:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequest("is not a number that could be converted, set it by hand")
+        if 0 < value * factor < _LEAST:
+            raise InvalidRequest("is too small a number, set it by hand")
+        return {target: value * factor, **dict(also)}
+
+    return Rule(target, convert)
+
+
+def _not(target: str) -> Rule:
+    return Rule(target, lambda value: {target: not value if isinstance(value, bool) else value})
+
+
+def _endpoint(section: str) -> Rule:
+    """Take a server's URL; one without TLS is allowed, because it was used before."""
+
+    def convert(value: object) -> Mapping[str, object]:
+        plain = isinstance(value, str) and value.lower().startswith("http://")
+        more = {f"{section}.allow_http": True} if plain else {}
+        return {f"{section}.endpoint": value, **more}
+
+    return Rule(f"{section}.endpoint", convert)
+
+
+def _etcd(value: object) -> Mapping[str, object]:
+    """Take the server, and a prefix: under its own keys Danube may still have metadata there."""
+    bare = isinstance(value, str) and "://" not in value and not value.startswith("${")
+    return {
+        "metadata.backend": "etcd",
+        "metadata.etcd.endpoints": f"http://{value}" if bare else value,
+        "metadata.etcd.prefix": "/frazil",
+    }
+
+
+def _in_memory(value: object) -> Mapping[str, object]:
+    return {"metadata.backend": "memory"} if value is True else {}
+
+
+_SYNC_MODES: Final = {
+    **dict.fromkeys(("always", "immediate", "every_write", "commit"), "commit"),
+    **dict.fromkeys(("periodic", "interval", "batch"), "periodic"),
+    **dict.fromkeys(("none", "never", "off"), "none"),
+}
+
+
+def _sync_mode(value: object) -> Mapping[str, object]:
+    return {"log.sync": _SYNC_MODES.get(str(value).lower(), value)}
+
+
+_MIB: Final = 1 << 20
+_PERIODIC: Final = ("log.sync", "periodic")
+
+_WAL_CLOUD: Final = {
+    "wal.dir": _same("data_dir"),
+    "wal.file_sync.interval_ms": _times("log.sync_interval_s", 0.001, _PERIODIC),
+    "wal.file_sync.max_batch_bytes": _same("log.sync_bytes_max", _PERIODIC),
+    "wal.rotation.max_bytes": _same("log.segment_bytes_max"),
+    "wal.rotation.max_hours": _times("log.segment_age_max_s", 3600),
+    "wal.retention.time_minutes": _times("log.retention_age_s", 60),
+    "wal.retention.size_mb": _times("log.retention_bytes", _MIB),
+    "wal.retention.check_interval_minutes": _times("log.retention_check_s", 60),
+    "uploader.enabled": _same("objects.default"),
+    "uploader.interval_seconds": _times("objects.interval_s", 1),
+    "uploader.max_object_mb": _times("objects.object_bytes_max", _MIB),
+    "cloud.backend": _same("objects.store"),
+    "cloud.root": _same("objects.root"),
+    "metadata.etcd_endpoint": Rule("metadata.etcd.endpoints", _etcd),
+    "metadata.in_memory": Rule("metadata.backend", _in_memory),
+}
+
+_BY_BACKEND: Final[Mapping[str, Mapping[str, Rule]]] = {
+    "s3": {
+        "region": _same("objects.s3.region"),
+        "endpoint": _endpoint("objects.s3"),
+        "access_key": _same("objects.s3.access_key"),
+        "secret_key": _same("objects.s3.secret_key"),
+        "profile": _same("objects.s3.profile"),
+        "role_arn": _same("objects.s3.role_arn"),
+        "session_token": _same("objects.s3.session_token"),
+        "anonymous": _same("objects.s3.anonymous"),
+        "virtual_host_style": _not("objects.s3.path_style"),
+    },
+    "gcs": {
+        "project": _same("objects.gcs.project"),
+        "credentials_json": _same("objects.gcs.credentials_json"),
+        "credentials_path": _same("objects.gcs.credentials_path"),
+        "endpoint": _endpoint("objects.gcs"),
+        "anonymous": _same("objects.gcs.anonymous"),
+    },
+    "azblob": {
+        "account_name": _same("objects.azblob.account_name"),
+        "account_key": _same("objects.azblob.account_key"),
+        "endpoint": _endpoint("objects.azblob"),
+    },
+    "fs": {},
+    "memory": {},
+}
+
+_ICEBERG: Final = {
+    "catalog.type": _same("lake.catalog.kind"),
+    "catalog.uri": _same("lake.catalog.uri"),
+    "catalog.warehouse": _same("lake.warehouse"),
+    "object_store.type": _same("lake.object_store.type"),
+    "object_store.bucket": _same("lake.object_store.bucket"),
+    "object_store.region": _same("lake.object_store.region"),
+    "object_store.endpoint": _same("lake.object_store.endpoint"),
+    "object_store.access_key": _same("lake.object_store.access_key"),
+    "object_store.secret_key": _same("lake.object_store.secret_key"),
+    "wal.base_path": _same("data_dir"),
+    "wal.max_file_size": _same("log.segment_bytes_max"),
+    "wal.sync_mode": Rule("log.sync", _sync_mode),
+    "writer.batch_size": _same("lake.writer.batch_size"),
+    "writer.flush_interval_ms": _times("lake.writer.flush_interval", 0.001),
+    "writer.max_memory_bytes": _same("lake.writer.max_memory_bytes"),
+}
+
+
+def _namespaces(value: object) -> Mapping[str, object]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise InvalidRequest("is not a list of names, set it by hand")
+    return {"serve.bootstrap_namespaces": ",".join(value)}
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    **{f"{WAL_CLOUD}.{key}": rule for key, rule in _WAL_CLOUD.items()},
+    **{f"{ICEBERG}.{key}": rule for key, rule in _ICEBERG.items()},
+    "bootstrap_namespaces": Rule("serve.bootstrap_namespaces", _namespaces),
+    "storage.type": Rule(
+        "lake.default", lambda value: {"lake.default": True} if value == "iceberg" else {}
+    ),
+}
+"""The keys that become settings, whatever else the file says."""
+
+DROPPED: Final[Mapping[str, str]] = {
+    f"{WAL_CLOUD}.wal.file_name": "segments of the log are named by their numbers",
+    f"{WAL_CLOUD}.wal.cache_capacity": (
+        "counts messages of each topic; memory.budget_bytes bounds the bytes of all topics"
+    ),
+    f"{WAL_CLOUD}.uploader.root_prefix": (
+        "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
+        "metadata.etcd.prefix"
+    ),
+    f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
+    f"{ICEBERG}.reader.max_concurrent_reads": (
+        "requests to a store are bounded together by objects.requests_max"
+    ),
+    f"{ICEBERG}.reader.prefetch_size": (
+        "counts files; objects.reader_ahead_bytes bounds what is fetched ahead in bytes"
+    ),
+}
+"""The keys that nothing in Frazil is like, with the reason."""
+
+
+def rule_of(key: str, *, backend: str) -> Rule | str:
+    """Return what becomes of a key, or the reason why nothing does."""
+    if key in RULES:
+        return RULES[key]
+    if key in DROPPED:
+        return DROPPED[key]
+    name = key.removeprefix(f"{CLOUD}.")
+    if name != key:
+        rule = _BY_BACKEND.get(backend, {}).get(name)
+        if rule is not None:
+            return rule
+        if any(name in rules for rules in _BY_BACKEND.values()):
+            return f"is not a setting of the store {backend or 'that is not named'}"
+    if key.startswith((f"{WAL_CLOUD}.", "storage.")):
+        return "is not known, perhaps it is misspelt"
+    return "is not about storage; docs/broker.md says how a broker is set up"
+
 
 TEXT_CHARACTERS_MAX: Final = 1 << 20
 KEYS_MAX: Final = 10_000

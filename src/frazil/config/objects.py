@@ -1,6 +1,6 @@
 """The section of the objects tier: which store, who asks it, how uploads and readers behave.
 
-Texts may have `${NAME}` references to the environment (`frazil.config.secret`); secrets are shown
+Texts may have `${NAME}` references to the environment (`frazil.config.values`); secrets are shown
 by nothing. Where a store lies is its `root`: `s3://bucket/prefix`, `gcs://bucket/prefix`,
 `azblob://container/prefix`, a directory, or the name of a store in memory; the scheme may be left
 out.
@@ -12,20 +12,17 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from frazil.config.secret import SecretText
 from frazil.config.values import (
     DAY,
     GIB,
     HOUR,
     KIB,
-    MIB,
     MINUTE,
     Bytes,
     BytesOrNone,
-    Count,
-    Ratio,
     Seconds,
     SecondsOrNone,
+    SecretText,
     Section,
     Switch,
     setting,
@@ -100,26 +97,11 @@ class ObjectsSettings(Section):
     azblob: ObjectsAzureSettings = Field(
         default=ObjectsAzureSettings(), description="The store azblob."
     )
-    connect_timeout_s: Seconds = setting(
-        5.0, "A connection to the store must be there after this time.", low=0.01, high=HOUR
-    )
     request_timeout_s: Seconds = setting(
         30.0, "A request to the store must be answered after this time.", low=0.01, high=HOUR
     )
     retry_timeout_s: Seconds = setting(
         2 * MINUTE, "A call is tried again for so long, all its tries counted.", low=0, high=DAY
-    )
-    retry_delay_s: Seconds = setting(
-        0.1, "The first pause before a further try is at most this, then twice.", low=0, high=MINUTE
-    )
-    retry_delay_max_s: Seconds = setting(
-        20.0, "A pause before a further try is at most this.", low=0, high=HOUR
-    )
-    retry_ratio: Ratio = setting(
-        0.2, "Further tries are at most this share of calls, beyond a few.", low=0, high=10
-    )
-    requests_max: Count = setting(
-        16, "So many requests are under way at once; half when throttled.", low=1, high=1_000
     )
     interval_s: Seconds = setting(
         MINUTE, "New data of each topic is uploaded so often.", low=0.01, high=DAY
@@ -127,24 +109,8 @@ class ObjectsSettings(Section):
     object_bytes_max: Bytes = setting(
         GIB, "An object has about this many bytes at most.", low=64 * KIB, high=64 * GIB
     )
-    parallel: Count = setting(4, "So many topics are uploaded at once.", low=1, high=8)
-    linger_s: Seconds = setting(
-        0.05,
-        "Publishes that wait to be uploaded are put together for so long.",
-        low=0,
-        high=MINUTE,
-    )
     ack_timeout_s: Seconds = setting(
         MINUTE, "A publish that wants to be uploaded waits so long.", low=0.001, high=DAY
-    )
-    index_bytes: Bytes = setting(
-        MIB, "An object's index has an entry every so many bytes.", low=4 * KIB, high=64 * MIB
-    )
-    rewrite_s: Seconds = setting(
-        10 * MINUTE, "Objects of many topics are rewritten by topic at this age.", low=0, high=DAY
-    )
-    rewrite_objects: Count = setting(
-        16, "They are rewritten earlier when a topic has so many.", low=2, high=10_000
     )
     retention_age_s: SecondsOrNone = setting(
         None, "Objects are kept for this long; none is for ever.", low=0, high=36_500 * DAY
@@ -152,15 +118,9 @@ class ObjectsSettings(Section):
     retention_bytes: BytesOrNone = setting(
         None, "A topic's objects are kept up to this size; none is any.", low=0, high=1 << 60
     )
-    retention_check_s: Seconds = setting(
-        MINUTE, "How often retention looks for objects to expire.", low=0.01, high=DAY
-    )
     collect_grace_s: Seconds = setting(
         7 * DAY, "Objects that nothing knows are kept for this long.", low=HOUR, high=3650 * DAY
     )
     backup_interval_s: Seconds = setting(
         5 * MINUTE, "Metadata that changed is backed up to the store so often.", low=0.1, high=DAY
-    )
-    reader_ahead_bytes: Bytes = setting(
-        16 * MIB, "A reader of objects fetches so far ahead.", low=64 * KIB, high=GIB
     )

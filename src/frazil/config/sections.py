@@ -6,7 +6,6 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from frazil.config.secret import SecretText
 from frazil.config.values import (
     DAY,
     GIB,
@@ -19,6 +18,7 @@ from frazil.config.values import (
     Count,
     Ratio,
     Seconds,
+    SecretText,
     Section,
     Switch,
     Texts,

@@ -20,7 +20,6 @@ from pydantic import ValidationError as TreeError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from frazil.config.objects import ObjectsSettings
-from frazil.config.secret import references
 from frazil.config.sections import (
     DiskSettings,
     LakeSettings,
@@ -44,7 +43,14 @@ from frazil.config.sources import (
     read_settings_file,
     with_variables,
 )
-from frazil.config.values import Section, SettingInfo, parse_mapping, setting, setting_info
+from frazil.config.values import (
+    Section,
+    SettingInfo,
+    parse_mapping,
+    references,
+    setting,
+    setting_info,
+)
 from frazil.errors import InvalidRequest
 from frazil.units import DURATION_PATTERN, SIZE_PATTERN
 

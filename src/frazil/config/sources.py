@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import yaml
 
-from frazil.config.secret import references, resolve
+from frazil.config.values import references, resolve
 from frazil.errors import InvalidRequest, NotFound
 
 __all__ = [

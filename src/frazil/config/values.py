@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Secret
 
-from frazil.config.secret import SecretText, show
 from frazil.errors import InvalidRequest
 from frazil.units import format_bytes, format_duration, parse_bytes, parse_duration_s
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DAY",
     "GIB",
+    "HIDDEN",
     "HOUR",
     "KIB",
     "MIB",
@@ -34,14 +36,81 @@ __all__ = [
     "Ratio",
     "Seconds",
     "SecondsOrNone",
+    "SecretText",
     "Section",
     "SettingInfo",
     "Switch",
     "Texts",
+    "is_reference",
     "parse_mapping",
+    "resolve",
     "setting",
     "setting_info",
+    "show",
 ]
+
+HIDDEN: Final = "********"
+"""What is shown of a secret, whatever its length."""
+
+_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCES_ALONE: Final = re.compile(r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+\Z")
+
+
+class SecretText(Secret[str]):
+    """A text that shows itself only if it is nothing but references; `resolve` has its value."""
+
+    def _display(self) -> str:
+        return show(self.get_secret_value())
+
+    def __bool__(self) -> bool:
+        return bool(self.get_secret_value())
+
+
+def show(secret: object) -> str:
+    """Return what may be shown of a secret, or of a wrong value for one."""
+    if isinstance(secret, str) and (not secret or is_reference(secret)):
+        return secret
+    return HIDDEN
+
+
+def is_reference(text: str) -> bool:
+    """Tell whether a text is nothing but references to the environment."""
+    return _REFERENCES_ALONE.match(text) is not None
+
+
+def references(value: object) -> list[str]:
+    """Return the names of the variables that a text, or the texts of a mapping, refer to."""
+    texts = list(value.values()) if isinstance(value, Mapping) else [value]
+    found = (name for text in texts if isinstance(text, str) for name in _REFERENCE.findall(text))
+    return list(dict.fromkeys(found))
+
+
+def resolve(
+    value: str | SecretText, *, setting: str, environment: Mapping[str, str] | None = None
+) -> str:
+    """Return a setting's text with the values of the variables that it refers to.
+
+    Args:
+        value: the setting as it is in the tree.
+        setting: its dotted path, for messages.
+        environment: the variables; the process's own without it.
+
+    Raises:
+        InvalidRequest: if a variable is not set.
+    """
+    variables = os.environ if environment is None else environment
+    text = value.get_secret_value() if isinstance(value, SecretText) else value
+
+    def found(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in variables:
+            raise InvalidRequest(
+                "setting refers to a variable that is not set", setting=setting, variable=name
+            )
+        return variables[name]
+
+    return _REFERENCE.sub(found, text)
+
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

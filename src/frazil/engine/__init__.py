@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from frazil.engine.async_subscribing import AsyncDelivery
-from frazil.engine.asynchronous import AsyncEngine, AsyncPartitionedTopic, AsyncTopic, open_async
-from frazil.engine.doctor import Report, examine, rebuild_metadata
+from frazil.engine.async_api import (
+    AsyncDelivery,
+    AsyncEngine,
+    AsyncPartitionedTopic,
+    AsyncTopic,
+    open_async,
+)
+from frazil.engine.doctor import Report, examine
 from frazil.engine.doctor_objects import Step, examine_store
 from frazil.engine.engine import Engine, open_engine
 from frazil.engine.inspection import (
@@ -17,13 +22,11 @@ from frazil.engine.inspection import (
     locked_for_reading,
     verify_segment,
 )
-from frazil.engine.lake_calls import lake_missing
 from frazil.engine.objects_requests import CollectObjects, ListObjects
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.registry import Registry
 from frazil.engine.stats import oldest_kept_by
 from frazil.engine.stats_file import replace_told
-from frazil.engine.subscribing_calls import SubscriptionCalls
 from frazil.engine.subscribing_requests import (
     Call,
     Create,
@@ -35,7 +38,6 @@ from frazil.engine.subscribing_requests import (
     decode_call,
     encode_call,
 )
-from frazil.engine.tier_calls import TierCalls
 from frazil.engine.topic import Topic
 from frazil.subscribe import Delivery
 
@@ -62,8 +64,6 @@ __all__ = [
     "Report",
     "Reset",
     "Step",
-    "SubscriptionCalls",
-    "TierCalls",
     "Topic",
     "decode_call",
     "encode_call",
@@ -72,12 +72,10 @@ __all__ = [
     "frames_of",
     "inspect_journal",
     "journal_directories",
-    "lake_missing",
     "locked_for_reading",
     "oldest_kept_by",
     "open_async",
     "open_engine",
-    "rebuild_metadata",
     "replace_told",
     "verify_segment",
 ]

@@ -1,6 +1,6 @@
-"""Say what is wrong with a data directory, what is lost, and what to do; rebuild the metadata.
+"""Report what is wrong with a data directory, what is lost, and what to do. Nothing is changed.
 
-Nothing is changed by looking. Findings are plain values; `frazil doctor` prints them.
+Findings are plain values; `frazil doctor` prints them. Opening the directory repairs what it can.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import stat
+import tempfile
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
-from frazil.engine.doctor_disk import check_files
-from frazil.engine.doctor_metadata import MetadataFacts, inspect_metadata
-from frazil.engine.engine import Engine
+from frazil.clock import SystemClock
 from frazil.engine.inspection import (
     Access,
     JournalFacts,
@@ -25,17 +25,19 @@ from frazil.engine.inspection import (
     locked_for_reading,
     verify_segment,
 )
-from frazil.errors import Unavailable
-from frazil.fs import write_fully
-from frazil.log import NETWORK_FILE_SYSTEMS, DataDirectory, file_system_kind, take_lock
-from frazil.metadata import move_aside
+from frazil.errors import CorruptionError, FrazilError
+from frazil.fs import RealFileSystem
+from frazil.log import NETWORK_FILE_SYSTEMS, DataDirectory, file_system_kind
+from frazil.metadata import SqliteStore
+from frazil.tiers import FileLabel, open_parquet, read_facts
+from frazil.topic import SHARED_ID, known_topics
 
 if TYPE_CHECKING:
-    from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
+    from frazil.metadata import MetadataStore
 
-__all__ = ["Finding", "Report", "examine", "rebuild_metadata"]
+__all__ = ["Finding", "Report", "examine"]
 
 Level = Literal["info", "warning", "damage"]
 OPEN_FILES_MIN: Final = 4096
@@ -54,6 +56,17 @@ class Finding:
     area: str
     what: str
     advice: str = ""
+
+
+@attrs.frozen
+class MetadataFacts:
+    """The metadata compared with the log."""
+
+    state: Literal["current", "older", "newer", "missing", "damaged", "unreadable"]
+    detail: str
+    topics: int = 0
+    lost: tuple[LostRange, ...] = ()
+    """Offsets that the metadata knows to be durable and that no journal has."""
 
 
 @attrs.define
@@ -106,9 +119,8 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
                 _verify(report, facts)
         _check_quarantine(report, file_system, paths)
         if not access.writer:
-            report.files = check_files(report, file_system, paths, read_all=read_all)
-            report.metadata = inspect_metadata(file_system, paths, report.journals)
-            _check_metadata(report, report.metadata)
+            _check_files(report, file_system, paths, read_all=read_all)
+            _check_metadata(report, paths)
             _check_lanes(report, paths)
     if access.writer:
         _soften(report)
@@ -292,13 +304,63 @@ def _reason_text(reason: Any) -> str:
     return "put aside, no reason file"
 
 
+# -- files of the disk tier ----------------------------------------------------------------------
+
+
+def _check_files(
+    report: Report, file_system: FileSystem, paths: DataDirectory, *, read_all: bool
+) -> None:
+    if file_system.stat(paths.disk) is None:
+        return
+    for directory in file_system.list_directory(paths.disk):
+        place = f"{paths.disk}/{directory}"
+        info = file_system.stat(place)
+        if info is None or not info.is_directory:
+            continue
+        for name in file_system.list_directory(place):
+            if not name.endswith(".parquet"):
+                continue
+            report.files += 1
+            fault = _file_fault(file_system, f"{place}/{name}", read_all=read_all)
+            if fault:
+                advice = "open the directory: it is written again if the log still has its records"
+                report.add("damage", f"disk {directory}", f"{name}: {fault}", advice)
+
+
+def _file_fault(file_system: FileSystem, path: str, *, read_all: bool) -> str:
+    try:
+        _facts, metadata = read_facts(file_system, path)
+        FileLabel.from_metadata(metadata)
+        if read_all:
+            _read_rows(file_system, path)
+    except CorruptionError as error:
+        return str(error.details.get("reason", error))
+    except OSError as error:
+        return f"cannot be read: {error}"
+    return ""
+
+
+def _read_rows(file_system: FileSystem, path: str) -> None:
+    parquet, source = open_parquet(file_system, path)
+    try:
+        for number in range(parquet.num_row_groups):
+            parquet.read_row_group(number)
+    except (OSError, ValueError) as error:
+        if source.error is not None:
+            raise source.error from error
+        raise CorruptionError("page does not match its checksum", reason=error) from error
+    finally:
+        parquet.close()
+        source.release()
+
+
 # -- metadata ------------------------------------------------------------------------------------
 
 
-def _check_metadata(report: Report, facts: MetadataFacts) -> None:
-    advice = "nothing: the next opening, or `frazil doctor --rebuild`, makes it from the log"
-    if facts.state in ("damaged", "unreadable", "foreign"):
-        advice = "run `frazil doctor --rebuild`: it is made again from the log"
+def _check_metadata(report: Report, paths: DataDirectory) -> None:
+    facts = report.metadata = _metadata_facts(paths.metadata, report.journals)
+    advice = "open the directory: the metadata is made again from the log"
+    if facts.state in ("damaged", "unreadable"):
         report.add("warning", "metadata", f"{facts.state}: {facts.detail}", advice)
     elif facts.state == "newer":
         report.lost += [lost for lost in facts.lost if lost not in report.lost]
@@ -309,44 +371,51 @@ def _check_metadata(report: Report, facts: MetadataFacts) -> None:
         report.add("info", "metadata", facts.detail, advice if facts.state != "current" else "")
 
 
-def rebuild_metadata(
-    settings: Settings, *, file_system: FileSystem, clock: Clock
-) -> tuple[str, list[str]]:
-    """Put the metadata aside and make it again from the log.
-
-    Returns where the old file is (empty if there was none) and the warnings of opening.
-
-    Raises:
-        Conflict: if a process has the directory open.
-        FrazilError: if the directory cannot be opened; the old file stays in quarantine.
-    """
-    paths = DataDirectory(os.path.abspath(settings.data_dir))
-    target = ""
-    lock = take_lock(file_system, paths)
-    try:
-        if file_system.stat(paths.metadata) is not None:
-            file_system.make_directory(paths.quarantine)
-            file_system.sync_directory(paths.root)
-            target = f"{paths.quarantine}/meta.db.{clock.now_us()}"
-            _write_reason(file_system, f"{target}.reason.json")
-            move_aside(paths.metadata, target, file_system=file_system)
-    except OSError as error:
-        raise Unavailable(
-            "the metadata cannot be put aside, check the rights of the directory",
-            path=paths.metadata,
-            error=error,
-        ) from error
-    finally:
-        lock.release()
-    with Engine(settings, file_system=file_system, clock=clock) as engine:
-        return target, list(engine.warnings)
+def _metadata_facts(path: str, journals: list[JournalFacts]) -> MetadataFacts:
+    """Compare a copy of the metadata with the log: opening a file of SQLite may change it."""
+    if not os.path.lexists(path):
+        return MetadataFacts("missing", "there is none")
+    with tempfile.TemporaryDirectory(prefix="frazil-doctor-") as directory:
+        try:
+            shutil.copyfile(path, f"{directory}/meta.db")
+            if os.path.exists(f"{path}-journal"):
+                shutil.copyfile(f"{path}-journal", f"{directory}/meta.db-journal")
+            store = SqliteStore.open(
+                f"{directory}/meta.db", file_system=RealFileSystem(), clock=SystemClock()
+            )
+        except CorruptionError as error:
+            return MetadataFacts("damaged", str(error))
+        except (FrazilError, OSError) as error:
+            return MetadataFacts("unreadable", str(error))
+        try:
+            return _compared(store, journals)
+        except FrazilError as error:
+            return MetadataFacts("damaged", str(error))
+        finally:
+            store.close()
 
 
-def _write_reason(file_system: FileSystem, path: str) -> None:
-    file = file_system.open(path, "create")
-    try:
-        reason = {"reason": "put aside by `frazil doctor --rebuild`"}
-        write_fully(file, 0, [json.dumps(reason).encode()])
-        file.sync()
-    finally:
-        file.close()
+def _compared(store: MetadataStore, journals: list[JournalFacts]) -> MetadataFacts:
+    if store.get(SHARED_ID) is not None:
+        return MetadataFacts("current", "topics and schemas are in etcd, which was not read")
+    known, ends = known_topics(store)
+    heads: dict[int, int] = {}
+    # A journal without segments has no id.
+    applied = {
+        each.name: (store.applied_lsn(each.journal_id) or 0) if each.journal_id else 0
+        for each in journals
+    }
+    for journal in journals:
+        for topic_id, topic in journal.topics.items():
+            heads[topic_id] = max(heads.get(topic_id, 0), int(topic["next"]))
+    lost = tuple(
+        LostRange(topic_id, known[topic_id][0].name, heads.get(topic_id, 0), end, "log ends before")
+        for topic_id, end in ends.items()
+        if end > heads.get(topic_id, 0) and not any(journal.error for journal in journals)
+    )
+    text = ", ".join(f"{each.name} lsn {applied[each.name]} of {each.lsn}" for each in journals)
+    if lost or any(applied[each.name] > each.lsn for each in journals):
+        return MetadataFacts("newer", f"newer than the log: {text}", len(known), lost)
+    if any(applied[each.name] < each.lsn for each in journals):
+        return MetadataFacts("older", f"older than the log: {text}", len(known))
+    return MetadataFacts("current", f"in line with the log, {len(known)} topics", len(known))

@@ -133,7 +133,7 @@ def _try_read(store: ObjectStore, name: str) -> None:
 def _try_large(store: ObjectStore, name: str) -> None:
     """Write an object in two parts, as uploads of more than 8 MiB are."""
     pieces = [bytes(PIECE_BYTES_MAX), b"end"]
-    store.put_stream(f"{name}-large", pieces, size=PIECE_BYTES_MAX + 3)
+    store.put_stream(f"{name}-large", pieces)
     if store.get(f"{name}-large", start=PIECE_BYTES_MAX, length=3) != b"end":
         raise CorruptionError("store returns other bytes than were written")
 

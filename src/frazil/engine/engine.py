@@ -6,6 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import attrs
 import msgspec
 import pyarrow as pa
 
@@ -13,9 +14,10 @@ from frazil.clock import SystemClock
 from frazil.config import Settings, load_settings
 from frazil.engine import stats as facts
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.subscribing_calls import SubscriptionCalls
+from frazil.engine.registry import Registry
 from frazil.engine.topic import Topic
 from frazil.errors import (
+    Closed,
     Conflict,
     FrazilError,
     InvalidRequest,
@@ -24,10 +26,12 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.fs import RealFileSystem
+from frazil.lake import check_lake_columns, check_lake_topic
 from frazil.model import Ack, TopicSpec, full_topic_name, part_name, topic_uid
+from frazil.query import EngineSources
 from frazil.schema import evolve
 from frazil.telemetry import event
-from frazil.tiers import check_objects_option
+from frazil.tiers import RED, RETRY_AFTER_MS, check_objects_option
 from frazil.topic import (
     TableCodec,
     check_keyed_options,
@@ -49,15 +53,20 @@ if TYPE_CHECKING:
     from typing import Self
 
     from frazil.log import HistorySource, TopicState
+    from frazil.model import PartitionField
+    from frazil.query import QueryEngine, Result
     from frazil.schema import Change
     from frazil.topic import TopicRequest, TopicRuntime
 
 
-class Engine(SubscriptionCalls):
+class Engine(Registry):
     """An open data directory. Safe to use from many threads; a context manager.
 
-    Opening recovers the log: every record acked as fsynced is there. One process at a time.
+    Opening recovers the log: every record acked as fsynced is there. One process at a time. Topics
+    and SQL are its own calls; `tiers`, `subscriptions`, `objects` and `lake` have theirs.
     """
+
+    _query_engine: QueryEngine | None = None
 
     @overload
     def create_topic(
@@ -158,6 +167,23 @@ class Engine(SubscriptionCalls):
             self._note_lake(request.name)
             return self.topic(request.name)
 
+    def _with_lake(self, request: TopicRequest) -> TopicRequest:
+        """Return a request that says whether the topic has a lake, checked if it has."""
+        has_lake = bool(request.options.get("lake", self.settings.lake.default))
+        if has_lake:
+            self._check_lake(request.name, request.schema, request.partition_by)
+        return attrs.evolve(request, options={**request.options, "lake": has_lake})
+
+    def _check_lake(
+        self, name: str, schema: pa.Schema | None, partition_by: Sequence[PartitionField]
+    ) -> None:
+        check_lake_topic(self, name, schema, partition_by, has_tiers=self.has_tiers)
+
+    def _note_lake(self, name: str) -> None:
+        """Tell the lake that a topic was created or changed, or that this failed."""
+        with contextlib.suppress(NotFound, Closed):
+            self.lake.changed(full_topic_name(name))
+
     def _check_place(self, request: TopicRequest) -> None:
         """Refuse a topic for whose name, or for which at all, there is no place."""
         parts = [part_name(request.name, index) for index in range(request.partitions)]
@@ -241,7 +267,7 @@ class Engine(SubscriptionCalls):
         if gone is not None:
             gone.refusal = lambda: NotFound("topic was deleted", topic=spec.name)
             self.objects.unbind(gone.state.id)
-            if self.tiers is not None:
+            if self.has_tiers:
                 self.tiers.unbind(gone.state.id)
 
     def _remove_files(self, topic_id: int) -> None:
@@ -338,7 +364,8 @@ class Engine(SubscriptionCalls):
             raise InvalidRequest("the lane of a topic cannot be changed", topic=name)
         changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
         if clean.get("lake") is False:
-            self._leave_lake(name, confirm=confirm)
+            self._check_open()
+            self.lake.leave(full_topic_name(name), confirm=confirm)
         try:
             return self._alter(name, clean, changes)
         finally:
@@ -354,7 +381,10 @@ class Engine(SubscriptionCalls):
             runtimes = self._runtimes(handle.name)
             if runtimes[0].state.spec.part_of and handle.name not in self._parents:
                 raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
-            self._check_lake_option(runtimes, clean)
+            spec = runtimes[0].state.spec
+            if clean.get("lake") and not spec.lake:
+                schema = None if spec.kind == "message" else runtimes[0].codec.schema
+                self._check_lake(self.whole_name(spec), schema, spec.partition_by)
             check_objects_option(handle.name, clean, self.settings)
             if runtimes[0].state.spec.primary_key:
                 check_keyed_options(handle.name, clean)
@@ -400,7 +430,7 @@ class Engine(SubscriptionCalls):
                 return schemas
         now = pa.ipc.read_schema(pa.py_buffer(schemas[version]))
         after = evolve(now, changes, limits=self._limits, fixed_ids=frozenset(fixed))
-        self._check_lake_columns(spec, after)
+        check_lake_columns(self, spec, after)
         fresh = {**schemas, version + 1: after.serialize().to_pybytes()}
         self._check_usable(spec.name, fresh, spec.primary_key)
         return fresh
@@ -477,7 +507,7 @@ class Engine(SubscriptionCalls):
                 self._finish_deleting()
             self._indexer.topic_changed(self.main.journal, states)
             event("topic_deleted", topic=full)
-        self._forget_lake(specs[0], drop_table=drop_table)
+        self.lake.deleted(specs[0], drop_table=drop_table)
         names = [runtime.name for runtime in runtimes]
         self.subscribing.forget_topic(names, topic_uid(specs[0]))
 
@@ -505,6 +535,132 @@ class Engine(SubscriptionCalls):
         columns = first_columns(record, options, self._limits)
         return self.create_topic(name, columns, exist_ok=True)
 
+    # -- SQL ------------------------------------------------------------------------------------------
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        as_of_offset: Any = None,
+        as_of_time: Any = None,
+        min_offset: Any = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Run one read statement of SQL over all topics; it sees everything that was acked.
+
+        A topic is a view: `events` is `/default/events`, `"ns"."name"` is `/ns/name`, and
+        `"events$log"` has every change. A query sees one snapshot of all tiers; `as_of_offset` and
+        `as_of_time` look back; `min_offset` waits, no longer than `timeout_s`. Both offsets are an
+        ack, a list of acks, an offset, or a mapping of these by topic. A number in `as_of_offset`
+        is the first offset that is not seen, an ack's own records are; topics and parts that it
+        does not name are seen as they are now.
+
+        Raises:
+            InvalidRequest: if the statement is wrong or not allowed.
+            Overloaded: if too many queries run, or memory is nearly full; look-ups by key alone
+                are answered even then.
+            Unavailable: if it takes too long.
+        """
+        begun = self.clock.monotonic()
+        result = self.queries().query(
+            sql,
+            params,
+            as_of_offset=as_of_offset,
+            as_of_time=as_of_time,
+            min_offset=min_offset,
+            timeout_s=timeout_s,
+        )
+        self.query_seconds.append(self.clock.monotonic() - begun)
+        return result
+
+    def explain(
+        self, /, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Plan a query and say which tiers, files, rows and bytes it would read.
+
+        It is not run; keys are looked up, to tell where their rows lie.
+        """
+        return self.queries().explain(sql, params, **options)
+
+    def cancel_queries(self) -> None:
+        """Cancel all queries that run now."""
+        if self._query_engine is not None:
+            self._query_engine.cancel_all()
+
+    def queries(self) -> QueryEngine:
+        """Return the SQL engine, which the first call makes.
+
+        Raises:
+            InvalidRequest: if DuckDB is not installed, or there is no memory tier.
+        """
+        self._check_open()
+        tiers = self.tiers
+        # In a forked child the files, and the threads that move records, are the parent's.
+        tiers.disk.rows.check_owner()
+        with self._control:
+            if self._query_engine is None:
+                made = self._query_engine = self._new_query_engine()
+                pressure = tiers.pressure
+                pressure.add_source("queries", made.bytes_ahead)
+                pressure.on_red(self._cancel_for_memory)
+            return self._query_engine
+
+    def _new_query_engine(self) -> QueryEngine:
+        try:
+            from frazil.query import PoolLimits, QueryEngine
+        except ImportError as error:
+            raise InvalidRequest("SQL needs DuckDB, install frazil[query]", error=error) from error
+        query = self.settings.query
+        spill_path = f"{self.paths.run}/duckdb"
+        self._clear_spilled(spill_path)
+        limits = PoolLimits(
+            directories=[self.paths.disk],
+            temp_directory=spill_path,
+            threads=query.threads,
+            memory_bytes=query.memory_bytes,
+            memory_each_bytes=query.memory_each_bytes,
+            concurrency_max=query.concurrency_max,
+            wait_s=query.wait_s,
+            timeout_s=query.timeout_s,
+        )
+        return QueryEngine(
+            EngineSources(self),
+            limits,
+            clock=self.clock,
+            result_bytes_ahead=query.result_bytes_ahead,
+            admit=self._admit_query,
+        )
+
+    def _admit_query(self) -> None:
+        pressure = self.tiers.pressure
+        if pressure.level < RED:
+            return
+        # It may be over: what a query would add is judged by what is held now.
+        pressure.recount()
+        if pressure.level >= RED:
+            raise Overloaded(
+                "memory is nearly full and publishes come first, run the query again later",
+                percent=round(pressure.percent, 1),
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+    def _clear_spilled(self, spill_path: str) -> None:
+        """Remove what queries of a process that was killed had spilled to disk."""
+        files = self.file_system
+        with contextlib.suppress(OSError):
+            for name in files.list_directory(self.paths.run):
+                path = f"{self.paths.run}/{name}"
+                if path == spill_path or path.startswith(f"{spill_path}-"):
+                    for spilled in files.list_directory(path):
+                        files.unlink(f"{path}/{spilled}")
+
+    def _cancel_for_memory(self) -> None:
+        if self._query_engine is not None:
+            self._query_engine.cancel_all("memory is short, publishes come first")
+
+    # -- facts ----------------------------------------------------------------------------------------
+
     def add_source(self, source: HistorySource) -> None:
         """Put a history source before the log: readers take from it what the log gave up."""
         with self._control:
@@ -527,6 +683,13 @@ class Engine(SubscriptionCalls):
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the whole engine."""
         return facts.engine_stats(self, self._all_lanes(), list(self._topics.values()))
+
+    def close(self) -> None:
+        """Commit queued records, sync, close everything; closing twice is fine."""
+        # A forked child has no threads that could end the queries, and no right to their files.
+        if self._query_engine is not None and os.getpid() == self._process:
+            self._query_engine.close()
+        super().close()
 
     def __enter__(self) -> Self:
         return self

@@ -48,7 +48,7 @@ class CollectObjects(
     def perform(self, engine: Engine) -> Any:
         """Do so, or tell what would be done; ready for JSON."""
         _check_store(engine)
-        found = engine.objects.upkeep.collector.cycle(dry_run=self.dry_run)
+        found = engine.objects.retention.collector.cycle(dry_run=self.dry_run)
         return {
             "dry_run": self.dry_run,
             "deleted": [{"key": row.key, "why": row.why} for row in found.deleted],
@@ -72,7 +72,6 @@ def _described(name: str, found: Descriptor) -> dict[str, Any]:
         "created_us": found.created_us,
         "epoch": found.epoch,
         "etag": found.etag,
-        "shared": found.shared,
         "gaps": [[each.first, each.end, each.kind, each.reason] for each in found.ranges],
     }
 

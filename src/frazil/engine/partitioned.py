@@ -5,26 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from frazil.engine.part_changes import PartChangeCalls
-from frazil.engine.subscribing_calls import SubscribeCalls
-from frazil.errors import FrazilError, InvalidRequest
+from frazil.engine.topic import TopicHandle
+from frazil.errors import Conflict, FrazilError, InvalidRequest
 from frazil.log import Pending
-from frazil.model import Ack
-from frazil.schema import Message, key_names, part_of_row, part_of_text, parts_of_batch
-from frazil.topic import PUBLISH_OPTIONS, answer, pass_stop, wait_reached
-from frazil.topic.part_acks import part_acks
+from frazil.model import OP_INSERT, OP_UPDATE, OP_UPSERT, Ack
+from frazil.schema import (
+    Message,
+    key_names,
+    part_of_row,
+    part_of_text,
+    part_of_values,
+    parts_of_batch,
+)
+from frazil.topic import (
+    PUBLISH_OPTIONS,
+    STEPS_MAX,
+    answer,
+    batch_steps,
+    change_batches,
+    check_keys,
+    check_refused,
+    check_stays,
+    check_there,
+    debezium_changes,
+    is_arrow,
+    no_changes,
+    part_acks,
+    step_of,
+    wait_admitted,
+    wait_reached,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from frazil.engine.engine import Engine
     from frazil.engine.topic import Topic
+    from frazil.log import Sender
     from frazil.log.codec import Entry
     from frazil.model import TopicSpec
-    from frazil.topic import Prepared
+    from frazil.schema import RawChange
+    from frazil.topic import Answers, Prepared, Step, TopicChanges
+
+    Piece = list[Step] | Prepared
+    Pieces = dict[int, list[Piece]]
 
 
-class PartitionedTopic(PartChangeCalls, SubscribeCalls):
+class PartitionedTopic(TopicHandle):
     """The handle of a partitioned topic.
 
     Records with a key (the routing key of a message, the primary key of a row) always go to the
@@ -35,15 +64,11 @@ class PartitionedTopic(PartChangeCalls, SubscribeCalls):
     def __init__(self, engine: Engine, spec: TopicSpec, parts: list[Topic]) -> None:
         self._engine = engine
         self._spec = spec
+        self.name = spec.name
         self.parts = parts
 
     def __repr__(self) -> str:
         return f"PartitionedTopic({self.name!r}, partitions={len(self.parts)})"
-
-    @property
-    def name(self) -> str:
-        """Return the full name, `/namespace/name`."""
-        return self._spec.name
 
     @property
     def schema(self) -> pa.Schema:
@@ -69,8 +94,7 @@ class PartitionedTopic(PartChangeCalls, SubscribeCalls):
 
     def part_for(self, record: object, options: Mapping[str, Any]) -> int:
         """Return the part for the arguments of an `append`."""
-        fields = {key: value for key, value in options.items() if key not in PUBLISH_OPTIONS}
-        return self.part_of(record, fields)
+        return self.part_of(record, _fields(options))
 
     def _key_names(self) -> list[str]:
         return key_names(self.schema, self._spec.primary_key)
@@ -84,8 +108,7 @@ class PartitionedTopic(PartChangeCalls, SubscribeCalls):
     def append(self, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to its part; see `Topic.append`."""
         part = self.part_for(record, options)
-        ack = self.parts[part].append(record, **options)
-        return Ack(ack.offset, ack.offset_last, ack.lsn, part)
+        return _of_part(self.parts[part].append(record, **options), part)
 
     def append_many(self, records: Iterable[Any], *, ack: str | None = None) -> list[Ack]:
         """Publish records to their parts; one ack for each part that got some.
@@ -149,10 +172,7 @@ class PartitionedTopic(PartChangeCalls, SubscribeCalls):
         waiting: list[list[Pending]] = []
         for part, prepared in sends:
             runtime = self.parts[part].runtime
-            if runtime.refusal is not None:
-                pass_stop(runtime)
-            if runtime.pressure.level:
-                runtime.pressure.admit()
+            wait_admitted(runtime)
             pendings = [Pending() for _each in prepared]
             sender = runtime.sender(ack, None, None, 0)
             entries.setdefault(runtime.queue, []).extend(
@@ -167,9 +187,10 @@ class PartitionedTopic(PartChangeCalls, SubscribeCalls):
                 for entry in some:
                     entry[5].settle(error)
         answers = [[answer(each) for each in pendings] for pendings in waiting]
-        acks = part_acks([part for part, _prepared in sends], answers)
-        wait_reached(ack, [(self.parts[each.part].runtime, each) for each in acks])
-        return acks
+        by_part: dict[int, Answers] = {}
+        for (part, _prepared), own in zip(sends, answers, strict=True):
+            by_part.setdefault(part, []).extend(own)
+        return self._acked(by_part, ack)
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         if self._spec.kind == "message":
@@ -185,11 +206,210 @@ class PartitionedTopic(PartChangeCalls, SubscribeCalls):
             rows.setdefault(part, []).append(row)
         return [(part, batch.take(numbers)) for part, numbers in sorted(rows.items())]
 
-    # -- facts -----------------------------------------------------------------------------------
+    # -- changes of keys --------------------------------------------------------------------------
 
-    def describe(self) -> dict[str, Any]:
-        """Return everything that is known about the topic, ready for JSON."""
-        return self._engine.describe(self.name)
+    def insert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
+        """Publish a whole row to its part; see `Topic.insert`."""
+        part = self.part_of_row_change(OP_INSERT, row, options)
+        return _of_part(self.parts[part].insert(row, **options), part)
+
+    def upsert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
+        """Publish a whole row that replaces whatever its key had; see `Topic.upsert`."""
+        part = self.part_of_row_change(OP_UPSERT, row, options)
+        return _of_part(self.parts[part].upsert(row, **options), part)
+
+    def update(self, /, *arguments: Any, **options: Any) -> Ack:
+        """Change the named columns of one row; see `Topic.update`.
+
+        Raises:
+            InvalidRequest: also if it would move the row to a key of another part: delete the row
+                and insert it under its new key.
+        """
+        part = self.part_of_update(arguments, options)
+        return _of_part(self.parts[part].update(*arguments, **options), part)
+
+    def delete(self, /, *arguments: Any, **options: Any) -> Ack:
+        """Delete the row with a key; see `Topic.delete`."""
+        part = self.part_of_delete(arguments, options)
+        return _of_part(self.parts[part].delete(*arguments, **options), part)
+
+    # -- where a change belongs ------------------------------------------------------------------
+
+    def _changes(self) -> TopicChanges:
+        """Return what checks changes; all parts have the same columns."""
+        return self.parts[0].runtime.changes
+
+    def part_of_row_change(self, op: int, row: object, options: Mapping[str, Any]) -> int:
+        """Return the part for the arguments of an `insert` or `upsert`."""
+        changes = self._changes()
+        return changes.part_of(changes.whole(op, row, _fields(options)), len(self.parts))
+
+    def part_of_update(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> int:
+        """Return the part for the arguments of an `update`."""
+        changes = self._changes()
+        return changes.part_of(changes.update(arguments, _fields(options)), len(self.parts))
+
+    def part_of_delete(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> int:
+        """Return the part for the arguments of a `delete`."""
+        changes = self._changes()
+        return changes.part_of(changes.delete(arguments, _fields(options)), len(self.parts))
+
+    def part_of_key(self, key: object) -> int:
+        """Return the part that a key belongs to; `key` as `Topic.get` takes it.
+
+        Raises:
+            InvalidRequest: if the topic has no primary key, or the key does not fit it.
+        """
+        values = self._changes().columns.changes.parse_key(key)
+        return part_of_values(values, len(self.parts))
+
+    # -- changes in bulk -------------------------------------------------------------------------
+
+    def append_changes(
+        self, data: object, *, op_column: str = "_op", ack: str | None = None
+    ) -> list[Ack]:
+        """Publish changes in bulk to their parts; one ack for each part that got some.
+
+        All changes are checked before the first is written, and those of one part keep their
+        order. `data` is what `Topic.append_changes` takes; of tombstones alone there is no ack.
+
+        Raises:
+            InvalidRequest: with the number of the first change that is wrong; also if a change
+                moves a row to a key of another part.
+            Conflict, NotFound: as for `Topic.append_changes`.
+            Unavailable: storage failed, or only some parts were written; the details name them.
+        """
+        pieces = self._arrow_pieces(data, op_column) if is_arrow(data) else self._events(data)
+        sender = self.parts[0].runtime.sender(ack, None, None, 0)
+        if not pieces:
+            check_there(self.parts[0].runtime)
+            return []
+        if sum(map(len, pieces.values())) > 1:
+            for part, own in pieces.items():
+                # A bulk of several writes is refused before the first one.
+                check_keys(self.parts[part].runtime, [*own, []])
+        answers: dict[int, Answers] = {}
+        self._publish_pieces(dict(sorted(pieces.items())), sender, answers)
+        check_refused([each for own in answers.values() for each in own])
+        return self._acked(answers, ack)
+
+    def _acked(self, answers: Mapping[int, Answers], ack: str | None) -> list[Ack]:
+        """Return one ack for each part, when its level holds."""
+        parts = sorted(answers)
+        acks = part_acks(parts, [answers[part] for part in parts])
+        wait_reached(ack, [(self.parts[each.part].runtime, each) for each in acks])
+        return acks
+
+    def _arrow_pieces(self, data: object, op_column: str) -> Pieces:
+        keyed = self._changes().columns
+        names, count = keyed.changes.shape.names, len(self.parts)
+        pieces: Pieces = {}
+        for batch in change_batches(self.parts[0].runtime, keyed, data, op_column):
+            rows: dict[int, list[int]] = {}
+            for row, part in enumerate(parts_of_batch(batch, names, count)):
+                rows.setdefault(part, []).append(row)
+            for part, numbers in rows.items():
+                found = self._part_steps(part, keyed.changes.version, batch.take(numbers))
+                pieces.setdefault(part, []).extend(found)
+        if not pieces:
+            raise no_changes(self.name)
+        return pieces
+
+    def _part_steps(self, part: int, version: int, batch: pa.RecordBatch) -> Iterator[Piece]:
+        runtime = self.parts[part].runtime
+        keyed = runtime.changes.columns
+        if keyed.changes.version != version:
+            name = self.name
+            raise Conflict("the topic's columns changed meanwhile, try again", topic=name)
+        return batch_steps(runtime, keyed, batch)
+
+    def _events(self, data: object) -> Pieces:
+        pieces: Pieces = {}
+        codec = self._changes().columns.changes
+        for number, raw in debezium_changes(self.name, codec, data):
+            try:
+                part = self._part_of_event(raw)
+                step = step_of(self.parts[part].runtime.changes.columns.changes, raw)
+            except InvalidRequest as error:
+                details = {"change": number, **error.details}
+                raise InvalidRequest(error.message, **details) from error
+            own = pieces.setdefault(part, [])
+            last = own[-1] if own else ()
+            if isinstance(last, list) and len(last) < STEPS_MAX:
+                last.append(step)
+            else:
+                own.append([step])
+        return pieces
+
+    def _part_of_event(self, raw: RawChange) -> int:
+        names = self._changes().columns.changes.shape.names
+        if raw.op not in {OP_INSERT, OP_UPSERT}:
+            part = self.part_of_key(raw.key)
+            if raw.op == OP_UPDATE:
+                after = {name: raw.row.get(name, raw.key[name]) for name in names}
+                check_stays(part, self.part_of_key(after))
+            return part
+        missing = [name for name in names if name not in raw.row]
+        if missing:
+            raise InvalidRequest("row lacks its primary key", columns=", ".join(missing))
+        return self.part_of_key({name: raw.row[name] for name in names})
+
+    def _publish_pieces(
+        self, pieces: Mapping[int, list[Piece]], sender: Sender | None, answers: dict[int, Answers]
+    ) -> None:
+        """Publish piece by piece, of all parts at once: they share their syncs.
+
+        A part whose piece failed gets no more: its changes keep their order, without a hole.
+        """
+        for turn in range(max(map(len, pieces.values()))):
+            waiting: list[tuple[int, list[Pending]]] = []
+            for part, own in pieces.items():
+                found = answers.setdefault(part, [])
+                failed = any(isinstance(each, FrazilError) for each in found)
+                if failed or turn >= len(own):
+                    continue
+                try:
+                    waiting.append((part, self.parts[part].begin(own[turn], sender)))
+                except FrazilError as error:
+                    found.append(error)
+            for part, pendings in waiting:
+                answers[part] += [answer(pending) for pending in pendings]
+
+    # -- look-ups --------------------------------------------------------------------------------
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """Return the row with a key, None if there is none; see `Topic.get`."""
+        return self.parts[self.part_of_key(key)].get(key)
+
+    def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
+        """Return the rows with these keys, in their order; those of one part are of one moment."""
+        by_part: dict[int, tuple[list[int], list[Any]]] = {}
+        count = 0
+        for count, key in enumerate(keys, 1):
+            numbers, own = by_part.setdefault(self.part_of_key(key), ([], []))
+            numbers.append(count - 1)
+            own.append(key)
+        found: list[dict[str, Any] | None] = [None] * count
+        for part, (numbers, own) in by_part.items():
+            for number, row in zip(numbers, self.parts[part].get_many(own), strict=True):
+                found[number] = row
+        return found
+
+    def changes(
+        self, from_offset: int = 0, *, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Return the change feeds of the parts, one after the other; see `Topic.changes`.
+
+        Each change has its `part`. `from_offset` is that of every part, `limit` that of the call.
+        """
+        for number, part in enumerate(self.parts):
+            if limit is not None and limit <= 0:
+                return
+            for change in part.changes(from_offset, limit=limit):
+                yield {"part": number, **change}
+                limit = None if limit is None else limit - 1
+
+    # -- facts -----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Return counts over all parts."""
@@ -208,3 +428,11 @@ def _message_key(record: object, fields: Mapping[str, Any]) -> object:
     if isinstance(record, dict):
         return record.get("key")
     return fields.get("key")
+
+
+def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in PUBLISH_OPTIONS}
+
+
+def _of_part(ack: Ack, part: int) -> Ack:
+    return Ack(ack.offset, ack.offset_last, ack.lsn, part)

@@ -35,7 +35,7 @@ from frazil.log import format as fmt
 from frazil.metadata import LEASE, Ownership, holder_of
 from frazil.objects import Objects
 from frazil.schema import IngestLimits
-from frazil.subscribe import Cursors, Subscribing
+from frazil.subscribe import Cursors, Subscribing, Subscriptions
 from frazil.telemetry import event, warn
 from frazil.tiers import Tiers
 from frazil.topic import (
@@ -73,7 +73,7 @@ class Registry(Instance):
     subscribing: Subscribing
     objects: Objects
     upkeep: Upkeep
-    tiers: Tiers | None
+    lake: Lake
 
     def __init__(
         self,
@@ -102,14 +102,13 @@ class Registry(Instance):
         )
         self.on_fenced: Callable[[Closed], None] | None = None
         """Is told when another has taken over the data: the process should end."""
+        self._tiers: Tiers | None = None
         self.subscribing = Subscribing(self)
         self._deleting: dict[int, TopicSpec] = {}
         """Topics that nobody can see any more and that the journal does not know as deleted yet."""
         self.query_seconds: deque[float] = deque(maxlen=2048)
         """How long the last queries took until their first rows."""
         self._sources: list[HistorySource] = []
-        self.tiers = None
-        """Memory and disk; None if the log serves alone."""
         prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
         self._lock = take_lock(file_system, self.paths)
         try:
@@ -117,6 +116,22 @@ class Registry(Instance):
         except BaseException:
             self._lock.release()
             raise
+
+    @property
+    def has_tiers(self) -> bool:
+        """Tell whether there are memory and disk; without them the log serves alone."""
+        return self._tiers is not None
+
+    @property
+    def tiers(self) -> Tiers:
+        """Return memory and disk.
+
+        Raises:
+            InvalidRequest: if `memory.enabled` is off.
+        """
+        if self._tiers is None:
+            raise InvalidRequest("this needs the memory tier, set memory.enabled")
+        return self._tiers
 
     def _make_room(self) -> None:
         """Give the ballast up before opening if the disk is full: recovery writes a little, too."""
@@ -130,6 +145,7 @@ class Registry(Instance):
         self._make_room()
         stores = self._open_stores()
         self.cursors = Cursors(self, self._indexer)
+        self.subscriptions = Subscriptions(self, self.cursors, self.subscribing)
         try:
             if not self.ownership.expires:
                 # Whoever has the directory's lock owns it; else the lease says who does.
@@ -137,7 +153,7 @@ class Registry(Instance):
             known, ends = known_topics(stores.shared)
             self._known_cursors = known_cursors(stores.shared)
             if self.settings.memory.enabled:
-                self.tiers = Tiers(self, stores.local, threads=self._threads)
+                self._tiers = Tiers(self, stores.local, threads=self._threads)
                 self.tiers.write_stats = partial(write_told, self)
                 self._sources.append(self.tiers.disk)
                 for topic_id, end in self.tiers.open(
@@ -176,7 +192,7 @@ class Registry(Instance):
                 self._commit_inline(lane, controls)
             self._known_cursors = {}
             self.states = States(self)
-            self.lake = Lake(self, stores.local)
+            self.lake = Lake(self, stores.local, self._tiers)
             self.lake.load()
             self.warnings += self._rebuild_index()
         except BaseException:
@@ -186,7 +202,7 @@ class Registry(Instance):
         for lane in self._all_lanes():
             self._start_lane(lane)
         self.upkeep.start()
-        if self.tiers is not None:
+        if self.has_tiers:
             self.warnings += self.tiers.disk.warnings
             self.tiers.start()
             self.lake.begin()
@@ -246,7 +262,7 @@ class Registry(Instance):
         )
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
         lane = LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
-        lane.heeds_pins = self.tiers is None
+        lane.heeds_pins = not self.has_tiers
         if self.ownership.expires:
             journal.fence = self.ownership.may_write
         return lane
@@ -385,7 +401,7 @@ class Registry(Instance):
             options=self._options,
         )
         self._chain(runtime)
-        if self.tiers is not None:
+        if self.has_tiers:
             runtime.tiers = self.tiers.bind(runtime)
             runtime.pressure = self.tiers.pressure
             if runtime.tiers.lookup is not None:
@@ -400,7 +416,7 @@ class Registry(Instance):
 
     def _start_lane(self, lane: LaneRuntime) -> None:
         lane.journal.on_disk_full = self.upkeep.disk_full
-        if self.tiers is not None:
+        if self.has_tiers:
             lane.journal.on_kept = self.tiers.pressure.grew
         lane.queue.start()
 
@@ -484,7 +500,7 @@ class Registry(Instance):
             self.closed = True
         self.lake.stop()
         self.objects.stop()
-        if self.tiers is not None:
+        if self.has_tiers:
             self.tiers.stop()
         self.upkeep.stop()
         failed: BaseException | None = None

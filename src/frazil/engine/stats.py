@@ -212,7 +212,7 @@ def engine_stats(
             "total_bytes": guard.total_bytes,
             "publishing_stopped": engine.upkeep.publishing_stopped,
         },
-        "journals": [_lane(lane, tiered=engine.tiers is not None) for lane in lanes],
+        "journals": [_lane(lane, tiered=engine.has_tiers) for lane in lanes],
         "warnings": list(engine.warnings),
         "upkeep": {
             "errors": dict(engine.upkeep.errors),
@@ -223,7 +223,7 @@ def engine_stats(
             "ack": _quantiles([s for lane in lanes for s in _seconds(lane)]),
             "query": _quantiles(list(engine.query_seconds)),
         },
-        "tiers": None if engine.tiers is None else engine.tiers.stats(),
+        "tiers": engine.tiers.stats() if engine.has_tiers else None,
         "metadata": {**engine.stores.facts(), "failing": bool(engine.metadata_failed)},
         "lake": engine.lake.status(),
         "objects": engine.objects.status(),
@@ -274,7 +274,7 @@ def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
     objects = engine.objects
     if objects.errors or unreadable(objects) or any(each.stopped for each in objects.all_topics):
         return "degraded"
-    if engine.tiers is not None and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
+    if engine.has_tiers and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
         return "degraded"
     return "ok"
 

@@ -39,7 +39,7 @@ class List(msgspec.Struct, tag_field="call", tag="list", forbid_unknown_fields=T
     def perform(self, engine: Engine) -> Any:
         """Return them, ready for JSON."""
         topics = engine.topics() if self.topic is None else [self.topic]
-        return [each for topic in topics for each in engine.subscriptions(topic)]
+        return [each for topic in topics for each in engine.subscriptions.describe(topic)]
 
 
 class Create(msgspec.Struct, tag_field="call", tag="create", forbid_unknown_fields=True):
@@ -53,8 +53,10 @@ class Create(msgspec.Struct, tag_field="call", tag="create", forbid_unknown_fiel
     def perform(self, engine: Engine) -> Any:
         """Make it and return it, ready for JSON."""
         place = _place(self.start)
-        engine.create_subscription(self.topic, self.name, type=self.type, start=place)
-        (found,) = [each for each in engine.subscriptions(self.topic) if each["name"] == self.name]
+        engine.subscriptions.create(self.topic, self.name, type=self.type, start=place)
+        (found,) = [
+            each for each in engine.subscriptions.describe(self.topic) if each["name"] == self.name
+        ]
         return found
 
 
@@ -67,7 +69,7 @@ class Reset(msgspec.Struct, tag_field="call", tag="reset", forbid_unknown_fields
 
     def perform(self, engine: Engine) -> Any:
         """Put it there and return the offset of each part, ready for JSON."""
-        return engine.reset_subscription(self.topic, self.name, _place(self.to))
+        return engine.subscriptions.reset(self.topic, self.name, _place(self.to))
 
 
 class Drop(msgspec.Struct, tag_field="call", tag="drop", forbid_unknown_fields=True):
@@ -78,7 +80,7 @@ class Drop(msgspec.Struct, tag_field="call", tag="drop", forbid_unknown_fields=T
 
     def perform(self, engine: Engine) -> Any:
         """Remove it."""
-        engine.unsubscribe(self.topic, self.name)
+        engine.subscriptions.drop(self.topic, self.name)
         return {"dropped": self.name}
 
 
@@ -92,10 +94,10 @@ class Policy(msgspec.Struct, tag_field="call", tag="policy", forbid_unknown_fiel
 
     def perform(self, engine: Engine) -> Any:
         """Change them, if so, and return both, ready for JSON."""
-        policy = engine.set_subscription(
+        policy = engine.subscriptions.alter(
             self.topic, self.name, policy=self.policy or None, max_unacked=self.max_unacked
         )
-        window = engine.subscription_window(self.topic, self.name)
+        window = engine.subscriptions.window(self.topic, self.name)
         return {**policy_facts(policy), "max_unacked": window}
 
 

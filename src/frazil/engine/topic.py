@@ -1,27 +1,147 @@
-"""The handle of a topic in the embedded API: publish, read, hold, describe."""
+"""The handle of a topic in the embedded API: publish, read, look up, subscribe, hold, describe."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from frazil.engine.change_calls import ChangeCalls
-from frazil.engine.subscribing_calls import SubscribeCalls
-from frazil.errors import FrazilError
-from frazil.log import PLAIN, Pending
-from frazil.topic import WAITED_FOR, Reader, Start, TierPending, joined_ack, pass_stop, wait_reached
+import msgspec
+
+from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
+from frazil.log import PLAIN, STATE_HOLD, Control, Pending
+from frazil.log import format as fmt
+from frazil.model import OP_INSERT, OP_UPSERT
+from frazil.objects import OBJECTS_HOLD
+from frazil.subscribe import HOLD_PREFIX, PREFETCH, PREFETCH_BYTES, Stream
+from frazil.topic import (
+    STEPS_MAX,
+    WAITED_FOR,
+    ChangeFeed,
+    Reader,
+    Start,
+    TierPending,
+    answer,
+    bulk_ack,
+    check_bulk,
+    check_hold_name,
+    check_hold_offset,
+    check_there,
+    joined_ack,
+    nothing_written,
+    numbered,
+    steps_of,
+    wait_admitted,
+    wait_reached,
+    when_room,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from frazil.engine.engine import Engine
+    from frazil.log import Sender
     from frazil.log.codec import Entry
     from frazil.model import Ack
-    from frazil.topic import Prepared, TopicRuntime
+    from frazil.subscribe import FailurePolicy
+    from frazil.tiers import KeyLookup
+    from frazil.topic import Prepared, Step, TopicRuntime
+
+LAKE_HOLD: Final = "lake"
 
 
-class Topic(ChangeCalls, SubscribeCalls):
+class TopicHandle:
+    """What the handles of plain and of partitioned topics share: subscriptions and facts."""
+
+    _engine: Engine
+    name: str
+    """The full name, `/namespace/name`."""
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        type: str = "shared",  # noqa: A002 - the field's word
+        start: Start = "latest",
+        consumer: str | None = None,
+        key_filters: Iterable[str] = (),
+        max_unacked: int | None = None,
+        policy: FailurePolicy | Mapping[str, Any] | None = None,
+        prefetch: int = PREFETCH,
+        prefetch_bytes: int | str = PREFETCH_BYTES,
+        timeout_s: float | None = None,
+    ) -> Stream:
+        """Consume the topic's records as one consumer of a subscription; iterate over the result.
+
+        A subscription that does not exist is created, durably, with the `type` (`exclusive`,
+        `shared`, `failover` or `key_shared`) and begins at `start`; an existing one keeps its type
+        and position. A record that is not acked is delivered again, to this consumer or another.
+
+        `key_filters` are patterns of keys (`*`, `?`) for `key_shared`. `max_unacked` bounds the
+        records of the subscription that are delivered and not acked, `policy` decides about failed
+        deliveries; both are stored with the subscription. `prefetch` and `prefetch_bytes` bound
+        the records in memory here. An older `consumer` of the same name is displaced. Iteration
+        waits for records and ends after `timeout_s` without any.
+
+        Raises:
+            Conflict: if the subscription is exclusive and has another consumer.
+            NotFound: if the topic was deleted.
+            InvalidRequest: if an option cannot be used.
+            Closed: if the engine is closed.
+        """
+        return self._engine.subscriptions.subscribe(
+            self.name,
+            name,
+            type=type,
+            start=start,
+            consumer=consumer,
+            key_filters=key_filters,
+            max_unacked=max_unacked,
+            policy=policy,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            timeout_s=timeout_s,
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine of the topic."""
+        return self._engine
+
+    def subscriptions(self) -> list[dict[str, Any]]:
+        """Return the topic's subscriptions, ready for JSON; see `Subscriptions.describe`."""
+        return self._engine.subscriptions.describe(self.name)
+
+    def unsubscribe(self, name: str) -> None:
+        """Remove a subscription; durable on return. See `Subscriptions.drop`."""
+        self._engine.subscriptions.drop(self.name, name)
+
+    def reset_subscription(self, name: str, to: Start) -> dict[str, int]:
+        """Move a subscription to another offset; durable on return. See `Subscriptions.reset`."""
+        return self._engine.subscriptions.reset(self.name, name, to)
+
+    def subscription_policy(self, name: str) -> FailurePolicy:
+        """Return the failure policy of a subscription."""
+        return self._engine.subscriptions.policy(self.name, name)
+
+    def set_subscription(
+        self,
+        name: str,
+        *,
+        policy: FailurePolicy | Mapping[str, Any] | None = None,
+        max_unacked: int | None = None,
+    ) -> FailurePolicy:
+        """Change a subscription's failure policy or window; see `Subscriptions.alter`."""
+        return self._engine.subscriptions.alter(
+            self.name, name, policy=policy, max_unacked=max_unacked
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that is known about the topic, ready for JSON."""
+        return self._engine.describe(self.name)
+
+
+class Topic(TopicHandle):
     """A topic of an open engine. Safe to use from many threads.
 
     Every publish returns an `Ack` when what its level promises is true: `received` means that the
@@ -36,17 +156,13 @@ class Topic(ChangeCalls, SubscribeCalls):
     def __init__(self, engine: Engine, runtime: TopicRuntime) -> None:
         self._engine = engine
         self._runtime = runtime
+        self.name = runtime.name
         self._queue = runtime.queue
         self._state = runtime.state
         self._fast_bytes_max = runtime.payload_bytes_max if runtime.is_message else -1
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r})"
-
-    @property
-    def name(self) -> str:
-        """Return the full name, `/namespace/name`."""
-        return self._runtime.name
 
     @property
     def schema(self) -> pa.Schema:
@@ -109,10 +225,8 @@ class Topic(ChangeCalls, SubscribeCalls):
     ) -> Pending:
         """Publish one record without waiting; `result()` of what it returns gives the ack."""
         runtime = self._runtime
-        if runtime.refusal is not None:
-            pass_stop(runtime)
-        if runtime.pressure.level:
-            runtime.pressure.admit()
+        if runtime.refusal is not None or runtime.pressure.level:
+            wait_admitted(runtime)
         sender = None
         if ack is not None or producer is not None or sequence is not None:
             sender = runtime.sender(ack, producer, sequence, producer_epoch)
@@ -189,16 +303,210 @@ class Topic(ChangeCalls, SubscribeCalls):
         epoch: int,
     ) -> Ack:
         runtime = self._runtime
-        if runtime.refusal is not None:
-            pass_stop(runtime)
-        if runtime.pressure.level:
-            runtime.pressure.admit()
+        wait_admitted(runtime)
         sender = runtime.sender(ack, producer, sequence, epoch)
         waiting = [Pending() for _each in prepared]
         self._queue.submit_waiting(*runtime.entries(prepared, waiting, sender))
-        joined = joined_ack([_answer(pending) for pending in waiting])
+        joined = joined_ack([answer(pending) for pending in waiting])
         wait_reached(ack, [(runtime, joined)])
         return joined
+
+    # -- changes of keys --------------------------------------------------------------------------
+
+    def insert(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Publish a whole row; a row that has its key already is replaced.
+
+        Raises:
+            Conflict: if the key exists and the topic's `unknown_key` is `error`.
+            InvalidRequest: if the topic has no primary key, or the row does not fit.
+        """
+        step = self._runtime.changes.whole(OP_INSERT, row, columns)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def upsert(
+        self,
+        row: Mapping[str, Any] | None = None,
+        /,
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Publish a whole row that replaces whatever its key had."""
+        step = self._runtime.changes.whole(OP_UPSERT, row, columns)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def update(
+        self,
+        /,
+        *arguments: Any,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **columns: Any,
+    ) -> Ack:
+        """Change the named columns of one row; the others stay as they are.
+
+        `update(row)` with the key in it, `update(key, columns)`, or `update(column, value,
+        columns)` where `column` is the primary key; columns may be keywords, too. Naming the key
+        among the columns moves the row: a delete and an insert, written together.
+
+        Raises:
+            NotFound: if no row has the key and the topic's `unknown_key` is `error`.
+            Conflict: if the change that this one builds on failed; try again.
+        """
+        step = self._runtime.changes.update(arguments, columns)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def delete(
+        self,
+        /,
+        *arguments: Any,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+        **key: Any,
+    ) -> Ack:
+        """Delete the row with a key: `delete(key)`, `delete(column, value)` or `delete(id=7)`.
+
+        Raises:
+            NotFound: if no row has the key and the topic's `unknown_key` is `error`.
+        """
+        step = self._runtime.changes.delete(arguments, key)
+        return self._publish([step], ack, producer, sequence, producer_epoch)
+
+    def append_changes(
+        self,
+        data: object,
+        *,
+        op_column: str = "_op",
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+    ) -> Ack:
+        """Publish changes in bulk, in order.
+
+        `data` is Arrow (anything that `append_arrow` takes) with an operation column, or an
+        iterable of Debezium envelopes as dicts, JSON texts or bytes, each alone, as a pair with
+        its key, or as a dict with `key` and `value`. Tombstones are passed over; a call with
+        nothing else writes nothing, and its ack is of no record: `offset` is the head, and
+        `offset_last` the offset before it. All is checked before the first change is written.
+
+        With `producer=` and `sequence=` a repeat writes nothing and gets the first ack; the next
+        call's sequence is this one's plus its changes (tombstones do not count, a change of a key
+        counts twice). Of a call that was written in part a repeat writes the rest.
+
+        Raises:
+            InvalidRequest: with the number of the first change that is wrong; also if there is
+                none at all, or if the call is too large for a producer.
+            Conflict, NotFound: if the topic's `unknown_key` is `error` and a key exists, or does
+                not, against what a change says; nothing is written then, unless another change
+                came in between: then `offsets_written` tells what is.
+            Conflict: if the producer's sequence has a gap, or a newer epoch fenced it.
+        """
+        changes = self._runtime.changes
+        runtime = self._runtime
+        sender = runtime.sender(ack, producer, sequence, producer_epoch)
+        pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
+        check_bulk(runtime, pieces, sender)
+        if not pieces:
+            return nothing_written(runtime)
+        results: list[Ack | FrazilError] = []
+        for piece, own in numbered(pieces, sender):
+            try:
+                results += [answer(each) for each in self.begin(piece, own)]
+            except FrazilError as error:
+                results.append(error)
+            if any(isinstance(result, FrazilError) for result in results):
+                break
+        return self._reached(bulk_ack(results), ack)
+
+    def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> list[Pending]:
+        """Queue a piece of a bulk, waiting for room; return what its frames wait with."""
+        runtime = self._runtime
+        wait_admitted(runtime)
+        if isinstance(piece, list):
+            return self._queued(piece, sender)
+        pending = Pending()
+        runtime.queue.submit_waiting(*runtime.entries([piece], [pending], sender))
+        return [pending]
+
+    def _publish(
+        self,
+        steps: Sequence[Step],
+        ack: str | None,
+        producer: str | None,
+        sequence: int | None,
+        epoch: int,
+    ) -> Ack:
+        sender = self._runtime.sender(ack, producer, sequence, epoch)
+        for step in steps:
+            self._runtime.changes.check_part(step)
+        wait_admitted(self._runtime)
+        return self._reached(
+            joined_ack([answer(each) for each in self._queued(steps, sender)]), ack
+        )
+
+    def _reached(self, found: Ack, ack: str | None) -> Ack:
+        """Wait for the tier behind the log where that was asked for."""
+        wait_reached(ack, [(self._runtime, found)])
+        return found
+
+    def _queued(self, steps: Sequence[Step], sender: Sender | None) -> list[Pending]:
+        assert len(steps) <= STEPS_MAX
+        changes = self._runtime.changes
+        return when_room(self._queue, lambda: changes.try_submit(steps, sender, Pending))
+
+    # -- look-ups --------------------------------------------------------------------------------
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """Return the row with a key, None if there is none. Sees everything that was acked.
+
+        `key` is a value, a tuple for a key of several columns, or a dict of the key's columns.
+        """
+        return self._lookup().get(key)
+
+    def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
+        """Return the rows with these keys, in their order, all of one moment."""
+        return self._lookup().get_many(keys)
+
+    def changes(
+        self, from_offset: int = 0, *, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Return the change feed from an offset up to the head as it is now.
+
+        Each change is a dict with `offset`, `time`, `op`, `key`, `before` and `after`: the row
+        before and after it, None where there is none, or where it is no longer known.
+        """
+        check_there(self._runtime)
+        return iter(ChangeFeed(self._runtime, from_offset=from_offset, limit=limit))
+
+    def _lookup(self) -> KeyLookup:
+        check_there(self._runtime)
+        tiers = self._runtime.tiers
+        if tiers is None:
+            raise InvalidRequest("look-ups need the memory tier, set memory.enabled")
+        if tiers.lookup is None:
+            raise InvalidRequest(
+                "look-ups need a primary key, create the topic with primary_key=",
+                topic=self._runtime.name,
+            )
+        return tiers.lookup
 
     # -- read ------------------------------------------------------------------------------------
 
@@ -240,30 +548,82 @@ class Topic(ChangeCalls, SubscribeCalls):
     # -- holds and facts -------------------------------------------------------------------------
 
     def hold(self, name: str, offset: int) -> None:
-        """Keep the records from `offset` on until the hold is advanced or dropped; durable."""
-        self._engine.hold(self.name, name, offset)
+        """Keep the records from `offset` on until the hold is advanced or dropped; durable.
+
+        Raises:
+            Conflict: if a hold of this name exists.
+            InvalidRequest: if the offset is not in `[start, durable]`.
+        """
+        check_hold_offset(offset)
+        runtime, state = self._runtime, self._state
+        with self._engine.control_lock:
+            self._check_hold(name)
+            if name in state.holds:
+                raise Conflict("hold exists already, use advance", topic=self.name, hold=name)
+            start = runtime.history.range(state.id).first
+            if not start <= offset <= state.durable:
+                raise InvalidRequest(
+                    "hold must be within the topic's records",
+                    offset=offset,
+                    start=start,
+                    durable=state.durable,
+                )
+            self._set_hold(name, offset)
 
     def advance(self, name: str, offset: int) -> None:
-        """Move a hold forwards; durable on return."""
-        self._engine.advance(self.name, name, offset)
+        """Move a hold forwards; durable on return.
+
+        Raises:
+            NotFound: if there is no such hold.
+            Conflict: if it would move backwards.
+            InvalidRequest: if the offset is above `durable`.
+        """
+        check_hold_offset(offset)
+        state = self._state
+        with self._engine.control_lock:
+            now = self._existing_hold(name)
+            if offset < now:
+                raise Conflict("a hold never moves backwards", hold=name, offset=offset, now=now)
+            if offset > state.durable:
+                raise InvalidRequest(
+                    "hold must not pass what is durable", offset=offset, durable=state.durable
+                )
+            self._set_hold(name, offset)
 
     def drop(self, name: str) -> None:
-        """Remove a hold; durable on return."""
-        self._engine.drop(self.name, name)
+        """Remove a hold; durable on return.
 
-    def describe(self) -> dict[str, Any]:
-        """Return everything that is known about the topic, ready for JSON."""
-        return self._engine.describe(self.name)
+        Raises:
+            NotFound: if there is no such hold.
+        """
+        with self._engine.control_lock:
+            self._existing_hold(name)
+            self._set_hold(name, None)
+
+    def _existing_hold(self, name: str) -> int:
+        self._check_hold(name)
+        if name not in self._state.holds:
+            raise NotFound("no such hold", topic=self.name, hold=name)
+        return self._state.holds[name]
+
+    def _check_hold(self, name: str) -> None:
+        """Refuse wrong names, and the holds that move with a table, uploads or subscriptions."""
+        check_hold_name(name)
+        runtime = self._engine.topic_runtime(self.name)
+        owner = ""
+        if name.startswith(HOLD_PREFIX):
+            owner = "a subscription's, it moves with its acks; drop the subscription"
+        elif name == OBJECTS_HOLD and runtime.objects is not None:
+            owner = "that of uploads and moves with them; switch the topic's objects off"
+        elif name == LAKE_HOLD and runtime.state.spec.lake:
+            owner = "the lake's, it moves with the table; switch the topic's lake off"
+        if owner:
+            raise InvalidRequest(f"this hold is {owner}", topic=self.name, hold=name)
+
+    def _set_hold(self, name: str, offset: int | None) -> None:
+        payload = msgspec.msgpack.encode((STATE_HOLD, name, offset))
+        self._runtime.lane.control(Control(fmt.KIND_STATE, self._state.id, payload))
 
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the topic."""
         return self._engine.topic_stats(self.name)
-
-
-def _answer(pending: Pending) -> Ack | FrazilError:
-    """Wait for one frame's answer; an error is returned, for the others count as well."""
-    try:
-        value: Ack = pending.result()
-    except FrazilError as error:
-        return error
-    return value

@@ -13,7 +13,6 @@ from frazil.errors import Overloaded
 from frazil.log import (
     RANGE_GAP,
     STATE_HOLD,
-    ClockWatch,
     Control,
     Policy,
     RetentionView,
@@ -52,13 +51,11 @@ class Upkeep:
         self._engine = engine
         self._settings = engine.settings.log
         self._threads = threads
-        self._released: dict[int, int] = {}
         self._scrubbed: dict[str, float] = {}
         self._lanes_seen: set[int] = set()
         """Directories without a topic that were emptied, or told of, already."""
         self._space_lock = threading.Lock()
         clock = engine.clock
-        self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
         self.space = SpaceGuard(engine.file_system, engine.paths.root, self._settings)
         self.damage: dict[str, str] = {}
         """Sealed segments whose bytes no longer match their hash, with the reason."""
@@ -86,10 +83,6 @@ class Upkeep:
         """End the thread after its current step."""
         self.task.stop()
         self.task.run("seal", self.seal)
-
-    def release(self, topic_id: int, offset: int) -> None:
-        """Note that another tier holds a topic's records below `offset`."""
-        self._released[topic_id] = max(offset, self._released.get(topic_id, 0))
 
     def new_topic(self, runtime: TopicRuntime) -> None:
         """Apply a stop that is in force to a topic that was just made."""
@@ -183,7 +176,7 @@ class Upkeep:
         """
         engine = self._engine
         files = engine.file_system
-        if engine.main.journal.failed is not None or not self.time_trusted():
+        if engine.main.journal.failed is not None or not self._engine.time_trusted():
             # What a failed journal says of its topics may not be durable.
             return
         if files.stat(engine.paths.lanes) is None:
@@ -227,8 +220,8 @@ class Upkeep:
             for path in [path for path in list(noted) if path not in paths]:
                 noted.pop(path, None)
         topics = set().union(*(list(lane.journal.state.topics) for lane in lanes))
-        for topic_id in [each for each in list(self._released) if each not in topics]:
-            self._released.pop(topic_id, None)
+        for topic_id in [each for each in list(self._engine.released) if each not in topics]:
+            self._engine.released.pop(topic_id, None)
 
     def free_lane(self, lane: LaneRuntime) -> int:
         """Free segments of one journal; return how many.
@@ -254,15 +247,10 @@ class Upkeep:
         self._engine.note_segments(lane)
         return len(gone)
 
-    def time_trusted(self) -> bool:
-        """Tell whether what is decided by the wall clock may be decided now."""
-        clock = self._engine.clock
-        return self._clock_watch.trusted(now_us=clock.now_us(), monotonic_s=clock.monotonic())
-
     def _view(self, lane: LaneRuntime) -> RetentionView:
         topics = dict(lane.journal.state.topics)
         log = self._settings
-        if self._engine.tiers is not None:
+        if self._engine.has_tiers:
             return self._released_only(topics)
         policies = {
             topic.id: Policy(
@@ -282,10 +270,10 @@ class Upkeep:
         }
         return RetentionView(
             now_us=self._engine.clock.now_us(),
-            time_trusted=self.time_trusted(),
+            time_trusted=self._engine.time_trusted(),
             delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
             policies=policies,
-            released=dict(self._released),
+            released=dict(self._engine.released),
             journal_bytes_max=log.journal_bytes_max,
             pinned=pinned,
         )
@@ -299,16 +287,12 @@ class Upkeep:
         forever = Policy(age_us=FOREVER, bytes_max=FOREVER)
         return RetentionView(
             now_us=self._engine.clock.now_us(),
-            time_trusted=self.time_trusted(),
+            time_trusted=self._engine.time_trusted(),
             delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
             policies=dict.fromkeys(topics, forever),
-            released=dict(self._released),
+            released=dict(self._engine.released),
             pinned={},
         )
-
-    def released(self, topic_id: int) -> int:
-        """Return the offset below which another tier holds a topic's records."""
-        return self._released.get(topic_id, 0)
 
     def check_quotas(self) -> None:
         """Act on topics whose holds keep more than their quota: block them, or expire data."""
@@ -326,8 +310,8 @@ class Upkeep:
             self._unblock(runtime)
             return
         bytes_max = quota_of(spec, self._settings)
-        released = self._released.get(state.id, 0)
-        tiers = self._engine.tiers
+        released = self._engine.released.get(state.id, 0)
+        tiers = self._engine.tiers if self._engine.has_tiers else None
         if tiers is None:
             size, _oldest = held_bytes(state, journal.segments, released)
         else:
@@ -372,7 +356,7 @@ class Upkeep:
             if state.holds.get(name, target) < target:
                 moved = msgspec.msgpack.encode((STATE_HOLD, name, target))
                 lane.control(Control(fmt.KIND_STATE, state.id, moved))
-        if runtime.tiers is not None and self._engine.tiers is not None:
+        if runtime.tiers is not None:
             self._engine.tiers.files.expire(runtime.tiers, target)
 
     def scrub(self) -> None:

@@ -11,23 +11,16 @@ from typing import TYPE_CHECKING
 from frazil.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from frazil.lake.certificate import (
-        Certificate,
-        Findings,
-        PartFacts,
-        Problem,
-        StagedRows,
-        VerifyRequest,
-    )
     from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict
     from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges, encode_ranges
     from frazil.lake.doctor import Check, examine
-    from frazil.lake.expiry import SnapshotFact, expirable
+    from frazil.lake.expiry import expirable
     from frazil.lake.halting import VARIABLE, Halt
-    from frazil.lake.jars import Jar, jars_of, kinds_for
-    from frazil.lake.java import find_java
-    from frazil.lake.launch import cache_directory
+    from frazil.lake.iceberg import Reference, Snapshot, TableMetadata
+    from frazil.lake.jars import Jar, jars_directory, jars_of, kinds_for, prepare, take_jars
+    from frazil.lake.java import cache_directory, find_java
     from frazil.lake.names import check_lake_name, table_of
+    from frazil.lake.options import check_lake_columns, check_lake_topic, lake_missing
     from frazil.lake.originals import decode_original
     from frazil.lake.plan import (
         PartRange,
@@ -38,13 +31,13 @@ if TYPE_CHECKING:
         TableName,
         plan_parts,
     )
-    from frazil.lake.plans import LakePlans, Replay
+    from frazil.lake.plans import LakePlans
     from frazil.lake.runtime import Lake
     from frazil.lake.session import CATALOG_NAME, build_session, session_conf
-    from frazil.lake.setup import jars_directory, prepare, take_jars
-    from frazil.lake.table import TOPIC_ID, View, end_key, ends_of
+    from frazil.lake.table import TOPIC_ID, RejectRatio, View, end_key, ends_of
     from frazil.lake.topics import COUNTS
     from frazil.lake.types import check_lake_schema, iceberg_schema
+    from frazil.lake.verify import PartFacts, Problem, StagedRows, VerifyRequest, VerifyResult
     from frazil.lake.watermark import MISSING_RANGE, ROLLED_BACK, Known, decide, watermarks
     from frazil.lake.wire import Answer, Request, receive, send
     from frazil.lake.worker_client import Launched
@@ -60,11 +53,9 @@ __all__ = [
     "TOPIC_ID",
     "VARIABLE",
     "Answer",
-    "Certificate",
     "Check",
     "CommitRequest",
     "CommitResult",
-    "Findings",
     "Halt",
     "Jar",
     "Known",
@@ -76,20 +67,25 @@ __all__ = [
     "PartSets",
     "Plan",
     "Problem",
-    "Replay",
+    "Reference",
+    "RejectRatio",
     "Request",
-    "SnapshotFact",
+    "Snapshot",
     "StagedFile",
     "StagedRows",
     "StagedSet",
+    "TableMetadata",
     "TableName",
     "Verdict",
     "VerifyRequest",
+    "VerifyResult",
     "View",
     "build_session",
     "cache_directory",
+    "check_lake_columns",
     "check_lake_name",
     "check_lake_schema",
+    "check_lake_topic",
     "decide",
     "decode_original",
     "decode_ranges",
@@ -103,6 +99,7 @@ __all__ = [
     "jars_directory",
     "jars_of",
     "kinds_for",
+    "lake_missing",
     "plan_parts",
     "prepare",
     "receive",
@@ -114,23 +111,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "frazil.lake.certificate": (
-        "Certificate",
-        "Findings",
-        "PartFacts",
-        "Problem",
-        "StagedRows",
-        "VerifyRequest",
-    ),
     "frazil.lake.commit": ("CommitRequest", "CommitResult", "STEPS", "Verdict"),
     "frazil.lake.declared": ("ADOPTED", "SKIPPED", "decode_ranges", "encode_ranges"),
     "frazil.lake.doctor": ("Check", "examine"),
-    "frazil.lake.expiry": ("SnapshotFact", "expirable"),
+    "frazil.lake.expiry": ("expirable",),
     "frazil.lake.halting": ("Halt", "VARIABLE"),
-    "frazil.lake.jars": ("Jar", "jars_of", "kinds_for"),
-    "frazil.lake.java": ("find_java",),
-    "frazil.lake.launch": ("cache_directory",),
+    "frazil.lake.iceberg": ("Reference", "Snapshot", "TableMetadata"),
+    "frazil.lake.jars": ("Jar", "jars_directory", "jars_of", "kinds_for", "prepare", "take_jars"),
+    "frazil.lake.java": ("cache_directory", "find_java"),
     "frazil.lake.names": ("check_lake_name", "table_of"),
+    "frazil.lake.options": ("check_lake_columns", "check_lake_topic", "lake_missing"),
     "frazil.lake.originals": ("decode_original",),
     "frazil.lake.plan": (
         "PartRange",
@@ -141,13 +131,19 @@ _MODULES = {
         "TableName",
         "plan_parts",
     ),
-    "frazil.lake.plans": ("LakePlans", "Replay"),
+    "frazil.lake.plans": ("LakePlans",),
     "frazil.lake.runtime": ("Lake",),
     "frazil.lake.session": ("CATALOG_NAME", "build_session", "session_conf"),
-    "frazil.lake.setup": ("jars_directory", "prepare", "take_jars"),
-    "frazil.lake.table": ("TOPIC_ID", "View", "end_key", "ends_of"),
+    "frazil.lake.table": ("TOPIC_ID", "RejectRatio", "View", "end_key", "ends_of"),
     "frazil.lake.topics": ("COUNTS",),
     "frazil.lake.types": ("check_lake_schema", "iceberg_schema"),
+    "frazil.lake.verify": (
+        "PartFacts",
+        "Problem",
+        "StagedRows",
+        "VerifyRequest",
+        "VerifyResult",
+    ),
     "frazil.lake.watermark": ("Known", "MISSING_RANGE", "ROLLED_BACK", "decide", "watermarks"),
     "frazil.lake.wire": ("Answer", "Request", "receive", "send"),
     "frazil.lake.worker_client": ("Launched",),

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-from attrs import field, frozen
+from attrs import frozen
 from pyiceberg.exceptions import TableAlreadyExistsError
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionSpec
@@ -20,9 +19,7 @@ from pyiceberg.transforms import IdentityTransform, parse_transform
 
 from frazil.errors import CommitUnknown, Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake.connection import CatalogAddress, calls, connect, load
-from frazil.lake.look import view_of
 from frazil.lake.matching import compare, match
-from frazil.lake.names import table_of
 from frazil.lake.plan import TableName
 from frazil.lake.table import (
     OFFSET_BEGIN,
@@ -30,10 +27,10 @@ from frazil.lake.table import (
     PROTOCOL_VERSION,
     SCHEMA_VERSION,
     TOPIC_ID,
-    Ends,
     View,
     end_key,
 )
+from frazil.lake.table_state import view_of
 from frazil.lake.types import (
     OFFSET,
     PART,
@@ -44,56 +41,22 @@ from frazil.lake.types import (
     rejects_schema,
     topic_column_id,
 )
-from frazil.model import WHOLE, PartitionField
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
     from frazil.clock import Clock
     from frazil.lake.connection import Loaded
+    from frazil.lake.table import TableDefinition
 
-__all__ = ["Bound", "CatalogAddress", "Definition", "bind", "connect", "table_properties"]
+__all__ = ["Bound", "CatalogAddress", "bind", "connect", "table_properties"]
 
 FORMAT_VERSION: Final = 2
-TARGET_FILE_BYTES: Final = 128 << 20
-
-
-@frozen(kw_only=True)
-class Definition:
-    """What a table is made from.
-
-    `schema` are the topic's columns at `schema_version`, with their ids: of the first records that
-    go into a new table. `parts` is how many parts a partitioned topic has, 0 for one without.
-    `begin` is where the binding begins; nothing below it goes into the table. `sort_by` are the
-    names of columns that a rewrite of the table sorts by. `root` is where its files lie; each
-    table has a directory of its own in it.
-    """
-
-    topic: str
-    uid: str
-    schema: pa.Schema
-    schema_version: int
-    root: str
-    partition_by: tuple[PartitionField, ...] = ()
-    parts: int = 0
-    sort_by: tuple[str, ...] = ()
-    begin: Ends = field(factory=dict)
-    target_file_bytes: int = TARGET_FILE_BYTES
-
-    @property
-    def table(self) -> TableName:
-        """Return the table's name."""
-        return table_of(self.topic)
-
-    @property
-    def ends(self) -> Ends:
-        """Return where each part begins."""
-        parts = range(self.parts) if self.parts else (WHOLE,)
-        return {part: self.begin.get(part, 0) for part in parts}
 
 
 @frozen(kw_only=True)
@@ -114,7 +77,7 @@ class Bound:
 
 def bind(
     catalog: Catalog,
-    definition: Definition,
+    definition: TableDefinition,
     *,
     clock: Clock,
     columns: Callable[[int], pa.Schema] | None = None,
@@ -155,7 +118,7 @@ def bind(
     )
 
 
-def table_properties(definition: Definition, *, side: bool = False) -> dict[str, str]:
+def table_properties(definition: TableDefinition, *, side: bool = False) -> dict[str, str]:
     """Return the properties that a new table gets."""
     properties = {
         "format-version": str(FORMAT_VERSION),
@@ -212,7 +175,7 @@ def _made(catalog: Catalog, table: TableName, create: Callable[[], None]) -> tup
     return load(catalog, table), created
 
 
-def _create_main(catalog: Catalog, definition: Definition, clock: Clock) -> None:
+def _create_main(catalog: Catalog, definition: TableDefinition, clock: Clock) -> None:
     schema = iceberg_schema(definition.schema, partitioned=definition.parts > 0)
     catalog.create_table(
         tuple(definition.table),
@@ -224,7 +187,7 @@ def _create_main(catalog: Catalog, definition: Definition, clock: Clock) -> None
     )
 
 
-def _create_rejects(catalog: Catalog, definition: Definition, clock: Clock) -> None:
+def _create_rejects(catalog: Catalog, definition: TableDefinition, clock: Clock) -> None:
     catalog.create_table(
         tuple(definition.table.rejects),
         schema=rejects_schema(partitioned=definition.parts > 0),
@@ -234,7 +197,7 @@ def _create_rejects(catalog: Catalog, definition: Definition, clock: Clock) -> N
 
 
 def _new_location(
-    catalog: Catalog, definition: Definition, clock: Clock, *, suffix: str = ""
+    catalog: Catalog, definition: TableDefinition, clock: Clock, *, suffix: str = ""
 ) -> str:
     """Return a directory of its own, without the topic's name, in a warehouse that takes files."""
     name = f"{definition.uid}-{clock.random_bytes(2).hex()}{suffix}"
@@ -243,7 +206,7 @@ def _new_location(
     return location
 
 
-def _partition_spec(definition: Definition, schema: Schema) -> PartitionSpec:
+def _partition_spec(definition: TableDefinition, schema: Schema) -> PartitionSpec:
     """Return the table's partitions: the topic's.
 
     Parts are none: each would multiply the files of every commit, and what it would spare, reading
@@ -264,7 +227,7 @@ def _partition_spec(definition: Definition, schema: Schema) -> PartitionSpec:
     )
 
 
-def _sort_order(definition: Definition, schema: Schema) -> SortOrder:
+def _sort_order(definition: TableDefinition, schema: Schema) -> SortOrder:
     """Return the order that rows have within a file; without one, that of the offsets."""
     if not definition.sort_by:
         return UNSORTED_SORT_ORDER
@@ -281,7 +244,7 @@ def _sort_order(definition: Definition, schema: Schema) -> SortOrder:
     return SortOrder(*fields, order_id=1)
 
 
-def _checked(table: TableName, loaded: Loaded, definition: Definition) -> TableMetadata:
+def _checked(table: TableName, loaded: Loaded, definition: TableDefinition) -> TableMetadata:
     """Return a table's metadata if it is one of this topic and of a form that is known."""
     metadata = TableMetadataUtil.parse_raw(loaded.metadata.decode())
     owner = metadata.properties.get(TOPIC_ID)
@@ -330,7 +293,7 @@ def _checked(table: TableName, loaded: Loaded, definition: Definition) -> TableM
 def _check_columns(
     table: TableName,
     metadata: TableMetadata,
-    definition: Definition,
+    definition: TableDefinition,
     columns: Callable[[int], pa.Schema] | None,
 ) -> tuple[str, ...]:
     """Compare a table's columns with the topic's at the version that the table has."""

@@ -14,17 +14,16 @@ import msgspec
 
 from frazil.errors import CommitUnknown, Conflict, FrazilError, NotFound, Unavailable
 from frazil.lake.plan import Plan
-from frazil.lake.reject_window import RejectWindow, encode_window, too_many
 from frazil.lake.table import (
     PROTOCOL,
     PROTOCOL_VERSION,
-    REJECTS_RECENT,
     ROWS_DROPPED,
     ROWS_IN,
     ROWS_OUT,
     ROWS_REJECTED,
     TOPIC_ID,
     Ends,
+    RejectRatio,
     Rows,
     end_key,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "STEPS",
     "CommitRequest",
     "CommitResult",
-    "RejectWindow",
     "Stages",
     "Verdict",
     "commit",
@@ -50,7 +48,6 @@ __all__ = [
 
 PROPERTY_COMMITS_MAX: Final = 100
 """The table's property is never older than this many commits."""
-"""More than one reject of so many records, and at least the minimum, stop a table."""
 PAUSE_SECONDS: Final = 0.1
 
 STEPS: Final = (
@@ -71,9 +68,8 @@ STEPS: Final = (
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine asks for. `durable` has every part of the topic, not only the plan's.
 
-    `held` is the first offset still held locally; `rejects_recent` which of the last
-    10,000 records were rejected, as the last result gave it. `choice` and `rejects_allowed` are what
-    an operator decided, `chosen` the ends of the result that asked for it; they are given until a
+    `held` is the first offset still held locally. `choice` and `rejects_allowed` are what an
+    operator decided, `chosen` the ends of the result that asked for it; they are given until a
     result is `choice_spent`. Then `remembered` becomes its ends, also where they are lower.
     """
 
@@ -81,7 +77,6 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     remembered: Ends
     durable: Ends
     held: Ends
-    rejects_recent: RejectWindow = RejectWindow()
     choice: Choice = ""
     chosen: Ends = {}
     rejects_allowed: bool = False
@@ -110,7 +105,6 @@ class CommitResult(msgspec.Struct, kw_only=True):
     """The table's property has been set."""
     choice_spent: bool = False
     """The operator's choice has had its effect: forget it, and remember `ends` as they are."""
-    rejects_recent: RejectWindow = RejectWindow()
 
     @classmethod
     def of(cls, body: object) -> Self:
@@ -119,10 +113,7 @@ class CommitResult(msgspec.Struct, kw_only=True):
 
 
 class Verdict(NamedTuple):
-    """What becomes of the records of a plan from given offsets on: a pure function of them.
-
-    `rejected_at` are the places of the rejects among the records, counted from 0.
-    """
+    """What becomes of the records of a plan from given offsets on: a pure function of them."""
 
     rows: Rows
     rejects: Rows
@@ -130,7 +121,6 @@ class Verdict(NamedTuple):
     rows_out: int
     rows_rejected: int
     rows_dropped: int
-    rejected_at: tuple[int, ...] = ()
 
 
 class Stages(Protocol):
@@ -226,7 +216,7 @@ class _Run:
             )
         verdict = self._verdict(decision)
         self._progress("staged")
-        refused = self._refused(decision, verdict)
+        refused = self._refused(view, decision, verdict)
         if refused is not None:
             return refused
         if not self._property_lowered(view, decision):
@@ -282,7 +272,6 @@ class _Run:
                 ends=decision.marks,
                 sid=view.sid,
                 choice_spent=decision.choice_spent,
-                rejects_recent=self._request.rejects_recent,
             )
         if self._tried is not None:
             return self._committed(view.sid, decision.marks, self._tried, refreshed=False)
@@ -291,7 +280,6 @@ class _Run:
             ends=decision.marks,
             sid=view.sid,
             choice_spent=decision.choice_spent,
-            rejects_recent=self._request.rejects_recent,
         )
 
     # -- failing --
@@ -332,7 +320,6 @@ class _Run:
                 ),
                 ends=decision.marks,
                 sid=view.sid,
-                rejects_recent=self._request.rejects_recent,
             )
         if not isinstance(error, (Conflict, CommitUnknown, Unavailable)):
             raise error
@@ -344,7 +331,6 @@ class _Run:
             reason=reason,
             message=message,
             ends=ends,
-            rejects_recent=self._request.rejects_recent,
         )
 
     # -- judging --
@@ -354,7 +340,7 @@ class _Run:
             self._judged = decision.starts, self._stages.verdict(self._plan, decision.starts)
         return self._judged[1]
 
-    def _refused(self, decision: Decision, verdict: Verdict) -> CommitResult | None:
+    def _refused(self, view: View, decision: Decision, verdict: Verdict) -> CommitResult | None:
         """Check a verdict before anything of it is committed."""
         if verdict.rows_in != decision.rows:
             return self._stopped(
@@ -371,21 +357,18 @@ class _Run:
                 f"dropped={verdict.rows_dropped})",
                 decision.marks,
             )
-        recent = self._request.rejects_recent
-        records, rejects = recent.worst(verdict.rows_in, verdict.rejected_at)
-        wrong = verdict.rows_rejected > 0 and too_many(records, rejects)
-        if wrong and not self._request.rejects_allowed:
+        batch = RejectRatio(verdict.rows_in, verdict.rows_rejected)
+        recent = RejectRatio(*map(sum, zip(batch, view.recent, strict=True)))
+        ratio = batch if batch.too_many else recent
+        if batch.rejects and ratio.too_many and not self._request.rejects_allowed:
             return self._stopped(
                 "too_many_rejects",
                 f"too many records cannot be converted (table={self._plan.table} "
-                f"rejects={rejects} records={records}); `frazil lake resume --rejects` goes on",
+                f"rejects={ratio.rejects} records={ratio.records}); "
+                "`frazil lake resume --rejects` goes on",
                 decision.marks,
             )
         return None
-
-    def _recent(self, verdict: Verdict) -> RejectWindow:
-        """Return which of the last 10,000 records were rejected, this verdict's included."""
-        return self._request.rejects_recent.after(verdict.rows_in, verdict.rejected_at)
 
     # -- committing --
 
@@ -472,10 +455,7 @@ class _Run:
         return True
 
     def _summary(self, ends: Ends, verdict: Verdict) -> dict[str, str]:
-        recent = self._recent(verdict)
-        told = {REJECTS_RECENT: encode_window(recent)} if recent.distances else {}
         return {
-            **told,
             TOPIC_ID: self._plan.topic_id,
             PROTOCOL: PROTOCOL_VERSION,
             ROWS_IN: str(verdict.rows_in),
@@ -499,5 +479,4 @@ class _Run:
             bytes=self._plan.bytes,
             refreshed=refreshed,
             choice_spent=True,
-            rejects_recent=self._recent(verdict),
         )

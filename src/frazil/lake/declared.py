@@ -1,17 +1,18 @@
-"""Offsets of a table that are not what the log says: declared in the table's own properties.
+"""Ranges of offsets that a table declares in its own properties, so that they outlive the log.
 
-`frazil.skipped`: given up by an operator. `frazil lake resume --accept` lets a table go on behind
-records that are neither in it nor held any more, or behind rows that somebody took from it.
+`frazil.skipped`: given up by an operator. `frazil lake resume --accept` continues after records that
+are neither in the table nor held any more, or after rows that somebody removed.
 
-`frazil.adopted`: of another log. `frazil lake adopt` lets a topic go on behind rows that it did not
-write; what it had at these offsets itself is published again behind them.
+`frazil.adopted`: filled by another log. `frazil lake adopt` continues after these rows.
 
-Both are JSON: by part, ranges `[first, end)`, in order and apart. Whoever verifies the table finds
-them there when nothing else is left.
+`frazil.rejects-replayed`, `frazil.rejects-dropped`, in the side table: settled rejects.
+
+Each is JSON: by part, ranges `[first, end)`, ordered and disjoint.
 """
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from frazil.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from frazil.lake.table import Ends
 
@@ -27,6 +28,7 @@ __all__ = [
     "ADOPTED",
     "SKIPPED",
     "Ranges",
+    "covers",
     "decode_ranges",
     "encode_ranges",
     "merged",
@@ -77,10 +79,10 @@ def without(ranges: Mapping[int, Iterable[Range]], others: Mapping[int, Iterable
     return left
 
 
-def ranges_between(lows: Ends, highs: Ends) -> dict[int, Range]:
-    """Return, by part, what lies between two ends; parts with nothing between are left out."""
+def ranges_between(lows: Ends, highs: Ends) -> Ranges:
+    """Return, by part, the range between two ends; parts with nothing between are left out."""
     return {
-        part: (lows.get(part, 0), high)
+        part: ((lows.get(part, 0), high),)
         for part, high in sorted(highs.items())
         if high > lows.get(part, 0)
     }
@@ -101,7 +103,13 @@ def decode_ranges(properties: Mapping[str, str], key: str) -> Ranges:
     return {part: merged(ranges) for part, ranges in found.items()}
 
 
-def encode_ranges(known: Ranges, new: Mapping[int, Range]) -> str:
+def encode_ranges(known: Ranges, new: Ranges) -> str:
     """Return the property's text with more ranges in it."""
-    every = united(known, {part: (each,) for part, each in new.items()})
+    every = united(known, new)
     return msgspec.json.encode(msgspec.to_builtins(every, str_keys=True)).decode()
+
+
+def covers(ranges: Sequence[Range], offset: int) -> bool:
+    """Return whether an offset lies in one of some merged ranges."""
+    index = bisect.bisect_right(ranges, (offset, 1 << 63)) - 1
+    return index >= 0 and ranges[index][1] > offset

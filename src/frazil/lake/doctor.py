@@ -19,10 +19,8 @@ from frazil.clock import Clock, SystemClock
 from frazil.config import Settings
 from frazil.errors import FrazilError, Unavailable
 from frazil.fs import FileSystem, RealFileSystem, write_fully
-from frazil.lake.jars import inspect_jars, kinds_for, pins
-from frazil.lake.java import find_java
-from frazil.lake.launch import INSTALL, cache_directory, read_text, spark_version
-from frazil.lake.setup import jars_directory
+from frazil.lake.jars import inspect_jars, jars_directory, kinds_for, pins
+from frazil.lake.java import INSTALL, cache_directory, find_java, read_text, spark_version
 
 if TYPE_CHECKING:
     from frazil.lake.catalog.address import CatalogAddress as ServingAddress

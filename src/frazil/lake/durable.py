@@ -14,7 +14,6 @@ import os.path
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 from pyiceberg.io import load_file_io
 from pyiceberg.manifest import ManifestEntryStatus, ManifestFile, read_manifest_list
 
@@ -22,21 +21,22 @@ from frazil.errors import CorruptionError, Unavailable
 from frazil.lake.catalog.files import local_path
 from frazil.lake.catalog.refusals import Refusal
 from frazil.lake.connection import calls, load
-from frazil.lake.table import TOPIC_ID, Ends, ends_of
+from frazil.lake.iceberg import parse_metadata, readable
+from frazil.lake.table import TOPIC_ID, Ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
 
     from frazil.fs import FileSystem
+    from frazil.lake.iceberg import Snapshot, TableMetadata
     from frazil.lake.plan import TableName
     from frazil.lake.watermark import Choice
 
 __all__ = ["Synced", "make_durable", "settled_ends"]
 
-MAIN: Final = "main"
 LOOKS_MAX: Final = 5
 PATHS: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path")
 """Properties that let a table's files lie elsewhere than below its location."""
@@ -51,28 +51,6 @@ class Synced(NamedTuple):
 
     files: int = 0
     directories: int = 0
-
-
-class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
-    snapshot_id: int
-    parent_snapshot_id: int | None = None
-    manifest_list: str = ""
-    summary: dict[str, str] = {}
-
-
-class _Reference(msgspec.Struct, frozen=True, rename="kebab", gc=False):
-    snapshot_id: int
-
-
-class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
-    location: str
-    current_snapshot_id: int | None = None
-    properties: dict[str, str] = {}
-    snapshots: list[_Snapshot] = []
-    refs: dict[str, _Reference] = {}
-
-
-_decoder: Final = msgspec.json.Decoder(_Metadata)
 
 
 def settled_ends(remembered: Ends, choice: Choice, chosen: Ends) -> Ends:
@@ -98,13 +76,9 @@ def make_durable(
     """
     for _attempt in range(LOOKS_MAX):
         loaded = load(catalog, table)
-        try:
-            metadata = _decoder.decode(loaded.metadata)
+        metadata = parse_metadata(loaded.metadata, table)
+        with readable(table):
             found, everything = _unsettled(metadata, settled)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise CorruptionError(
-                "metadata of the table cannot be read", table=table, reason=error
-            ) from error
         if not found or _local(metadata.location) is None:
             return Synced()
         roots = [metadata.location, *(metadata.properties.get(key, "") for key in PATHS)]
@@ -121,9 +95,8 @@ def make_durable(
         if not wrong:
             return synced
         # A snapshot that was expired meanwhile took its files along.
-        known = {
-            each.snapshot_id for each in _decoder.decode(load(catalog, table).metadata).snapshots
-        }
+        now = parse_metadata(load(catalog, table).metadata, table)
+        known = {each.snapshot_id for each in now.snapshots}
         for sid, why in wrong.items():
             if sid in known:
                 raise CorruptionError(
@@ -136,16 +109,16 @@ def make_durable(
     raise Unavailable("others keep expiring the table's snapshots", table=table)
 
 
-def _unsettled(metadata: _Metadata, settled: Ends) -> tuple[list[_Snapshot], bool]:
+def _unsettled(metadata: TableMetadata, settled: Ends) -> tuple[list[Snapshot], bool]:
     """Return the snapshots of `main` whose files may not be synced, newest first.
 
     All with a higher watermark, wherever they are; and those of others since the newest that is
     settled. If no watermark is left at all, everything that the newest has: then True.
     """
-    found: list[_Snapshot] = []
+    found: list[Snapshot] = []
     marked = met = False
-    for snapshot in _line(metadata):
-        ends = ends_of(snapshot.summary)
+    for snapshot in metadata.ancestors():
+        ends = snapshot.ends
         marked = marked or bool(ends)
         if any(end > settled.get(part, 0) for part, end in ends.items()):
             found.append(snapshot)
@@ -154,18 +127,6 @@ def _unsettled(metadata: _Metadata, settled: Ends) -> tuple[list[_Snapshot], boo
         elif not met:
             found.append(snapshot)
     return (found, False) if marked else (found[:1], True)
-
-
-def _line(metadata: _Metadata) -> Iterator[_Snapshot]:
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    main = metadata.refs.get(MAIN)
-    following = metadata.current_snapshot_id if main is None else main.snapshot_id
-    while following is not None:
-        snapshot = by_id.pop(following, None)
-        if snapshot is None:
-            return
-        yield snapshot
-        following = snapshot.parent_snapshot_id
 
 
 def _local(location: str) -> str | None:
@@ -187,7 +148,7 @@ class _Sync:
         self.wrong: dict[int, str] = {}
         """By snapshot, a file that is gone, not whole or not readable."""
 
-    def snapshot(self, io: FileIO, snapshot: _Snapshot, *, everything: bool) -> None:
+    def snapshot(self, io: FileIO, snapshot: Snapshot, *, everything: bool) -> None:
         """Sync the list of a snapshot, the manifests it added, and the files that these added."""
         sid = snapshot.snapshot_id
         try:

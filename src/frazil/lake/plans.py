@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.errors import CorruptionError, InvalidRequest
+from frazil.errors import InvalidRequest
 from frazil.lake.plan import decode_plan, encode_plan
 from frazil.lake.staging import planned_files
 from frazil.lake.table import Ends
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from frazil.metadata import MetadataStore
     from frazil.tiers import DiskTier, FilesPin
 
-__all__ = ["Adoption", "LakePlans", "Replay", "Wishes"]
+__all__ = ["LakePlans", "Wishes"]
 
 PLANS: Final = "/lake/plans/"
 WISHES: Final = "/lake/wishes/"
-ADOPTIONS: Final = "/lake/adoptions/"
-REPLAYS: Final = "/lake/replays/"
 LAST: Final = "/lake/last/"
 EPOCH: Final = "/lake/epoch"
 
@@ -44,30 +42,6 @@ class Wishes(msgspec.Struct, frozen=True):
     chosen: Ends = {}
     rejects_allowed: bool = False
     own_to: Ends = {}
-
-
-class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of going on behind a table that has another log's records; all by part.
-
-    `owner` is the topic id that the table had, the topic's own if its log is an older copy, `name` tells the records that are published again
-    from all others. `left` are the ranges of own records that are still to be published behind the
-    table's end, `ends` where it stood, `sent` how many records were published already.
-    """
-
-    owner: str
-    name: str
-    left: dict[int, tuple[tuple[int, int], ...]] = {}
-    ends: Ends = {}
-    sent: dict[int, int] = {}
-
-
-class Replay(msgspec.Struct, frozen=True):
-    """Rejects that are being published again: by `[part, offset]`, when that began and the head.
-
-    One that stays in it was published or not when the engine ended.
-    """
-
-    begun: dict[str, tuple[int, int]] = {}
 
 
 class LakePlans:
@@ -169,60 +143,16 @@ class LakePlans:
         else:
             self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(wishes)}))
 
-    def adoption(self, uid: str) -> Adoption | None:
-        """Return what is left of an adoption that was begun."""
-        entry = self._store.get(f"{ADOPTIONS}{uid}")
-        try:
-            return (
-                None
-                if entry is None
-                else msgspec.msgpack.decode(entry.value, type=learnt(Adoption))
-            )
-        except msgspec.MsgspecError as error:
-            raise CorruptionError(
-                "what is left of an adoption cannot be read", uid=uid, reason=error
-            ) from error
-
-    def set_adoption(self, uid: str, adoption: Adoption | None) -> None:
-        """Take note of an adoption, or that it is done; durable on return."""
-        key = f"{ADOPTIONS}{uid}"
-        if adoption is None:
-            self._store.commit(Transaction(deletes=(key,)))
-        else:
-            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(adoption)}))
-
-    def replay(self, uid: str) -> Replay:
-        """Return the rejects whose replay was begun and not seen to its end."""
-        entry = self._store.get(f"{REPLAYS}{uid}")
-        try:
-            return (
-                Replay()
-                if entry is None
-                else msgspec.msgpack.decode(entry.value, type=learnt(Replay))
-            )
-        except msgspec.MsgspecError as error:
-            raise CorruptionError(
-                "what is left of a replay cannot be read", uid=uid, reason=error
-            ) from error
-
-    def set_replay(self, uid: str, replay: Replay) -> None:
-        """Take note of the rejects that are being replayed; durable on return."""
-        key = f"{REPLAYS}{uid}"
-        if replay.begun:
-            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(replay)}))
-        else:
-            self._store.commit(Transaction(deletes=(key,)))
-
     def forget(self, uid: str) -> None:
         """Forget everything about a topic that is gone."""
-        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, ADOPTIONS, REPLAYS, LAST))
+        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, LAST))
         self._store.commit(Transaction(deletes=keys))
         self.release(uid)
 
     def put_aside(self, uid: str, own_to: Ends) -> None:
         """Forget what a topic without a lake does not need; it may get its lake back.
 
-        What was published again, and from where on its records are its own, is known then too.
+        Where its lineage ends is kept for that.
         """
         key = f"{WISHES}{uid}"
         left = {key: msgspec.msgpack.encode(Wishes(own_to=own_to))} if own_to else {}

@@ -1,68 +1,64 @@
-"""The side table of records that a table could not take: what it holds, and what is settled.
+"""`db.lake.rejects(topic)`: the records that a topic's table could not take.
 
-Read and marked by PyIceberg, without Spark. Rows at or above the main table's watermark do not
-count yet: a commit under way may have written them. Rows are never removed; which of them are
-settled is a property of the side table, as ranges of offsets. A range goes from one reject to
-another and covers the accepted records in between, so that settling everything is one range.
+They are rows of the side table, read by PyIceberg without Spark. Rows at or above the main table's
+watermark do not count yet: a commit that is running may have written them. Rows are never removed;
+two properties of the side table say which rejects were replayed and which dropped, as ranges of
+offsets (`frazil.lake.declared`). A range covers the accepted records between two rejects, so that
+settling all of them is one range.
 
-Iceberg has no compare for a property, but it has one for the current snapshot: marks are set in one
-commit with an empty snapshot, which must follow the one that was read. Of two who settle at once
-the second reads again what the first marked.
+`replay` publishes a record under an idempotent producer named after the reject and marks it after
+the ack. A crash in between leaves the reject open; replayed again, the topic drops the duplicate, as
+long as it remembers the producer (`topics.producers`).
 """
 
 from __future__ import annotations
 
-import bisect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from frazil.errors import (
-    CommitUnknown,
-    Conflict,
-    CorruptionError,
-    InvalidRequest,
-    NotFound,
-    Unavailable,
-)
+from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound
 from frazil.lake.connection import calls
-from frazil.lake.table import TOPIC_ID, Ends
-from frazil.lake.types import OFFSET, PART, TIME
+from frazil.lake.declared import covers, decode_ranges, encode_ranges
+from frazil.lake.originals import ENCODING, decode_original
+from frazil.lake.table import TOPIC_ID
+from frazil.lake.types import OFFSET, PART, TIME, topic_column_id
+from frazil.lake.watermark import watermarks
+from frazil.log import Pending, Sender
 from frazil.model import WHOLE
-from frazil.struct_types import learnt
+from frazil.telemetry import event
+from frazil.topic import wait_admitted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-    from frazil.lake.plan import TableName
+    from frazil.lake.declared import Ranges
+    from frazil.lake.runtime import Lake
+    from frazil.lake.table import Ends
+    from frazil.lake.topics import LakeTopic
+    from frazil.model import Ack
+    from frazil.topic import TopicRuntime
 
-__all__ = [
-    "SETTLED",
-    "SETTLED_BYTES_MAX",
-    "Original",
-    "Place",
-    "Reject",
-    "RejectsTable",
-    "Settled",
-    "State",
-]
+__all__ = ["Reject", "RejectKey", "Settled", "TopicRejects", "settled_ranges"]
 
-SETTLED: Final = "frazil.settled"
-SETTLED_BYTES_MAX: Final = 64 << 10
-"""Each version of a table's metadata carries the marks: they have to stay small."""
-SETTLE_TRIES: Final = 5
+CHUNK_RECORDS: Final = 256
+"""So many records are published before they are marked."""
+MARKS_BYTES_MAX: Final = 64 << 10
+"""Each version of a table's metadata carries the marks, so they must stay small."""
+MARKS: Final = {"replayed": "frazil.rejects-replayed", "dropped": "frazil.rejects-dropped"}
 FACTS: Final = ("stage", "reason", "field", "schema_version")
+ORIGINAL: Final = ("schema_version", "encoding", "original")
 
-State: TypeAlias = Literal["open", "replayed", "dropped"]
-Range: TypeAlias = tuple[int, int]
+Offsets: TypeAlias = int | Iterable[int] | Literal["all"]
+State: TypeAlias = Literal["replayed", "dropped"]
 
 
-class Place(NamedTuple):
-    """Where a record is in its topic; the part of a topic without parts is -1."""
+class RejectKey(NamedTuple):
+    """The part and offset of a rejected record; the part of a topic without parts is -1."""
 
     part: int
     offset: int
@@ -71,229 +67,346 @@ class Place(NamedTuple):
 class Reject(msgspec.Struct, frozen=True, kw_only=True):
     """One record that the table could not take, without the record itself."""
 
-    place: Place
+    key: RejectKey
     time_us: int
     stage: str
     reason: str
     field: str | None
     schema_version: int
-    state: State
+    state: Literal["open", "replayed", "dropped"]
 
 
-class Original(NamedTuple):
-    """A rejected record as it was stored: `data` in the form that `encoding` names."""
+class Settled(NamedTuple):
+    """The result of a replay or a drop: `done` were open and are settled now.
 
-    schema_version: int
-    encoding: str
-    data: bytes
+    `acks` has the acks of the replayed records, in the order of `done`.
+    """
 
-
-class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which rejects are settled, and how: ranges `[first, end)` by part, in order and apart."""
-
-    replayed: dict[int, list[Range]] = {}
-    dropped: dict[int, list[Range]] = {}
-
-    def state(self, place: Place) -> State:
-        """Return what became of a reject."""
-        if _covers(self.replayed.get(place.part, ()), place.offset):
-            return "replayed"
-        return "dropped" if _covers(self.dropped.get(place.part, ()), place.offset) else "open"
-
-    def settle(
-        self,
-        chosen: Collection[Place],
-        state: Literal["replayed", "dropped"],
-        known: Iterable[Place],
-    ) -> Settled:
-        """Return the marks with those `chosen` that are open settled; `known` are all rejects.
-
-        Rejects in a row that are settled alike become one range.
-        """
-        wanted = set(chosen)
-        runs: dict[State, dict[int, list[Range]]] = {"open": {}, "replayed": {}, "dropped": {}}
-        before: tuple[int, State] | None = None
-        for place in sorted({*known, *wanted}):
-            own = self.state(place)
-            if own == "open" and place in wanted:
-                own = state
-            ranges = runs[own].setdefault(place.part, [])
-            first = ranges.pop()[0] if before == (place.part, own) else place.offset
-            ranges.append((first, place.offset + 1))
-            before = (place.part, own)
-        return Settled(
-            replayed=_joined(self.replayed, runs["replayed"]),
-            dropped=_joined(self.dropped, runs["dropped"]),
-        )
+    done: list[RejectKey]
+    settled_before: list[RejectKey]
+    acks: list[Ack]
 
 
-def _covers(ranges: Sequence[Range], offset: int) -> bool:
-    index = bisect.bisect_right(ranges, (offset, 1 << 63)) - 1
-    return index >= 0 and ranges[index][1] > offset
+class _Side(NamedTuple):
+    """The side table at one moment, as far as the main table's watermark."""
 
+    table: Table
+    ends: Ends
+    marks: dict[str, Ranges]
 
-def _joined(
-    marks: Mapping[int, Sequence[Range]], runs: Mapping[int, Sequence[Range]]
-) -> dict[int, list[Range]]:
-    """Return the ranges of both, by part, with those that touch made one."""
-    joined: dict[int, list[Range]] = {}
-    for part in sorted({*marks, *runs}):
-        merged: list[Range] = []
-        for first, end in sorted([*marks.get(part, ()), *runs.get(part, ())]):
-            if merged and first <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((first, end))
-        joined[part] = merged
-    return joined
+    def state(self, key: RejectKey) -> Any:
+        for state, ranges in self.marks.items():
+            if covers(ranges.get(key.part, ()), key.offset):
+                return state
+        return "open"
 
-
-class RejectsTable:
-    """The side table of one topic's table, as far as `ends`, the main table's watermark, go."""
-
-    def __init__(self, catalog: Catalog, table: TableName, *, topic_id: str, ends: Ends) -> None:
-        self._catalog = catalog
-        self.table = table.rejects
-        self._topic_id = topic_id
-        self._ends = ends
-
-    def rejects(self) -> list[Reject]:
-        """Return all rejects in order, settled ones included.
-
-        Raises:
-            Conflict: the side table is another topic's.
-            Unavailable: catalog or storage cannot be reached.
-        """
-        try:
-            loaded = self._load()
-        except NotFound:
-            return []
-        settled = self._settled(loaded.properties)
-        below = [_of(part, f"{OFFSET} < {end}") for part, end in self._ends.items()]
-        rows = self._read(loaded, below, (TIME, *FACTS))
-        found = [_reject(row, settled) for row in rows]
-        return sorted(found, key=lambda each: each.place)
-
-    def originals(self, places: Collection[Place]) -> dict[Place, Original]:
-        """Return rejected records as they were stored; those that are not there are left out."""
-        names = ("schema_version", "encoding", "original")
-        chosen: list[str] = []
-        for part in sorted({place.part for place in places}):
-            offsets = sorted({place.offset for place in places if place.part == part})
-            chosen.append(_of(part, f"{OFFSET} in ({', '.join(map(str, offsets))})"))
-        rows = self._read(self._load(), chosen, names)
-        rows = [row for row in rows if self._is_below(_place(row))]
-        return {_place(row): Original(*(row[name] for name in names)) for row in rows}
-
-    def check_room(
-        self,
-        places: Collection[Place],
-        state: Literal["replayed", "dropped"],
-        known: Sequence[Place],
-    ) -> None:
-        """Refuse what `settle` could not mark, before anything is done that cannot be taken back.
-
-        Raises:
-            InvalidRequest: the marks would become too large.
-        """
-        settled = self._settled(self._load().properties).settle(places, state, known)
-        size = len(msgspec.json.encode(settled))
-        if size > SETTLED_BYTES_MAX:
-            raise InvalidRequest(
-                "too many rejects would be settled one by one, settle those between them as well",
-                table=self.table,
-                bytes=size,
-                bytes_max=SETTLED_BYTES_MAX,
-            )
-
-    def settle(
-        self,
-        places: Collection[Place],
-        state: Literal["replayed", "dropped"],
-        known: Sequence[Place],
-    ) -> None:
-        """Mark rejects as settled; durable on return. `known` are all rejects there are.
-
-        Raises:
-            Unavailable: others keep changing the side table, or it cannot be reached.
-        """
-        for _attempt in range(SETTLE_TRIES):
-            loaded = self._load()
-            settled = self._settled(loaded.properties)
-            if all(settled.state(place) != "open" for place in places):
-                return
-            text = msgspec.json.encode(settled.settle(places, state, known)).decode()
-            # PyIceberg would set the same text behind a commit that it does not know: of the table
-            # as it lies here only, so that the marks are read again instead.
-            loaded.metadata.properties["commit.retry.num-retries"] = "0"
-            try:
-                with (
-                    calls("settle rejects", writes=True, table=self.table),
-                    loaded.transaction() as change,
-                ):
-                    change.set_properties({SETTLED: text})
-                    with change.update_snapshot().fast_append():
-                        pass
-            except (Conflict, CommitUnknown):
-                continue
-        if any(self._settled(self._load().properties).state(each) == "open" for each in places):
-            raise Unavailable("others keep changing the side table, try again", table=self.table)
-
-    def _load(self) -> Table:
-        with calls("load table", table=self.table):
-            loaded = self._catalog.load_table(tuple(self.table))
-        found = loaded.properties.get(TOPIC_ID)
-        if found != self._topic_id:
-            raise Conflict(
-                "side table is another topic's: rename or drop it, or take it over with "
-                "frazil lake adopt",
-                table=self.table,
-                topic_id=self._topic_id,
-                found=found,
-            )
-        return loaded
-
-    def _settled(self, properties: Mapping[str, str]) -> Settled:
-        try:
-            return msgspec.json.decode(properties.get(SETTLED, "{}"), type=learnt(Settled))
-        except msgspec.MsgspecError as error:
-            raise CorruptionError(
-                "marks of settled rejects cannot be read",
-                table=self.table,
-                property=SETTLED,
-                reason=error,
-            ) from error
-
-    def _is_below(self, place: Place) -> bool:
-        return place.offset < self._ends.get(place.part, 0)
-
-    def _read(
-        self, loaded: Table, conditions: Sequence[str], names: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Return the rows to which one of some conditions applies."""
+    def read(self, conditions: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the rows below the watermark to which one of some conditions applies."""
         if not conditions:
             return []
-        places = (OFFSET,) if WHOLE in self._ends else (OFFSET, PART)
+        fields = (OFFSET, *names) if WHOLE in self.ends else (OFFSET, PART, *names)
         condition = " or ".join(f"({each})" for each in conditions)
-        with calls("read rejects", table=self.table):
-            scan = loaded.scan(condition, selected_fields=(*places, *names))
-            found: pa.Table = scan.to_arrow()
+        with calls("read rejects", table=self.table.name()):
+            found: pa.Table = self.table.scan(condition, selected_fields=fields).to_arrow()
         if TIME in names:
             index = found.schema.get_field_index(TIME)
             found = found.set_column(index, TIME, found.column(TIME).cast(pa.int64()))
-        listed: list[dict[str, Any]] = found.to_pylist()
-        return listed
+        return [row for row in found.to_pylist() if _key(row).offset < self._end(row)]
+
+    def _end(self, row: dict[str, Any]) -> int:
+        return self.ends.get(_key(row).part, 0)
+
+
+class TopicRejects:
+    """The rejects of one topic. Iterating gives those that are not settled."""
+
+    def __init__(self, lake: Lake, topic: LakeTopic) -> None:
+        self._lake = lake
+        self._topic = topic
+
+    def __iter__(self) -> Iterator[Reject]:
+        return iter(self.rows())
+
+    def rows(self, *, settled: bool = False) -> list[Reject]:
+        """Return the rejects in order; with `settled` those that are settled as well."""
+        found = self._rejects(self._side())
+        return [each for each in found if settled or each.state == "open"]
+
+    def show(self, offset: int, *, part: int | None = None) -> dict[str, Any]:
+        """Return all that is known of a reject, with its values by column as `record`.
+
+        Timestamps are the numbers that were published, as they may be beyond what a date can be.
+
+        Raises:
+            NotFound: there is no such reject.
+            InvalidRequest: several parts have one at this offset, and `part` is missing.
+        """
+        side = self._side()
+        [found] = self._chosen(self._rejects(side), [offset], part)
+        facts: dict[str, Any] = msgspec.structs.asdict(found)
+        del facts["key"]
+        [(key, record, _schema)] = self._records(side, [found.key])
+        return {"offset": key.offset, "part": key.part, **facts, "record": record}
+
+    def replay(self, offsets: Offsets, *, part: int | None = None) -> Settled:
+        """Publish rejected records again as new ones; skip those that are settled.
+
+        All of them are checked before the first is published. Columns that were renamed since then
+        have their new names; the values of dropped ones go with their columns.
+
+        Raises:
+            NotFound: there is no such reject.
+            InvalidRequest: a record does not fit the topic, with its offset, or the marks would
+                become too large; nothing was published.
+        """
+        return self._settle(offsets, part, "replayed")
+
+    def drop(self, offsets: Offsets, *, part: int | None = None) -> Settled:
+        """Mark rejects as settled without publishing them; their rows stay in the side table.
+
+        Raises:
+            NotFound: there is no such reject; nothing was marked.
+        """
+        return self._settle(offsets, part, "dropped")
+
+    def _settle(self, offsets: Offsets, part: int | None, state: State) -> Settled:
+        acks: list[Ack] = []
+        with self._lake.settling:
+            side = self._side()
+            known = self._rejects(side)
+            chosen = self._chosen(known, offsets, part)
+            todo = [each.key for each in chosen if each.state == "open"]
+            before = [each.key for each in chosen if each.state != "open"]
+            every = [each.key for each in known]
+            size = len(
+                encode_ranges(
+                    {} if side is None else side.marks[state], settled_ranges(todo, every)
+                )
+            )
+            if size > MARKS_BYTES_MAX:
+                raise InvalidRequest(
+                    "too many rejects would be settled one by one, settle those between them too",
+                    topic=self._topic.name,
+                    bytes=size,
+                    bytes_max=MARKS_BYTES_MAX,
+                )
+            if state == "replayed":
+                for keys in _chunks(todo):
+                    self._prepared(side, keys)
+                for number, keys in enumerate(_chunks(todo), start=1):
+                    acks += self._published(self._prepared(side, keys))
+                    self._mark(state, todo[: number * CHUNK_RECORDS], every)
+            elif todo:
+                self._mark(state, todo, every)
+        event(f"rejects_{state}", topic=self._topic.name, records=len(todo))
+        return Settled(todo, before, acks)
+
+    def _mark(self, state: State, keys: Sequence[RejectKey], every: Sequence[RejectKey]) -> None:
+        """Add to the marks of the side table; durable on return."""
+        table = self._topic.table.rejects
+        self._lake.tables().declare(table, MARKS[state], settled_ranges(keys, every))
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _side(self) -> _Side | None:
+        """Load the side table and the main table's watermark; None without a side table.
+
+        Raises:
+            Conflict: the side table is another topic's.
+        """
+        topic, tables = self._topic, self._lake.tables()
+        try:
+            ends, _certain = watermarks(tables.look(topic.table), topic.remembered())
+            table = tables.load(topic.table.rejects)
+        except NotFound:
+            return None
+        found = table.properties.get(TOPIC_ID)
+        if found != topic.uid:
+            raise Conflict(
+                "side table is another topic's: rename or drop it, or take it over with "
+                "frazil lake adopt",
+                table=topic.table.rejects,
+                topic_id=topic.uid,
+                found=found,
+            )
+        marks = {state: decode_ranges(table.properties, key) for state, key in MARKS.items()}
+        return _Side(table, ends, marks)
+
+    def _rejects(self, side: _Side | None) -> list[Reject]:
+        """Return all rejects in order, settled ones included."""
+        if side is None:
+            return []
+        below = [_of(part, f"{OFFSET} < {end}") for part, end in side.ends.items()]
+        found = [
+            Reject(
+                key=_key(row),
+                time_us=row[TIME],
+                state=side.state(_key(row)),
+                **{name: row[name] for name in FACTS},
+            )
+            for row in side.read(below, (TIME, *FACTS))
+        ]
+        return sorted(found, key=lambda each: each.key)
+
+    def _chosen(self, known: list[Reject], offsets: Offsets, part: int | None) -> list[Reject]:
+        """Return the rejects that a call names, each once and in order."""
+        parts = {each.part for each in self._topic.runtimes}
+        if part is not None and part not in parts:
+            raise NotFound("topic has no such part", topic=self._topic.name, part=part)
+        own = [each for each in known if part is None or each.key.part == part]
+        if offsets == "all":
+            return own
+        wanted = {offsets} if isinstance(offsets, int) else set(offsets)
+        if not all(isinstance(each, int) for each in wanted):
+            raise InvalidRequest('offsets must be numbers or "all"', offsets=offsets)
+        found = [each for each in own if each.key.offset in wanted]
+        by_offset: dict[Any, Reject] = {}
+        for each in found:
+            if by_offset.setdefault(each.key.offset, each) is not each:
+                raise InvalidRequest(
+                    "several parts have a reject at this offset, name the part",
+                    topic=self._topic.name,
+                    offset=each.key.offset,
+                )
+        missing = sorted(wanted - set(by_offset))
+        if missing:
+            raise NotFound("no such reject", topic=self._topic.name, offset=missing[0])
+        return found
+
+    def _records(
+        self, side: _Side | None, keys: Collection[RejectKey]
+    ) -> list[tuple[RejectKey, dict[str, Any], pa.Schema]]:
+        """Return rejected records with the columns under which they were published.
+
+        Raises:
+            NotFound: a row is not there any more.
+            CorruptionError: a record cannot be read.
+        """
+        assert side is not None
+        conditions = [
+            _of(part, f"{OFFSET} in ({', '.join(str(k.offset) for k in keys if k.part == part)})")
+            for part in sorted({key.part for key in keys})
+        ]
+        rows = {_key(row): row for row in side.read(conditions, ORIGINAL)}
+        found: list[tuple[RejectKey, dict[str, Any], pa.Schema]] = []
+        for key in keys:
+            row = rows.get(key)
+            if row is None:
+                raise NotFound("reject is gone from its table", offset=key.offset)
+            if row["encoding"] != ENCODING:
+                raise CorruptionError(
+                    "original of a reject has an unknown encoding, of a newer version perhaps",
+                    topic=self._topic.name,
+                    offset=key.offset,
+                    encoding=row["encoding"],
+                )
+            schema = self._topic.columns(row["schema_version"])
+            found.append((key, decode_original(row["original"], schema), schema))
+        return found
+
+    # -- publishing --------------------------------------------------------------------------------
+
+    def _prepared(
+        self, side: _Side | None, keys: Sequence[RejectKey]
+    ) -> list[tuple[RejectKey, TopicRuntime, list[Any]]]:
+        """Read records and make them ready for publishing.
+
+        Raises:
+            InvalidRequest: one does not fit the topic.
+        """
+        runtimes = {each.part: each for each in self._topic.runtimes}
+        found: list[tuple[RejectKey, TopicRuntime, list[Any]]] = []
+        for key, record, schema in self._records(side, keys):
+            runtime = runtimes[key.part]
+            try:
+                found.append((key, runtime, _frames(runtime, record, schema)))
+            except InvalidRequest as error:
+                raise InvalidRequest(
+                    "rejected record does not fit the topic, drop it and publish a corrected one",
+                    topic=self._topic.name,
+                    offset=key.offset,
+                    part=key.part,
+                    reason=error,
+                ) from error
+        return found
+
+    def _published(
+        self, prepared: Sequence[tuple[RejectKey, TopicRuntime, list[Any]]]
+    ) -> list[Ack]:
+        """Publish records, each by a producer of its own; durable on return."""
+        waiting: list[Pending] = []
+        for key, runtime, frames in prepared:
+            wait_admitted(runtime)
+            own = [Pending() for _frame in frames]
+            producer = f"frazil-replay-{self._topic.uid}-{key.part}-{key.offset}"
+            sender = Sender(producer, 0, 0, sync=True)
+            runtime.queue.submit_waiting(*runtime.entries(frames, own, sender))
+            waiting += own
+        return [each.result() for each in waiting]
+
+
+def settled_ranges(chosen: Iterable[RejectKey], known: Iterable[RejectKey]) -> Ranges:
+    """Return ranges, by part, that cover the chosen rejects and no other known one."""
+    wanted = set(chosen)
+    found: dict[int, list[tuple[int, int]]] = {}
+    part_before: int | None = None
+    for key in sorted(known):
+        if key not in wanted:
+            part_before = None
+            continue
+        ranges = found.setdefault(key.part, [])
+        first = ranges.pop()[0] if part_before == key.part else key.offset
+        ranges.append((first, key.offset + 1))
+        part_before = key.part
+    return {part: tuple(ranges) for part, ranges in found.items()}
+
+
+def _key(row: dict[str, Any]) -> RejectKey:
+    return RejectKey(row.get(PART, WHOLE), row[OFFSET])
 
 
 def _of(part: int, condition: str) -> str:
     return condition if part == WHOLE else f"{PART} = {part} and {condition}"
 
 
-def _place(row: Mapping[str, Any]) -> Place:
-    return Place(row.get(PART, WHOLE), row[OFFSET])
+def _chunks(keys: Sequence[RejectKey]) -> Iterator[Sequence[RejectKey]]:
+    for first in range(0, len(keys), CHUNK_RECORDS):
+        yield keys[first : first + CHUNK_RECORDS]
 
 
-def _reject(row: Mapping[str, Any], settled: Settled) -> Reject:
-    place = _place(row)
-    facts = {name: row[name] for name in FACTS}
-    return Reject(place=place, time_us=row[TIME], state=settled.state(place), **facts)
+def _frames(runtime: TopicRuntime, record: dict[str, Any], schema: pa.Schema) -> list[Any]:
+    """Return a record ready for publishing.
+
+    Raises:
+        InvalidRequest: it does not fit the topic.
+    """
+    if not runtime.is_message:
+        return runtime.prepare_arrow(_renamed(runtime.codec.schema, record, schema))
+    envelope = {name: value for name, value in record.items() if value is not None}
+    if "attributes" in envelope:
+        envelope["attributes"] = dict(envelope["attributes"])
+    return [runtime.prepare(envelope, {})]
+
+
+def _renamed(wanted: pa.Schema, record: dict[str, Any], schema: pa.Schema) -> pa.Table:
+    """Return a record under the topic's present column names; columns are matched by id.
+
+    Raises:
+        InvalidRequest: a value does not fit its column's type.
+    """
+    names = {topic_column_id(field): field.name for field in wanted}
+    fields: list[pa.Field] = []
+    arrays: list[pa.Array] = []
+    for field in schema:
+        column_id = topic_column_id(field)
+        name = field.name if column_id < 0 else names.get(column_id)
+        if name is None:
+            continue
+        fields.append(pa.field(name, field.type))
+        try:
+            arrays.append(pa.array([record[field.name]], field.type))
+        except (pa.ArrowException, OverflowError) as error:
+            raise InvalidRequest(
+                "value does not fit its column", column=field.name, type=field.type, error=error
+            ) from error
+    return pa.table(arrays, schema=pa.schema(fields))

@@ -21,7 +21,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.adopting import begin_adoption, finish_adoption, publish_again
+from frazil.lake.adoption import adopt
 from frazil.lake.catalog_runtime import LakeCatalog
 from frazil.lake.facts import topic_facts, totals
 from frazil.lake.plans import LakePlans
@@ -37,11 +37,10 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from frazil.lake.adopting import Begun
-    from frazil.lake.certificate import Certificate
-    from frazil.lake.context import Tables
-    from frazil.lake.reject_replay import TopicRejects
+    from frazil.lake.rejects import TopicRejects
     from frazil.lake.table import Ends
+    from frazil.lake.tables import CatalogTables
+    from frazil.lake.verify import VerifyResult
     from frazil.lake.watermark import Choice
     from frazil.lake.wire import Answer
     from frazil.metadata import MetadataStore
@@ -62,8 +61,9 @@ LOOK_S: Final = 0.25
 class Lake:
     """The lake of one engine. Any thread may call any method."""
 
-    def __init__(self, engine: Instance, store: MetadataStore) -> None:
+    def __init__(self, engine: Instance, store: MetadataStore, tiers: Tiers | None) -> None:
         self._engine = engine
+        self._tiers = tiers
         self.clock = engine.clock
         self.topics: dict[str, LakeTopic] = {}
         self.error = ""
@@ -79,13 +79,12 @@ class Lake:
         self._lock = threading.RLock()
         self.settling = threading.Lock()
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
-        self._adopting = threading.Lock()
         self._thread: threading.Thread | None = None
         self.catalog = LakeCatalog(
             engine.settings, engine.paths, file_system=engine.file_system, clock=engine.clock
         )
-        if engine.tiers is not None:
-            self.plans = LakePlans(store, engine.tiers.disk)
+        if tiers is not None:
+            self.plans = LakePlans(store, tiers.disk)
             self.worker = LakeWorker(
                 launcher(engine.paths, engine.file_system),
                 hello=self._hello,
@@ -104,13 +103,12 @@ class Lake:
         Raises:
             InvalidRequest: if there are none.
         """
-        tiers: Tiers | None = self._engine.tiers
-        if tiers is None:
+        if self._tiers is None:
             raise InvalidRequest("the lake needs the memory tier, set memory.enabled")
-        return tiers
+        return self._tiers
 
-    def tables(self) -> Tables:
-        """Return the catalog; see `LakeWorld.tables`."""
+    def tables(self) -> CatalogTables:
+        """Return the catalog's tables; `Unavailable` while the catalog does not answer."""
         return self.catalog.tables()
 
     def wake(self) -> None:
@@ -143,9 +141,25 @@ class Lake:
             self._take_up(name)
             self.begin()
 
-    def leave(self, name: str) -> None:
-        """End a topic's way into its table and drop the lake's hold; the table stays."""
-        _spec, runtimes = self._engine.whole_topic(name)
+    def leave(self, name: str, *, confirm: bool) -> None:
+        """Stop committing a topic and drop the lake's hold; its table stays.
+
+        Called before the definition changes: a crash in between leaves a topic with a lake whose
+        hold is made again, never a hold that nothing moves.
+
+        Raises:
+            InvalidRequest: if the topic has a lake and `confirm` is missing.
+        """
+        spec, runtimes = self._engine.whole_topic(name)
+        if not spec.lake or spec.part_of:
+            return
+        if not confirm:
+            raise InvalidRequest(
+                "without its lake the topic no longer keeps records for the table: those that are "
+                "not committed go with its retention; give confirm=True",
+                topic=name,
+                committed=self.committed(name),
+            )
         self.call(lambda: self._let_go(name, gone=False))
         for runtime in runtimes:
             if HOLD in runtime.state.holds:
@@ -271,7 +285,7 @@ class Lake:
         thread = self._thread
         if thread is not None:
             thread.join()
-        if self._engine.tiers is not None:
+        if self._tiers is not None:
             self.worker.stop(self._wait)
             for topic in self.topics.values():
                 topic.waits.refuse("the engine is closed")
@@ -338,7 +352,7 @@ class Lake:
     def status(self) -> dict[str, Any]:
         """Return what the lake does, by topic, ready for JSON."""
         topics = list(self.topics.values())
-        if self._engine.tiers is None or not topics:
+        if self._tiers is None or not topics:
             return {"state": "off", "topics": {}}
         worker = self.worker.describe()
         state = "running" if worker["state"] == "ready" else "starting"
@@ -404,32 +418,24 @@ class Lake:
             return {}
 
     def adopt(self, topic: str, *, confirm: bool = False) -> dict[str, Any]:
-        """Go on behind the end of a table that this topic did not fill; return what was done.
+        """Continue after the end of a table that this topic did not fill; return what was done.
 
-        The topic's head is raised to the table's end with a declared gap, so that no offset means
-        two records. A table of another topic is taken over with `confirm`; records of this topic
-        that lie below its end are published again behind it, first. Called again after a crash, it
-        goes on where it stood.
+        The topic's head is raised to the table's end with a declared gap, so that no offset is used
+        twice. Own records at offsets that the table has filled stay readable in the log and do not
+        get into the table: `left_out` has their offsets.
 
         Raises:
-            InvalidRequest: if there is nothing to adopt, or the table is another topic's and
+            InvalidRequest: if the table is another topic's, or own records would be left out, and
                 `confirm` is missing.
+            NotFound: if there is no table.
         """
         [found] = self._chosen(topic)
         if found.keyed:
             raise InvalidRequest("keyed tables come later", topic=found.name)
         self._check_open()
-        with self._adopting:
-            name = self.clock.random_bytes(8).hex()
-            begun: Begun = self.call(
-                lambda: begin_adoption(found, self.tables(), self.plans, confirm=confirm, name=name)
-            )
-            if begun.adoption is not None:
-                # Here, not in the lake's thread: it may take long, and other tables go on.
-                publish_again(found, self.plans, begun.adoption)
-            self._started = True
-            self.call(lambda: finish_adoption(found, self.tables(), self.plans, begun))
-        return begun.told(found)
+        done: dict[str, Any] = self.call(lambda: adopt(found, self.tables(), confirm=confirm))
+        self._started = True
+        return done
 
     def rejects(self, topic: str) -> TopicRejects:
         """Return the records of a topic that its table could not take.
@@ -438,7 +444,7 @@ class Lake:
             InvalidRequest: if the topic has no lake.
             NotFound: if there is no such topic.
         """
-        from frazil.lake.reject_replay import TopicRejects
+        from frazil.lake.rejects import TopicRejects
 
         self._check_open()
         [found] = self._chosen(topic)
@@ -450,21 +456,22 @@ class Lake:
         *,
         timeout_s: float | None = None,
         progress: Callable[[str], None] | None = None,
-    ) -> Certificate:
-        """Prove with Spark that a topic's table has each of its records once.
+    ) -> VerifyResult:
+        """Check with Spark that a topic's table has each of its records once.
 
-        Works for paused and stopped topics as well. Returns a certificate: its `verdict` is `good`,
+        Works for paused and stopped topics as well. The result's `verdict` is `good`,
         `rows deleted by others` or `damaged`, its `lines` are for people.
 
         Args:
             topic: one topic.
             timeout_s: how long to wait; a day without it.
-            progress: told the steps.
+            progress: called with each step.
 
         Raises:
             InvalidRequest: if the topic has no lake, or is keyed.
             NotFound: if there is no such topic, or it has no table yet.
             Conflict: if the table is another topic's.
+            CorruptionError: if a file of the table is gone or cannot be read.
             Unavailable: if Spark does not come, is lost, or takes too long.
         """
         from frazil.lake.verify import verify_topic

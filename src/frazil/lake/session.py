@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.fs import FileSystem, RealFileSystem
 from frazil.lake.jars import pins
-from frazil.lake.launch import (
+from frazil.lake.java import (
     INSTALL,
     properties_text,
     put_file,

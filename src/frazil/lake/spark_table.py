@@ -12,17 +12,18 @@ import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from frazil.errors import CommitUnknown, CorruptionError, InvalidRequest
+from frazil.errors import CommitUnknown, InvalidRequest
 from frazil.fs import RealFileSystem
 from frazil.lake.connection import calls, load
 from frazil.lake.durable import make_durable
 from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
+from frazil.lake.iceberg import MAIN, parse_metadata
 from frazil.lake.java_errors import java_calls
-from frazil.lake.look import look
 from frazil.lake.stages.columns import OFFSET, quoted
+from frazil.lake.table_state import look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
     from pyspark.sql import SparkSession
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
     from frazil.fs import FileSystem
     from frazil.lake.durable import Synced
+    from frazil.lake.iceberg import Snapshot, TableMetadata
     from frazil.lake.plan import TableName
     from frazil.lake.table import Ends, Rows, View
 
 __all__ = ["SnapshotFacts", "SparkTables"]
 
-MAIN: Final = "main"
 OP: Final = "_op"
 OP_DELETE: Final = 4
 FACTS_MAX: Final = 64
@@ -51,25 +52,6 @@ class SnapshotFacts(msgspec.Struct, frozen=True):
     files: int = 0
     bytes: int = 0
     rows: int = 0
-
-
-class _Snapshot(msgspec.Struct, frozen=True, rename="kebab", gc=False):
-    snapshot_id: int
-    parent_snapshot_id: int | None = None
-    summary: dict[str, str] = {}
-
-
-class _Reference(msgspec.Struct, frozen=True, rename="kebab", gc=False):
-    snapshot_id: int
-
-
-class _Metadata(msgspec.Struct, frozen=True, rename="kebab"):
-    current_snapshot_id: int | None = None
-    snapshots: list[_Snapshot] = []
-    refs: dict[str, _Reference] = {}
-
-
-_decoder: Final = msgspec.json.Decoder(_Metadata)
 
 
 class SparkTables:
@@ -222,27 +204,23 @@ class SparkTables:
 
     # -- with the catalog --
 
-    def _metadata(self, table: TableName) -> _Metadata:
+    def _metadata(self, table: TableName) -> TableMetadata:
         loaded = load(self._catalog, table)
-        try:
-            found = _decoder.decode(loaded.metadata)
-        except msgspec.MsgspecError as error:
-            raise CorruptionError(
-                "metadata of the table cannot be read", table=table, reason=error
-            ) from error
+        found = parse_metadata(loaded.metadata, table)
         if len(found.snapshots) > SNAPSHOTS_MAX or len(loaded.metadata) > METADATA_BYTES_MAX:
             self.large.add(table)
         return found
 
     def _head(self, table: TableName, branch: str) -> int | None:
-        found = self._metadata(table).refs.get(branch)
-        return None if found is None else found.snapshot_id
+        return self._metadata(table).head(branch)
 
     def _made(
         self, table: TableName, branch: str, sid: int | None, summary: Mapping[str, str]
     ) -> int:
         """Find the snapshot that a write has just made: others may have committed since then."""
-        for snapshot in _line(self._metadata(table), branch, sid):
+        for snapshot in self._metadata(table).ancestors(branch):
+            if snapshot.snapshot_id == sid:
+                break
             if summary.items() <= snapshot.summary.items():
                 self._facts[snapshot.snapshot_id] = _facts_of(snapshot)
                 while len(self._facts) > FACTS_MAX:
@@ -287,26 +265,10 @@ def _merge(source: DataFrame, target: str, keys: Sequence[str]) -> None:
     )
 
 
-def _line(metadata: _Metadata, branch: str, until: int | None) -> Iterator[_Snapshot]:
-    """Give the snapshots of a branch, newest first, down to one that was there before."""
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    found = metadata.refs.get(branch)
-    following = metadata.current_snapshot_id if found is None else found.snapshot_id
-    while following is not None and following != until:
-        snapshot = by_id.pop(following, None)
-        if snapshot is None:
-            return
-        yield snapshot
-        following = snapshot.parent_snapshot_id
-
-
-def _facts_of(snapshot: _Snapshot) -> SnapshotFacts:
-    def number(key: str) -> int:
-        return int(snapshot.summary.get(key, "0"))
-
+def _facts_of(snapshot: Snapshot) -> SnapshotFacts:
     return SnapshotFacts(
         sid=snapshot.snapshot_id,
-        files=number("added-data-files"),
-        bytes=number("added-files-size"),
-        rows=number("added-records"),
+        files=snapshot.number("added-data-files"),
+        bytes=snapshot.number("added-files-size"),
+        rows=snapshot.number("added-records"),
     )

@@ -7,11 +7,14 @@ them fail in every way. Nothing else touches a table's data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
+import pyarrow as pa
+from attrs import field, frozen
 
-from frazil.lake.reject_window import RejectWindow
+from frazil.lake.names import table_of
+from frazil.model import WHOLE, PartitionField
 
 if TYPE_CHECKING:
     from frazil.lake.plan import TableName
@@ -20,7 +23,7 @@ __all__ = [
     "OFFSET_BEGIN",
     "OFFSET_END",
     "PROTOCOL_VERSION",
-    "REJECTS_RECENT",
+    "REJECTS_WINDOW",
     "ROWS_DROPPED",
     "ROWS_IN",
     "ROWS_OUT",
@@ -29,7 +32,9 @@ __all__ = [
     "TOPIC_ID",
     "Ends",
     "LakeTable",
+    "RejectRatio",
     "Rows",
+    "TableDefinition",
     "View",
     "end_key",
     "ends_of",
@@ -43,11 +48,16 @@ ROWS_IN: Final = "frazil.rows-in"
 ROWS_OUT: Final = "frazil.rows-out"
 ROWS_REJECTED: Final = "frazil.rows-rejected"
 ROWS_DROPPED: Final = "frazil.rows-dropped"
-REJECTS_RECENT: Final = "frazil.rejects-recent"
-"""Which of the last 10,000 records were rejected; absent if none was."""
 PROTOCOL: Final = "frazil.protocol-version"
 PROTOCOL_VERSION: Final = "1"
 SCHEMA_VERSION: Final = "frazil.schema-version"
+
+REJECTS_WINDOW: Final = 10_000
+"""The reject ratio counts over a batch, and over about so many records before and with it."""
+REJECTS_MIN: Final = 100
+REJECTS_ONE_OF: Final = 100
+
+TARGET_FILE_BYTES: Final = 128 << 20
 
 Ends: TypeAlias = dict[int, int]
 """The offset behind the last committed one, by part; the part of a whole topic is -1."""
@@ -71,6 +81,52 @@ def ends_of(properties: Mapping[str, str], of: str = OFFSET_END) -> Ends:
     return ends
 
 
+@frozen(kw_only=True)
+class TableDefinition:
+    """What a table is made from.
+
+    `schema` are the topic's columns at `schema_version`, with their ids: of the first records that
+    go into a new table. `parts` is how many parts a partitioned topic has, 0 for one without.
+    `begin` is where the binding begins; nothing below it goes into the table. `sort_by` are the
+    names of columns that a rewrite of the table sorts by. `root` is where its files lie; each
+    table has a directory of its own in it.
+    """
+
+    topic: str
+    uid: str
+    schema: pa.Schema
+    schema_version: int
+    root: str = ""
+    partition_by: tuple[PartitionField, ...] = ()
+    parts: int = 0
+    sort_by: tuple[str, ...] = ()
+    begin: Ends = field(factory=dict)
+    target_file_bytes: int = TARGET_FILE_BYTES
+
+    @property
+    def table(self) -> TableName:
+        """Return the table's name."""
+        return table_of(self.topic)
+
+    @property
+    def ends(self) -> Ends:
+        """Return where each part begins."""
+        parts = range(self.parts) if self.parts else (WHOLE,)
+        return {part: self.begin.get(part, 0) for part in parts}
+
+
+class RejectRatio(NamedTuple):
+    """How many of some records a table could not take."""
+
+    records: int = 0
+    rejects: int = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Return whether so many rejects stop a table."""
+        return self.rejects >= REJECTS_MIN and self.rejects * REJECTS_ONE_OF > self.records
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What one load of a table's metadata tells. All of it is of one moment.
 
@@ -92,8 +148,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     bound_ends: Ends = {}
     strays: dict[int, tuple[int, int]] = {}
     """By part, the offsets that commits for another topic took since the table is `topic_id`'s."""
-    recent: RejectWindow = RejectWindow()
-    """Which of the last 10,000 records were rejected."""
+    recent: RejectRatio = RejectRatio()
+    """The rejects among the last 10,000 records, in whole commits."""
     commits_since_property: int = 0
     """Snapshots along `main` since the one at which the property's watermark was true."""
     snapshots: int = 0

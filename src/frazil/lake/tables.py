@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import attrs
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.errors import CommitUnknown, Conflict, NotFound, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.lake.binding import Definition as TableDefinition
 from frazil.lake.binding import bind
 from frazil.lake.connection import calls, connect
 from frazil.lake.declared import ADOPTED, decode_ranges, encode_ranges
 from frazil.lake.durable import make_durable, settled_ends
 from frazil.lake.evolving import evolve
-from frazil.lake.look import look
 from frazil.lake.table import (
     PROTOCOL,
     PROTOCOL_VERSION,
@@ -29,19 +28,21 @@ from frazil.lake.table import (
     TOPIC_ID,
     end_key,
 )
+from frazil.lake.table_state import look
 from frazil.lake.watermark import watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import pyarrow as pa
+    from pyiceberg.table import Table
 
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.lake.connection import CatalogAddress
-    from frazil.lake.context import Definition
+    from frazil.lake.declared import Ranges
     from frazil.lake.plan import TableName
-    from frazil.lake.table import Ends, View
+    from frazil.lake.table import Ends, TableDefinition, View
     from frazil.lake.watermark import Known
 
 __all__ = ["CatalogTables"]
@@ -50,7 +51,10 @@ CHANGE_TRIES = 5
 
 
 class CatalogTables:
-    """The catalog at one address, as the engine uses it; see `frazil.lake.context.Tables`."""
+    """The catalog at one address, as the engine uses it, without Spark.
+
+    Every call may raise `Unavailable`. `columns` gives the topic's columns at a version.
+    """
 
     def __init__(
         self, address: CatalogAddress, *, root: str, settings: Settings, clock: Clock
@@ -64,44 +68,62 @@ class CatalogTables:
         self._file_system = RealFileSystem()
 
     def look(self, table: TableName) -> View:
-        """Read how far a table is."""
+        """Read how far a table is.
+
+        Raises:
+            NotFound: there is no such table.
+        """
         return look(self._catalog, table)
 
+    def load(self, table: TableName) -> Table:
+        """Load a table for reading rows.
+
+        Raises:
+            NotFound: there is no such table.
+        """
+        with calls("load table", table=table):
+            return self._catalog.load_table(tuple(table))
+
     def make_durable(self, table: TableName, known: Known) -> None:
-        """Sync what the table and its side table have beyond what is remembered of them."""
+        """Sync what the table and its side table have beyond what is remembered of them.
+
+        Raises:
+            CorruptionError: a file of a commit was lost with the machine's power.
+        """
         settled = settled_ends(known.remembered, known.choice, known.chosen)
         for each in (table.rejects, table):
             make_durable(self._catalog, each, settled, file_system=self._file_system)
 
-    def bind(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
-        """Make or check the table and its side table; return the version of its columns."""
-        made = TableDefinition(
-            topic=definition.name,
-            uid=definition.uid,
-            schema=definition.schema,
-            schema_version=definition.version,
-            root=self._root,
-            partition_by=definition.partition_by,
-            sort_by=definition.sort_by,
-            parts=definition.parts,
-            begin=definition.ends,
-            target_file_bytes=self._settings.lake.writer.target_file_bytes,
-        )
+    def bind(self, definition: TableDefinition, columns: Callable[[int], pa.Schema]) -> int:
+        """Make or check the table and its side table; return the version of its columns.
+
+        Raises:
+            Conflict: it has other columns, another format or is of another topic.
+        """
+        size = self._settings.lake.writer.target_file_bytes
+        made = attrs.evolve(definition, root=self._root, target_file_bytes=size)
         return bind(self._catalog, made, clock=self._clock, columns=columns).schema_version
 
-    def evolve(self, definition: Definition, columns: Callable[[int], pa.Schema]) -> int:
-        """Bring the table's columns to the definition's version; return the one it has then."""
+    def evolve(self, definition: TableDefinition, columns: Callable[[int], pa.Schema]) -> int:
+        """Bring the table's columns to the definition's version; return the one it has then.
+
+        Raises:
+            Conflict: somebody else changed them.
+        """
         return evolve(
             self._catalog,
             definition.table,
             topic_id=definition.uid,
-            wanted=definition.version,
+            wanted=definition.schema_version,
             columns=columns,
             partitioned=definition.parts > 0,
         )
 
-    def take_over(self, table: TableName, uid: str, adopted: Mapping[int, tuple[int, int]]) -> None:
-        """Make a table of another topic this one's, its side table, if there is one, first."""
+    def take_over(self, table: TableName, uid: str, adopted: Ranges) -> None:
+        """Make a table of another topic this one's, after its side table if there is one.
+
+        The rows in `adopted` stay another log's.
+        """
 
         def owned(found: dict[str, str]) -> dict[str, str]:
             text = encode_ranges(decode_ranges(found, ADOPTED), adopted)
@@ -133,8 +155,8 @@ class CatalogTables:
                 pass
         raise Unavailable("others keep changing the table", table=table)
 
-    def declare(self, table: TableName, key: str, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Add ranges, by part, to a table's property."""
+    def declare(self, table: TableName, key: str, ranges: Ranges) -> None:
+        """Add ranges, by part, to a property of a table; see `frazil.lake.declared`."""
         self._change(
             "declare offsets",
             table,

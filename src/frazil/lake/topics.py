@@ -20,8 +20,7 @@ from frazil.errors import (
     Overloaded,
     Unavailable,
 )
-from frazil.lake.commit import CommitRequest, CommitResult, RejectWindow
-from frazil.lake.context import Definition
+from frazil.lake.commit import CommitRequest, CommitResult
 from frazil.lake.declared import SKIPPED, ranges_between
 from frazil.lake.names import table_of
 from frazil.lake.plan import plan_parts
@@ -33,6 +32,7 @@ from frazil.lake.staging import (
     plan_bytes,
     plan_of,
 )
+from frazil.lake.table import Ends, TableDefinition
 from frazil.lake.watermark import Known, decide, side_view
 from frazil.lake.worker_client import error_of
 from frazil.model import topic_uid
@@ -45,9 +45,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from frazil.lake.context import LakeWorld
     from frazil.lake.plan import Plan
-    from frazil.lake.table import Ends
+    from frazil.lake.runtime import Lake
     from frazil.lake.wire import Answer
     from frazil.model import TopicSpec
     from frazil.tiers import TopicTiers
@@ -72,14 +71,14 @@ State = Literal["starting", "running", "paused", "stopped", "waiting"]
 class LakeTopic:
     """One topic with a lake. Only the lake's thread changes it; `waits` is for everybody."""
 
-    def __init__(self, world: LakeWorld, spec: TopicSpec, runtimes: Sequence[TopicRuntime]) -> None:
-        self._world = world
+    def __init__(self, lake: Lake, spec: TopicSpec, runtimes: Sequence[TopicRuntime]) -> None:
+        self._lake = lake
         self.name = spec.name
         self.uid = topic_uid(spec)
         self.table = table_of(spec.name)
         self.keyed = bool(spec.primary_key)
         self.runtimes = list(runtimes)
-        self.waits = TierWaits(world.wake, timeout_s=runtimes[0].settings.lake.ack_timeout_s)
+        self.waits = TierWaits(lake.wake, timeout_s=runtimes[0].settings.lake.ack_timeout_s)
         self.wishes: Wishes = Wishes()
         self.plan: Plan | None = None
         self.state: State = "waiting" if self.keyed else "starting"
@@ -107,14 +106,13 @@ class LakeTopic:
         self._more = False
         self._retry_at = 0.0
         self._failures = 0
-        self._rejects = RejectWindow()
         if self.keyed:
             self.waits.refuse(KEYED)
 
     # -- facts -------------------------------------------------------------------------------------
 
     def _parts(self) -> list[TopicTiers]:
-        return [self._world.tiers.topic(each.state.id) for each in self.runtimes]
+        return [self._lake.tiers.topic(each.state.id) for each in self.runtimes]
 
     def durable(self) -> Ends:
         """Return what is fsynced, by part."""
@@ -148,12 +146,12 @@ class LakeTopic:
             self._keep(replace(self.wishes, own_to={}))
 
     def _keep(self, wishes: Wishes) -> None:
-        self._world.plans.set_wishes(self.uid, wishes)
+        self._lake.plans.set_wishes(self.uid, wishes)
         self.wishes = wishes
 
     def remembered(self) -> Ends:
         """Return the highest watermark that was ever seen in the table, by part."""
-        disk = self._world.tiers.disk
+        disk = self._lake.tiers.disk
         return {each.part: disk.committed(each.state.id) for each in self.runtimes}
 
     def _first_held(self) -> Ends:
@@ -172,22 +170,21 @@ class LakeTopic:
             chosen=self.wishes.chosen,
         )
 
-    def definition(self, version: int) -> Definition:
+    def definition(self, version: int) -> TableDefinition:
         """Return the topic as its table has to be, at one version of its columns."""
         spec = self.runtimes[0].state.spec
         accepted = self.wishes.choice == "accept"
         columns = self.columns(version)
-        return Definition(
-            self.name,
-            self.uid,
-            self.table,
-            version,
-            columns,
-            spec.partition_by,
-            len(self.runtimes) if spec.part_of else 0,
-            # A new table begins at what is held, or behind what the one before had.
-            self.remembered() if accepted else self._first_held(),
-            tuple(key_names(columns, spec.sort_by) if spec.sort_by else ()),
+        return TableDefinition(
+            topic=self.name,
+            uid=self.uid,
+            schema=columns,
+            schema_version=version,
+            partition_by=spec.partition_by,
+            parts=len(self.runtimes) if spec.part_of else 0,
+            # A new table begins at what is held, or after what the one before had.
+            begin=self.remembered() if accepted else self._first_held(),
+            sort_by=tuple(key_names(columns, spec.sort_by) if spec.sort_by else ()),
         )
 
     def columns(self, version: int) -> pa.Schema:
@@ -199,7 +196,7 @@ class LakeTopic:
 
     def _first_version(self) -> int:
         """Return the version of the oldest columns that a new table will get rows of."""
-        disk = self._world.tiers.disk
+        disk = self._lake.tiers.disk
         ends = self.definition(self._newest()).ends
         staged = [
             file.schema
@@ -214,14 +211,14 @@ class LakeTopic:
 
     def load(self) -> None:
         """Take up what an earlier life left: decisions, and a plan whose outcome is not known."""
-        self.wishes = self._world.plans.wishes(self.uid)
+        self.wishes = self._lake.plans.wishes(self.uid)
         if self.wishes.paused:
             self._set("paused", "paused", "paused by an operator")
         if not self.keyed:
             # Before anything can be published.
             self.note_own()
-            self.plan = self._world.plans.load(self.uid)
-            self.last_commit_us = self._world.plans.last_commit_us(self.uid)
+            self.plan = self._lake.plans.load(self.uid)
+            self.last_commit_us = self._lake.plans.last_commit_us(self.uid)
 
     def decide(self, wishes: Wishes, *, adopted: bool = False) -> None:
         """Go on as an operator decided: look again from the start."""
@@ -241,9 +238,9 @@ class LakeTopic:
         """End it: the topic is gone, or has no lake any more."""
         self.plan = None
         if gone:
-            self._world.plans.forget(self.uid)
+            self._lake.plans.forget(self.uid)
         else:
-            self._world.plans.put_aside(self.uid, {} if self._joined else self.own_to())
+            self._lake.plans.put_aside(self.uid, {} if self._joined else self.own_to())
         self._set("stopped", "gone", "the topic has no lake any more")
 
     def _set(self, state: State, reason: str, why: str) -> None:
@@ -273,7 +270,7 @@ class LakeTopic:
             return
         try:
             self._keep_records()
-            now = self._world.clock.monotonic()
+            now = self._lake.clock.monotonic()
             if not begin or self.state in {"paused", "stopped"} or now < self._retry_at:
                 return
             self._go_on(now)
@@ -289,7 +286,7 @@ class LakeTopic:
             return
         if self.plan is None and self._is_due(now):
             self._make_plan()
-        if self.plan is not None and self._world.worker.state == "ready":
+        if self.plan is not None and self._lake.worker.state == "ready":
             self._send(self.plan, now)
 
     def _put_off(self, why: str, pause_s: float | None = None) -> None:
@@ -297,7 +294,7 @@ class LakeTopic:
             pause_s = RETRY_PAUSES_S[min(self._failures, len(RETRY_PAUSES_S) - 1)]
         self._failures += 1
         self.counts["failures"] += 1
-        self._retry_at = self._world.clock.monotonic() + pause_s
+        self._retry_at = self._lake.clock.monotonic() + pause_s
         if self.why != why:
             warn(
                 "lake_put_off",
@@ -315,17 +312,17 @@ class LakeTopic:
             if runtime.part not in self._held:
                 known = runtime.state.holds.get(HOLD)
                 if known is None:
-                    disk = self._world.tiers.disk
+                    disk = self._lake.tiers.disk
                     known = min(
                         max(first_held(runtime), disk.committed(runtime.state.id)),
                         runtime.state.durable,
                     )
-                    self._world.set_hold(runtime, known)
+                    self._lake.set_hold(runtime, known)
                 self._held[runtime.part] = known
 
     def _bind(self) -> None:
         """Find the table or make it, and look where it stands before any watermark moves."""
-        tables = self._world.tables()
+        tables = self._lake.tables()
         try:
             view = tables.look(self.table)
         except NotFound:
@@ -358,7 +355,6 @@ class LakeTopic:
             return
         tables.make_durable(self.table, self._known())
         self._bound = True
-        self._rejects = view.recent
         self._join()
         self._failures = 0
         self._set("running", "", "")
@@ -375,7 +371,7 @@ class LakeTopic:
                 topic.flush(end, reason="lake")
             topic.disk.set_committed(topic.id, min(end, topic.flushed))
             if end > self._held.get(part, 0):
-                self._world.set_hold(topic.runtime, end)
+                self._lake.set_hold(topic.runtime, end)
                 self._held[part] = end
         self.position = dict(ends)
         self.waits.moved(ends)
@@ -398,13 +394,13 @@ class LakeTopic:
             return True
         # Since the last cut, not since its commit was done: no record waits for longer than that.
         since = now - max(self._cut_at, self._behind_since)
-        if since >= self._world.tiers.disk_limits(self._parts()[0]).flush_interval:
+        if since >= self._lake.tiers.disk_limits(self._parts()[0]).flush_interval:
             self._flush(now)
             return True
         return any(
             due.offset_end > self.position.get(each.part, 0)
             for each in self.runtimes
-            if (due := self._world.tiers.queue.get(each.state.id)) is not None
+            if (due := self._lake.tiers.queue.get(each.state.id)) is not None
         )
 
     def _flush(self, now: float) -> None:
@@ -414,7 +410,7 @@ class LakeTopic:
 
     def _make_plan(self) -> None:
         """Choose the next sets, keep their files, and make the plan durable."""
-        plans = self._world.plans
+        plans = self._lake.plans
         for _attempt in range(PLAN_TRIES):
             plan = self._next_plan()
             if plan is None:
@@ -428,7 +424,7 @@ class LakeTopic:
         self.plan = plan
 
     def _next_plan(self) -> Plan | None:
-        disk = self._world.tiers.disk
+        disk = self._lake.tiers.disk
         sets = [
             part_sets(
                 disk.picture(topic.id),
@@ -440,7 +436,7 @@ class LakeTopic:
             )
             for topic in self._parts()
         ]
-        limit = plan_bytes(self._world.tiers.settings.lake)
+        limit = plan_bytes(self._lake.tiers.settings.lake)
         version, ranges = plan_parts(sets, bytes_max=limit, files_max=PLAN_FILES_MAX)
         if not ranges:
             self._more = False
@@ -450,7 +446,7 @@ class LakeTopic:
         self._more = any(end > taken.get(part, 0) for part, end in ends.items())
         first = self._parts()[0]
         return plan_of(
-            identity=self._world.clock.random_bytes(8).hex(),
+            identity=self._lake.clock.random_bytes(8).hex(),
             topic=self.name,
             uid=self.uid,
             table=self.table,
@@ -458,26 +454,25 @@ class LakeTopic:
             version=version,
             schema=self.columns(version),
             ranges=ranges,
-            now_us=self._world.clock.now_us(),
+            now_us=self._lake.clock.now_us(),
         )
 
     # -- sending -----------------------------------------------------------------------------------
 
     def _send(self, plan: Plan, now: float) -> None:
-        if not self._world.plans.keep(self.uid, plan):
+        if not self._lake.plans.keep(self.uid, plan):
             # A damaged file was written again under another name: plan anew, the table tells.
             self._drop_plan()
             self._more = True
             return
         if self.table_version is not None and plan.schema_version > self.table_version:
             wanted = self.definition(plan.schema_version)
-            self.table_version = self._world.tables().evolve(wanted, self.columns)
+            self.table_version = self._lake.tables().evolve(wanted, self.columns)
         request = CommitRequest(
             plan=plan,
             remembered=self.remembered(),
             durable=self.durable(),
             held=self._first_held(),
-            rejects_recent=self._rejects,
             choice=self.wishes.choice,
             chosen=self.wishes.chosen,
             rejects_allowed=self.wishes.rejects_allowed,
@@ -487,7 +482,7 @@ class LakeTopic:
         self._sent = True
         self.step_name = "sent"
         try:
-            self._world.worker.request("commit", body, self._answered(plan))
+            self._lake.worker.request("commit", body, self._answered(plan))
         except Closed:
             self._sent = False
             raise
@@ -515,7 +510,6 @@ class LakeTopic:
         if answer.state == "failed":
             raise error_of(answer)
         result = CommitResult.of(answer.body)
-        self._rejects = result.rejects_recent
         if result.state in {"committed", "already"}:
             self._committed(result)
         elif result.state == "replan":
@@ -534,7 +528,7 @@ class LakeTopic:
             self._stop(result.reason, result.message)
 
     def _committed(self, result: CommitResult) -> None:
-        clock = self._world.clock
+        clock = self._lake.clock
         seconds = 0.0 if self._begun_at is None else clock.monotonic() - self._begun_at
         self.results.append(seconds)
         self.last_commit_us = clock.now_us()
@@ -579,7 +573,7 @@ class LakeTopic:
 
     def _drop_plan(self, *, committed_us: int | None = None) -> None:
         self.plan = None
-        self._world.plans.drop(self.uid, committed_us=committed_us)
+        self._lake.plans.drop(self.uid, committed_us=committed_us)
 
 
 def _spans(plan: Plan | None) -> dict[str, Any]:

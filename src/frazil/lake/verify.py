@@ -1,18 +1,25 @@
-"""Have a topic's table verified: gather what the tiers know of it and ask the worker."""
+"""Verify a topic's table: what is asked of the worker, and what its answer means.
+
+The table must have each offset once, in the rows or the rejects, each snapshot's counts must add up,
+and rows that the disk tier still has must be equal. Rows that others deleted are listed and are no
+damage.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from frazil.lake.certificate import Certificate, Findings, PartFacts, StagedRows, VerifyRequest
+from frazil.errors import CODES, Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.lake.declared import merged, without
-from frazil.lake.plan import PartRange
+from frazil.lake.plan import PartRange, Plan, TableName
 from frazil.lake.staging import part_sets, plan_of
+from frazil.lake.table import ROWS_DROPPED, ROWS_IN, ROWS_OUT, ROWS_REJECTED, TOPIC_ID
 from frazil.log import RANGE_LOST
 from frazil.schema import column_id
 from frazil.struct_types import learnt
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from frazil.lake.iceberg import Snapshot
     from frazil.lake.plan import StagedSet
     from frazil.lake.runtime import Lake
     from frazil.lake.topics import LakeTopic
@@ -30,11 +38,231 @@ if TYPE_CHECKING:
     from frazil.log import SpecialRange
     from frazil.topic import TopicRuntime
 
-__all__ = ["bundles", "column_names", "part_facts", "verify_topic"]
+__all__ = [
+    "PartFacts",
+    "Problem",
+    "StagedRows",
+    "VerifyRequest",
+    "VerifyResult",
+    "column_names",
+    "miscounted",
+    "offset_text",
+    "part_facts",
+    "ranges_text",
+    "records_between",
+    "removals",
+    "verify_topic",
+]
 
 READY_PAUSE_S: Final = 0.2
 READY_TIMEOUT_S: Final = 300.0
 VERIFY_TIMEOUT_S: Final = 24 * 3600.0
+SHOWN_MAX: Final = 20
+REMOVED: Final = ("deleted-records", "added-position-deletes", "added-equality-deletes")
+
+Kind = Literal["missing", "doubled", "altered", "unmatched", "extra", "miscounted"]
+Verdict = Literal["good", "rows deleted by others", "damaged"]
+
+_MEANINGS: Final[dict[Kind, str]] = {
+    "missing": "offsets in neither the table nor its rejects",
+    "doubled": "offsets that are there more than once",
+    "altered": "rows that differ from the disk tier's",
+    "unmatched": "rows of the disk tier without their row in the table, or the other way round",
+    "extra": "rows at offsets that have no record",
+    "miscounted": "snapshots whose numbers of rows do not add up",
+}
+EXIT_CODES: Final[dict[Verdict, int]] = {
+    "good": 0,
+    "rows deleted by others": 2,
+    "damaged": CODES[CorruptionError].exit,
+}
+
+
+class PartFacts(msgspec.Struct, frozen=True):
+    """What the log knows of one part: the ranges `[first, end)` that have no record.
+
+    `lost` are those that had one which the log and the tiers have lost: the table may have it.
+    `committed` is how far the table has been seen to be: a table may be rolled back.
+    """
+
+    part: int
+    gaps: tuple[tuple[int, int], ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+    committed: int = 0
+
+
+class StagedRows(msgspec.Struct, frozen=True):
+    """Files of the disk tier of one schema version, as a plan names them.
+
+    `names` maps their columns to the present names, without dropped columns; `added` are the
+    columns that came later and are null in these rows.
+    """
+
+    plan: Plan
+    names: dict[str, str]
+    added: tuple[str, ...] = ()
+
+
+class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A table, and everything outside of it that it can be compared with."""
+
+    topic: str
+    topic_id: str
+    table: TableName
+    parts: tuple[PartFacts, ...]
+    staged: tuple[StagedRows, ...] = ()
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One kind of damage: how often, and where first."""
+
+    kind: Kind
+    count: int
+    places: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Return it as one line."""
+        shown = ", ".join(self.places[:SHOWN_MAX])
+        more = ", …" if self.count > len(self.places[:SHOWN_MAX]) and self.places else ""
+        return f"{self.kind}: {self.count:,} {_MEANINGS[self.kind]}: {shown}{more}"
+
+
+class VerifyResult(msgspec.Struct, kw_only=True):
+    """What was found in one snapshot of a table.
+
+    The table must have every record between `begins` and `ends`, by part. `behind` is where it ends
+    in the parts of which it has lost committed rows at its end. `skipped` are offsets that an
+    operator gave up, `adopted` offsets of another log.
+    """
+
+    topic: str
+    topic_id: str
+    table: TableName
+    sid: int | None
+    begins: dict[int, int]
+    ends: dict[int, int]
+    rows: int = 0
+    rejected: int = 0
+    gaps: int = 0
+    skipped: int = 0
+    skipped_places: tuple[str, ...] = ()
+    adopted: int = 0
+    adopted_places: tuple[str, ...] = ()
+    behind: dict[int, int] = {}
+    compared: int = 0
+    snapshots: int = 0
+    problems: tuple[Problem, ...] = ()
+    deleted: int = 0
+    deleted_places: tuple[str, ...] = ()
+    time_us: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return what the findings mean."""
+        if self.problems:
+            return "damaged"
+        return "rows deleted by others" if self.deleted else "good"
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of `frazil verify`."""
+        return EXIT_CODES[self.verdict]
+
+    def add(self, *problems: Problem) -> None:
+        """Add problems; those of one kind become one."""
+        found = {each.kind: each for each in self.problems}
+        for each in problems:
+            before = found.get(each.kind, Problem(each.kind, 0))
+            places = (*before.places, *each.places)[:SHOWN_MAX]
+            found[each.kind] = Problem(each.kind, before.count + each.count, places)
+        self.problems = tuple(found.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the result for people."""
+        spans = [_part(p) + f"{self.begins[p]:,} .. {end:,}" for p, end in self.ends.items()]
+        time = dt.datetime.fromtimestamp(self.time_us // 1_000_000, dt.UTC).isoformat()
+        lines = [
+            f"verdict    {self.verdict}",
+            f"topic      {self.topic} ({self.topic_id})",
+            f"table      {self.table} at snapshot {self.sid or 'none'}",
+            f"rows       {self.rows:,} and {self.rejected:,} rejected",
+            f"offsets    {', '.join(spans) or 'none'}",
+            f"gaps       {self.gaps:,} offsets without a record",
+            f"compared   {self.compared:,} rows with the disk tier, column by column",
+            f"snapshots  {self.snapshots:,} counted",
+            *(f"PROBLEM    {problem.text}" for problem in self.problems),
+        ]
+        if self.behind:
+            behind = ", ".join(
+                _part(p) + f"the table ends at {end:,}, committed were {self.ends[p]:,}"
+                for p, end in self.behind.items()
+            )
+            lines.append(f"behind     {behind}: rolled back or replaced by others")
+        for name, count, places, what in (
+            ("skipped", self.skipped, self.skipped_places, "offsets given up by an operator"),
+            ("adopted", self.adopted, self.adopted_places, "offsets of another log"),
+            ("deleted", self.deleted, self.deleted_places, "rows by others"),
+        ):
+            if count:
+                lines.append(f"{name:<10} {count:,} {what}: {', '.join(places[:SHOWN_MAX])}")
+        return [*lines, f"at         {time}"]
+
+    def facts(self) -> dict[str, object]:
+        """Return the result ready for JSON."""
+        body: dict[str, object] = msgspec.to_builtins(self, str_keys=True)
+        return {"verdict": self.verdict, "exit_code": self.exit_code, **body}
+
+
+def _part(part: int) -> str:
+    return "" if part < 0 else f"part {part}: "
+
+
+def offset_text(part: int, offset: int) -> str:
+    """Return one offset for people."""
+    return f"{_part(part)}{offset}"
+
+
+def ranges_text(part: int, ranges: Iterable[tuple[int, int]]) -> list[str]:
+    """Return ranges `[first, end)` for people."""
+    return [
+        offset_text(part, first) + (f"..{end - 1}" if end - first > 1 else "")
+        for first, end in ranges
+    ]
+
+
+def records_between(first: int, end: int, gaps: Iterable[tuple[int, int]]) -> int:
+    """Return how many offsets of `[first, end)` have a record."""
+    return end - first - sum(max(0, min(end, b) - max(first, a)) for a, b in gaps)
+
+
+def miscounted(line: Iterable[Snapshot], topic_id: str, *, side: bool = False) -> list[Problem]:
+    """Check the counts in the summary of each commit of a topic."""
+    wrong: list[str] = []
+    for each in line:
+        if each.summary.get(TOPIC_ID) != topic_id or ROWS_IN not in each.summary:
+            continue
+        rows_out, rejected = each.number(ROWS_OUT), each.number(ROWS_REJECTED)
+        added = each.number("added-records")
+        # The side table may have had a part of a plan's rejects before.
+        fits = added <= rejected if side else added == rows_out
+        if not fits or each.number(ROWS_IN) != rows_out + rejected + each.number(ROWS_DROPPED):
+            wrong.append(str(each.snapshot_id))
+    return [Problem("miscounted", len(wrong), tuple(wrong[:SHOWN_MAX]))] if wrong else []
+
+
+def removals(line: Iterable[Snapshot], topic_id: str) -> list[tuple[Snapshot, int]]:
+    """Return the snapshots of others that removed rows, and by how many the table got smaller."""
+    found: list[tuple[Snapshot, int]] = []
+    for each in line:
+        if topic_id == each.summary.get(TOPIC_ID) or each.summary.get("operation") == "replace":
+            continue
+        rows = sum(each.number(key) for key in REMOVED)
+        if rows:
+            # Rows that were rewritten are added again.
+            found.append((each, max(rows - each.number("added-records"), 0)))
+    return found
 
 
 def verify_topic(
@@ -43,20 +271,20 @@ def verify_topic(
     *,
     timeout_s: float | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Certificate:
-    """Prove that a topic's table has each of its records once; see `Lake.verify`.
+) -> VerifyResult:
+    """Verify a topic's table; see `Lake.verify`.
 
     Files of the disk tier that it is compared with stay in place meanwhile.
     """
     if topic.keyed:
         raise InvalidRequest("keyed tables come later", topic=topic.name)
-    tell = progress or _silent
+    report = progress or (lambda _step: None)
 
-    def told(answer: Answer) -> None:
-        tell(str(answer.body.get("step", "")))
+    def heard(answer: Answer) -> None:
+        report(str(answer.body.get("step", "")))
 
     with lake.needed():
-        # Without Spark: what cannot be verified is refused before it has started.
+        # Without Spark: a table that cannot be verified is refused before Spark has started.
         view = lake.call(lambda: lake.tables().look(topic.table))
         if view.topic_id != topic.uid:
             raise Conflict(
@@ -64,17 +292,14 @@ def verify_topic(
             )
         if view.schema_version is None:
             raise NotFound("the table has no columns of this topic", table=topic.table)
-        tell("starting")
+        report("starting")
         _wait_ready(lake, topic)
-        with _kept(lake, topic.runtimes):
+        with _pinned(lake, topic.runtimes):
             body = msgspec.to_builtins(_request(lake, topic, view.schema_version), str_keys=True)
-            answer = lake.ask_worker("verify", body, told).result(timeout_s or VERIFY_TIMEOUT_S)
-    findings = msgspec.convert(answer, learnt(Findings), str_keys=True)
-    return Certificate(findings, lake.clock.now_us())
-
-
-def _silent(_step: str) -> None:
-    """Tell nobody."""
+            answer = lake.ask_worker("verify", body, heard).result(timeout_s or VERIFY_TIMEOUT_S)
+    result = msgspec.convert(answer, learnt(VerifyResult), str_keys=True)
+    result.time_us = lake.clock.now_us()
+    return result
 
 
 def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
@@ -90,7 +315,7 @@ def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
 
 
 @contextlib.contextmanager
-def _kept(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
+def _pinned(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
     """Keep the files of the disk tier in place."""
     disk = lake.tiers.disk
     with contextlib.ExitStack() as stack:
@@ -103,35 +328,34 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
     """Return what the worker needs; `version` is that of the table's columns."""
     disk = lake.tiers.disk
     message = topic.runtimes[0].state.spec.kind == "message"
-    runs: list[tuple[int, PartRange]] = []
+    ranges: dict[int, list[PartRange]] = {}
     parts: list[PartFacts] = []
     # Before the table is looked at: it may only have more.
     committed = topic.remembered()
     for runtime in topic.runtimes:
-        ranges = special_ranges(runtime)
-        parts.append(part_facts(runtime.part, ranges, committed=committed[runtime.part]))
+        part, special = runtime.part, special_ranges(runtime)
+        parts.append(part_facts(part, special, committed=committed[part]))
         picture = disk.picture(runtime.state.id)
-        sets = part_sets(picture, part=runtime.part, committed=0, path=disk.path).sets
-        # Columns that the table has not got yet are those of records that it has not got either.
-        older = [each for each in sets if each.schema_version <= version]
-        runs += _runs(runtime.part, runtime.state.id, older)
+        for each in part_sets(picture, part=part, committed=0, path=disk.path).sets:
+            # Columns that the table does not have yet are those of records that it does not have.
+            if each.schema_version <= version:
+                _extend(ranges.setdefault(each.schema_version, []), part, runtime.state.id, each)
     now = topic.columns(version)
     staged: list[StagedRows] = []
-    for number, (own, some) in enumerate(bundles(runs)):
+    for own, some in sorted(ranges.items()):
         schema = topic.columns(own)
-        names, added = column_names(schema, now, by_id=not message)
         plan = plan_of(
-            identity=f"verify-{number}",
+            identity=f"verify-{own}",
             topic=topic.name,
             uid=topic.uid,
             table=topic.table,
             kind="message" if message else "table",
             version=own,
             schema=schema,
-            ranges=some,
+            ranges=tuple(some),
             now_us=lake.clock.now_us(),
         )
-        staged.append(StagedRows(plan, names, added))
+        staged.append(StagedRows(plan, *column_names(schema, now, by_id=not message)))
     return VerifyRequest(
         topic=topic.name,
         topic_id=topic.uid,
@@ -141,6 +365,16 @@ def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
     )
 
 
+def _extend(ranges: list[PartRange], part: int, topic: int, each: StagedSet) -> None:
+    """Add a set to ranges of its version; sets that touch become one range."""
+    if ranges and ranges[-1].part == part and ranges[-1].hi == each.first:
+        last = ranges.pop()
+        files, gaps = (*last.files, *each.files), (*last.gaps, *each.gaps)
+        ranges.append(replace(last, hi=each.end, files=files, gaps=gaps))
+    else:
+        ranges.append(PartRange(part, topic, each.first, each.end, each.files, each.gaps))
+
+
 def part_facts(part: int, ranges: Sequence[SpecialRange], *, committed: int = 0) -> PartFacts:
     """Return which offsets of a part have no record, and which have lost theirs here."""
     lost = {part: merged((each.first, each.end) for each in ranges if each.kind == RANGE_LOST)}
@@ -148,37 +382,10 @@ def part_facts(part: int, ranges: Sequence[SpecialRange], *, committed: int = 0)
     return PartFacts(part, gaps[part], without(lost, gaps)[part], committed)
 
 
-def _runs(part: int, topic: int, sets: Sequence[StagedSet]) -> list[tuple[int, PartRange]]:
-    """Join sets of one version that touch."""
-    found: list[tuple[int, PartRange]] = []
-    for each in sets:
-        if found and found[-1][0] == each.schema_version and found[-1][1].hi == each.first:
-            last = found.pop()[1]
-            files, gaps = (*last.files, *each.files), (*last.gaps, *each.gaps)
-            joined = PartRange(part, topic, last.lo, each.end, files, gaps)
-        else:
-            joined = PartRange(part, topic, each.first, each.end, each.files, each.gaps)
-        found.append((each.schema_version, joined))
-    return found
-
-
-def bundles(
-    runs: Sequence[tuple[int, PartRange]],
-) -> list[tuple[int, tuple[PartRange, ...]]]:
-    """Put ranges of one schema version together, of each part at most one."""
-    made: dict[tuple[int, int], list[PartRange]] = {}
-    counts: dict[tuple[int, int], int] = {}
-    for version, each in runs:
-        number = counts.get((version, each.part), 0)
-        counts[version, each.part] = number + 1
-        made.setdefault((version, number), []).append(each)
-    return [(version, tuple(ranges)) for (version, _number), ranges in sorted(made.items())]
-
-
 def column_names(
     then: pa.Schema, now: pa.Schema, *, by_id: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what columns are called now, without those that were dropped, and which came later."""
+    """Return the present names of columns, without dropped ones, and which columns came later."""
     if not by_id:
         return {name: name for name in then.names if name in now.names}, ()
     names = {column_id(field): field.name for field in now}

@@ -1,76 +1,77 @@
-"""Prove with Spark that a table has every record once, from the table and the tiers alone."""
+"""The worker's side of `frazil verify`: count offsets and compare rows with Spark."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql import types as T  # noqa: N812 - as F
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from frazil.lake.certificate import (
+from frazil.lake.connection import load
+from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges, united, without
+from frazil.lake.iceberg import Snapshot, parse_metadata
+from frazil.lake.java_errors import java_calls
+from frazil.lake.session import CATALOG_NAME
+from frazil.lake.stages.columns import (
+    OFFSET,
+    PART,
+    TIME,
+    by_name,
+    decode_schema,
+    quoted,
+    spark_type,
+)
+from frazil.lake.stages.context import Context, sources_of
+from frazil.lake.stages.footers import staged_facts
+from frazil.lake.stages.pipeline import REJECT_STAGES, run_stages
+from frazil.lake.stages.project import project
+from frazil.lake.stages.read import read_staged
+from frazil.lake.stages.shapes import shaped, without_others
+from frazil.lake.stages.split import keep_accepted
+from frazil.lake.stages.validate import validate
+from frazil.lake.table_state import look, view_of
+from frazil.lake.verify import (
     SHOWN_MAX,
-    Findings,
     Problem,
     VerifyRequest,
-    joined_problems,
+    VerifyResult,
+    miscounted,
     offset_text,
     ranges_text,
-)
-from frazil.lake.connection import load
-from frazil.lake.declared import ADOPTED, SKIPPED, united, without
-from frazil.lake.java_errors import java_calls
-from frazil.lake.look import look
-from frazil.lake.session import CATALOG_NAME
-from frazil.lake.stages.columns import by_name, quoted
-from frazil.lake.verify_chain import (
-    Chain,
-    check_chain,
-    declared_in,
-    holes,
-    line_of,
     records_between,
+    removals,
 )
-from frazil.lake.verify_files import check_files
-from frazil.lake.verify_rows import KEY, comparable, compare_staged, placed
 from frazil.lake.watermark import watermarks
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from frazil.lake.certificate import Kind
     from frazil.lake.declared import Ranges
-    from frazil.lake.plan import PartRange, Plan, TableName
+    from frazil.lake.plan import PartRange, TableName
     from frazil.lake.table import Ends, View
+    from frazil.lake.verify import Kind, StagedRows
     from frazil.lake.worker_calls import Job
 
 __all__ = ["examine", "verify"]
 
-BUCKET: Final = 1 << 16
-"""Offsets are counted in so large groups; only groups that lack some are looked into."""
-LOOKS_MAX: Final = 5
+KEY: Final = ("part", "offset")
 LAST: Final = 1 << 63
-
-
-class _Seen(NamedTuple):
-    """A table at one snapshot."""
-
-    table: TableName
-    view: View
-    chain: Chain
-    skipped: Ranges
-    adopted: Ranges
+REJECT_COLUMNS: Final = (TIME, "reason", "field", "schema_version", "encoding", "original")
 
 
 def verify(job: Job) -> Mapping[str, Any]:
-    """Verify a table; see `frazil.lake.certificate` for request and answer."""
+    """Verify a table; `VerifyRequest` is the body of the request, `VerifyResult` of the answer."""
     try:
         request = msgspec.convert(job.body, learnt(VerifyRequest), str_keys=True)
     except msgspec.MsgspecError as error:
@@ -86,132 +87,121 @@ def examine(
     request: VerifyRequest,
     *,
     progress: Callable[[str], None] = lambda _step: None,
-) -> Findings:
+) -> VerifyResult:
     """Examine a table at its present snapshot.
 
     Raises:
         NotFound: there is no such table.
         Conflict: it is another topic's.
+        CorruptionError: a file of it is gone or cannot be read.
     """
     # The main table first: its rejects are committed before it.
-    main = _see(catalog, request.table, request, side=False)
-    try:
-        side: _Seen | None = _see(catalog, request.table.rejects, request, side=True)
-    except NotFound:
-        side = None
-    seen = [each for each in (main, side) if each is not None]
-    ends, behind = _ends(main.view, request.committed)
-    found = Findings(
-        topic=request.topic,
-        topic_id=request.topic_id,
-        table=request.table,
-        sid=main.view.sid,
-        begins=dict(main.chain.begins or {}),
-        ends=ends,
-        behind=behind,
-        snapshots=main.chain.length,
-        problems=tuple(problem for each in seen for problem in each.chain.problems),
-        versions={"spark": spark.version, "python": sys.version.split()[0]},
-    )
-    progress("verify_files")
-    checked = [check_files(catalog, each.table, each.view.sid) for each in seen]
-    found.files = sum(each.files for each in checked)
-    missing = [path for each in checked for path in each.wrong]
-    if missing:
-        # Spark could not read the table.
-        found.problems += (Problem("file", len(missing), tuple(missing[:SHOWN_MAX])),)
-        found.behind = {}
-        return found
+    main = _load(catalog, request.table, request)
+    side: _Loaded | None = None
+    with contextlib.suppress(NotFound):
+        side = _load(catalog, request.table.rejects, request)
     with java_calls("verify", request.table):
-        rows = _Rows(spark, request, main, side, found)
+        rows = _Rows(spark, request, main, side)
+        for each in (main, side):
+            if each is not None:
+                rows.found.add(*miscounted(each.line, request.topic_id, side=each is side))
         rows.check(progress)
     for each in rows.unpinned:
         if look(catalog, each.table).sid != each.view.sid:
             raise Unavailable("the table changed meanwhile, try again", table=each.table)
-    return found
+    return rows.found
 
 
-def _see(catalog: Catalog, table: TableName, request: VerifyRequest, *, side: bool) -> _Seen:
-    """Read where a table stands and its snapshots, both of one moment."""
-    for _attempt in range(LOOKS_MAX):
-        view = look(catalog, table)
-        metadata = load(catalog, table).metadata
-        line = line_of(metadata)
-        if (line[-1].snapshot_id if line else None) == view.sid:
-            break
-    else:
-        raise Unavailable("others keep changing the table, try again", table=table)
+class _Loaded(NamedTuple):
+    """A table at one moment; `line` has its snapshots, newest first."""
+
+    table: TableName
+    view: View
+    line: list[Snapshot]
+    skipped: Ranges
+    adopted: Ranges
+
+
+def _load(catalog: Catalog, table: TableName, request: VerifyRequest) -> _Loaded:
+    loaded = load(catalog, table)
+    metadata = parse_metadata(loaded.metadata, table)
+    view = view_of(catalog, table, loaded)
     if view.topic_id != request.topic_id:
         raise Conflict("the table is another topic's", table=table, topic_id=view.topic_id)
-    skipped, adopted = declared_in(metadata, SKIPPED), declared_in(metadata, ADOPTED)
-    chain = check_chain(
-        line,
-        request.topic_id,
-        request.gaps,
-        side=side,
-        skipped=united(skipped, request.lost),
-        adopted=adopted,
-        begin=view.begin_ends,
-    )
-    return _Seen(table, view, chain, skipped, adopted)
-
-
-def _ends(view: View, committed: Ends) -> tuple[Ends, Ends]:
-    """Return up to where a table has to have every record, and where it ends if that is before.
-
-    A table does not tell that others have taken it back or put another in its place: what it was
-    once seen to have, it has to have.
-    """
-    own, _certain = watermarks(view, committed)
-    if view.sid is None:
-        # Nothing was ever committed to this one, whatever its properties say.
-        own = dict(view.begin_ends)
-    parts = sorted({*own, *committed})
-    ends = {part: max(own.get(part, 0), committed.get(part, 0)) for part in parts}
-    return ends, {part: own.get(part, 0) for part in parts if own.get(part, 0) < ends[part]}
+    skipped, adopted = (decode_ranges(metadata.properties, key) for key in (SKIPPED, ADOPTED))
+    return _Loaded(table, view, list(metadata.ancestors()), skipped, adopted)
 
 
 class _Rows:
     """The rows of one table at one snapshot, under examination."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        request: VerifyRequest,
-        main: _Seen,
-        side: _Seen | None,
-        found: Findings,
+        self, spark: SparkSession, request: VerifyRequest, main: _Loaded, side: _Loaded | None
     ) -> None:
         self._spark = spark
         self._request = request
-        self._seen = main
-        self._found = found
-        self._gaps = without(request.gaps, main.adopted)
+        self._loaded = main
+        lost: Ranges = {each.part: each.lost for each in request.parts}
+        self._gaps = without({each.part: each.gaps for each in request.parts}, main.adopted)
         """Offsets that have no record, by part; another log may have had one there."""
-        self._excepted = united(main.skipped, main.adopted, request.lost)
-        self._needless = united(self._gaps, self._excepted)
-        """Offsets that need not be there, by part."""
-        self.unpinned: list[_Seen] = []
+        self._others = united(main.adopted, lost)
+        """Offsets that the tiers have other records of, or have lost, by part."""
+        self._removals = removals(main.line, request.topic_id)
+        self._excepted = united(main.skipped, self._others)
+        self.unpinned: list[_Loaded] = []
         self._main = self._now(main)
         self._side = None if side is None else self._now(side)
+        committed = {each.part: each.committed for each in request.parts if each.committed}
+        own, _certain = watermarks(main.view, committed)
+        if main.view.sid is None:
+            # Nothing was ever committed to this one, whatever its properties say.
+            own = dict(main.view.begin_ends)
+        # A table does not show that others rolled it back or replaced it: rows that it was once
+        # seen to have, it must have.
+        ends = {
+            part: max(own.get(part, 0), committed.get(part, 0))
+            for part in sorted({*own, *committed})
+        }
+        self._own_ends = {part: min(own.get(part, 0), end) for part, end in ends.items()}
+        begins = {part: min(main.view.begin_ends.get(part, 0), end) for part, end in ends.items()}
+        self.found = VerifyResult(
+            topic=request.topic,
+            topic_id=request.topic_id,
+            table=request.table,
+            sid=main.view.sid,
+            begins=begins,
+            ends=ends,
+            snapshots=len(main.line),
+        )
 
     def check(self, progress: Callable[[str], None]) -> None:
-        """Fill the findings in."""
+        """Fill in the result."""
         progress("verify_offsets")
-        self._measure()
-        places = self._places().groupBy(*KEY).agg(F.count(F.lit(1)).alias("n")).persist()
+        found = self.found
+        found.rows = self._main.count()
+        every = self._main.select(*_key_columns(self._main))
+        if self._side is not None:
+            # Rejects of a commit that is not there yet do not count.
+            ends = _ranges((part, 0, end) for part, end in found.ends.items())
+            side = self._side.select(*_key_columns(self._side)).where(_within(ends))
+            found.rejected = side.count()
+            every = every.unionAll(side)
+        found.gaps = sum(
+            end - begin - records_between(begin, end, self._gaps.get(part, ()))
+            for part, begin, end in self._spans(found.begins, found.ends)
+        )
+        keys = every.groupBy(*KEY).agg(F.count(F.lit(1)).alias("n")).persist()
         try:
-            self._check_places(places)
-            self._count_declared(places)
-            deleted = self._deleted(places)
-            self._check_dense(places, deleted)
+            self._check_keys(keys, "doubled", F.col("n") > 1)
+            self._check_keys(keys, "extra", ~self._inside())
+            self._count_declared(keys)
+            deleted = self._deleted(keys)
+            self._check_dense(keys, deleted)
             progress("verify_rows")
-            self._check_staged(deleted)
+            for staged in self._request.staged:
+                self._compare(self._clamped(staged), deleted)
         finally:
-            places.unpersist()
-
-    def _add(self, *problems: Problem) -> None:
-        self._found.problems = joined_problems((*self._found.problems, *problems))
+            keys.unpersist()
 
     def _at(self, table: TableName, sid: int | None) -> DataFrame:
         name = ".".join(quoted(each) for each in (CATALOG_NAME, *table))
@@ -219,261 +209,273 @@ class _Rows:
             return self._spark.table(name).limit(0)
         return self._spark.read.option("versionAsOf", str(sid)).table(name)
 
-    def _now(self, seen: _Seen) -> DataFrame:
+    def _now(self, loaded: _Loaded) -> DataFrame:
         """Return a table at the snapshot that was looked at, with the columns of today.
 
         A snapshot has the columns of its own time: where they have changed since, the table itself
-        is read, and `examine` sees to it that it did not move meanwhile.
+        is read, and `examine` checks that it did not move meanwhile.
         """
-        pinned = self._at(seen.table, seen.view.sid)
-        current = self._at(seen.table, None)
-        if pinned.schema == current.schema:
+        pinned = self._at(loaded.table, loaded.view.sid)
+        if pinned.schema == self._at(loaded.table, None).schema:
             return pinned
-        self.unpinned.append(seen)
-        name = ".".join(quoted(each) for each in (CATALOG_NAME, *seen.table))
-        return self._spark.table(name)
+        self.unpinned.append(loaded)
+        return self._spark.table(".".join(quoted(each) for each in (CATALOG_NAME, *loaded.table)))
 
-    def _measure(self) -> None:
-        """Count the rows and take their fingerprint; find where they begin if nothing tells."""
-        columns = [comparable(by_name(f.name), f.dataType) for f in self._main.schema]
-        rows = self._main.agg(F.count(F.lit(1)), F.bit_xor(F.xxhash64(*columns))).first()
-        assert rows is not None
-        self._found.rows = int(rows[0])
-        self._found.content = "" if rows[1] is None else f"{int(rows[1]) & (1 << 64) - 1:016x}"
-        if self._side is not None:
-            self._found.rejected = self._side.where(self._below(self._side)).count()
-        known = self._found.begins
-        if self._seen.chain.begins is None:
-            first = self._places().groupBy("part").agg(F.min("offset").alias("first")).collect()
-            known |= {each["part"]: int(each["first"]) for each in first}
-            for staged in self._request.staged:
-                for each in staged.plan.parts:
-                    # A table begins with what was held when it was made.
-                    known[each.part] = min(known.get(each.part, each.lo), each.lo)
-        for part, end in self._found.ends.items():
-            known[part] = min(known.get(part, self._found.behind.get(part, end)), end)
-        gaps = self._gaps
-        self._found.gaps = sum(
-            end - known[part] - records_between(known[part], end, gaps.get(part, ()))
-            for part, end in self._found.ends.items()
-        )
-
-    def _below(self, frame: DataFrame) -> Column:
-        part, offset = placed(frame)
-        return _any((part == p) & (offset < end) for p, end in self._found.ends.items())
-
-    def _places(self) -> DataFrame:
-        """Return the place of every row; rejects of a commit that is not there yet are left out."""
-        places = self._main.select(*placed(self._main))
-        if self._side is None:
-            return places
-        side = self._side.where(self._below(self._side))
-        return places.unionAll(side.select(*placed(side)))
+    @staticmethod
+    def _spans(lows: Ends, highs: Ends) -> list[tuple[int, int, int]]:
+        return [(p, lows[p], max(lows[p], high)) for p, high in highs.items()]
 
     def _inside(self) -> Column:
-        """Return whether a place is one of a record."""
-        part, offset = F.col("part"), F.col("offset")
-        found, gaps = self._found, self._gaps
-        return _any(
-            (part == p)
-            & (offset >= found.begins[p])
-            & (offset < end)
-            & ~_any((offset >= a) & (offset < b) for a, b in gaps.get(p, ()))
-            for p, end in found.ends.items()
-        )
+        """Return whether an offset is one of a record."""
+        found = self.found
+        spans = _ranges(self._spans(found.begins, found.ends))
+        return _within(spans) & ~_within(self._gaps)
 
-    def _count_declared(self, places: DataFrame) -> None:
-        """List what was given up and is not there, and what is of another log."""
-        found, seen = self._found, self._seen
+    def _check_keys(self, keys: DataFrame, kind: Kind, wrong: Column) -> None:
+        count = keys.where(wrong).count()
+        if count:
+            self.found.add(Problem(kind, count, tuple(_first(keys.where(wrong)))))
+
+    def _count_declared(self, keys: DataFrame) -> None:
+        """List the offsets that were given up and are not there, and those of another log."""
+        found = self.found
         outside = {part: ((0, found.begins[part]), (end, LAST)) for part, end in found.ends.items()}
-        skipped = without(without(seen.skipped, outside), self._gaps)
-        found.skipped, found.skipped_places = _told(skipped)
-        found.adopted, found.adopted_places = _told(without(seen.adopted, outside))
+        skipped = without(without(self._loaded.skipped, outside), self._gaps)
+        adopted = without(self._loaded.adopted, outside)
+        found.skipped, found.skipped_places = _shown(skipped)
+        found.adopted, found.adopted_places = _shown(adopted)
         if found.skipped:
-            found.skipped -= places.where(_within(skipped)).count()
+            found.skipped -= keys.where(_within(skipped)).count()
 
-    def _check_places(self, places: DataFrame) -> None:
-        checks: list[tuple[Kind, Column]] = [
-            ("doubled", F.col("n") > 1),
-            ("extra", ~self._inside()),
-        ]
-        for kind, wrong in checks:
-            count = places.where(wrong).count()
-            if count:
-                first = places.where(wrong).orderBy(*KEY).limit(SHOWN_MAX).collect()
-                shown = tuple(offset_text(each.part, each.offset) for each in first)
-                self._add(Problem(kind, count, shown))
-
-    def _deleted(self, places: DataFrame) -> DataFrame | None:
-        """Return the places of rows that snapshots of others removed and nobody put back."""
+    def _deleted(self, keys: DataFrame) -> DataFrame | None:
+        """Return the offsets of rows that snapshots of others removed and nobody put back."""
+        kept = {each.snapshot_id for each in self._loaded.line}
         frames: list[DataFrame] = []
-        for removal in self._seen.chain.removals:
-            if removal.parent is not None:
-                before = self._at(self._request.table, removal.parent)
-                after = self._at(self._request.table, removal.sid)
-                gone = before.select(*placed(before)).join(
-                    after.select(*placed(after)), list(KEY), "left_anti"
-                )
-                frames.append(gone)
+        for each, _removed in self._removals:
+            if each.parent_snapshot_id in kept:
+                before = self._at(self._request.table, each.parent_snapshot_id)
+                after = self._at(self._request.table, each.snapshot_id)
+                rows = before.select(*_key_columns(before))
+                frames.append(rows.join(after.select(*_key_columns(after)), list(KEY), "left_anti"))
         if not frames:
             return None
         gone = functools.reduce(lambda one, other: one.unionAll(other), frames).distinct()
-        gone = gone.join(places, list(KEY), "left_anti").where(self._inside())
-        self._found.deleted = gone.count()
-        first = gone.orderBy(*KEY).limit(SHOWN_MAX).collect()
-        self._found.deleted_places = tuple(offset_text(each.part, each.offset) for each in first)
-        if self._found.deleted:
-            self._found.foreign = tuple(each.sid for each in self._seen.chain.removals)
+        gone = gone.join(keys, list(KEY), "left_anti").where(self._inside())
+        self.found.deleted = gone.count()
+        self.found.deleted_places = tuple(_first(gone))
         return gone
 
-    def _check_dense(self, places: DataFrame, deleted: DataFrame | None) -> None:
-        """Look for offsets that should be there: count them in groups, then look into groups."""
-        ours = ~_within(self._excepted)
-        covered = places.where(self._inside() & ours).select(*KEY)
+    def _check_dense(self, keys: DataFrame, deleted: DataFrame | None) -> None:
+        """Look for offsets that should be there and are not."""
+        found = self.found
+        covered = keys.select(*KEY)
         if deleted is not None:
-            covered = covered.unionAll(deleted.where(ours).select(*KEY))
-        found = self._found
-        chained = {p: (found.begins[p], found.behind.get(p, end)) for p, end in found.ends.items()}
-        self._judge_missing(*self._lacking(covered, chained))
-        behind: Ends = {}
-        for part, end in found.behind.items():
-            # No snapshot that is left has had them: it was not one of these that removed them.
-            first = max(end, found.begins[part])
-            lost, shown = self._lacking(covered, {part: (first, found.ends[part])})
-            if lost:
-                behind[part] = end
-                self._add(Problem("missing", lost, tuple(shown)))
-        found.behind = behind
+            covered = covered.unionAll(deleted.select(*KEY))
+        covered = covered.where(self._inside() & ~_within(self._excepted))
+        missing, places = self._missing(covered, found.begins, self._own_ends)
+        # Rows that others removed by a snapshot whose parent is expired are known by number only.
+        kept = {each.snapshot_id for each in self._loaded.line}
+        unseen = sum(
+            removed for each, removed in self._removals if each.parent_snapshot_id not in kept
+        )
+        if missing > unseen:
+            found.add(Problem("missing", missing, places))
+        elif missing:
+            found.deleted += missing
+            found.deleted_places += places
+        # No snapshot that is left has had rows above the table's own end.
+        starts = {part: max(end, found.begins[part]) for part, end in self._own_ends.items()}
+        missing, places = self._missing(covered, starts, found.ends)
+        if missing:
+            found.add(Problem("missing", missing, places))
+            found.behind = {p: e for p, e in self._own_ends.items() if e < found.ends[p]}
 
-    def _lacking(
-        self, covered: DataFrame, spans: Mapping[int, tuple[int, int]]
-    ) -> tuple[int, list[str]]:
-        """Return how many offsets of spans should be there and are not, and the first of them."""
-        within = covered.where(_within({part: (span,) for part, span in spans.items()}))
-        bucket = F.floor(F.col("offset") / F.lit(BUCKET)).alias("bucket")
-        counted = within.groupBy("part", bucket).count().collect()
-        counts = {(each["part"], each["bucket"]): each["count"] for each in counted}
-        missing = 0
-        shown: list[str] = []
-        for part, first, end in _groups(spans):
-            gaps = self._needless.get(part, ())
-            wanted = records_between(first, end, gaps)
-            lacking = wanted - counts.get((part, first // BUCKET), 0)
-            missing += lacking
-            if lacking and len(shown) < SHOWN_MAX:
-                here = (F.col("part") == part) & F.col("offset").between(first, end - 1)
-                present = [each["offset"] for each in covered.where(here).collect()]
-                shown += ranges_text(part, holes(present, first, end, gaps))
-        return missing, shown[:SHOWN_MAX]
-
-    def _judge_missing(self, missing: int, shown: list[str]) -> None:
-        """Call it loss, unless others removed as many and what was before is not left to see."""
+    def _missing(self, covered: DataFrame, lows: Ends, highs: Ends) -> tuple[int, tuple[str, ...]]:
+        """Return how many records of spans are missing in `covered`, and the first offsets."""
+        spans = [(p, low, high) for p, low, high in self._spans(lows, highs) if low < high]
+        needless = united(self._gaps, self._excepted)
+        wanted = sum(records_between(low, high, needless.get(p, ())) for p, low, high in spans)
+        inside = covered.where(_within(_ranges(spans)))
+        missing = wanted - inside.count() if spans else 0
         if not missing:
-            return
-        unseen = [each for each in self._seen.chain.removals if each.parent is None]
-        if missing > sum(each.rows for each in unseen):
-            self._add(Problem("missing", missing, tuple(shown)))
-            return
-        self._found.deleted += missing
-        self._found.deleted_places += tuple(shown)
-        self._found.foreign = tuple(each.sid for each in self._seen.chain.removals)
-
-    def _check_staged(self, deleted: DataFrame | None) -> None:
-        for staged in self._request.staged:
-            rows = msgspec.structs.replace(staged, plan=self._clamped(staged.plan))
-            if not rows.plan.parts:
-                continue
-            found = compare_staged(
-                self._spark, rows, *self._own(), self._excused(rows.plan, deleted)
-            )
-            self._found.staged += sum(len(each.files) for each in rows.plan.parts)
-            self._found.compared += found.rows
-            self._add(*found.problems)
-
-    def _others(self) -> Ranges:
-        """Return the ranges that the tiers have other records of, or have lost, by part."""
-        return united(self._seen.adopted, self._request.lost)
-
-    def _own(self) -> tuple[DataFrame, DataFrame | None]:
-        """Return the rows that are of this log, of the table and of its side table."""
-        others = self._others()
-        if not others:
-            return self._main, self._side
-        frames = [
-            None if each is None else each.where(~_within(others, *placed(each)))
-            for each in (self._main, self._side)
+            return 0, ()
+        edges = [self._offsets(p, at) for p, low, high in spans for at in (low - 1, high)]
+        ordered = Window.partitionBy("part").orderBy("offset")
+        following = F.lead("offset").over(ordered).alias("following")
+        breaks = (
+            functools.reduce(lambda one, other: one.unionAll(other), [inside, *edges])
+            .select(*KEY, following)
+            .where(F.col("following") > F.col("offset") + 1)
+            .orderBy(*KEY)
+            # Each declared range makes one break at most.
+            .limit(sum(map(len, needless.values())) + SHOWN_MAX)
+            .collect()
+        )
+        holes = united(
+            *(_ranges([(each.part, each.offset + 1, each.following)]) for each in breaks)
+        )
+        places = [
+            text for p, own in without(holes, needless).items() for text in ranges_text(p, own)
         ]
-        assert frames[0] is not None
-        return frames[0], frames[1]
+        return missing, tuple(places[:SHOWN_MAX])
 
-    def _excused(self, plan: Plan, deleted: DataFrame | None) -> DataFrame | None:
-        """Return the places of staged rows that need not be in the table.
+    def _offsets(self, part: int, offset: int) -> DataFrame:
+        return self._spark.range(offset, offset + 1).select(
+            F.lit(part).alias("part"), F.col("id").alias("offset")
+        )
 
-        Those that were deleted or given up, if they are not there, and those that are not compared.
-        """
-        frames = [] if deleted is None else [deleted.select(*KEY)]
-        frames += self._offsets(plan, self._seen.skipped)
-        excused: list[DataFrame] = self._offsets(plan, self._others())
-        if frames:
-            there = self._main.select(*placed(self._main))
-            gone = functools.reduce(lambda one, other: one.unionAll(other), frames)
-            excused.append(gone.join(there, list(KEY), "left_anti"))
-        if not excused:
-            return None
-        return functools.reduce(lambda one, other: one.unionAll(other), excused)
+    # -- rows --------------------------------------------------------------------------------------
 
-    def _offsets(self, plan: Plan, ranges: Ranges) -> list[DataFrame]:
-        """Return the places of a plan that lie in ranges."""
-        return [
-            self._spark.range(max(first, each.lo), min(end, each.hi)).select(
-                F.lit(each.part).alias("part"), F.col("id").alias("offset")
-            )
-            for each in plan.parts
-            for first, end in ranges.get(each.part, ())
-            if max(first, each.lo) < min(end, each.hi)
-        ]
-
-    def _clamped(self, plan: Plan) -> Plan:
-        """Return what a plan has of the offsets that the table should have."""
+    def _clamped(self, staged: StagedRows) -> StagedRows:
+        """Return what staged files have of the offsets that the table should have."""
         parts: list[PartRange] = []
-        for each in plan.parts:
-            lo = max(each.lo, self._found.begins.get(each.part, 0))
-            hi = min(each.hi, self._found.ends.get(each.part, 0))
+        for each in staged.plan.parts:
+            lo = max(each.lo, self.found.begins.get(each.part, 0))
+            hi = min(each.hi, self.found.ends.get(each.part, 0))
             files = tuple(f for f in each.files if f.offset_first < hi and f.offset_last >= lo)
             if lo < hi:
-                parts.append(msgspec.structs.replace(each, lo=lo, hi=hi, files=files))
-        return msgspec.structs.replace(plan, parts=tuple(parts))
+                parts.append(replace(each, lo=lo, hi=hi, files=files))
+        return replace(staged, plan=replace(staged.plan, parts=tuple(parts)))
+
+    def _compare(self, staged: StagedRows, deleted: DataFrame | None) -> None:
+        """Compare the rows of staged files with those of the table and its side table."""
+        plan = staged.plan
+        if not plan.parts:
+            return
+        starts: Ends = {}
+        for each in plan.parts:
+            starts[each.part] = min(each.lo, starts.get(each.part, each.lo))
+        schema = decode_schema(plan.schema)
+        fields = [T.StructField(OFFSET, T.LongType()), T.StructField(TIME, T.TimestampType())]
+        if PART in self._main.columns:
+            fields.append(T.StructField(PART, T.IntegerType()))
+        fields += [T.StructField(field.name, spark_type(field.type)) for field in schema]
+        doubtful = staged_facts(sources_of(plan, starts), schema).doubtful
+        table = T.StructType(fields)
+        context = Context(plan=plan, schema=schema, table=table, from_offsets=starts, raw=doubtful)
+        rows = read_staged(self._spark, context)
+        accepted = project(keep_accepted(validate(rows, context), context), context)
+        spans = united(*(_ranges([(each.part, each.lo, each.hi)]) for each in plan.parts))
+        pairs = [(accepted, self._main, {TIME: TIME, **staged.names}, staged.added)]
+        if self._side is not None:
+            side = self._side
+            expected = run_stages(rows, context, REJECT_STAGES) if doubtful else side.limit(0)
+            pairs.append((expected, side, {name: name for name in REJECT_COLUMNS}, ()))
+        for expected, actual, names, added in pairs:
+            theirs, ours = self._own(expected, spans), self._own(actual, spans)
+            joined = _joined(theirs, ours, names, added, deleted)
+            excused = F.col("kept").isNull() & _within(self._loaded.skipped)
+            self._judge(joined.where(~excused))
+
+    def _own(self, frame: DataFrame, spans: Ranges) -> DataFrame:
+        """Return the rows within spans that are of this log."""
+        key = _key_columns(frame)
+        return frame.where(_within(spans, *key) & ~_within(self._others, *key))
+
+    def _judge(self, joined: DataFrame) -> None:
+        lone = F.col("staged").isNull() | F.col("kept").isNull()
+        altered = ~lone & (F.col("columns") != F.lit(""))
+        counts = joined.agg(F.count_if(~lone), F.count_if(lone), F.count_if(altered)).first()
+        assert counts is not None
+        rows, unmatched, differing = map(int, counts)
+        self.found.compared += rows
+        if differing:
+            places = tuple(_first(joined.where(altered), "columns"))
+            self.found.add(Problem("altered", differing, places))
+        if unmatched:
+            self.found.add(Problem("unmatched", unmatched, tuple(_first(joined.where(lone)))))
 
 
-def _groups(spans: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Cut spans where groups begin: part, first, end."""
-    found: list[tuple[int, int, int]] = []
-    for part, (first, end) in sorted(spans.items()):
-        at = first
-        while at < end:
-            following = min((at // BUCKET + 1) * BUCKET, end)
-            found.append((part, at, following))
-            at = following
-    return found
+def _joined(
+    expected: DataFrame,
+    actual: DataFrame,
+    names: Mapping[str, str],
+    added: Sequence[str],
+    deleted: DataFrame | None,
+) -> DataFrame:
+    """Join two frames by offset; `columns` has the names of those that differ, null-safe.
+
+    `names` maps columns of one to the other. A column that the table has not got any more makes
+    every row differ.
+    """
+    types = {field.name: field.dataType for field in actual.schema}
+    known = {field.name: field.dataType for field in expected.schema}
+    left: list[Column] = []
+    right: list[Column] = []
+    differing: list[Column] = []
+    for old, new in [*names.items(), *((None, each) for each in added)]:
+        if new not in types:
+            differing.append(F.lit(new))
+            continue
+        column = F.lit(None) if old is None else by_name(old)
+        # Fields that others added inside of a column are not compared.
+        data_type = types[new] if old is None else without_others(types[new], known[old])
+        found = shaped(by_name(new), types[new], data_type)
+        e, a = f"e{len(left)}", f"a{len(left)}"
+        left.append(_comparable(column.cast(data_type), data_type).alias(e))
+        right.append(_comparable(found, data_type).alias(a))
+        differing.append(F.when(~F.col(e).eqNullSafe(F.col(a)), F.lit(new)))
+    theirs = expected.select(*_key_columns(expected), *left, F.lit(True).alias("staged"))
+    if deleted is not None:
+        theirs = theirs.join(deleted, list(KEY), "left_anti")
+    ours = actual.select(*_key_columns(actual), *right, F.lit(True).alias("kept"))
+    columns = F.concat_ws(" ", *differing).alias("columns")
+    return theirs.join(ours, list(KEY), "full_outer").select(*KEY, "staged", "kept", columns)
+
+
+def _comparable(column: Column, data_type: T.DataType) -> Column:
+    """Return a value in a form that Spark can compare: maps become lists of entries."""
+    if "map<" not in data_type.simpleString():
+        return column
+    if isinstance(data_type, T.MapType):
+        return F.transform(
+            F.map_entries(column),
+            lambda entry: F.struct(
+                _comparable(entry.getField("key"), data_type.keyType).alias("key"),
+                _comparable(entry.getField("value"), data_type.valueType).alias("value"),
+            ),
+        )
+    if isinstance(data_type, T.ArrayType):
+        return F.transform(column, lambda each: _comparable(each, data_type.elementType))
+    assert isinstance(data_type, T.StructType)
+    fields = [
+        _comparable(column.getField(field.name), field.dataType).alias(field.name)
+        for field in data_type
+    ]
+    return F.when(column.isNotNull(), F.struct(*fields))
+
+
+def _key_columns(frame: DataFrame) -> tuple[Column, Column]:
+    """Return the part and the offset of a frame's rows; without parts the part is -1."""
+    part = by_name(PART).cast(T.IntegerType()) if PART in frame.columns else F.lit(-1)
+    return part.alias("part"), by_name(OFFSET).alias("offset")
 
 
 def _within(ranges: Ranges, part: Column | None = None, offset: Column | None = None) -> Column:
-    """Return whether a place lies in ranges."""
+    """Return whether a row's part and offset lie in ranges."""
     number = F.col("part") if part is None else part
     at = F.col("offset") if offset is None else offset
-    return _any(
+    conditions = [
         (number == own) & (at >= first) & (at < end)
         for own, each in ranges.items()
         for first, end in each
-    )
-
-
-def _told(ranges: Ranges) -> tuple[int, tuple[str, ...]]:
-    """Return how many offsets ranges have, and the ranges as places."""
-    count = sum(end - first for each in ranges.values() for first, end in each)
-    places = [text for part, each in sorted(ranges.items()) for text in ranges_text(part, each)]
-    return count, tuple(places)
-
-
-def _any(conditions: Iterable[Column]) -> Column:
+    ]
     return functools.reduce(operator.or_, conditions, F.lit(False))
+
+
+def _ranges(spans: Iterable[tuple[int, int, int]]) -> Ranges:
+    return {part: ((low, high),) for part, low, high in spans}
+
+
+def _first(frame: DataFrame, column: str = "") -> list[str]:
+    """Return the first offsets of a frame, with the value of a column."""
+    rows = frame.orderBy(*KEY).limit(SHOWN_MAX).collect()
+    return [
+        offset_text(row.part, row.offset) + (f" ({row[column]})" if column else "") for row in rows
+    ]
+
+
+def _shown(ranges: Ranges) -> tuple[int, tuple[str, ...]]:
+    """Return how many offsets ranges have, and the ranges for people."""
+    count = sum(end - first for each in ranges.values() for first, end in each)
+    return count, tuple(text for part, own in ranges.items() for text in ranges_text(part, own))

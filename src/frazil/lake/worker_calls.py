@@ -18,7 +18,6 @@ from frazil.config import SecretText, Settings, load_settings
 from frazil.errors import InvalidRequest
 from frazil.lake.commit import CommitRequest, CommitResult, commit
 from frazil.lake.connection import CatalogAddress
-from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
 from frazil.lake.plan import TableName
 from frazil.struct_types import learnt
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import SparkSession
 
-    from frazil.lake.maintain import Expired
+    from frazil.lake.expiry import Expired
     from frazil.lake.spark_table import SparkTables
     from frazil.lake.stages import SparkStages
 
@@ -194,21 +193,21 @@ def commit_plan(job: Job) -> Mapping[str, Any]:
 def maintain_table(job: Job) -> Mapping[str, Any]:
     """Keep the metadata of a table small."""
     request = _converted(job.body, MaintainRequest)
-    done = _maintain(
-        job,
-        request.table,
-        snapshots_max=request.snapshots_max or SNAPSHOTS_MAX,
-        metadata_bytes_max=request.metadata_bytes_max or METADATA_BYTES_MAX,
-        progress=job.progress,
+    limits = {
+        "snapshots_max": request.snapshots_max,
+        "metadata_bytes_max": request.metadata_bytes_max,
+    }
+    given = {name: limit for name, limit in limits.items() if limit}
+    body: dict[str, Any] = msgspec.to_builtins(
+        _maintain(job, request.table, **given, progress=job.progress)
     )
-    body: dict[str, Any] = msgspec.to_builtins(done)
     return body
 
 
 def _maintain(job: Job, table: TableName, **options: Any) -> Expired:
-    from frazil.lake.maintain import maintain
+    from frazil.lake.expiry import expire_snapshots
 
-    return maintain(job.tables, job.catalog, table, **options)
+    return expire_snapshots(job.tables, job.catalog, table, **options)
 
 
 def table_of_body(body: Mapping[str, Any]) -> str:

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from frazil.config import Settings
 from frazil.lake.connection import connect
+from frazil.lake.jars import prepare
 from frazil.lake.session import CATALOG_NAME, build_session, session_conf
-from frazil.lake.setup import prepare
 from frazil.lake.spark_table import SparkTables
 from frazil.lake.stages import SparkStages
 from frazil.telemetry import LOGGER, TextFormatter, event, warn

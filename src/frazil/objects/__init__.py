@@ -7,71 +7,68 @@ from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
 from frazil.objects.descriptor import (
     Descriptor,
     Garbage,
-    Hint,
     Intent,
     ObjectsState,
     TopicObjects,
     decode_row,
 )
-from frazil.objects.facts import unreadable
-from frazil.objects.failures import is_throttled
-from frazil.objects.fetch import Fetcher
-from frazil.objects.format import TRAILER_BYTES, parse_key, topic_key
-from frazil.objects.frame_run import Tally, Topic
-from frazil.objects.frames import JournalFrames
-from frazil.objects.looking import read_tail
+from frazil.objects.format import TRAILER_BYTES, KeyParts, object_key, parse_key
+from frazil.objects.frames import FooterStats, JournalFrames, UploadRange
 from frazil.objects.obstores import open_store
-from frazil.objects.patience import Patient
-from frazil.objects.place import PLACE_KEY
-from frazil.objects.reader import ObjectsSource
+from frazil.objects.reader import Fetcher, ObjectsSource
 from frazil.objects.reframe import Reframer, Runs
-from frazil.objects.restoring import RestoreReport, restore
-from frazil.objects.rewriting import ObjectRun, Rewriter
-from frazil.objects.runtime import Objects
-from frazil.objects.shared import SharedUploader
-from frazil.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta, ObjectStore
-from frazil.objects.topics import OBJECTS_HOLD
-from frazil.objects.uploader import Uploader
+from frazil.objects.restore import OFFSET_MARGIN, RestoreReport, restore
+from frazil.objects.restore_find import frames_of
+from frazil.objects.retention import OBJECTS_HOLD
+from frazil.objects.runtime import LOCATION_KEY, Objects, unreadable
+from frazil.objects.store import (
+    LIST_KEYS_MAX,
+    PIECE_BYTES_MAX,
+    ObjectMeta,
+    ObjectStore,
+    RetryingStore,
+    is_throttled,
+)
+from frazil.objects.writer import Uploader, read_tail
 
 __all__ = [
     "LEASE_NAME",
     "LIST_KEYS_MAX",
+    "LOCATION_KEY",
     "OBJECTS_HOLD",
+    "OFFSET_MARGIN",
     "PIECE_BYTES_MAX",
-    "PLACE_KEY",
     "TRAILER_BYTES",
     "Descriptor",
     "Fetcher",
+    "FooterStats",
     "Garbage",
-    "Hint",
     "Intent",
     "JournalFrames",
+    "KeyParts",
     "ObjectCatalog",
     "ObjectMeta",
-    "ObjectRun",
     "ObjectStore",
     "Objects",
     "ObjectsSource",
     "ObjectsState",
-    "Patient",
     "Reframer",
     "RestoreReport",
-    "Rewriter",
+    "RetryingStore",
     "Runs",
-    "SharedUploader",
-    "Tally",
-    "Topic",
     "TopicObjects",
+    "UploadRange",
     "Uploader",
     "backup_keys",
     "brokers_in",
     "decode_row",
+    "frames_of",
     "is_throttled",
     "listed",
+    "object_key",
     "open_store",
     "parse_key",
     "read_tail",
     "restore",
-    "topic_key",
     "unreadable",
 ]

@@ -1,9 +1,9 @@
-"""Backups of a broker's metadata in its object store: what no object's footer can say.
+"""Backups of a broker's metadata in its object store: everything that footers do not have.
 
-A backup has the checkpoints of the journals (topics, columns, subscriptions, producers, registry)
-and the registered objects at one moment. It is written under a name of its own and never replaced;
-the newest that can be read counts, by its owner's epoch and then its number.
-`docs/internals/objects.md` has the bytes.
+A backup has the checkpoint of the journal (topics, columns, subscriptions, producers, registry) and
+the registered objects at one moment. It has a key of its own and is never replaced; the newest
+readable one counts, by its owner's epoch and then its number. `docs/internals/objects.md` has the
+bytes.
 """
 
 from __future__ import annotations
@@ -12,26 +12,40 @@ import contextlib
 import hashlib
 import re
 import struct
+import threading
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.errors import (
+    Conflict,
+    CorruptionError,
+    FrazilError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from frazil.log import encode_checkpoint
+from frazil.metadata import LEASE
 from frazil.objects.descriptor import Descriptor, ObjectsState
 from frazil.objects.store import PIECE_BYTES_MAX
 from frazil.struct_types import learnt
+from frazil.telemetry import event, warn
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.store import ObjectMeta, ObjectStore
+    from frazil.topic import Instance
 
 __all__ = [
     "Backup",
     "BackupKey",
-    "LaneCopy",
+    "Backups",
     "Newest",
     "TopicCopy",
     "backup_key",
@@ -39,6 +53,7 @@ __all__ = [
     "brokers_in",
     "decode_backup",
     "encode_backup",
+    "listed",
     "newest_backup",
     "parse_backup_key",
     "write_backup",
@@ -53,25 +68,19 @@ _CRC: Final = struct.Struct("<I")
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
 BODY_BYTES_MAX: Final = 1 << 30
 KEPT: Final = 8
-"""So many backups are kept; a damaged one has others before it."""
+"""How many backups are kept: a damaged one has others before it."""
 _KEY: Final = re.compile(
     r"(?P<broker>[0-9a-f]{32})/backup/"
     r"(?P<seq>[0-9a-f]{16})-(?P<epoch>[0-9a-f]{8,16})-(?P<sha>[0-9a-f]{16})\.frzb\Z"
 )
-_BROKER: Final = re.compile(r"(?P<broker>[0-9a-f]{32})/(?:topics|shared|backup)/")
-
-
-class LaneCopy(msgspec.Struct, array_like=True, frozen=True):
-    """A journal as it was: its id and the checkpoint of its state; `topic` is 0 for the main one."""
-
-    topic: int
-    journal: bytes
-    checkpoint: bytes
-    lsn: int
+_BROKER: Final = re.compile(r"(?P<broker>[0-9a-f]{32})/(?:topics|backup)/")
+RETRY_S: Final = 30.0
+CHANGED_S: Final = 5.0
+"""Changed topics or subscriptions wait at least this long for the next backup."""
 
 
 class TopicCopy(msgspec.Struct, array_like=True, frozen=True):
-    """What the metadata had of a topic's objects."""
+    """A topic's objects as the metadata had them."""
 
     topic: int
     state: ObjectsState
@@ -79,19 +88,20 @@ class TopicCopy(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Backup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """All that a new machine needs besides the objects themselves."""
+    """The metadata that a new machine needs besides the objects."""
 
     broker: bytes
-    """The id of the main journal, under which the objects lie."""
+    """The id of the main journal, the first part of all keys."""
     epoch: int
     seq: int
     created_us: int
-    lanes: tuple[LaneCopy, ...]
+    checkpoint: bytes
+    """Of the journal's state: topics, columns, subscriptions, producers, registry; may be empty."""
     topics: tuple[TopicCopy, ...]
 
 
 class BackupKey(NamedTuple):
-    """What the key of a backup says; they sort from old to new."""
+    """The parts of a backup's key; they sort from old to new."""
 
     epoch: int
     seq: int
@@ -101,7 +111,7 @@ class BackupKey(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The newest backup that can be read, and why newer ones cannot, by their keys."""
+    """The newest readable backup, with an empty key if there is none; errors of newer ones by key."""
 
     backup: Backup
     key: str
@@ -115,7 +125,7 @@ def backup_key(backup: Backup, data: bytes) -> str:
 
 
 def parse_backup_key(found: ObjectMeta) -> BackupKey | None:
-    """Return what a key says, None if it is none of a backup."""
+    """Return the parts of a key, None if it is not a backup's key."""
     parts = _KEY.match(found.key)
     if parts is None:
         return None
@@ -163,14 +173,14 @@ def decode_backup(data: bytes) -> Backup:
 
 
 def write_backup(store: ObjectStore, backup: Backup) -> tuple[str, int]:
-    """Put a backup into the store and return its key and size; it was looked at there.
+    """Put a backup into the store, verify its size there, and return its key and size.
 
     Raises:
-        Unavailable: the store does not answer, or does not have what was written.
+        Unavailable: the store does not answer, or has no object of this size.
     """
     data = encode_backup(backup)
     key = backup_key(backup, data)
-    # An earlier try of this very call may have written it: the name has the content's hash.
+    # An earlier try of this very call may have written it: the key has the content's hash.
     with contextlib.suppress(Conflict):
         if len(data) <= PIECE_BYTES_MAX:
             store.put(key, data)
@@ -178,7 +188,7 @@ def write_backup(store: ObjectStore, backup: Backup) -> tuple[str, int]:
             view = memoryview(data)
             starts = range(0, len(data), PIECE_BYTES_MAX)
             pieces = [view[start : start + PIECE_BYTES_MAX] for start in starts]
-            store.put_stream(key, pieces, size=len(data))
+            store.put_stream(key, pieces)
     found = store.head(key)
     if found is None or found.size != len(data):
         raise Unavailable("a backup is not in the store as it was written, try again", key=key)
@@ -191,23 +201,16 @@ def backup_keys(store: ObjectStore, broker: bytes) -> list[BackupKey]:
     return sorted(key for key in found if key is not None)
 
 
-def newest_backup(store: ObjectStore, broker: bytes) -> Newest | None:
-    """Return the newest backup of a broker that can be read, None if it never made one.
-
-    Raises:
-        CorruptionError: if it made some and none can be read.
-    """
+def newest_backup(store: ObjectStore, broker: bytes) -> Newest:
+    """Return the newest readable backup of a broker, an empty one if there is none."""
     unreadable: dict[str, str] = {}
     for found in reversed(backup_keys(store, broker)):
         try:
-            backup = _read(store, found)
+            return Newest(_read(store, found), found.key, unreadable)
         except (CorruptionError, NotFound) as error:
             unreadable[found.key] = str(error)
-            continue
-        return Newest(backup, found.key, unreadable)
-    if unreadable:
-        raise CorruptionError("no backup can be read", backups=len(unreadable), broker=broker.hex())
-    return None
+    empty = Backup(broker=broker, epoch=0, seq=0, created_us=0, checkpoint=b"", topics=())
+    return Newest(empty, "", unreadable)
 
 
 def _read(store: ObjectStore, found: BackupKey) -> Backup:
@@ -219,7 +222,7 @@ def _read(store: ObjectStore, found: BackupKey) -> Backup:
 
 
 def brokers_in(store: ObjectStore) -> list[bytes]:
-    """Return the brokers that have anything in a store, without listing all they have."""
+    """Return the brokers with objects in a store, without listing all their objects."""
     found: list[bytes] = []
     after = ""
     while page := store.list("", after=after, limit=1):
@@ -227,7 +230,7 @@ def brokers_in(store: ObjectStore) -> list[bytes]:
         match = _BROKER.match(key)
         if match is not None:
             found.append(bytes.fromhex(match["broker"]))
-        # "0" follows "/": on to what lies behind everything of this first part of the name.
+        # "0" follows "/": skip all other keys with this first part.
         after = f"{key.partition('/')[0]}0" if "/" in key else key
     return found
 
@@ -238,3 +241,135 @@ def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectMeta]:
     while page := store.list(prefix, after=after):
         yield from page
         after = page[-1].key
+
+
+class Backups:
+    """Makes the backups of one engine. Any thread may call."""
+
+    def __init__(self, engine: Instance, catalog: ObjectCatalog, store: ObjectStore) -> None:
+        self._engine = engine
+        self._catalog = catalog
+        self._store = store
+        self._lock = threading.Lock()
+        self._seq = 0
+        """The number of the last backup in the store; 0 before the first look."""
+        self._content = b""
+        self._shape: tuple[int, ...] = ()
+        self._next_at = self._made_at = 0.0
+        self.last: dict[str, Any] = {}
+        """The last result of `now`."""
+
+    def tick(self) -> None:
+        """Make a backup if one is due: at the interval, or soon after topics changed."""
+        now = self._engine.clock.monotonic()
+        shape = self._shape_now()
+        soon = shape != self._shape and self._content and now >= self._made_at + CHANGED_S
+        if now < self._next_at and not soon:
+            return
+        self._made_at = now
+        self._next_at = now + min(RETRY_S, self._engine.settings.objects.backup_interval_s)
+        self.make(only_changed=True)
+        self._shape = shape
+        self._next_at = now + self._engine.settings.objects.backup_interval_s
+
+    def now(self) -> dict[str, Any]:
+        """Make a backup and describe it, ready for JSON.
+
+        Raises:
+            Unavailable: if the store or a journal does not answer.
+            Conflict: if another broker with the same objects is in use.
+        """
+        self.make(only_changed=False)
+        return self.last
+
+    def make(self, *, only_changed: bool) -> None:
+        """Write a backup; with `only_changed` only if something changed since the last one."""
+        with self._lock:
+            checkpoint = self._checkpoint()
+            topics = tuple(
+                TopicCopy(topic, picture.state, picture.descriptors)
+                for topic, picture in sorted(self._catalog.topics().items())
+            )
+            content = hashlib.sha256(msgspec.msgpack.encode([checkpoint, topics])).digest()
+            if only_changed and content == self._content:
+                return
+            self._write(checkpoint, topics)
+            self._content = content
+
+    def _write(self, checkpoint: bytes, topics: tuple[TopicCopy, ...]) -> None:
+        engine = self._engine
+        broker = engine.main.journal.journal_id
+        self._check_alone(broker)
+        backup = Backup(
+            broker=broker,
+            epoch=engine.ownership.epoch,
+            seq=self._seq + 1,
+            created_us=engine.clock.now_us(),
+            checkpoint=checkpoint,
+            topics=topics,
+        )
+        key, size = write_backup(self._store, backup)
+        self._seq = backup.seq
+        self.last = {
+            "key": key,
+            "bytes": size,
+            "epoch": backup.epoch,
+            "created_us": backup.created_us,
+            "topics": len(engine.main.journal.state.topics),
+            "objects": sum(len(copy.descriptors) for copy in topics),
+        }
+        event("backup_made", key=key, bytes=size)
+        # A failure to remove older ones is no reason to make the backup again.
+        with contextlib.suppress(FrazilError):
+            self._forget(broker, backup.epoch)
+
+    def _check_alone(self, broker: bytes) -> None:
+        """Check for another broker with this id, and continue after the last number.
+
+        Raises:
+            Conflict: a broker that was restored from this store has a higher epoch.
+        """
+        found = backup_keys(self._store, broker)
+        epoch = self._engine.ownership.epoch
+        if found and found[-1].epoch > epoch:
+            if not self._engine.ownership.expires:
+                # After a restart this broker has the higher epoch.
+                value = b"%d" % found[-1].epoch
+                self._engine.states.put(StateTag.EPOCH, LEASE, value)
+            raise Conflict(
+                "another broker with these objects is in use, restored from this store or from a "
+                "copy: what this one uploads would not be restored; end the other one, then start "
+                "this one again",
+                epoch=epoch,
+                epoch_found=found[-1].epoch,
+                key=found[-1].key,
+            )
+        seq = max((key.seq for key in found), default=0)
+        if self._seq and seq > self._seq:
+            warn("restored_elsewhere", key=found[-1].key, seq=seq, seq_own=self._seq)
+        self._seq = max(seq, self._seq)
+
+    def _forget(self, broker: bytes, epoch: int) -> None:
+        """Remove old backups, but none of a later owner."""
+        keys = backup_keys(self._store, broker)
+        gone = [found.key for found in keys[:-KEPT] if found.epoch <= epoch]
+        if gone:
+            self._store.delete(gone)
+
+    def _checkpoint(self) -> bytes:
+        journal = self._engine.main.journal
+        # The state belongs to the journal's thread.
+        found: bytes = self._engine.main.queue.call(
+            lambda: encode_checkpoint(journal.state, lsn=journal.state.lsn)
+        )
+        return found
+
+    def _shape_now(self) -> tuple[int, ...]:
+        """Return numbers that change with topics, columns and subscriptions."""
+        known = list(self._engine.main.journal.state.topics.values())
+        return (
+            len(known),
+            sum(topic.spec.version for topic in known),
+            sum(topic.schema_version for topic in known),
+            sum(len(runtime.state.cursors) for runtime in self._engine.runtimes),
+        )

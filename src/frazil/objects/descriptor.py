@@ -1,4 +1,4 @@
-"""What the metadata has of objects: descriptors, a topic's state, intents, garbage. Pure.
+"""The metadata rows of objects: descriptors, a topic's watermarks, intents, garbage. Pure.
 
     /objects/<topic 8 hex>/<first 16 hex>    Descriptor
     /objects/<topic 8 hex>/state             ObjectsState
@@ -18,18 +18,21 @@ import attrs
 import msgspec
 
 from frazil.errors import CorruptionError
-from frazil.objects.format import IndexEntry, Range, TopicSlice, unpack_index
+from frazil.objects.format import IndexEntry, Range, unpack_index
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from frazil.objects.format import Footer
+
 __all__ = [
     "GARBAGE_PREFIX",
+    "INTENT",
     "PREFIX",
+    "STATE",
     "Descriptor",
     "Garbage",
-    "Hint",
     "Intent",
     "ObjectsState",
     "TopicObjects",
@@ -51,18 +54,10 @@ INTENT: Final = "intent"
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 
 
-class Hint(msgspec.Struct, array_like=True, frozen=True):
-    """Where in the journal uploading goes on, if that is still there; the offset is the truth."""
-
-    segment: int = 0
-    position: int = 0
-
-
 class Descriptor(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A registered object, or what a shared one holds of one topic: the records `[first, end)`.
+    """A registered object: the records `[first, end)` of its topic.
 
-    The frames lie at `[position, position + length)` of the object under `key`. The first of them
-    may begin below `first`: readers leave out what lies there.
+    The first frame may begin below `first`: readers skip the records below.
     """
 
     key: str
@@ -70,25 +65,19 @@ class Descriptor(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     end: int
     size: int
     """Bytes of the whole object."""
-    position: int
     length: int
+    """Bytes of its frames, from `HEADER_BYTES` on."""
     records: int
-    frames: int
     time_first_us: int
     time_last_us: int
     epoch: int
-    sha: str
-    """The content's hash in full, as hex; that of the footer."""
     etag: str
     created_us: int
-    schemas: tuple[int, ...] = ()
-    """Versions of the schemas that the frames have."""
     ranges: tuple[Range, ...] = ()
     index: bytes = b""
-    shared: bool = False
 
     def entries(self) -> list[IndexEntry]:
-        """Return the sparse index; positions are those in the object."""
+        """Return the sparse index."""
         return unpack_index(self.index)
 
 
@@ -96,33 +85,27 @@ class ObjectsState(msgspec.Struct, array_like=True, frozen=True):
     """A topic's watermarks in the objects tier.
 
     Attributes:
-        start: below it no object is kept any more.
+        start: the first offset that registered objects hold; older objects have expired.
         uploaded: registered objects hold everything from `start` up to here.
-        hint: where the journal's frames of `uploaded` were.
         changed_us: when `uploaded` last moved.
     """
 
     start: int = 0
     uploaded: int = 0
-    hint: Hint = Hint()
     changed_us: int = 0
 
 
 class Intent(msgspec.Struct, array_like=True, frozen=True):
-    """An upload that is about to begin: after a crash, what it wrote is looked for."""
+    """An upload that is about to begin; after a crash its object is looked up by its key."""
 
     key: str
     first: int
     end: int
     epoch: int
-    sha: str
-    size: int
-    hint: Hint = Hint()
-    created_us: int = 0
 
 
 class Garbage(msgspec.Struct, array_like=True, frozen=True):
-    """An object that nothing names any more; it is deleted in a later cycle."""
+    """An object without a reference; a later collection deletes it."""
 
     key: str
     since_us: int
@@ -134,12 +117,12 @@ _NOTHING: Final = ObjectsState()
 
 @attrs.frozen
 class TopicObjects:
-    """A topic's registered objects at one moment: never changed, only replaced by a newer one."""
+    """A topic's registered objects at one moment; immutable, replaced by a newer picture."""
 
     topic: int
     state: ObjectsState = _NOTHING
     descriptors: tuple[Descriptor, ...] = ()
-    """Sorted by `first`; each begins where the one before it ends."""
+    """Sorted by `first`; each begins at the end of the one before."""
     ends: tuple[int, ...] = attrs.field(init=False, repr=False, eq=False)
 
     @ends.default
@@ -182,59 +165,34 @@ class TopicObjects:
         return self.descriptors[: bisect_right(self.ends, offset)]
 
     def changed(
-        self,
-        state: ObjectsState,
-        *,
-        add: Iterable[Descriptor] = (),
-        remove: Iterable[Descriptor] = (),
+        self, state: ObjectsState, *, add: Iterable[Descriptor] = (), expired: int = 0
     ) -> TopicObjects:
-        """Return the picture after a change."""
-        gone = {found.first for found in remove}
-        kept = [found for found in self.descriptors if found.first not in gone]
-        kept.extend(add)
-        return TopicObjects(self.topic, state, tuple(sorted(kept, key=_first)))
+        """Return the picture after a change: with objects added and the oldest ones expired."""
+        kept = sorted([*self.descriptors[expired:], *add], key=lambda found: found.first)
+        return TopicObjects(self.topic, state, tuple(kept))
 
 
-def _first(descriptor: Descriptor) -> int:
-    return descriptor.first
-
-
-def descriptor_of(
-    found: TopicSlice,
-    *,
-    key: str,
-    size: int,
-    epoch: int,
-    sha: str,
-    etag: str,
-    created_us: int,
-    shared: bool,
-) -> Descriptor:
-    """Return the descriptor of what an object's footer says of one topic."""
+def descriptor_of(footer: Footer, *, key: str, size: int, etag: str) -> Descriptor:
+    """Return the descriptor of an object with this footer."""
     return Descriptor(
         key=key,
-        first=found.first,
-        end=found.end,
+        first=footer.first,
+        end=footer.end,
         size=size,
-        position=found.position,
-        length=found.length,
-        records=found.records,
-        frames=found.frames,
-        time_first_us=found.time_first_us,
-        time_last_us=found.time_last_us,
-        epoch=epoch,
-        sha=sha,
+        length=footer.length,
+        records=footer.records,
+        time_first_us=footer.time_first_us,
+        time_last_us=footer.time_last_us,
+        epoch=footer.epoch,
         etag=etag,
-        created_us=created_us,
-        schemas=tuple(sorted(found.schemas)),
-        ranges=found.ranges,
-        index=found.index,
-        shared=shared,
+        created_us=footer.created_us,
+        ranges=footer.ranges,
+        index=footer.index,
     )
 
 
 def topic_prefix(topic: int) -> str:
-    """Return where the rows of a topic are."""
+    """Return the prefix of a topic's rows."""
     return f"{PREFIX}{topic:08x}/"
 
 
@@ -254,7 +212,7 @@ def intent_key(topic: int) -> str:
 
 
 def garbage_key(key: str) -> str:
-    """Return the key of the row of an object that is to be deleted."""
+    """Return the key of the row that condemns an object."""
     return GARBAGE_PREFIX + hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

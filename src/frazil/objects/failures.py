@@ -12,10 +12,10 @@ from typing import Final
 
 from frazil.errors import FrazilError, InvalidRequest, NotFound, Unavailable
 
-__all__ = ["PATIENCE_MS", "failure_of", "is_throttled"]
+__all__ = ["THROTTLED_MS", "failure_of"]
 
-PATIENCE_MS: Final = 1_000
-"""What a store that asks for patience gets, as no store says how much it wants."""
+THROTTLED_MS: Final = 1_000
+"""The pause of a throttled call; no store says how long it should be."""
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"(\w+)\"|\"reason\": ?\"(\w+)\"")
@@ -47,11 +47,6 @@ _BLAMED: Final = {
     "AuthenticationFailed": ("store refuses the account's key", "objects.azblob.account_key"),
 }
 """What the codes of stores say, and the setting that each of them blames."""
-
-
-def is_throttled(error: FrazilError) -> bool:
-    """Tell whether the store asked for patience."""
-    return isinstance(error, Unavailable) and "retry_after_ms" in error.details
 
 
 def failure_of(
@@ -88,7 +83,7 @@ def failure_of(
         return NotFound("object is not there or ends before", **facts)
     facts["reason"] = _reason(text)
     if code in _THROTTLES or status == "429":
-        return Unavailable("store asks for patience", **facts, retry_after_ms=PATIENCE_MS)
+        return Unavailable("store asks for patience", **facts, retry_after_ms=THROTTLED_MS)
     if code in _BLAMED:
         message, setting = _BLAMED[code]
         return InvalidRequest(message, setting=setting, **facts)
@@ -128,7 +123,9 @@ def _by_status(
     writes = {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
     endpoint = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
     if status == "503":
-        return Unavailable("store asks for patience", **facts, retry_after_ms=PATIENCE_MS, **writes)
+        return Unavailable(
+            "store asks for patience", **facts, retry_after_ms=THROTTLED_MS, **writes
+        )
     if status.startswith("5") or status in {"408", "409"}:
         return Unavailable("store failed", **facts, **writes)
     if status:

@@ -13,16 +13,15 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from frazil.clock import Clock, SystemClock
 from frazil.config import SecretText, resolve
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import FileSystem, RealFileSystem
 from frazil.objects.failures import failure_of
-from frazil.objects.pieces import CountedPieces
-from frazil.objects.places import Place, credentials_setting, endpoint_of, place_of
 from frazil.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
 
 if TYPE_CHECKING:
@@ -33,8 +32,9 @@ if TYPE_CHECKING:
     from frazil.config.objects import ObjectsSettings
     from frazil.objects.store import ObjectStore
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "place_of"]
 
+CONNECT_TIMEOUT_S: Final = 5.0
 LIST_CHUNK: Final = 1_000
 _NOBODY: Final = json.dumps(
     {
@@ -46,9 +46,97 @@ _NOBODY: Final = json.dumps(
 """A service account that signs nothing."""
 _NO_RETRIES: Final[RetryConfig] = {"max_retries": 0}
 
+_SCHEMES: Final = {
+    "s3": ("s3", "s3a"),
+    "gcs": ("gcs", "gs"),
+    "azblob": ("azblob", "az", "azure", "abfs"),
+    "fs": ("file", "fs"),
+    "memory": ("memory",),
+}
+_ROOT: Final = "objects.root"
+
+LIFETIME_S: Final = 15 * 60
+"""Credentials that do not say when they end are asked for again after this time."""
+SESSION_NAME: Final = "frazil"
+
 _memories: Final[dict[str, Client]] = {}
 """The stores in memory by their names: they live as long as the process."""
 _memories_mutex: Final = threading.Lock()
+
+
+class Place(NamedTuple):
+    """A bucket or container with a prefix; a directory or name is a prefix without a bucket."""
+
+    bucket: str
+    prefix: str
+
+
+def place_of(settings: ObjectsSettings) -> Place:
+    """Return where the store of the settings lies, with references looked up.
+
+    Raises:
+        InvalidRequest: if there is no store, or its root is not one.
+    """
+    if settings.store == "none":
+        raise InvalidRequest("no object store is set", setting="objects.store")
+    root = resolve(settings.root, setting=_ROOT).strip()
+    scheme, sign, rest = root.partition("://")
+    if not sign:
+        rest = root
+    elif scheme.lower() not in _SCHEMES[settings.store]:
+        raise InvalidRequest(
+            "root has the scheme of another store", setting=_ROOT, root=root, store=settings.store
+        )
+    if not rest or "\0" in rest:
+        raise InvalidRequest("root names no place", setting=_ROOT, root=root)
+    if settings.store == "fs":
+        return Place("", os.path.abspath(os.path.expanduser(rest)))
+    if settings.store == "memory":
+        return Place("", rest.strip("/"))
+    bucket, _, prefix = rest.partition("/")
+    steps = [step for step in prefix.split("/") if step]
+    if not bucket or {".", ".."} & set(steps):
+        raise InvalidRequest("root must be bucket/prefix", setting=_ROOT, root=root)
+    return Place(bucket, "/".join(steps))
+
+
+def credentials_setting(settings: ObjectsSettings) -> str:
+    """Return the setting that the store's credentials come from, or would: the one to blame."""
+    if settings.store == "s3":
+        used = "role_arn" if settings.s3.role_arn else "profile" if settings.s3.profile else ""
+        return f"objects.s3.{used or 'access_key'}"
+    if settings.store == "gcs":
+        used = "credentials_json" if settings.gcs.credentials_json else "credentials_path"
+        return f"objects.gcs.{used}"
+    return "objects.azblob.account_key" if settings.store == "azblob" else _ROOT
+
+
+def endpoint_of(given: str, *, setting: str, allow_http: bool) -> str:
+    """Return the URL of a store's section, with references looked up; empty if there is none.
+
+    Raises:
+        InvalidRequest: if it is no URL of a server, or has no TLS and may not be without.
+    """
+    name = f"objects.{setting}.endpoint"
+    text = resolve(given, setting=name).strip().rstrip("/")
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        usable = bool(parts.hostname) and parts.port != 0 and not parts.username
+    except ValueError:
+        usable = False
+    if not usable or parts.scheme not in {"http", "https"} or not text.isprintable() or " " in text:
+        raise InvalidRequest("endpoint must be http(s)://host[:port]", setting=name)
+    if parts.query or parts.fragment:
+        raise InvalidRequest("endpoint must have no ? or #", setting=name)
+    if parts.scheme == "http" and not allow_http:
+        raise InvalidRequest(
+            "endpoint has no TLS: use https, or set allow_http",
+            setting=f"objects.{setting}.allow_http",
+            endpoint=text,
+        )
+    return text
 
 
 def open_store(settings: ObjectsSettings, *, clock: Clock | None = None) -> ObjectStore:
@@ -87,8 +175,8 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def _panics_told() -> Iterator[None]:
-    """Tell a bug of the client as trouble: its panics are no `Exception`, and would end threads."""
+def _panics_reported() -> Iterator[None]:
+    """Raise a panic of the client as `Unavailable`: it is no `Exception` and would end threads."""
     try:
         yield
     except BaseException as error:
@@ -97,6 +185,39 @@ def _panics_told() -> Iterator[None]:
                 "client of the store failed, which is a bug", reason=error, outcome="unknown"
             ) from error
         raise
+
+
+class _CheckedPieces:
+    """Pieces on their way to the client, checked and counted.
+
+    Attributes:
+        size: bytes so far.
+        failure: the error of the pieces' iterator: the client hides it.
+    """
+
+    def __init__(self, pieces: Iterable[Buffer], key: str) -> None:
+        self._pieces = pieces
+        self._key = key
+        self.size = 0
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Buffer]:
+        try:
+            for piece in self._pieces:
+                self._check(piece)
+                yield piece
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # Raised while the client waits for more: it cannot complete the object.
+            self.failure = error
+            raise
+
+    def _check(self, piece: Buffer) -> None:
+        length = memoryview(piece).nbytes
+        if length > PIECE_BYTES_MAX:
+            raise InvalidRequest("piece is too large", key=self._key, size=length)
+        self.size += length
 
 
 class ClientStore:
@@ -109,7 +230,7 @@ class ClientStore:
         self._kind = kind
         self._clock = clock
 
-    @_panics_told()
+    @_panics_reported()
     def put(self, key: str, data: Buffer) -> ObjectMeta:
         import obstore
 
@@ -123,27 +244,23 @@ class ClientStore:
             raise self._put_failure(error, key) from error
         return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
 
-    @_panics_told()
-    def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
+    @_panics_reported()
+    def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
         import obstore
 
         client = self._open()
-        counted = CountedPieces(pieces, key=key, size=size)
+        checked = _CheckedPieces(pieces, key)
         try:
-            if size <= PIECE_BYTES_MAX:
-                whole = b"".join(counted)
-                result = obstore.put(client, key, whole, use_multipart=False)
-            else:
-                result = obstore.put(
-                    client, key, iter(counted), chunk_size=PIECE_BYTES_MAX, max_concurrency=1
-                )
+            result = obstore.put(
+                client, key, iter(checked), chunk_size=PIECE_BYTES_MAX, max_concurrency=1
+            )
         except _client_errors() as error:
-            if counted.failure is not None:
-                raise counted.failure from None
+            if checked.failure is not None:
+                raise checked.failure from None
             raise self._failure(error, "put_stream", key) from error
-        return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
+        return ObjectMeta(key, checked.size, _etag(result["e_tag"]), self._clock.now_us())
 
-    @_panics_told()
+    @_panics_reported()
     def get(self, key: str, *, start: int, length: int) -> bytes:
         import obstore
 
@@ -161,7 +278,7 @@ class ClientStore:
             raise NotFound("object ends before", key=key, start=start, length=length)
         return found
 
-    @_panics_told()
+    @_panics_reported()
     def head(self, key: str) -> ObjectMeta | None:
         import obstore
 
@@ -174,7 +291,7 @@ class ClientStore:
                 return None
             raise failure from error
 
-    @_panics_told()
+    @_panics_reported()
     def list(self, prefix: str, *, after: str = "", limit: int = LIST_KEYS_MAX) -> list[ObjectMeta]:
         client = self._open()
         try:
@@ -200,7 +317,7 @@ class ClientStore:
             elif meta.key > prefix and not meta.key.startswith(prefix):
                 return
 
-    @_panics_told()
+    @_panics_reported()
     def delete(self, keys: Sequence[str]) -> None:
         import obstore
 
@@ -292,8 +409,8 @@ class DirectoryStore(ClientStore):
         self._sync(key)
         return meta
 
-    def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
-        meta = super().put_stream(key, pieces, size=size)
+    def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
+        meta = super().put_stream(key, pieces)
         self._sync(key)
         return meta
 
@@ -330,7 +447,7 @@ def _meta(found: Any) -> ObjectMeta:
 def _options(settings: ObjectsSettings, *, allow_http: bool) -> ClientConfig:
     return {
         "allow_http": allow_http,
-        "connect_timeout": dt.timedelta(seconds=settings.connect_timeout_s),
+        "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT_S),
         "timeout": dt.timedelta(seconds=settings.request_timeout_s),
     }
 
@@ -410,9 +527,7 @@ def _s3_credentials(settings: ObjectsSettings) -> Any:
     if given.anonymous:
         return None
     if profile or role:
-        from frazil.objects.aws_credentials import boto_credentials
-
-        return boto_credentials(
+        return _boto_credentials(
             access_key=access_key, secret_key=secret_key, token=token, profile=profile, role=role
         )
     if not access_key:
@@ -428,6 +543,72 @@ def _s3_credentials(settings: ObjectsSettings) -> Any:
         }
 
     return static
+
+
+def _boto_credentials(
+    *, access_key: str, secret_key: str, token: str, profile: str, role: str
+) -> Callable[[], dict[str, Any]]:
+    """Return a function that gives credentials with their end, asked again before that.
+
+    Raises:
+        InvalidRequest: if boto3 is not installed or there is no such profile; the function raises
+            it if the role cannot be assumed.
+    """
+    setting = "objects.s3.role_arn" if role else "objects.s3.profile"
+    try:
+        import boto3
+        import botocore.exceptions
+    except ImportError as error:
+        raise InvalidRequest(
+            "profiles and roles need boto3: pip install boto3", setting=setting
+        ) from error
+    try:
+        session = boto3.Session(
+            aws_access_key_id=access_key or None,
+            aws_secret_access_key=secret_key or None,
+            aws_session_token=token or None,
+            profile_name=profile or None,
+        )
+        own = session.get_credentials()
+    except botocore.exceptions.BotoCoreError as error:
+        raise InvalidRequest(
+            "credentials of the profile cannot be had", setting="objects.s3.profile", reason=error
+        ) from error
+    if own is None:
+        raise InvalidRequest("there are no credentials to start from", setting=setting)
+
+    def of_profile() -> dict[str, Any]:
+        frozen = own.get_frozen_credentials()
+        end = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=LIFETIME_S)
+        return _credential(frozen.access_key, frozen.secret_key, frozen.token, end)
+
+    def of_role() -> dict[str, Any]:
+        try:
+            answer = session.client("sts", region_name=session.region_name or "us-east-1")
+            found = answer.assume_role(RoleArn=role, RoleSessionName=SESSION_NAME)["Credentials"]
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise InvalidRequest(
+                "role cannot be assumed", setting="objects.s3.role_arn", reason=error
+            ) from error
+        return _credential(
+            found["AccessKeyId"],
+            found["SecretAccessKey"],
+            found["SessionToken"],
+            found["Expiration"].astimezone(dt.UTC),
+        )
+
+    return of_role if role else of_profile
+
+
+def _credential(
+    access_key: str, secret_key: str, token: str | None, end: dt.datetime
+) -> dict[str, Any]:
+    return {
+        "access_key_id": access_key,
+        "secret_access_key": secret_key,
+        "token": token,
+        "expires_at": end,
+    }
 
 
 def _gcs(settings: ObjectsSettings, place: Place) -> Client:

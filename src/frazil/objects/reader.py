@@ -1,55 +1,430 @@
-"""Registered objects as a history source: frames by ranged reads, checked, decoded like the log's.
+"""Registered objects as a history source: index look-up, ranged fetches, verified frames.
 
-A read knows its object and the bytes in it from metadata alone: the first record comes with one
-request. Whoever reads on has the next blocks fetched ahead.
+A read knows its object and the bytes in it from metadata alone: the first record takes one
+request. For a reader that continues, the next blocks are fetched ahead within a budget of bytes.
 """
 
 from __future__ import annotations
 
 import threading
+import zlib
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 
-from frazil.errors import CorruptionError, NotFound, Unavailable
-from frazil.log import RANGE_LOST, Batch, Piece, batches_of, covering, lost_error
+from frazil.errors import Closed, CorruptionError, FrazilError, NotFound, Unavailable
+from frazil.log import (
+    RANGE_LOST,
+    Batch,
+    Frame,
+    Piece,
+    SpecialRange,
+    batches_of,
+    covering,
+    lost_error,
+)
+from frazil.log import format as fmt
 from frazil.model import OffsetRange
-from frazil.objects.fetch import AHEAD_THREADS, Fetcher, Span
-from frazil.objects.layout import BLOCK_BYTES, Layout
-from frazil.objects.walk import Damage, Walked, Wanted, walk
+from frazil.objects.format import HEADER_BYTES
 from frazil.telemetry import warn
-from frazil.tiers import HistoryPin
+from frazil.tiers import BytesCache, HistoryPin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
-    from typing import Protocol
+    from collections.abc import Callable, Iterator, Sequence
 
     from frazil.log import Decoder
     from frazil.objects.descriptor import Descriptor, TopicObjects
     from frazil.objects.store import ObjectStore
 
-    class Pictures(Protocol):
-        """Where the registered objects of a topic are known."""
-
-        def topic(self, topic_id: int, /) -> TopicObjects:
-            """Return a topic's registered objects at this moment; never blocks."""
-
-
-__all__ = ["ObjectsSource"]
+__all__ = ["ByteRange", "Fetcher", "ObjectIndex", "ObjectsSource", "ScanRequest", "scan_frames"]
 
 AHEAD_BYTES: Final = 16 << 20
+"""Bytes fetched ahead, and bytes kept after their use, over all readers."""
+AHEAD_THREADS: Final = 4
+STALE_CALLS: Final = 64
+"""A fetch ahead that is not used within this many calls makes room for others."""
+BLOCK_BYTES: Final = 8 << 20
 ATTEMPTS_MAX: Final = 10
-LAYOUTS_MAX: Final = 256
-PLACES_MAX: Final = 4_096
-ALARMS_MAX: Final = 1_000
+INDEXES_MAX: Final = 256
+POSITIONS_MAX: Final = 4_096
+FAULTS_MAX: Final = 1_000
 RETRY_AFTER_MS: Final = 1_000
 WHOLE: Final = 1 << 62
 
 
-class _Place(NamedTuple):
-    """Where a reader that goes on will read next, and the span it read last."""
+class ByteRange(NamedTuple):
+    """Bytes `[start, start + length)` of an object."""
 
-    span: Span
+    key: str
+    start: int
+    length: int
+
+
+# -- the index of an object -------------------------------------------------------------------------
+
+
+class ObjectIndex:
+    """The intervals of an object's sparse index, and the byte ranges of requests.
+
+    A seek fetches one interval. Readers that continue fetch blocks of intervals; all readers use
+    the same block borders and so share requests.
+    """
+
+    __slots__ = ("blocks", "descriptor", "offsets", "positions", "ranges", "times")
+
+    def __init__(self, descriptor: Descriptor, *, block_bytes: int = BLOCK_BYTES) -> None:
+        self.descriptor = descriptor
+        entries = [entry for entry in descriptor.entries() if entry.position > HEADER_BYTES]
+        self.offsets = [descriptor.first, *(entry.offset for entry in entries)]
+        self.times = [descriptor.time_first_us, *(entry.time_us for entry in entries)]
+        self.positions = [HEADER_BYTES, *(entry.position for entry in entries)]
+        self.positions.append(HEADER_BYTES + descriptor.length)
+        self.ranges = tuple(
+            SpecialRange(r.first, r.end, r.kind, r.reason) for r in descriptor.ranges
+        )
+        self.blocks = self._block_starts(block_bytes)
+
+    def _block_starts(self, block_bytes: int) -> list[int]:
+        """Return the number of each block's first interval, and the number of intervals."""
+        starts = [0]
+        for number in range(1, self.intervals):
+            if self.positions[number + 1] - self.positions[starts[-1]] > block_bytes:
+                starts.append(number)
+        starts.append(self.intervals)
+        return starts
+
+    @property
+    def intervals(self) -> int:
+        """Return how many intervals there are; at least one."""
+        return len(self.offsets)
+
+    def interval(self, offset: int) -> int:
+        """Return the number of the interval that holds an offset."""
+        return max(bisect_right(self.offsets, offset) - 1, 0)
+
+    def interval_at(self, position: int) -> int:
+        """Return the number of the interval at a position of the object."""
+        return min(max(bisect_right(self.positions, position) - 1, 0), self.intervals - 1)
+
+    def interval_before(self, time_us: int) -> int:
+        """Return the number of the interval in which the first record at or after a time may be."""
+        return max(bisect_left(self.times, time_us) - 1, 0)
+
+    def span(self, first: int, end: int) -> ByteRange:
+        """Return the bytes of the intervals `[first, end)`."""
+        start = self.positions[first]
+        return ByteRange(self.descriptor.key, start, self.positions[end] - start)
+
+    def rest_of_block(self, number: int) -> ByteRange:
+        """Return the bytes from an interval up to the end of its block."""
+        return self.span(number, self.blocks[bisect_right(self.blocks, number)])
+
+    def blocks_from(self, position: int) -> Iterator[ByteRange]:
+        """Yield the byte ranges of a sequential reader from a position on."""
+        number = bisect_left(self.positions, position)
+        while number < self.intervals:
+            span = self.rest_of_block(number)
+            if not span.length:
+                # An object of gaps alone has no frames.
+                return
+            yield span
+            number = bisect_left(self.positions, span.start + span.length)
+
+    def offset_after(self, position: int) -> int:
+        """Return the offset at which reading can continue after damage at a position."""
+        number = bisect_right(self.positions, position)
+        return self.offsets[number] if number < self.intervals else self.descriptor.end
+
+    def limit(self, offset: int) -> int:
+        """Return the latest end of records that are contiguous from an offset on."""
+        later = (special.first for special in self.ranges if special.first > offset)
+        return min(later, default=self.descriptor.end)
+
+
+# -- frames in fetched bytes ------------------------------------------------------------------------
+
+
+class ScanRequest(NamedTuple):
+    """The wanted frames: those of a topic with offsets of `[offset, offset_end)`."""
+
+    topic: int
+    offset: int
+    offset_end: int
+    bytes_max: int
+
+
+class Damage(NamedTuple):
+    """A frame that is damaged or missing."""
+
+    first: int
+    end: int | None
+    """The offset after it; None if its head is damaged, too, and only the index knows."""
+    reason: str
+
+
+class Scan(NamedTuple):
+    """Verified frames in order; the scan ended at `position`, before damage if there is any."""
+
+    frames: list[Frame]
+    position: int
+    damage: Damage | None
+
+
+def scan_frames(data: bytes, position: int, wanted: ScanRequest) -> Scan:
+    """Verify the frames from `position` on and return the wanted ones, without a hole.
+
+    The scan ends at the end of `data`, where the frames reach `offset_end`, or at about
+    `bytes_max`, but after at least one frame. A damaged frame below the wanted offsets is skipped
+    if its head is intact.
+    """
+    topic, offset, offset_end, bytes_max = wanted
+    view = memoryview(data)
+    frames: list[Frame] = []
+    size, expected, limit = 0, offset, len(data) - fmt.FRAME_HEAD_BYTES
+    unpack, crc32, new_tuple = fmt.FRAME_HEAD.unpack_from, zlib.crc32, tuple.__new__
+    while position <= limit:
+        fields = unpack(data, position)
+        payload = position + fmt.FRAME_HEAD_BYTES + fields[6] * fmt.RUN.size
+        following = position + fmt.FRAME_PREFIX_BYTES + fields[1]
+        crc = crc32(view[position + 16 : payload], crc32(view[payload:following]))
+        if (
+            crc32(view[position : position + 12], crc) != fields[2]
+            or fields[7] != topic
+            or not 0 < fields[3] <= fmt.KIND_ROWS
+            or following > len(data)
+        ):
+            damage = _damage(data, position, wanted)
+            if frames or damage.end is None or damage.end > offset:
+                return Scan(frames, position, damage)
+            position = following
+            continue
+        end = fields[0] + fields[8]
+        if end > offset:
+            if fields[0] > expected:
+                return Scan(frames, position, Damage(expected, fields[0], "records are missing"))
+            if frames and (fields[0] < expected or size + following - position > bytes_max):
+                damaged = Damage(expected, end, "offsets go back") if fields[0] < expected else None
+                return Scan(frames, position, damaged)
+            frames.append(new_tuple(Frame, (new_tuple(fmt.FrameHead, fields), data, payload)))
+            size += following - position
+            expected = end
+        position = following
+        if expected >= offset_end:
+            break
+    if position < len(data) and expected < offset_end:
+        return Scan(frames, position, Damage(expected, None, "object is cut short"))
+    return Scan(frames, position, None)
+
+
+def _damage(data: bytes, position: int, wanted: ScanRequest) -> Damage:
+    """Return the offsets that are lost with a damaged frame."""
+    head_bytes = data[position : position + fmt.FRAME_HEAD_BYTES]
+    head = fmt.read_head(head_bytes, 0)
+    reason = "checksum does not match"
+    if fmt.head_fault(head_bytes) or head.topic != wanted.topic or head.kind > fmt.KIND_ROWS:
+        return Damage(wanted.offset, None, reason)
+    if position + fmt.FRAME_PREFIX_BYTES + head.length > len(data):
+        return Damage(head.offset, None, reason)
+    return Damage(head.offset, head.offset + head.records, reason)
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+class _Ahead:
+    """A range that was fetched ahead and not used yet."""
+
+    __slots__ = ("call", "future")
+
+    def __init__(self, future: Future[bytes], call: int) -> None:
+        self.future = future
+        self.call = call
+
+
+class Fetcher:
+    """Fetches byte ranges of objects. Any number of threads may ask; they share requests.
+
+    Args:
+        store: where objects are; it has its own retries.
+        ahead_bytes: the most bytes fetched ahead, and the most bytes kept after their use.
+        threads: how many requests ahead run at once; 0 fetches nothing ahead.
+    """
+
+    def __init__(
+        self, store: ObjectStore, *, ahead_bytes: int, threads: int = AHEAD_THREADS
+    ) -> None:
+        self._store = store
+        self.ahead_bytes_max = ahead_bytes
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._kept: BytesCache[bytes] = BytesCache(ahead_bytes)
+        self._ahead: OrderedDict[ByteRange, _Ahead] = OrderedDict()
+        self._under_way: dict[ByteRange, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._is_closed = False
+        self._trouble: Unavailable | None = None
+        """The error of the last request, if it failed."""
+        self._probing = threading.Lock()
+        self.ahead_bytes = 0
+        self.requests = 0
+        self.bytes_fetched = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the memory of ranges that are kept or fetched ahead."""
+        return self._kept.nbytes + self.ahead_bytes
+
+    def get(self, span: ByteRange) -> bytes:
+        """Return the bytes of a range, from the cache, a pending request or a new one.
+
+        Raises the errors of the store's `get`.
+        """
+        kept = self._kept.get(span)
+        if kept is not None:
+            return kept
+        with self._lock:
+            if self._is_closed:
+                raise Closed("reader of objects is closed")
+            under_way = self._under_way.get(span)
+            if under_way is None:
+                ahead = self._ahead.pop(span, None)
+                self.ahead_bytes -= 0 if ahead is None else span.length
+                mine = self._under_way[span] = Future()
+        if under_way is not None:
+            return under_way.result()
+        return self._settled(span, mine, ahead)
+
+    def again(self, span: ByteRange) -> bytes:
+        """Fetch a range anew after a damaged answer and replace its cached bytes."""
+        self._kept.forget(lambda key: key == span)
+        data = self._fetch(span)
+        self._kept.put(span, data, span.length)
+        return data
+
+    def ahead(self, spans: Sequence[ByteRange]) -> None:
+        """Start to fetch the ranges that are needed next, in order, as far as the budget goes."""
+        if not self._threads:
+            return
+        with self._lock:
+            self._calls += 1
+            for span in spans:
+                found = self._ahead.get(span)
+                if found is not None:
+                    found.call = self._calls
+                    self._ahead.move_to_end(span)
+                    continue
+                if self._is_closed or not self._has_room(span.length):
+                    return
+                if span in self._under_way or self._kept.get(span) is not None:
+                    continue
+                future = self._workers().submit(self._fetch, span)
+                self._ahead[span] = _Ahead(future, self._calls)
+                self.ahead_bytes += span.length
+
+    def close(self) -> None:
+        """Drop all bytes; pending requests end by themselves."""
+        with self._lock:
+            self._is_closed = True
+            pool, self._pool = self._pool, None
+            waiting = [found.future for found in self._ahead.values()]
+            self._ahead.clear()
+            self.ahead_bytes = 0
+        for future in waiting:
+            future.cancel()
+        self._kept.clear()
+        if pool is not None:
+            # Without waiting: with a store that is down this would take all its retries.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- the lock is held ------------------------------------------------------------------------
+
+    def _has_room(self, length: int) -> bool:
+        """Drop stale fetches ahead until a range fits; tell whether it does."""
+        while self.ahead_bytes + length > self.ahead_bytes_max:
+            oldest = next(iter(self._ahead), None)
+            if oldest is None or self._ahead[oldest].call > self._calls - STALE_CALLS:
+                return False
+            self._ahead.pop(oldest).future.cancel()
+            self.ahead_bytes -= oldest.length
+        return True
+
+    def _workers(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="frazil-objects")
+        return self._pool
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _settled(self, span: ByteRange, mine: Future[bytes], ahead: _Ahead | None) -> bytes:
+        """Fetch a range for this thread and for all that wait for it."""
+        try:
+            data = None if ahead is None else self._arrived(ahead.future)
+            if data is None:
+                data = self._fetch(span)
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        else:
+            self._kept.put(span, data, span.length)
+            mine.set_result(data)
+            return data
+        finally:
+            with self._lock:
+                del self._under_way[span]
+
+    def _arrived(self, future: Future[bytes]) -> bytes | None:
+        """Return the bytes of a fetch ahead; None if it failed and should be repeated."""
+        try:
+            return future.result()
+        except (FrazilError, CancelledError):
+            # The reader repeats the request and raises its own error.
+            return None
+
+    def _fetch(self, span: ByteRange) -> bytes:
+        """Ask the store; after a failure one thread tries and the others fail at once.
+
+        A try takes until the store's retries end: otherwise a store that is down would block all
+        reading threads, those of other topics too.
+        """
+        trouble = self._trouble
+        if trouble is None:
+            return self._ask(span)
+        if not self._probing.acquire(blocking=False):
+            raise Unavailable(trouble.message, **trouble.details)
+        try:
+            return self._ask(span)
+        finally:
+            self._probing.release()
+
+    def _ask(self, span: ByteRange) -> bytes:
+        try:
+            data = self._store.get(span.key, start=span.start, length=span.length)
+        except Unavailable as error:
+            self._trouble = error
+            raise
+        self._trouble = None
+        with self._lock:
+            self.requests += 1
+            self.bytes_fetched += len(data)
+        return data
+
+
+# -- the source -----------------------------------------------------------------------------------
+
+
+class Pictures(Protocol):
+    """Gives the registered objects of a topic."""
+
+    def topic(self, topic_id: int, /) -> TopicObjects:
+        """Return a topic's registered objects at this moment; never blocks."""
+
+
+class _Position(NamedTuple):
+    """The next position of a sequential reader, and the range it read last."""
+
+    span: ByteRange
     position: int
 
 
@@ -58,14 +433,14 @@ class _Changed(Exception):
 
 
 class ObjectsSource:
-    """Gives the records of registered objects back. Any number of threads may read.
+    """Reads the records of registered objects. Any number of threads may read.
 
     Args:
         catalog: knows the registered objects.
-        store: where they lie.
+        store: where they are.
         codecs: returns the decoder of a topic; it raises `NotFound` for an unknown one.
-        ahead_bytes: the most that is fetched ahead, and the most that is kept, over all readers.
-        threads: how many requests ahead run at once; with 0 nothing is fetched ahead.
+        ahead_bytes: the most bytes fetched ahead, and the most kept, over all readers.
+        threads: how many requests ahead run at once; 0 fetches nothing ahead.
     """
 
     def __init__(
@@ -81,19 +456,19 @@ class ObjectsSource:
         self._codecs = codecs
         self.fetcher = Fetcher(store, ahead_bytes=ahead_bytes, threads=threads)
         self._block_bytes = max(1, min(BLOCK_BYTES, ahead_bytes // 2))
-        self._layouts: OrderedDict[Hashable, Layout] = OrderedDict()
-        self._places: OrderedDict[tuple[int, int], _Place] = OrderedDict()
+        self._indexes: OrderedDict[tuple[str, int], ObjectIndex] = OrderedDict()
+        self._positions: OrderedDict[tuple[int, int], _Position] = OrderedDict()
         self._pins: set[HistoryPin] = set()
         # Re-entrant, because the garbage collector may close a forgotten reader at any point.
         self._lock = threading.RLock()
-        self._alarmed: dict[str, dict[str, object]] = {}
-        """What readers found missing or damaged, by object and position, with the facts."""
+        self._faults: dict[str, dict[str, object]] = {}
+        """Missing or damaged objects that readers found, by object and position."""
         self._retiring: dict[int, int] = {}
         self.refetches = 0
         self.frames_read = 0
 
     def close(self) -> None:
-        """Let go of what is kept and stop fetching ahead."""
+        """Drop cached bytes and stop fetching ahead."""
         self.fetcher.close()
 
     def range(self, topic: int) -> OffsetRange:
@@ -130,25 +505,25 @@ class ObjectsSource:
             )
         if offset >= picture.uploaded:
             return Piece([], offset)
-        layout = self._layout_of(picture, offset)
+        index = self._index_of(picture, offset)
         asked = offset
         gaps: list[OffsetRange] = []
-        special = covering(layout.ranges, offset)
+        special = covering(index.ranges, offset)
         while special is not None:
             if special.kind == RANGE_LOST:
                 if gaps:
-                    # The gap before is told first; the next read is refused.
+                    # The gap comes first; the next read raises.
                     return Piece([], offset, tuple(gaps))
                 raise lost_error(special, topic=picture.topic)
             gaps.append(OffsetRange(offset, special.end, special.reason))
             offset = special.end
-            special = covering(layout.ranges, offset)
-        if offset >= layout.descriptor.end:
+            special = covering(index.ranges, offset)
+        if offset >= index.descriptor.end:
             return Piece([], offset, tuple(gaps))
         try:
-            batches = self._batches(picture, layout, asked, offset, bytes_max)
+            batches = self._batches(picture, index, asked, offset, bytes_max)
         except (CorruptionError, Unavailable):
-            # That there is a gap is known without the store.
+            # The gap is known without the store.
             if not gaps:
                 raise
             return Piece([], offset, tuple(gaps))
@@ -158,58 +533,65 @@ class ObjectsSource:
     # -- frames ----------------------------------------------------------------------------------
 
     def _batches(
-        self, picture: TopicObjects, layout: Layout, asked: int, offset: int, bytes_max: int
+        self, picture: TopicObjects, index: ObjectIndex, asked: int, offset: int, bytes_max: int
     ) -> list[Batch]:
         """Read and decode the frames from `offset` on; the reader came from `asked`."""
         topic = picture.topic
         decoder = self._codecs(topic)
-        before = self._place(topic, asked)
-        position, span = self._span_of(layout, offset, before)
+        with self._lock:
+            before = self._positions.get((topic, asked))
+        position, span = self._span_of(index, offset, before)
         if before is not None:
-            self._go_ahead(picture, layout, span)
-        wanted = Wanted(topic, offset, layout.limit(offset), bytes_max)
-        found = self._walked(layout, span, position, wanted)
+            self._go_ahead(picture, index, span)
+        wanted = ScanRequest(topic, offset, index.limit(offset), bytes_max)
+        found = self._scanned(index, span, position, wanted)
         batches = batches_of(found.frames, decoder, offset=offset, topic=topic)
         if batches[-1].offset_next > wanted.offset_end:
             batches[-1] = batches[-1].slice(0, wanted.offset_end - batches[-1].offset)
         self.frames_read += len(found.frames)
-        self._remember(topic, batches[-1].offset_next, _Place(span, span.start + found.position))
+        self._remember(topic, batches[-1].offset_next, _Position(span, span.start + found.position))
         return batches
 
-    def _span_of(self, layout: Layout, offset: int, before: _Place | None) -> tuple[int, Span]:
-        """Return the position to walk from and the bytes to ask for."""
-        if before is None or before.span.key != layout.descriptor.key:
-            number = layout.interval(offset)
-            position = layout.positions[number]
+    def _span_of(
+        self, index: ObjectIndex, offset: int, before: _Position | None
+    ) -> tuple[int, ByteRange]:
+        """Return the position to scan from and the bytes to fetch."""
+        if before is None or before.span.key != index.descriptor.key:
+            number = index.interval(offset)
+            position = index.positions[number]
         else:
             span, position = before
             if position < span.start + span.length:
                 return position, span
-            number = layout.interval_at(position)
-            position = layout.positions[number]
+            number = index.interval_at(position)
+            position = index.positions[number]
         if before is None:
-            return position, layout.span(number, number + 1)
-        return position, layout.rest_of_block(number)
+            return position, index.span(number, number + 1)
+        return position, index.rest_of_block(number)
 
-    def _walked(self, layout: Layout, span: Span, position: int, wanted: Wanted) -> Walked:
+    def _scanned(
+        self, index: ObjectIndex, span: ByteRange, position: int, wanted: ScanRequest
+    ) -> Scan:
         """Return verified frames from `wanted.offset` on, fetched a second time if need be.
 
         Raises:
             CorruptionError: if the record at the offset is damaged in the store as well.
         """
         at = position - span.start
-        found = walk(self._bytes(layout, span, wanted), at, wanted)
+        found = scan_frames(self._bytes(index, span, wanted), at, wanted)
         if not found.frames:
             self.refetches += 1
-            data = self._bytes(layout, span, wanted, again=True)
-            found = walk(data, at, wanted)
+            data = self._bytes(index, span, wanted, again=True)
+            found = scan_frames(data, at, wanted)
         if not found.frames:
-            raise self._damaged(layout, span, found, wanted)
-        if self._alarmed:
-            self._calm(layout.descriptor.key, position, span.start + found.position)
+            raise self._damaged(index, span, found, wanted)
+        if self._faults:
+            self._clear_faults(index.descriptor.key, position, span.start + found.position)
         return found
 
-    def _bytes(self, layout: Layout, span: Span, wanted: Wanted, *, again: bool = False) -> bytes:
+    def _bytes(
+        self, index: ObjectIndex, span: ByteRange, wanted: ScanRequest, *, again: bool = False
+    ) -> bytes:
         fetch = self.fetcher.again if again else self.fetcher.get
         try:
             return fetch(span)
@@ -217,19 +599,19 @@ class ObjectsSource:
             details = {"retry_after_ms": RETRY_AFTER_MS, **error.details}
             raise Unavailable(error.message, **details) from error
         except NotFound:
-            self._check_registered(layout.descriptor, wanted.topic)
+            self._check_registered(index.descriptor, wanted.topic)
         try:
             return self.fetcher.again(span)
         except NotFound:
-            self._missing(layout.descriptor, wanted)
+            self._missing(index.descriptor, wanted)
 
     def _check_registered(self, descriptor: Descriptor, topic: int) -> None:
-        """Look for the object in the newest picture: it may have been replaced or expired."""
+        """Raise `_Changed` if the object is no longer registered: it may have expired."""
         found = self._catalog.topic(topic).find(descriptor.first)
         if found is None or found.key != descriptor.key:
             raise _Changed
 
-    def _missing(self, descriptor: Descriptor, wanted: Wanted) -> NoReturn:
+    def _missing(self, descriptor: Descriptor, wanted: ScanRequest) -> NoReturn:
         self._check_registered(descriptor, wanted.topic)
         facts = {
             "topic": wanted.topic,
@@ -237,7 +619,7 @@ class ObjectsSource:
             "offset_first": wanted.offset,
             "offset_next": descriptor.end,
         }
-        self._alarm("object_missing", descriptor.key, facts)
+        self._report_fault("object_missing", descriptor.key, facts)
         raise CorruptionError(
             "a registered object is missing or cut short in the store: bring it back under its "
             "key, from a copy or an older version; reading may go on at offset_next",
@@ -245,50 +627,50 @@ class ObjectsSource:
         )
 
     def _damaged(
-        self, layout: Layout, span: Span, found: Walked, wanted: Wanted
+        self, index: ObjectIndex, span: ByteRange, found: Scan, wanted: ScanRequest
     ) -> CorruptionError:
         position = span.start + found.position
         damage = found.damage or Damage(wanted.offset, None, "records are missing")
         end = damage.end
         if end is None or end <= wanted.offset:
-            end = layout.offset_behind(position)
+            end = index.offset_after(position)
         facts = {
             "topic": wanted.topic,
             "offset_first": damage.first,
-            "offset_next": min(max(end, wanted.offset + 1), layout.descriptor.end),
+            "offset_next": min(max(end, wanted.offset + 1), index.descriptor.end),
             "reason": damage.reason,
-            "key": layout.descriptor.key,
+            "key": index.descriptor.key,
             "position": position,
         }
-        self._alarm("object_damaged", f"{layout.descriptor.key}@{position}", facts)
+        self._report_fault("object_damaged", f"{index.descriptor.key}@{position}", facts)
         return CorruptionError(
             "records in an object are damaged in the store: bring the object back under its key, "
             "from a copy or an older version; reading may go on at offset_next",
             **facts,
         )
 
-    def _alarm(self, name: str, what: str, facts: dict[str, object]) -> None:
-        """Tell of trouble once, however often readers meet it."""
+    def _report_fault(self, name: str, what: str, facts: dict[str, object]) -> None:
+        """Log a fault once, however many readers find it."""
         with self._lock:
-            if what in self._alarmed:
+            if what in self._faults:
                 return
-            if len(self._alarmed) < ALARMS_MAX:
-                self._alarmed[what] = {"event": name, **facts}
+            if len(self._faults) < FAULTS_MAX:
+                self._faults[what] = {"event": name, **facts}
         warn(name, **facts)
 
-    def _calm(self, key: str, first: int, end: int) -> None:
-        """Forget the trouble with a stretch of an object that could be read."""
+    def _clear_faults(self, key: str, first: int, end: int) -> None:
+        """Remove the faults of a byte range that could be read."""
         with self._lock:
-            for what, facts in list(self._alarmed.items()):
+            for what, facts in list(self._faults.items()):
                 position = facts.get("position", first)
                 assert isinstance(position, int)
                 if facts["key"] == key and first <= position < end:
-                    del self._alarmed[what]
+                    del self._faults[what]
 
     def unreadable(self) -> list[dict[str, object]]:
-        """Return what readers found missing or damaged, as long as it is registered and so."""
+        """Return the missing or damaged objects that readers found and that are still registered."""
         with self._lock:
-            known = list(self._alarmed.items())
+            known = list(self._faults.items())
         found = []
         for what, facts in known:
             topic, offset = facts["topic"], facts["offset_first"]
@@ -299,67 +681,61 @@ class ObjectsSource:
                 found.append(facts)
                 continue
             with self._lock:
-                self._alarmed.pop(what, None)
+                self._faults.pop(what, None)
         return found
 
-    # -- what comes next -------------------------------------------------------------------------
+    # -- reading ahead ----------------------------------------------------------------------------
 
-    def _go_ahead(self, picture: TopicObjects, layout: Layout, span: Span) -> None:
-        """Have the blocks behind a span fetched, as far as the budget goes."""
+    def _go_ahead(self, picture: TopicObjects, index: ObjectIndex, span: ByteRange) -> None:
+        """Fetch the blocks after a range ahead, as far as the budget goes."""
         left = self.fetcher.ahead_bytes_max
-        spans: list[Span] = []
-        for following in self._following(picture, layout, span):
+        spans: list[ByteRange] = []
+        for following in self._following(picture, index, span):
             left -= following.length
             if left < 0:
                 break
             spans.append(following)
         self.fetcher.ahead(spans)
 
-    def _following(self, picture: TopicObjects, layout: Layout, span: Span) -> Iterator[Span]:
-        yield from layout.blocks_from(span.start + span.length)
-        for descriptor in picture.after(layout.descriptor.end):
-            yield from self._layout(descriptor).blocks_from(descriptor.position)
+    def _following(
+        self, picture: TopicObjects, index: ObjectIndex, span: ByteRange
+    ) -> Iterator[ByteRange]:
+        yield from index.blocks_from(span.start + span.length)
+        for descriptor in picture.after(index.descriptor.end):
+            yield from self._index(descriptor).blocks_from(HEADER_BYTES)
 
-    def _place(self, topic: int, offset: int) -> _Place | None:
-        """Return where a reader that read up to `offset` stopped; None if this is a new one."""
+    def _remember(self, topic: int, offset: int, position: _Position) -> None:
         with self._lock:
-            return self._places.get((topic, offset))
+            self._positions[topic, offset] = position
+            self._positions.move_to_end((topic, offset))
+            while len(self._positions) > POSITIONS_MAX:
+                self._positions.popitem(last=False)
 
-    def _remember(self, topic: int, offset: int, place: _Place) -> None:
-        with self._lock:
-            self._places[topic, offset] = place
-            self._places.move_to_end((topic, offset))
-            while len(self._places) > PLACES_MAX:
-                self._places.popitem(last=False)
-
-    def _layout_of(self, picture: TopicObjects, offset: int) -> Layout:
+    def _index_of(self, picture: TopicObjects, offset: int) -> ObjectIndex:
         descriptor = picture.find(offset)
         if descriptor is not None:
-            return self._layout(descriptor)
-        behind = picture.after(offset)
+            return self._index(descriptor)
+        later = picture.after(offset)
         raise CorruptionError(
             "no object holds this offset, run `frazil doctor`; reading may go on at offset_next",
             topic=picture.topic,
             offset_first=offset,
-            offset_next=behind[0].first if behind else picture.uploaded,
+            offset_next=later[0].first if later else picture.uploaded,
         )
 
-    def _layout(self, descriptor: Descriptor) -> Layout:
-        # Topics that share an object may begin with the same offset, at the same place and with the
-        # same gap: one of them may have nothing else.
-        place = (descriptor.position, descriptor.length)
-        key = (descriptor.key, *place, descriptor.first, descriptor.end, descriptor.ranges)
+    def _index(self, descriptor: Descriptor) -> ObjectIndex:
+        key = (descriptor.key, descriptor.first)
         with self._lock:
-            found = self._layouts.get(key)
+            found = self._indexes.get(key)
             if found is not None:
-                self._layouts.move_to_end(key)
+                self._indexes.move_to_end(key)
                 return found
-        layout = Layout(descriptor, block_bytes=self._block_bytes)
+        index = ObjectIndex(descriptor, block_bytes=self._block_bytes)
         with self._lock:
-            self._layouts[key] = layout
-            while len(self._layouts) > LAYOUTS_MAX:
-                self._layouts.popitem(last=False)
-        return layout
+            self._indexes[key] = index
+            while len(self._indexes) > INDEXES_MAX:
+                self._indexes.popitem(last=False)
+        return index
 
     # -- times and pins --------------------------------------------------------------------------
 
@@ -372,7 +748,7 @@ class ObjectsSource:
         for _ in range(ATTEMPTS_MAX):
             picture = self._catalog.topic(topic)
             later = (each for each in picture.descriptors if each.time_last_us >= time_us)
-            descriptor = next(islice(later, 1), None)
+            descriptor = next(later, None)
             if descriptor is None:
                 return None
             try:
@@ -385,20 +761,20 @@ class ObjectsSource:
         """Return the first offset at or after a time in an object that has one."""
         if descriptor.time_first_us >= time_us:
             return descriptor.first
-        layout = self._layout(descriptor)
-        number = layout.interval_before(time_us)
-        span = layout.span(number, number + 1)
-        position, offset, end = span.start, layout.offsets[number], layout.offset_behind(span.start)
+        index = self._index(descriptor)
+        number = index.interval_before(time_us)
+        span = index.span(number, number + 1)
+        position, offset, end = span.start, index.offsets[number], index.offset_after(span.start)
         while offset < end:
-            special = covering(layout.ranges, offset)
+            special = covering(index.ranges, offset)
             if special is not None:
                 offset = special.end
                 continue
-            wanted = Wanted(topic, offset, layout.limit(offset), WHOLE)
+            wanted = ScanRequest(topic, offset, index.limit(offset), WHOLE)
             try:
-                found = self._walked(layout, span, position, wanted)
+                found = self._scanned(index, span, position, wanted)
             except CorruptionError:
-                # The reader who starts here is told; it was appended then, or soon after.
+                # A reader that starts here gets the error.
                 return offset
             for frame in found.frames:
                 if frame.head.time >= time_us:
@@ -408,24 +784,24 @@ class ObjectsSource:
         return end
 
     def time_at(self, topic: int, *, offset: int) -> int | None:
-        """Return when the interval of the index began that has an offset; the store is not asked."""
+        """Return the time of an offset's index interval, from metadata alone."""
         descriptor = self._catalog.topic(topic).find(offset)
         if descriptor is None:
             return None
-        layout = self._layout(descriptor)
-        return layout.times[layout.interval(offset)] or None
+        index = self._index(descriptor)
+        return index.times[index.interval(offset)] or None
 
     def pin(self, topic: int, *, offset: int) -> HistoryPin:
-        """Keep the objects that hold records from `offset` on."""
+        """Keep the objects with records from `offset` on."""
         pin = HistoryPin(self._unpin, topic, offset)
         with self._lock:
             self._pins.add(pin)
         return pin
 
     def retire(self, topic: int, *, below: int) -> None:
-        """Give nothing below an offset any more: its objects are about to go; 0 takes that back.
+        """Refuse reads below an offset, whose objects are about to expire; 0 allows them again.
 
-        Whoever begins to read meanwhile begins behind them.
+        Readers that start meanwhile start above.
         """
         self._retiring[topic] = below
         if not below:

@@ -1,8 +1,8 @@
-"""Frame records again that only files have: the frames that the log would have had, or like them.
+"""Frame records again that only files have. Pure.
 
-Records, offsets, times, operations, schema version and producer runs are the same; how records
-were put together in frames need not be. A frame has one time and no part of a run, so rows are cut
-where the time changes and never inside a run. Pure but for the rows that are given.
+Records, offsets, times, operations, schema versions and producer runs are those of the journal's
+frames; the borders of frames may differ. A frame has one time and whole runs, so rows are cut
+where the time changes and never inside a run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["FRAME_BYTES", "MadeFrame", "Reframer", "Runs"]
 
 FRAME_BYTES: Final = 1 << 20
-"""Frames have about so many bytes at most."""
+"""About the most bytes of a frame."""
 SALT: Final = b"reframed"
-"""Stands where a segment's salt would: these frames were never in one."""
+"""In place of a segment's salt: these frames were never in a segment."""
 
 
 class MadeFrame(NamedTuple):
@@ -61,7 +61,7 @@ class Runs:
         self._offsets = [run.offset for run in self._runs]
 
     def whole(self, offset: int) -> int:
-        """Return `offset`, or the end of the run that it lies inside of."""
+        """Return the end of the run that contains `offset` inside, else `offset`."""
         number = bisect_right(self._offsets, offset - 1) - 1
         if number < 0:
             return offset
@@ -69,7 +69,7 @@ class Runs:
         return max(offset, run.offset + run.records)
 
     def begun(self, offset: int, *, first: int) -> int:
-        """Return `offset`, or where the run begins that it lies inside of, but above `first`."""
+        """Return the beginning of the run that contains `offset`, if above `first`, else `offset`."""
         number = bisect_right(self._offsets, offset - 1) - 1
         if number >= 0 and self._runs[number].offset + self._runs[number].records > offset:
             begin = self._runs[number].offset
@@ -77,7 +77,7 @@ class Runs:
         return offset
 
     def between(self, first: int, end: int) -> list[fmt.Run]:
-        """Return the runs of a frame `[first, end)`: none, or such that they cover all of it."""
+        """Return the runs of a frame `[first, end)`: none, or runs that cover all of it."""
         low, high = bisect_right(self._offsets, first - 1), bisect_right(self._offsets, end - 1)
         found: list[fmt.Run] = []
         at = first
@@ -101,10 +101,10 @@ class Reframer:
         self._options = pa.ipc.IpcWriteOptions()
 
     def frames(self, pieces: Iterable[StoredRows]) -> Iterator[MadeFrame]:
-        """Yield the frames of rows that come in the order of offsets, without a hole.
+        """Yield the frames of contiguous rows in offset order.
 
-        The last rows are held back until it is known that nothing of the same time follows:
-        whoever stops early has whole runs only.
+        The last rows are held back until rows of another time follow, so that a caller that stops
+        early has whole runs only.
         """
         held: _Rows | None = None
         for piece in pieces:
@@ -120,7 +120,7 @@ class Reframer:
             yield from self._cut(held)
 
     def _go_on(self, held: _Rows, rows: _Rows) -> bool:
-        """Tell whether rows of two reads belong together: of one time, and not too many."""
+        """Tell whether rows of two reads belong to one frame: same time, and not too many."""
         same = (held.time_us, held.version, held.end) == (rows.time_us, rows.version, rows.offset)
         return same and (held.batch.nbytes < FRAME_BYTES or self._runs.whole(held.end) > held.end)
 

@@ -1,15 +1,46 @@
-"""Which registered objects may go: only whole ones, oldest first, by the topic's policy. Pure."""
+"""Which objects may go, and how they go: expiry by policy, then collection of garbage (F26, F28).
+
+Expiry removes descriptors and condemns their objects by rows in the metadata; a later cycle deletes
+them. Objects that were never registered are found by listing the store FIRST and reading the
+metadata THEN, so that an upload that registers meanwhile is seen. A list alone deletes nothing.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import attrs
 
-if TYPE_CHECKING:
-    from frazil.objects.descriptor import Descriptor, TopicObjects
+from frazil.errors import Closed, FrazilError, Unavailable
+from frazil.objects.backup import listed
+from frazil.objects.format import parse_key
+from frazil.telemetry import event
 
-__all__ = ["ObjectsPolicy", "ObjectsView", "expired_below"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from frazil.clock import Clock
+    from frazil.objects.catalog import ObjectCatalog
+    from frazil.objects.descriptor import Descriptor, Garbage, TopicObjects
+    from frazil.objects.runtime import Objects
+    from frazil.objects.store import ObjectMeta, ObjectStore
+    from frazil.topic import Instance, TopicRuntime
+
+__all__ = [
+    "OBJECTS_HOLD",
+    "Collected",
+    "Collector",
+    "ObjectsPolicy",
+    "ObjectsRetention",
+    "ObjectsView",
+    "expired_below",
+]
+
+OBJECTS_HOLD: Final = "objects"
+"""The hold of records that are not uploaded yet."""
+DELETE_KEYS_MAX: Final = 1_000
+UNREGISTERED: Final = "nothing registered it"
 
 
 @attrs.frozen
@@ -22,13 +53,13 @@ class ObjectsPolicy:
 
 @attrs.frozen
 class ObjectsView:
-    """What a decision needs to know besides, taken once.
+    """The inputs of a decision besides the policy, read once.
 
     Attributes:
         now_us: the wall clock.
-        time_trusted: whether the wall clock ran evenly lately; else nothing goes by age.
-        pinned: the lowest offset that an open reader still needs, None if there is none.
-        needed: the lowest offset that a subscription still needs, None if there is none.
+        time_trusted: whether the wall clock ran evenly lately; else nothing expires by age.
+        pinned: the lowest offset that an open reader needs, None if there is none.
+        needed: the lowest offset that a subscription needs, None if there is none.
     """
 
     now_us: int
@@ -40,7 +71,7 @@ class ObjectsView:
 def expired_below(picture: TopicObjects, policy: ObjectsPolicy, view: ObjectsView) -> int:
     """Return the offset below which the topic's objects may go; `start` if none may.
 
-    An object that many topics share never goes: it is rewritten by topic first.
+    Only whole objects go, the oldest first.
     """
     limit = min(
         (offset for offset in (view.pinned, view.needed) if offset is not None),
@@ -49,16 +80,239 @@ def expired_below(picture: TopicObjects, policy: ObjectsPolicy, view: ObjectsVie
     below, later = picture.start, picture.bytes
     for found in picture.descriptors:
         later -= found.length
-        if found.shared or found.end > limit or not _is_old(found, later, policy, view):
+        if found.end > limit or not _is_old(found, later, policy, view):
             break
         below = found.end
     return below
 
 
 def _is_old(found: Descriptor, later: int, policy: ObjectsPolicy, view: ObjectsView) -> bool:
-    """Tell whether the policy lets an object go behind which `later` bytes are kept."""
+    """Tell whether the policy expires an object that `later` newer bytes follow."""
     if policy.bytes_max is not None and later >= policy.bytes_max:
         return True
     if policy.age_us is None or not view.time_trusted:
         return False
     return found.time_last_us + policy.age_us <= view.now_us
+
+
+class Collected(NamedTuple):
+    """The result of a cycle, or of a dry run."""
+
+    deleted: list[Garbage]
+    """Condemned in an earlier cycle, deleted in this one."""
+    condemned: list[ObjectMeta]
+    """Never registered and old enough: a later cycle deletes them."""
+    spared: int
+    """Objects that were never registered and are too young to be judged."""
+    suspended: str = ""
+    """The reason why nothing was examined, if so."""
+
+
+class Collector:
+    """Collects the garbage of one broker. Cycles run one after another; any thread may call.
+
+    Args:
+        store: where the objects are.
+        catalog: knows which of them are in use.
+        clock: for the age of objects; their own times are the store's.
+        broker: the id in the keys of this broker; other keys are never touched.
+        grace_us: the age at which an object that was never registered is garbage.
+        is_suspect: tells whether the metadata may lack registered objects.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: ObjectCatalog,
+        *,
+        clock: Clock,
+        broker: bytes,
+        grace_us: int,
+        is_suspect: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._broker = broker
+        self._grace_us = grace_us
+        self._is_suspect = is_suspect
+        self._turn = threading.Lock()
+        self._cycle_us = clock.now_us()
+        """Garbage that was condemned before this may be deleted."""
+
+    def cycle(self, *, unregistered: bool = True, dry_run: bool = False) -> Collected:
+        """Delete garbage of earlier cycles, then condemn objects that were never registered.
+
+        Args:
+            unregistered: also list the store for objects that were never registered.
+            dry_run: change nothing, and return what would be changed.
+
+        Raises:
+            Unavailable: if the store or the metadata cannot be reached; the next cycle continues.
+        """
+        with self._turn:
+            return self._cycle(unregistered=unregistered, dry_run=dry_run)
+
+    def _cycle(self, *, unregistered: bool, dry_run: bool) -> Collected:
+        reason = self._suspended()
+        if reason:
+            return Collected([], [], 0, reason)
+        now_us = self._clock.now_us()
+        going = [row for row in self._catalog.garbage() if row.since_us < self._cycle_us]
+        if not dry_run:
+            going = list(self._delete(going))
+        found, spared = self._unregistered(now_us) if unregistered else ([], 0)
+        reason = self._suspended()
+        if reason:
+            # A change of the metadata became uncertain during this cycle.
+            return Collected(going, [], spared, reason)
+        if not dry_run:
+            self._catalog.condemn([meta.key for meta in found], UNREGISTERED)
+            for meta in found:
+                event("object_condemned", key=meta.key, why=UNREGISTERED)
+            self._cycle_us = self._clock.now_us()
+        return Collected(going, found, spared)
+
+    def _suspended(self) -> str:
+        if self._is_suspect():
+            return "metadata may lack objects that were registered"
+        if self._catalog.suspect:
+            return "the outcome of a change of the metadata is unknown"
+        return ""
+
+    def _delete(self, going: Sequence[Garbage]) -> Iterator[Garbage]:
+        for start in range(0, len(going), DELETE_KEYS_MAX):
+            # Checked again right before: an object in use must never go.
+            page = [
+                row
+                for row in going[start : start + DELETE_KEYS_MAX]
+                if not self._catalog.in_use(row.key)
+            ]
+            self._store.delete([row.key for row in page])
+            # First the objects, then their rows: after a crash they are deleted once more.
+            self._catalog.forget_garbage([row.key for row in page])
+            for row in page:
+                event("object_deleted", key=row.key, why=row.why)
+                yield row
+
+    def _unregistered(self, now_us: int) -> tuple[list[ObjectMeta], int]:
+        """Return the objects that were never registered, and how many are too young."""
+        candidates: list[ObjectMeta] = []
+        for meta in listed(self._store, f"{self._broker.hex()}/"):
+            parts = parse_key(meta.key)
+            # A later owner's objects are not this one's to judge.
+            if parts is not None and parts.epoch <= self._catalog.epoch:
+                candidates.append(meta)
+        # Only now: an object that was registered during the listing is in use by now.
+        condemned = {row.key for row in self._catalog.garbage()}
+        found: list[ObjectMeta] = []
+        spared = 0
+        for meta in candidates:
+            if meta.key in condemned or self._catalog.in_use(meta.key):
+                continue
+            if meta.modified_us + self._grace_us > now_us:
+                spared += 1
+                continue
+            found.append(meta)
+        return found, spared
+
+
+class ObjectsRetention:
+    """Expires the objects of an engine's topics. One thread calls it."""
+
+    def __init__(self, engine: Instance, objects: Objects, store: ObjectStore) -> None:
+        self._engine = engine
+        self._objects = objects
+        self._settings = engine.settings.objects
+        self.collector = Collector(
+            store,
+            objects.catalog,
+            clock=engine.clock,
+            broker=engine.main.journal.journal_id,
+            grace_us=int(self._settings.collect_grace_s * 1e6),
+            is_suspect=lambda: (
+                bool(engine.stores.warnings) or any(each.stopped for each in objects.all_topics)
+            ),
+        )
+
+    def run(self) -> None:
+        """Expire objects by the policies of their topics, then delete garbage."""
+        failure: FrazilError | None = None
+        # Topics that are no longer uploaded, too: their objects also expire.
+        for runtime in list(self._objects.runtimes.values()):
+            try:
+                self._expire(runtime)
+            except (Unavailable, Closed):
+                raise
+            except FrazilError as error:
+                # One topic must not keep the others from expiring.
+                failure = failure or error
+        self.drop_deleted()
+        self.collector.cycle(unregistered=False)
+        if failure is not None:
+            raise failure
+
+    def _expire(self, runtime: TopicRuntime) -> None:
+        topic_id, source = runtime.state.id, self._objects.source
+        known = self._objects.topics.get(topic_id)
+        policy = self._policy(runtime)
+        if policy is None or source is None or (known is not None and known.stopped):
+            return
+        # No claim on records may begin between the decision and its effect: subscriptions begin
+        # under the first lock, readers under the second.
+        with self._engine.control_lock, runtime.lane.pinning:
+            view = ObjectsView(
+                now_us=self._engine.clock.now_us(),
+                time_trusted=self._engine.time_trusted(),
+                pinned=source.pinned(topic_id),
+                needed=_needed(runtime),
+            )
+            picture = self._objects.catalog.topic(topic_id)
+            below = expired_below(picture, policy, view)
+            if below <= picture.start:
+                return
+            source.retire(topic_id, below=below)
+        try:
+            gone = self._objects.catalog.expire(topic_id, below)
+        finally:
+            source.retire(topic_id, below=0)
+        size = sum(each.length for each in gone)
+        event("objects_expired", topic=runtime.name, objects=len(gone), bytes=size)
+
+    def _policy(self, runtime: TopicRuntime) -> ObjectsPolicy | None:
+        """Return the policy of a topic, None if everything is kept."""
+        spec, settings = runtime.state.spec, self._settings
+        age_us = spec.objects_retention_us
+        if age_us is None and settings.retention_age_s is not None:
+            age_us = int(settings.retention_age_s * 1e6)
+        bytes_max = spec.objects_retention_bytes
+        if bytes_max is None:
+            bytes_max = settings.retention_bytes
+        if spec.primary_key or (age_us is None and bytes_max is None):
+            # A keyed topic's rows are its state: a new machine needs all of them.
+            return None
+        return ObjectsPolicy(age_us, bytes_max)
+
+    def drop_deleted(self) -> None:
+        """Drop the objects of topics that were deleted longer ago than the grace."""
+        engine, main = self._engine, self._engine.main.journal
+        if main.failed is not None or not engine.time_trusted():
+            return
+        grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
+        for topic_id in self._objects.catalog.topics():
+            state = main.state.topics.get(topic_id)
+            if state is not None:
+                deleted_us = state.spec.deleted_us
+                if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
+                    continue
+            elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
+                # The definition may have been lost: these objects are what is left of a topic.
+                continue
+            self._objects.catalog.drop(topic_id)
+            event("topic_objects_dropped", topic_id=topic_id)
+
+
+def _needed(runtime: TopicRuntime) -> int | None:
+    """Return the lowest offset of a hold; after a restore only objects may have it."""
+    holds = list(runtime.state.holds.items())
+    return min((offset for name, offset in holds if name != OBJECTS_HOLD), default=None)

@@ -1,7 +1,7 @@
 """`db.objects`: topics in an object store. Threads upload them; publishing never waits for that.
 
-One thread decides what is due, others upload, each a topic at a time. A topic that fails waits and
-is tried again; the others go on. What is registered moves the topic's hold, in batches.
+One thread decides which uploads are due, others upload, each a topic at a time. A topic that fails
+pauses and is tried again; the others go on. Registered objects move their topic's hold, in batches.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from frazil.errors import (
     Closed,
     Conflict,
@@ -21,52 +23,191 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.log import Pending
+from frazil.log import STATE_HOLD, Control, Pending
 from frazil.log import format as fmt
-from frazil.model import full_topic_name
-from frazil.objects.backups import Backups
-from frazil.objects.catalog import ObjectCatalog
-from frazil.objects.facts import status
-from frazil.objects.healing import heal
-from frazil.objects.obstores import open_store
-from frazil.objects.patience import Patient
-from frazil.objects.place import check_place
+from frazil.metadata import LeaseEpoch, Transaction
+from frazil.model import full_topic_name, topic_uid
+from frazil.objects.backup import Backups, newest_backup
+from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
+from frazil.objects.format import parse_key
+from frazil.objects.frames import TopicFrames
+from frazil.objects.obstores import open_store, place_of
 from frazil.objects.reader import ObjectsSource
-from frazil.objects.rewriting import Rewriter
-from frazil.objects.shared import SharedUploader
-from frazil.objects.sharing import Sharing
-from frazil.objects.topic_frames import EngineFrames
-from frazil.objects.topics import OBJECTS_HOLD, ObjectsTopic, hold_control
-from frazil.objects.upkeep import ObjectsUpkeep
-from frazil.objects.uploader import Flight, Uploader
+from frazil.objects.restore_find import chained, find_objects, register_chain
+from frazil.objects.retention import OBJECTS_HOLD, ObjectsRetention
+from frazil.objects.store import RetryingStore
+from frazil.objects.writer import Uploader
 from frazil.telemetry import event, warn
 from frazil.tiers import has_objects
+from frazil.topic import TierWaits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from frazil.log import Control
+    from frazil.log import Segment
+    from frazil.objects.descriptor import Descriptor, TopicObjects
     from frazil.objects.store import ObjectStore
+    from frazil.objects.writer import Trouble
     from frazil.topic import Instance, LaneRuntime, TopicRuntime
 
-__all__ = ["Objects"]
+__all__ = ["LOCATION_KEY", "Objects", "unreadable"]
 
+UPLOAD_THREADS: Final = 4
 TICK_S: Final = 0.05
 TICK_TOPIC_S: Final = 100e-6
-"""The pause is at least so long for each topic: thousands that rest must not cost a core."""
-HEAL_S: Final = 5.0
+"""The tick is at least this long for each topic: thousands of idle topics must not cost a core."""
+RECOVER_S: Final = 5.0
 GRACE_S: Final = 1.0
-"""A program that is done sooner uploads only what it asked for."""
-REWRITES_S: Final = 1.0
+"""A program that ends earlier uploads only what it asked for."""
 HOLDS_S: Final = 1.0
-"""Holds are moved so often, those of all topics together."""
-BACKUP_LOOK_S: Final = 1.0
-"""So often it is asked whether a backup of the metadata is due."""
+"""The interval at which the holds of all topics move together."""
+RETENTION_CHECK_S: Final = 60.0
+BACKUP_CHECK_S: Final = 1.0
 CLOSE_S: Final = 5.0
-"""So long a closing engine waits for uploads under way; they go on in its next life."""
-READ_WAIT_S: Final = 10.0
+"""The longest wait of a closing engine for uploads under way; the next process continues them."""
+READ_TIMEOUT_S: Final = 10.0
+"""The deadline of reads: a waiting reader gets an error sooner than an upload."""
 FLUSH_TIMEOUT_S: Final = 300.0
-LOOK_S: Final = 0.25
+FLUSH_POLL_S: Final = 0.25
+UNREADABLE_MAX: Final = 100
+"""The status names this many unreadable objects; the total counts all of them."""
+LOCATION_KEY: Final = "/objects-location"
+"""The metadata row with the store's location, so that a changed setting is noticed."""
+LOST: Final = (
+    "the metadata lacks objects that were registered; until they are found in the store nothing is "
+    "uploaded, and no record of the topic is given up"
+)
+
+
+class ObjectsTopic:
+    """One topic with objects; a part of a partitioned topic is one, too."""
+
+    def __init__(self, objects: Objects, runtime: TopicRuntime) -> None:
+        self._objects = objects
+        self.runtime = runtime
+        self.id = runtime.state.id
+        self.waits = TierWaits(self._hurry, timeout_s=objects.settings.ack_timeout_s)
+        self.busy = False
+        """An upload thread has it."""
+        self.hurry = False
+        """A publisher waits for `uploaded`."""
+        self.begun_at: float | None = None
+        """When its last upload began, by the monotonic clock; None before the first."""
+        self.failures = 0
+        self.trouble_seen: Trouble | None = None
+        """Its last counted failure."""
+        self.stopped = LOST if self._lacks_objects() else ""
+        """Why it is not uploaded, until its registered objects are found."""
+        # The objects may be found in a moment: waiting publishers are not refused yet.
+        self.waits.delay = self.stopped
+        self.note()
+
+    def _hurry(self) -> None:
+        self.hurry = True
+
+    @property
+    def name(self) -> str:
+        """Return the topic's full name."""
+        return self.runtime.name
+
+    @property
+    def picture(self) -> TopicObjects:
+        """Return its registered objects."""
+        return self._objects.catalog.topic(self.id)
+
+    @property
+    def uploaded(self) -> int:
+        """Return the offset below which the store has everything."""
+        return self.picture.uploaded
+
+    @property
+    def missing(self) -> int:
+        """Return how many offsets are durable here and not uploaded."""
+        picture, durable = self.picture, self.runtime.state.durable
+        if picture.known:
+            return max(durable - picture.uploaded, 0)
+        return max(durable - self._objects.frames.available(self.id)[0], 0)
+
+    def note(self) -> None:
+        """Wake publishers that wait for what is uploaded now."""
+        self.waits.grew(self.runtime.part, self.uploaded)
+
+    def resume(self) -> None:
+        """Upload it again unless its registered objects are still missing."""
+        self.stopped = self.waits.delay = LOST if self._lacks_objects() else ""
+        self.waits.refuse(self.stopped)
+
+    def hold_wanted(self) -> int | None:
+        """Return the offset to move its hold to, None if it is there."""
+        held = self.runtime.state.holds.get(OBJECTS_HOLD)
+        if self.stopped:
+            return None
+        if not self.picture.known:
+            # Nothing is registered: all records have to be kept.
+            return 0 if held is None else None
+        uploaded = min(self.uploaded, self.runtime.state.durable)
+        return uploaded if held is None or held < uploaded else None
+
+    def fits(self, end: int) -> bool:
+        """Tell whether objects that end there can be the registered ones."""
+        state = self.runtime.state
+        return state.holds.get(OBJECTS_HOLD, 0) <= end <= state.durable
+
+    def _lacks_objects(self) -> bool:
+        """Tell whether the hold is above the registered objects: the metadata was lost."""
+        return self.runtime.state.holds.get(OBJECTS_HOLD, 0) > self.uploaded
+
+    def status(self, now_us: int) -> dict[str, Any]:
+        """Describe the topic, ready for JSON."""
+        picture, trouble = self.picture, self._objects.uploader.trouble(self.id)
+        state = "stopped" if self.stopped else "failing" if trouble is not None else "running"
+        return {
+            "state": state,
+            "why": self.stopped or (str(trouble.error) if trouble is not None else None),
+            "start": picture.start,
+            "uploaded": picture.uploaded,
+            "durable": self.runtime.state.durable,
+            **self._lag(now_us),
+            "objects": len(picture.descriptors),
+            "bytes": picture.bytes,
+            "failures": self.failures,
+            "last_upload_us": picture.state.changed_us or None,
+        }
+
+    def _lag(self, now_us: int) -> dict[str, Any]:
+        """Return how far the store lags: in records, about how many bytes, and seconds."""
+        records = self.missing
+        if not records:
+            return {"lag_records": 0, "lag_bytes": 0, "lag_seconds": None}
+        first = self.runtime.state.durable - records
+        size, oldest_us = 0, 0
+        for segment in self.runtime.lane.journal.segments:
+            found = _bytes_from(segment, self.id, first)
+            if found is not None:
+                size += found[0]
+                oldest_us = oldest_us or found[1]
+        seconds = max(now_us - oldest_us, 0) / 1e6 if oldest_us else None
+        return {"lag_records": records, "lag_bytes": size, "lag_seconds": seconds}
+
+
+def _bytes_from(segment: Segment, topic: int, first: int) -> tuple[int, int] | None:
+    """Return about how many bytes a segment has from an offset on, and their first time."""
+    summary = segment.summary(topic)
+    if summary is None or summary[1] <= first:
+        return None
+    begin, end, size, time_us, _last = summary
+    if begin >= first:
+        return size, time_us
+    places = segment.live_places.get(topic)
+    if places is not None and places.count:
+        time_us = places.times[places.find(first)]
+    return size * (end - first) // (end - begin), time_us
+
+
+def _hold_control(runtime: TopicRuntime, offset: int | None) -> Control:
+    """Return the frame that moves or drops a topic's hold."""
+    payload = msgspec.msgpack.encode((STATE_HOLD, OBJECTS_HOLD, offset))
+    return Control(fmt.KIND_STATE, runtime.state.id, payload)
 
 
 class Objects:
@@ -75,24 +216,25 @@ class Objects:
     Without a store in the settings it does nothing, and `source` is None.
     """
 
+    waiting_interval_s = 1.0
+    """Publishers that wait for `uploaded` make their topic's upload due, at most this often."""
+
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self.settings = engine.settings.objects
         self.clock = engine.clock
         self.topics: dict[int, ObjectsTopic] = {}
         self.runtimes: dict[int, TopicRuntime] = {}
-        """All topics at work: objects of a topic can be read though it is uploaded no more."""
+        """All open topics: those that are no longer uploaded can have objects, too."""
         self.errors: dict[str, str] = {}
-        """Bugs that a thread met, by what it did; it goes on."""
+        """Unexpected errors of the threads, by task; they go on."""
         self.failures = 0
-        """How often an upload was given up, to be tried again later."""
+        """Failed uploads since the start."""
         self.store: ObjectStore | None = None
         self.source: ObjectsSource | None = None
         self._stopping = False
         self._opened_at = engine.clock.monotonic()
         self._woken = threading.Event()
-        self._ready = threading.Event()
-        """Set when all objects are known."""
         self._work: SimpleQueue[ObjectsTopic | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._due: dict[str, float] = {}
@@ -101,17 +243,16 @@ class Objects:
         )
         if self.settings.store != "none":
             store = open_store(self.settings, clock=engine.clock)
-            self.store = Patient(store, self.settings, clock=engine.clock)
+            timeout_s = self.settings.retry_timeout_s
+            self.store = RetryingStore(store, timeout_s=timeout_s, clock=engine.clock)
+            self._reader_store = RetryingStore(
+                store, timeout_s=min(timeout_s, READ_TIMEOUT_S), clock=engine.clock
+            )
             self.catalog.load()
-            # Somebody waits for a reader: it tells of trouble sooner than an upload would.
-            wait_s = min(self.settings.retry_timeout_s, READ_WAIT_S)
-            hasty = self.settings.model_copy(update={"retry_timeout_s": wait_s})
-            self._hasty = Patient(store, hasty, clock=engine.clock)
             self.source = ObjectsSource(
                 self.catalog,
-                self._hasty,
+                self._reader_store,
                 self._codec,
-                ahead_bytes=self.settings.reader_ahead_bytes,
                 **({} if engine.threaded else {"threads": 0}),
             )
 
@@ -121,102 +262,78 @@ class Objects:
             raise NotFound("no such topic", topic_id=topic_id)
         return runtime.codec
 
-    # -- topics come and go ------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
     def bind(self, runtime: TopicRuntime) -> None:
-        """Take note of a topic at work."""
+        """Add an open topic."""
         self.runtimes[runtime.state.id] = runtime
 
     def unbind(self, topic_id: int) -> None:
-        """Take note that a topic was deleted; its objects go with its grace."""
+        """Remove a deleted topic; its objects go after the grace."""
         self.runtimes.pop(topic_id, None)
         found = self.topics.pop(topic_id, None)
         if found is not None:
             found.waits.refuse("the topic was deleted")
 
     def load(self) -> dict[LaneRuntime, list[Control]]:
-        """Take up all topics with objects; return the frames that put their holds in order."""
+        """Add all topics with objects; return the frames that settle their holds."""
         if self.store is not None:
-            check_place(self._engine, self.catalog, self._hasty)
-            self._prepare(self.store)
+            _check_location(self._engine, self.catalog, self._reader_store)
+            # Only now: the journal knows the broker's id.
+            self.frames = TopicFrames(self.runtimes)
+            self.uploader = Uploader(
+                self.store,
+                self.catalog,
+                self.frames,
+                broker=self._engine.main.journal.journal_id,
+                clock=self.clock,
+                settings=self.settings,
+            )
+            self.retention = ObjectsRetention(self._engine, self, self.store)
+            self.backups = Backups(self._engine, self.catalog, self.store)
         controls: dict[LaneRuntime, list[Control]] = {}
         for runtime in list(self.runtimes.values()):
             spec = runtime.state.spec
             if has_objects(spec, self._engine.settings):
-                topic = self._take_up(runtime)
-                wanted = topic.hold_wanted()
-                if wanted is not None:
-                    controls.setdefault(runtime.lane, []).append(hold_control(runtime, wanted))
+                offset = self._add(runtime).hold_wanted()
+                if offset is not None:
+                    controls.setdefault(runtime.lane, []).append(_hold_control(runtime, offset))
             elif OBJECTS_HOLD in runtime.state.holds and not spec.objects:
-                controls.setdefault(runtime.lane, []).append(hold_control(runtime, None))
+                controls.setdefault(runtime.lane, []).append(_hold_control(runtime, None))
         return controls
 
-    def _prepare(self, store: ObjectStore) -> None:
-        """Make all that works on the store, once the journal has told whose it is."""
-        same: dict[str, Any] = {
-            "broker": self._engine.main.journal.journal_id,
-            "clock": self.clock,
-            "settings": self.settings,
-            "flight": Flight(),
-        }
-        self.frames = frames = EngineFrames(self.runtimes)
-        self.uploader = Uploader(store, self.catalog, frames, **same)
-        same["uploader"] = self.uploader
-        self.rewriter = Rewriter(store, self.catalog, frames, **same)
-        self.shared = SharedUploader(store, self.catalog, frames, **same)
-        self.upkeep = ObjectsUpkeep(self._engine, self, store)
-        self.backups = Backups(self._engine, self.catalog, store)
-        self.sharing = Sharing(
-            self.topics,
-            self.uploader,
-            self.shared,
-            clock=self.clock,
-            linger_s=self.settings.linger_s,
-            noted=self._note_trouble,
-            hurry=self.wake,
-        )
-
-    def _take_up(self, runtime: TopicRuntime) -> ObjectsTopic:
-        topic_id = runtime.state.id
-        topic = ObjectsTopic(
-            runtime,
-            picture=lambda: self.catalog.topic(topic_id),
-            frames=self.frames,
-            wake=partial(self.sharing.ask, topic_id),
-        )
+    def _add(self, runtime: TopicRuntime) -> ObjectsTopic:
+        topic = self.topics[runtime.state.id] = ObjectsTopic(self, runtime)
         runtime.objects = topic.waits
-        self.topics[topic_id] = topic
         return topic
 
     def changed(self, runtimes: Sequence[TopicRuntime]) -> None:
-        """Bring topics in line with what they say of objects, holds included; durable on return.
+        """Start or stop the uploads of topics whose definition changed, with their holds; durable.
 
-        The caller has the control lock: nothing of a topic goes before its hold is there.
+        The caller has the control lock: no record of a topic goes before its hold exists.
         """
         for runtime in runtimes:
             wanted = has_objects(runtime.state.spec, self._engine.settings)
             known = runtime.state.id in self.topics
             if wanted and not known:
-                topic = self._take_up(runtime)
-                offset = topic.hold_wanted()
+                offset = self._add(runtime).hold_wanted()
                 if offset is not None:
-                    runtime.lane.control(hold_control(runtime, offset))
+                    runtime.lane.control(_hold_control(runtime, offset))
             elif known and not wanted:
                 self.topics.pop(runtime.state.id).waits.refuse("the topic is uploaded no more")
                 runtime.objects = None
                 if OBJECTS_HOLD in runtime.state.holds:
-                    runtime.lane.control(hold_control(runtime, None))
+                    runtime.lane.control(_hold_control(runtime, None))
         self.begin()
 
     # -- threads -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the threads if there is anything to do."""
+        """Start the threads if any topic has objects."""
         if self._threads or not self._engine.threaded or self.store is None or not self.topics:
             return
-        for number in range(self.settings.parallel):
+        for number in range(UPLOAD_THREADS):
             self._start(self._upload_some, f"frazil-upload-{number}")
-        self._start(self._share, "frazil-objects-shared")
         self._start(self._run, "frazil-objects")
 
     def _start(self, target: Callable[[], None], name: str) -> None:
@@ -225,38 +342,49 @@ class Objects:
         thread.start()
 
     def wake(self) -> None:
-        """Have the thread look again soon."""
+        """Have the thread look at all topics now."""
         self._woken.set()
 
     def _run(self) -> None:
-        while not self._stopping and any(topic.is_lost for topic in self.all_topics):
-            self._guard("heal", self.heal)
-            if "heal" not in self.errors:
+        while not self._stopping and any(topic.stopped for topic in self.all_topics):
+            self._guard("recover", self.recover)
+            if "recover" not in self.errors:
                 break
-            self._woken.wait(HEAL_S)
-        self._ready.set()
+            self._woken.wait(RECOVER_S)
         while not self._stopping:
             self._woken.wait(max(TICK_S, TICK_TOPIC_S * len(self.topics)))
             self._woken.clear()
             self._guard("round", self._round)
 
-    def heal(self) -> None:
-        """Find objects that the metadata has lost; called while nothing is uploaded."""
-        assert self.store is not None
-        lost = [topic for topic in self.all_topics if topic.is_lost]
-        if lost and heal(self._engine, self.store, lost):
-            self.catalog.load()
-        for topic in lost:
-            topic.go_on()
-            topic.note()
-            self.sharing.ask(topic.id)
+    def recover(self) -> None:
+        """Register the objects of topics again whose metadata was lost (F28).
 
-    def _share(self) -> None:
-        self._ready.wait()
-        while not self._stopping:
-            self._guard("shared", self.sharing.run)
-            if "shared" in self.errors:
-                self.sharing.pause()
+        A hold above the registered objects shows the loss. The objects are found as at a restore;
+        a topic whose objects do not reach up to its hold stays stopped.
+        """
+        assert self.store is not None
+        lost = [topic for topic in self.all_topics if topic.stopped]
+        if not lost:
+            return
+        broker = self._engine.main.journal.journal_id
+        backup = newest_backup(self.store, broker).backup
+        found = find_objects(self.store, broker, backup.topics, epoch=backup.epoch)
+        starts = {each.topic: each.state.start for each in backup.topics}
+        for topic in lost:
+            uid = topic_uid(topic.runtime.state.spec)
+            own = [each for each in found.candidates[topic.id] if _uid_of(each) == uid]
+            chain = chained(own, start=starts.get(topic.id, 0))
+            if not chain.descriptors or not topic.fits(chain.end):
+                warn("objects_not_found", topic=topic.name, found_end=chain.end)
+                continue
+            lease = LeaseEpoch(LEASE_NAME, self._engine.ownership.epoch)
+            shared, now_us = self._engine.stores.shared, self.clock.now_us()
+            register_chain(shared, topic.id, chain, now_us=now_us, lease=lease)
+            event("objects_found", topic=topic.name, objects=len(chain.descriptors), end=chain.end)
+        self.catalog.load()
+        for topic in lost:
+            topic.resume()
+            topic.note()
 
     def _guard(self, task: str, function: Callable[[], object]) -> None:
         try:
@@ -271,114 +399,91 @@ class Objects:
         else:
             self.errors.pop(task, None)
 
-    def _is_due(self, task: str, interval_s: float) -> bool:
+    def _every(self, task: str, interval_s: float, function: Callable[[], object]) -> None:
         now = self.clock.monotonic()
-        if now < self._due.get(task, now):
-            return False
-        self._due[task] = now + interval_s
-        return True
+        if now >= self._due.get(task, now):
+            self._due[task] = now + interval_s
+            self._guard(task, function)
 
     def _round(self) -> None:
         for topic in self.all_topics:
             if self._stopping:
                 return
-            if not topic.busy and (self._is_upload_due(topic) or self._is_rewrite_due(topic)):
+            if not topic.busy and self._is_due(topic):
                 topic.busy = True
                 self._work.put(topic)
-        if self._is_due("holds", HOLDS_S):
-            self._guard("holds", self.move_holds)
-        if self._is_due("retention", self.settings.retention_check_s):
-            self._guard("retention", self.upkeep.retain)
-        if self._is_due("backup", BACKUP_LOOK_S):
-            self._guard("backup", self.backups.tick)
+        self._every("holds", HOLDS_S, self.move_holds)
+        self._every("retention", RETENTION_CHECK_S, self.retention.run)
+        self._every("backup", BACKUP_CHECK_S, self.backups.tick)
 
-    def _is_upload_due(self, topic: ObjectsTopic) -> bool:
-        if topic.stopped or not self.uploader.due(topic.id):
+    def _is_due(self, topic: ObjectsTopic) -> bool:
+        if topic.stopped or not self.uploader.due(topic.id, is_waiting=topic.hurry):
             return False
         if self.catalog.intent(topic.id) is not None:
-            # It was begun in an earlier life, or its outcome is not known.
+            # An upload of an earlier process, or of unknown outcome.
             return True
-        if topic.behind <= 0:
+        if topic.missing <= 0:
             return False
+        now, interval_s = self.clock.monotonic(), self.settings.interval_s
         if topic.hurry:
-            return True
-        now = self.clock.monotonic()
+            return topic.begun_at is None or now - topic.begun_at >= self.waiting_interval_s
         if topic.begun_at is None:
-            return now - self._opened_at >= min(GRACE_S, self.settings.interval_s)
-        return now - topic.begun_at >= self.settings.interval_s
-
-    def _is_rewrite_due(self, topic: ObjectsTopic) -> bool:
-        """Tell whether a topic has to be rewritten; looked at once a while, it costs a little."""
-        now = self.clock.monotonic()
-        if topic.stopped or now < topic.rewrite_at:
-            return False
-        topic.rewrite_at = now + REWRITES_S
-        return self.uploader.due(topic.id) and self.rewriter.due(topic.id)
+            return now - self._opened_at >= min(GRACE_S, interval_s)
+        return now - topic.begun_at >= interval_s
 
     def _upload_some(self) -> None:
         while (topic := self._work.get()) is not None:
             if not self._stopping:
-                self._guard(f"upload {topic.name}", partial(self._work_on, topic))
+                self._guard(f"upload {topic.name}", partial(self.upload, topic))
             topic.busy = False
 
-    def _work_on(self, topic: ObjectsTopic) -> None:
-        if self._is_upload_due(topic):
-            self.upload(topic)
-        while not self._stopping and self.rewriter.due(topic.id):
-            if not self.rewriter.rewrite(topic.id):
-                break
-            event("topic_rewritten", topic=topic.name, objects=len(topic.picture.descriptors))
-        self._note_trouble(topic)
-
     def upload(self, topic: ObjectsTopic) -> bool:
-        """Upload what is durable of a topic, object by object; tell whether there was any."""
+        """Upload the durable records of a topic, object by object; tell whether there were any."""
         topic.begun_at = self.clock.monotonic()
-        topic.hurry = False
+        is_waiting, topic.hurry = topic.hurry, False
         target, done = topic.runtime.state.durable, False
         while not self._stopping and not topic.stopped:
             before = topic.uploaded
-            if not self.uploader.cycle(topic.id):
+            if not self.uploader.cycle(topic.id, is_waiting=is_waiting):
                 break
             done = True
             event("topic_uploaded", topic=topic.name, first=before, uploaded=topic.uploaded)
             topic.note()
             if topic.uploaded >= target:
                 break
+        topic.hurry = topic.hurry or topic.waits.is_asked()
         self._note_trouble(topic)
         return done
 
     def _note_trouble(self, topic: ObjectsTopic) -> None:
         trouble = self.uploader.trouble(topic.id)
-        told, topic.trouble_told = topic.trouble_told, trouble
+        before, topic.trouble_seen = topic.trouble_seen, trouble
         if trouble is None:
             topic.waits.delay = ""
             return
-        if trouble is told:
+        if trouble is before:
             return
         error = trouble.error
         if isinstance(error, CorruptionError) and self.frames.note_damage(topic.id, error):
             self.uploader.retry(topic.id)
-        text = str(error)
         topic.failures += 1
         self.failures += 1
-        topic.waits.delay = text
-        # Each try has another key in its facts: it is the same trouble all the same.
-        if told is None or error.message != told.error.message:
-            warn("upload_failed", topic=topic.name, error=text, stopped=trouble.stopped)
-        if trouble.stopped:
-            topic.stop(text)
+        topic.waits.delay = str(error)
+        # Each try has another key in its facts: the message tells whether the trouble is new.
+        if before is None or error.message != before.error.message:
+            warn("upload_failed", topic=topic.name, error=str(error))
 
     def move_holds(self) -> None:
-        """Move the holds of what was uploaded, those of all topics in one go."""
+        """Move the holds of uploaded records, those of all topics in one group."""
         pending: list[Pending] = []
-        # Under the lock no hold is dropped that would come back here.
+        # Under the lock no hold is dropped that would be put back here.
         with self._engine.control_lock:
             for topic in self.all_topics:
                 offset = topic.hold_wanted()
                 lane = topic.runtime.lane
                 if offset is None or lane.journal.failed is not None:
                     continue
-                control = hold_control(topic.runtime, offset)
+                control = _hold_control(topic.runtime, offset)
                 waiter = Pending()
                 size = len(control.payload) + fmt.FRAME_HEAD_BYTES
                 lane.queue.submit_waiting((None, None, control, 0, size, waiter, None))
@@ -387,28 +492,23 @@ class Objects:
             waiter.result()
 
     def run_once(self) -> None:
-        """Do a whole round in this thread; for simulations, which have no threads."""
-        self.heal()
+        """Do a whole round in this thread, for simulations."""
+        self.recover()
         for topic in self.all_topics:
             if not topic.stopped:
                 self.upload(topic)
-                while self.rewriter.due(topic.id) and self.rewriter.rewrite(topic.id):
-                    pass
         self.move_holds()
 
     def stop(self) -> None:
-        """End the threads; an upload under way gets a moment, and goes on in the next life."""
+        """End the threads; an upload under way gets a moment, and the next process continues it."""
         self._stopping = True
-        self._ready.set()
         self.wake()
-        if self.store is not None and self._threads:
-            self.sharing.stop()
-        for _ in range(self.settings.parallel if self._threads else 0):
+        for _ in range(UPLOAD_THREADS if self._threads else 0):
             self._work.put(None)
         deadline = self.clock.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.join(max(deadline - self.clock.monotonic(), 0.0))
-        if self._threads and self.store is not None:
+        if self._threads:
             with contextlib.suppress(FrazilError):
                 self.move_holds()
         for topic in self.all_topics:
@@ -421,10 +521,10 @@ class Objects:
     # -- calls -------------------------------------------------------------------------------------
 
     def flush(self, topic: str | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> dict[str, int]:
-        """Have everything that is durable uploaded; return how far topics then are.
+        """Upload everything that is durable; return the uploaded offsets by topic.
 
         Args:
-            topic: one topic, or the partitioned one; all with objects without it.
+            topic: one topic, or a partitioned one; all with objects without it.
             timeout_s: how long to wait.
 
         Raises:
@@ -435,7 +535,9 @@ class Objects:
         targets = [(each, each.runtime.state.durable) for each in chosen]
         for each, end in targets:
             self.uploader.retry(each.id)
+            each.begun_at = None
             each.waits.ask(each.runtime.part, end)
+        self.wake()
         if not self._engine.threaded:
             self.run_once()
         for each, end in targets:
@@ -454,18 +556,18 @@ class Objects:
         return found
 
     def _wait_for(self, topic: ObjectsTopic, end: int, deadline: float) -> None:
-        told = threading.Event()
+        reached = threading.Event()
         part = topic.runtime.part
-        if topic.waits.watch(part, end, told.set):
-            while not told.is_set():
+        if topic.waits.watch(part, end, reached.set):
+            while not reached.is_set():
                 left = deadline - self.clock.monotonic()
                 if left <= 0:
                     break
-                told.wait(min(left, LOOK_S))
-            topic.waits.forget(told.set)
+                reached.wait(min(left, FLUSH_POLL_S))
+            topic.waits.forget(reached.set)
         if topic.uploaded < end:
             raise Unavailable(
-                "the store did not get there; the records are safe and wait",
+                "records are not uploaded yet; they are safe here and will be",
                 topic=topic.name,
                 uploaded=topic.uploaded,
                 durable=end,
@@ -486,13 +588,13 @@ class Objects:
         return self.backups.now()
 
     def retry(self, topic: str) -> None:
-        """Upload a topic again that has stopped, after somebody has looked.
+        """Try a topic's uploads again at once.
 
         Raises:
-            Conflict: if its objects are not known: they have to be restored first.
+            Conflict: if its registered objects are missing: they have to be restored first.
         """
         for each in self._chosen(topic):
-            each.go_on()
+            each.resume()
             if each.stopped:
                 raise Conflict(each.stopped, topic=each.name)
             self.uploader.retry(each.id)
@@ -509,5 +611,83 @@ class Objects:
         return 0 if found is None or found.stopped else found.uploaded
 
     def status(self) -> dict[str, Any]:
-        """Return what the store has and what is behind, by topic, ready for JSON."""
-        return status(self)
+        """Describe the store, all topics together, and each of them, ready for JSON."""
+        if self.store is None:
+            return {"state": "off", "topics": {}}
+        now_us = self.clock.now_us()
+        topics = {each.name: each.status(now_us) for each in self.all_topics}
+        return {
+            "state": "running" if topics else "idle",
+            "store": self.settings.store,
+            "root": self.settings.root,
+            "epoch": self.catalog.epoch,
+            "errors": dict(self.errors),
+            "unreadable": unreadable(self)[:UNREADABLE_MAX],
+            "totals": self._totals(topics),
+            "topics": topics,
+        }
+
+    def _totals(self, topics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return all topics together; counters begin with the engine."""
+        lags = [each["lag_seconds"] for each in topics.values() if each["lag_seconds"] is not None]
+        summed = ("lag_records", "lag_bytes", "objects", "bytes")
+        states = [each["state"] for each in topics.values()]
+        return {
+            **{name: sum(each[name] for each in topics.values()) for name in summed},
+            "lag_seconds": max(lags, default=None),
+            "states": {state: states.count(state) for state in sorted(set(states))},
+            "failures": self.failures,
+            "unreadable": len(unreadable(self)),
+            "objects_uploaded": self.uploader.objects_uploaded,
+            "objects_adopted": self.uploader.objects_adopted,
+            "bytes_uploaded": self.uploader.bytes_uploaded,
+        }
+
+
+def unreadable(objects: Objects) -> list[dict[str, Any]]:
+    """Return the missing or damaged objects that readers found, until they can be read again."""
+    return [] if objects.source is None else objects.source.unreadable()
+
+
+def _uid_of(found: Descriptor) -> str:
+    parts = parse_key(found.key)
+    return "" if parts is None else parts.uid
+
+
+def _check_location(engine: Instance, catalog: ObjectCatalog, store: ObjectStore) -> None:
+    """Record the store's location; after a change of the setting check that objects are there.
+
+    A broker that uploaded to another location would divide its history.
+
+    Raises:
+        InvalidRequest: the location of the settings lacks the newest registered object.
+        Unavailable: the location was changed, and the store does not answer.
+    """
+    settings = engine.settings.objects
+    bucket, prefix = place_of(settings)
+    now = f"{settings.store}:{bucket}/{prefix}"
+    row = engine.stores.shared.get(LOCATION_KEY)
+    before = None if row is None else row.value.decode()
+    if before == now:
+        return
+    newest = [each for picture in catalog.topics().values() for each in picture.descriptors[-1:]]
+    for descriptor in sorted(newest, key=lambda each: each.created_us)[-1:]:
+        try:
+            found = store.head(descriptor.key)
+        except Unavailable:
+            if before is not None:
+                raise
+            # Nothing shows a change; the next start checks again.
+            return
+        if found is None or found.size != descriptor.size:
+            raise InvalidRequest(
+                "the object store lacks objects that were uploaded: set objects.store and "
+                "objects.root back, or copy all objects to the new location first",
+                setting="objects.root",
+                location=now,
+                location_before=before or "unknown",
+                key=descriptor.key,
+            )
+    requires = engine.ownership.requires()
+    engine.stores.shared.commit(Transaction(puts={LOCATION_KEY: now.encode()}, requires=requires))
+    event("objects_location", location=now, before=before)

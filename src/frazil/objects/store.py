@@ -1,27 +1,52 @@
-"""What Frazil asks of an object store: few calls, each with one meaning on every kind of store.
+"""The object store interface: few calls, each with one meaning on every kind of store.
 
 Keys are relative to the configured root and have only the characters that Frazil puts into them.
-All methods may be called from any thread and block until they are done.
+`RetryingStore` adds retries to any store: bounded, with jitter, and paid from a budget (F24).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+
+from frazil.clock import Clock, SystemClock
+from frazil.errors import Closed, FrazilError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from typing_extensions import Buffer
 
-__all__ = ["LIST_KEYS_MAX", "PIECE_BYTES_MAX", "ObjectMeta", "ObjectStore"]
+__all__ = [
+    "LIST_KEYS_MAX",
+    "PIECE_BYTES_MAX",
+    "ObjectMeta",
+    "ObjectStore",
+    "RetryingStore",
+    "is_throttled",
+]
 
 PIECE_BYTES_MAX: Final = 8 << 20
 """The most bytes of one upload that are in flight, and the size of its parts."""
 LIST_KEYS_MAX: Final = 1_000
+REQUESTS_MAX: Final = 16
+"""Requests under way at once; half while the store throttles."""
+RETRY_DELAY_S: Final = 0.1
+"""The longest first pause before a further try; it doubles with each."""
+RETRY_DELAY_MAX_S: Final = 20.0
+RETRY_RATIO: Final = 0.2
+"""Further tries as a share of calls, beyond the saved budget."""
+RETRY_BUDGET_MAX: Final = 20.0
+"""Further tries that can be saved up; a new store has them all."""
+HALVINGS_APART_S: Final = 1.0
+"""One storm refuses many calls at once: they halve the bound once."""
+
+_Answer = TypeVar("_Answer")
 
 
 class ObjectMeta(NamedTuple):
-    """What a store says of an object."""
+    """The store's description of an object."""
 
     key: str
     size: int
@@ -31,26 +56,26 @@ class ObjectMeta(NamedTuple):
 
 
 class ObjectStore(Protocol):
-    """One root in one store.
+    """One root in one store. Any thread may call; each call blocks until it is done.
 
     Every method raises `InvalidRequest` for a setting that the store refuses (credentials, bucket,
     endpoint; `setting` names it), and `Unavailable` for trouble that may pass, with
-    `retry_after_ms` if the store asked for patience. A write that may have happened in spite of the
-    error has `outcome="unknown"`: look before writing again.
+    `retry_after_ms` if the store throttles. A failed write that may have happened has
+    `outcome="unknown"`: look before writing again.
     """
 
     def put(self, key: str, data: Buffer) -> ObjectMeta:
         """Create an object of at most `PIECE_BYTES_MAX`; nothing is ever replaced.
 
         Raises:
-            Conflict: there is an object of this key, perhaps from an earlier try of this very call.
+            Conflict: the key has an object, perhaps from an earlier try of this very call.
         """
 
-    def put_stream(self, key: str, pieces: Iterable[Buffer], *, size: int) -> ObjectMeta:
-        """Write an object of `size` bytes from pieces; it is there whole or not at all.
+    def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
+        """Write an object from pieces; it becomes visible whole or not at all.
 
-        At most `PIECE_BYTES_MAX` of it are in flight. An object of the same key is replaced: large
-        objects have their content's hash in their key.
+        At most `PIECE_BYTES_MAX` of it are in flight. An object of the same key is replaced. An
+        error of the pieces' iterator is raised as it is, and nothing is written.
         """
 
     def get(self, key: str, *, start: int, length: int) -> bytes:
@@ -61,16 +86,190 @@ class ObjectStore(Protocol):
         """
 
     def head(self, key: str) -> ObjectMeta | None:
-        """Return what there is under a key, None if nothing is."""
+        """Return the description of an object, None if the key has none."""
 
     def list(self, prefix: str, *, after: str = "", limit: int = LIST_KEYS_MAX) -> list[ObjectMeta]:
-        """Return objects whose keys start with `prefix`, sorted, from the first one behind `after`.
+        """Return objects whose keys start with `prefix`, sorted, from the first key after `after`.
 
-        What was written a moment ago may be missing; an empty page is the end.
+        Recent writes may be missing; an empty page is the end.
         """
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; absent ones are fine."""
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close the connections."""
+
+
+def is_throttled(error: FrazilError) -> bool:
+    """Tell whether the store asked for a pause."""
+    return isinstance(error, Unavailable) and "retry_after_ms" in error.details
+
+
+class RetryingStore:
+    """An `ObjectStore` that retries calls of another one.
+
+    A deadline bounds all tries of a call. Pauses are random up to a length that doubles. Further
+    tries are paid from a budget that calls fill, so that a store that is down gets few more calls
+    than one that works. The bound on calls under way is halved when the store throttles and grows
+    back with success.
+
+    A put that is tried again may find the object of its first try: verify after a `Conflict`. A
+    stream is written again only if its pieces can be iterated twice.
+
+    Attributes:
+        calls: how many calls were made.
+        retries: how many further tries.
+        gave_up: how many calls failed in spite of them.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        timeout_s: float,
+        clock: Clock | None = None,
+        requests_max: int = REQUESTS_MAX,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        """Wrap a store.
+
+        Args:
+            store: is closed with this one.
+            timeout_s: the deadline of a call, all its tries included.
+            clock: for deadlines and jitter.
+            requests_max: how many calls may be under way at once.
+            sleep: lets time pass; without it a pause that `close` ends.
+        """
+        self.calls = 0
+        self.retries = 0
+        self.gave_up = 0
+        self._store = store
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._requests_max = requests_max
+        self._closed = threading.Event()
+        self._sleep = sleep or self._pause
+        self._state = threading.Condition()
+        self._budget = RETRY_BUDGET_MAX
+        self._under_way = 0
+        self._bound = float(requests_max)
+        self._halved_at = -math.inf
+
+    @property
+    def bound(self) -> int:
+        """Return how many requests may be under way now."""
+        return max(1, int(self._bound))
+
+    def put(self, key: str, data: Buffer) -> ObjectMeta:
+        return self._retried(lambda: self._store.put(key, data))
+
+    def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
+        once = iter(pieces) is pieces
+        return self._retried(lambda: self._store.put_stream(key, pieces), once=once)
+
+    def get(self, key: str, *, start: int, length: int) -> bytes:
+        return self._retried(lambda: self._store.get(key, start=start, length=length))
+
+    def head(self, key: str) -> ObjectMeta | None:
+        return self._retried(lambda: self._store.head(key))
+
+    def list(self, prefix: str, *, after: str = "", limit: int = LIST_KEYS_MAX) -> list[ObjectMeta]:
+        return self._retried(lambda: self._store.list(prefix, after=after, limit=limit))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._retried(lambda: self._store.delete(keys))
+
+    def close(self) -> None:
+        """End all pauses, then close the store; waiting calls raise `Closed`."""
+        self._closed.set()
+        with self._state:
+            self._state.notify_all()
+        self._store.close()
+
+    def _retried(self, call: Callable[[], _Answer], *, once: bool = False) -> _Answer:
+        deadline = self._clock.monotonic() + self._timeout_s
+        with self._state:
+            self.calls += 1
+            self._budget = min(RETRY_BUDGET_MAX, self._budget + RETRY_RATIO)
+        tries = 0
+        unknown = False
+        while True:
+            tries += 1
+            try:
+                with self._admitted(deadline):
+                    answer = call()
+            except Unavailable as error:
+                unknown = unknown or error.details.get("outcome") == "unknown"
+                pause_s = self._pause_after(error, tries)
+                late = self._clock.monotonic() + pause_s >= deadline
+                if once or late or not self._pay():
+                    with self._state:
+                        self.gave_up += 1
+                    # Any of the tries may have written.
+                    outcome = {"outcome": "unknown"} if unknown else {}
+                    facts = {**error.details, "tries": tries, **outcome}
+                    raise Unavailable(error.message, **facts) from error
+                self._sleep(pause_s)
+                if self._closed.is_set():
+                    raise Closed("object store is closed") from error
+            else:
+                self._succeeded()
+                return answer
+
+    def _pause_after(self, error: Unavailable, tries: int) -> float:
+        """Return a random pause up to a length that doubles, after the pause the store asked for."""
+        if is_throttled(error):
+            with self._state:
+                now = self._clock.monotonic()
+                if now - self._halved_at >= HALVINGS_APART_S:
+                    self._halved_at = now
+                    self._bound = max(1.0, self._bound / 2)
+        longest_s = min(RETRY_DELAY_MAX_S, math.ldexp(RETRY_DELAY_S, min(tries - 1, 30)))
+        chance = int.from_bytes(self._clock.random_bytes(4), "little") / 2**32
+        asked = error.details.get("retry_after_ms", 0)
+        asked_s = asked / 1000 if isinstance(asked, int | float) else 0.0
+        return asked_s + longest_s * chance
+
+    def _pay(self) -> bool:
+        """Take one further try from the budget; tell whether there was one."""
+        with self._state:
+            if self._budget < 1:
+                return False
+            self._budget -= 1
+            self.retries += 1
+            return True
+
+    @contextmanager
+    def _admitted(self, deadline: float) -> Iterator[None]:
+        """Wait until another call may be under way.
+
+        Raises:
+            Unavailable: none may until the deadline.
+            Closed: the store was closed meanwhile.
+        """
+        with self._state:
+            while self._under_way >= self.bound and not self._closed.is_set():
+                left_s = deadline - self._clock.monotonic()
+                if left_s <= 0:
+                    raise Unavailable("too many calls of the object store are under way")
+                self._state.wait(min(left_s, 1.0))
+            if self._closed.is_set():
+                raise Closed("object store is closed")
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._under_way -= 1
+                self._state.notify()
+
+    def _succeeded(self) -> None:
+        """Let the bound grow by one a round of calls."""
+        with self._state:
+            if self._bound < self._requests_max:
+                self._bound = min(float(self._requests_max), self._bound + 1 / self._bound)
+                self._state.notify()
+
+    def _pause(self, seconds: float) -> None:
+        self._closed.wait(seconds)

@@ -6,7 +6,7 @@ from frazil.query.engine import QueryEngine
 from frazil.query.pool import PoolLimits, RunningQuery
 from frazil.query.result import Result
 from frazil.query.snapshots import EngineSnapshot, EngineSources
-from frazil.query.sources import (
+from frazil.query.views import (
     ChunkView,
     Request,
     SnapshotFile,

@@ -16,21 +16,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from frazil.query.casts import NOT_CAST, cast_value
-from frazil.query.functions import GROWING, SCALARS, SERIES, VOLATILE
+from frazil.query.guard import SCALARS, VOLATILE
 
 if TYPE_CHECKING:
-    from frazil.query.parse import Node
+    from frazil.query.guard import Node
 
 __all__ = [
-    "Cast",
+    "UNKNOWN",
     "Constant",
     "Folded",
     "Literal",
     "Moment",
     "Parameter",
     "Tried",
-    "cast_of",
+    "Unknown",
     "comparable",
     "constant_of",
     "is_missing",
@@ -84,14 +83,14 @@ class Tried(NamedTuple):
     number: int
 
 
-class Cast(NamedTuple):
-    """A literal or parameter that is cast, where Python can do what DuckDB would."""
-
-    inner: Literal | Parameter
-    type_id: str
+Constant = Literal | Parameter | Folded | Tried
 
 
-Constant = Literal | Parameter | Folded | Tried | Cast
+class Unknown:
+    """The value of a constant that only DuckDB can tell."""
+
+
+UNKNOWN: Final = Unknown()
 
 
 class Moment(NamedTuple):
@@ -146,25 +145,14 @@ def literal_of(node: Node) -> Literal | None:
     return None
 
 
-def cast_of(node: Node) -> Cast | None:
-    """Return the cast of a literal or parameter to a plain type that `node` is, else None."""
-    if node["class"] != "CAST" or node["try_cast"] or node["cast_type"]["type_info"] is not None:
-        return None
-    child = node["child"]
-    inner = Parameter(child["identifier"]) if child["class"] == "PARAMETER" else literal_of(child)
-    return None if inner is None else Cast(inner, node["cast_type"]["id"])
-
-
 def value_of(constant: Constant, params: Mapping[str, Any], folded: Sequence[Any]) -> Any:
-    """Return the value of a constant; `NOT_CAST` if it is not known."""
+    """Return the value of a constant, or `UNKNOWN`."""
     if isinstance(constant, Literal):
         return constant.value
     if isinstance(constant, Parameter):
         return params.get(constant.name)
-    if isinstance(constant, Cast):
-        return cast_value(value_of(constant.inner, params, folded), constant.type_id)
-    found = folded[constant.number] if constant.number < len(folded) else NOT_CAST
-    return NOT_CAST if isinstance(constant, Tried) and found is None else found
+    found = folded[constant.number] if constant.number < len(folded) else UNKNOWN
+    return UNKNOWN if isinstance(constant, Tried) and found is None else found
 
 
 def settled_params(params: object) -> object:
@@ -335,8 +323,7 @@ def _is_foldable(node: Node, hidden: frozenset[str] | None) -> bool:
                 return False
         elif kind == "FUNCTION":
             name = item["function_name"].lower()
-            if name not in SCALARS or name in VOLATILE or name in GROWING or name in SERIES:
-                # What makes a large value is evaluated once, in the query.
+            if name not in SCALARS or name in VOLATILE:
                 return False
         elif kind not in {None, "CONSTANT", "PARAMETER", "CAST", "OPERATOR"}:
             return False

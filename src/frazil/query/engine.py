@@ -6,32 +6,292 @@ the memory tier as they are and over the files of the disk tier.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from frazil.errors import Unavailable
-from frazil.query.catalog import catalog_table
+from attrs import define, field
+
+from frazil.errors import (
+    CorruptionError,
+    FrazilError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
 from frazil.query.constants import scalar_value, settled_params
-from frazil.query.explain import explained_point, explained_scan
-from frazil.query.failures import query_failure
-from frazil.query.keys import Unfit, keys_of
-from frazil.query.plan_store import PlanStore
+from frazil.query.plan import PlannedUse, PlanStore
 from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeout
-from frazil.query.prepared import Prepared, found_rows, prepare
+from frazil.query.pruning import Limits, Unfit, keys_of, limits_of
+from frazil.query.relations import (
+    HotChunk,
+    Registry,
+    WarmFile,
+    empty_relation,
+    lookup_relation,
+    relation_facts,
+    topic_relation,
+)
 from frazil.query.result import BATCH_ROWS, Result, Stream
-from frazil.query.sources import Request
+from frazil.query.tables import catalog_table
+from frazil.query.views import LOG_SUFFIX, Request
 from frazil.topic import watching
 from frazil.topic.watched import watched
 
 if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
     from frazil.clock import Clock
     from frazil.errors import FrazilError
     from frazil.query.plan import Plan
     from frazil.query.point import PointPlan
-    from frazil.query.sources import Sources, TopicName, TopicSnapshot
+    from frazil.query.views import Sources, TopicName, TopicSnapshot
 
-__all__ = ["QueryEngine"]
+__all__ = [
+    "FoundRow",
+    "Prepared",
+    "QueryEngine",
+    "TableRead",
+    "explained_point",
+    "explained_scan",
+    "found_rows",
+    "prepare",
+    "query_failure",
+]
+
+_MESSAGE_CHARACTERS_MAX: Final = 2_000
+RETRY_AFTER_MS: Final = 1_000
+
+
+def query_failure(
+    error: duckdb.Error | OSError, *, stopped: FrazilError | None, files: Iterable[str] = ()
+) -> FrazilError:
+    """Return the error to raise for one of DuckDB's.
+
+    `stopped` is why the query was interrupted, if it was; an error that tells of one of `files`
+    is damage, not a mistake in the statement. While a result is read Arrow hands DuckDB's errors
+    on as `OSError`, with the same text.
+    """
+    text = str(error)
+    if stopped is not None:
+        return stopped
+    for path in files:
+        if path in text:
+            return CorruptionError("a file of the disk tier cannot be read", file=path, cause=text)
+    kind, _, rest = text.partition(" Error: ")
+    return _KINDS.get(kind, _invalid)(_first_part(rest or text))
+
+
+def _first_part(text: str) -> str:
+    """Leave out the excerpt of the text that ran: it is not what the user wrote."""
+    message = text.split("\n\nLINE ", 1)[0].strip()
+    return " ".join(message.split())[:_MESSAGE_CHARACTERS_MAX]
+
+
+def _invalid(message: str) -> FrazilError:
+    return InvalidRequest(message)
+
+
+def _interrupted(_message: str) -> FrazilError:
+    return Unavailable("query was interrupted, run it again")
+
+
+def _out_of_memory(message: str) -> FrazilError:
+    return Overloaded(
+        "query needs more memory than query.memory_bytes, or query.memory_each_bytes, allows; read "
+        "less or raise it",
+        retry_after_ms=RETRY_AFTER_MS,
+        cause=message,
+    )
+
+
+def _storage(message: str) -> FrazilError:
+    return Unavailable("query could not read its data, run it again", cause=message)
+
+
+_KINDS: Final[dict[str, Callable[[str], FrazilError]]] = {
+    "INTERRUPT": _interrupted,
+    "Out of Memory": _out_of_memory,
+    "IO": _storage,
+    "Permission": _storage,
+    "FATAL": _storage,
+    "INTERNAL": _storage,
+}
+
+
+class FoundRow(NamedTuple):
+    """A row that was looked up by key, and the snapshot that has it."""
+
+    snapshot: TopicSnapshot
+    row: Mapping[str, Any]
+
+
+@define(eq=False)
+class TableRead:
+    """What is read for one table of the statement; `keys` if they were looked up instead."""
+
+    use: PlannedUse
+    limits: Limits
+    chunks: list[HotChunk] = field(factory=list)
+    files: list[WarmFile] = field(factory=list)
+    keys: int | None = None
+    found: list[FoundRow] = field(factory=list)
+
+
+@define(eq=False)
+class Prepared:
+    """A statement that can be run now."""
+
+    text: str
+    registry: Registry
+    reads: list[TableRead]
+    paths: list[str]
+
+
+def prepare(
+    plan: Plan,
+    values: Mapping[str, Any],
+    folded: Sequence[Any],
+    snapshots: Mapping[TopicName, Sequence[TopicSnapshot]],
+    *,
+    prefix: str,
+    catalog: Callable[[str], pa.Table],
+) -> Prepared:
+    """Make the relations of all tables of a plan."""
+    registry = Registry(prefix)
+    relations: list[str] = []
+    reads: list[TableRead] = []
+    for use in plan.uses:
+        if use.info is None:
+            relations.append(" ".join(("SELECT * FROM", registry.add(catalog(use.catalog)))))
+            continue
+        read = TableRead(use, limits_of(use.conditions, values, folded, use.info))
+        reads.append(read)
+        if use.described:
+            relations.append(empty_relation(use.columns))
+            continue
+        relation = _looked_up(plan, read, snapshots[use.topic], values, folded, registry)
+        if relation is None:
+            relation, read.chunks, read.files = topic_relation(
+                snapshots[use.topic],
+                use.columns,
+                read.limits,
+                registry,
+                keyed=bool(use.info.key_names),
+                log=use.log,
+                rules=plan.rules,
+            )
+        relations.append(relation)
+    paths = [file.path for read in reads for file in read.files if file.path is not None]
+    return Prepared(plan.text(relations), registry, reads, paths)
+
+
+def found_rows(
+    keys: Sequence[tuple[Any, ...]], snapshots: Sequence[TopicSnapshot]
+) -> list[FoundRow]:
+    """Look keys up in all parts of a topic."""
+    return [
+        FoundRow(snapshot, row)
+        for snapshot in snapshots
+        for row in (snapshot.get_many(keys) if keys else ())
+        if row is not None
+    ]
+
+
+def _looked_up(
+    plan: Plan,
+    read: TableRead,
+    snapshots: Sequence[TopicSnapshot],
+    values: Mapping[str, Any],
+    folded: Sequence[Any],
+    registry: Registry,
+) -> str | None:
+    """Return the relation of the rows that the conditions name by key, None if they do not."""
+    if read.use.key is None:
+        return None
+    keys = keys_of(read.use.key, values, folded)
+    if isinstance(keys, Unfit):
+        return None
+    read.keys = len(keys)
+    read.found = found_rows(keys, snapshots)
+    rows = [(found.snapshot.part, found.row) for found in read.found]
+    return lookup_relation(rows, read.use.columns, registry, rules=plan.rules)
+
+
+def explained_point(
+    point: PointPlan, keys: Sequence[object], found: Sequence[FoundRow]
+) -> dict[str, Any]:
+    """Describe a look-up by key, which asks the index and reads the rows that it finds."""
+    table = {
+        "topic": "/".join(("", *point.topic)),
+        "log": False,
+        "columns": [column.name for _, column in point.shown],
+        **_lookup_facts(len(keys), found),
+    }
+    return {"path": "index", "tables": [table], "plan": ""}
+
+
+def explained_scan(
+    plan: Plan,
+    prepared: Prepared,
+    snapshots: Mapping[TopicName, Sequence[TopicSnapshot]],
+    text: str,
+) -> dict[str, Any]:
+    """Describe a query that DuckDB runs; `text` is its plan."""
+    tables = [_table(read, snapshots[read.use.topic]) for read in prepared.reads]
+    catalog = [use.catalog for use in plan.uses if use.catalog]
+    by_key = bool(prepared.reads) and all(read.keys is not None for read in prepared.reads)
+    path = "index" if by_key and not catalog else "scan"
+    return {"path": path, "tables": tables, "catalog": catalog, "plan": text}
+
+
+def _table(read: TableRead, snapshots: Sequence[TopicSnapshot]) -> dict[str, Any]:
+    use = read.use
+    namespace, name = use.topic
+    facts = relation_facts(snapshots, read.chunks, read.files)
+    found: dict[str, Any] = {
+        "topic": f"/{namespace}/{name}",
+        "view": name + LOG_SUFFIX if use.log else name,
+        "log": use.log,
+        "columns": [column.name for column in use.columns],
+        "conditions": read.limits.describe(),
+        "snapshot": [
+            {"part": snapshot.part, "end": snapshot.end, "cut": snapshot.cut}
+            for snapshot in snapshots
+        ],
+        "memory": facts.memory.as_dict("chunks"),
+        "disk": facts.disk.as_dict("files") | {"names_read": facts.files_read},
+    }
+    if read.keys is not None:
+        found |= _lookup_facts(read.keys, read.found)
+    return found
+
+
+def _lookup_facts(keys: int, found: Sequence[FoundRow]) -> dict[str, Any]:
+    """Tell where rows lie that were looked up.
+
+    Files are those whose offsets include a row's: of several that overlap one has it.
+    """
+    in_memory = [each for each in found if each.row["_offset"] >= each.snapshot.cut]
+    on_disk = [each for each in found if each.row["_offset"] < each.snapshot.cut]
+    files = {
+        file.name: file.bytes
+        for snapshot, row in on_disk
+        for file in snapshot.files
+        if file.offset_first <= row["_offset"] <= file.offset_last
+    }
+    return {
+        "keys": keys,
+        "rows_found": len(found),
+        "found": {
+            "memory_rows": len(in_memory),
+            "disk_rows": len(on_disk),
+            "files": sorted(files),
+            "file_bytes": sum(files.values()),
+        },
+    }
+
 
 _HUGE: Final = frozenset({"HUGEINT", "UHUGEINT"})
 

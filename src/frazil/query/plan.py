@@ -8,36 +8,38 @@ relations of each table.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from attrs import frozen
 
-from frazil.errors import InvalidRequest
-from frazil.query.arrow_scan import EVERY_FILTER, ScanRules, scan_rules
-from frazil.query.borders import Border, borders_of
-from frazil.query.growth import limit_growth
-from frazil.query.guard import check_statement
-from frazil.query.keys import key_conditions
+from frazil.errors import Closed, InvalidRequest
+from frazil.query.guard import Parser, check_statement, checked_text
 from frazil.query.point import PointPlan, point_of
-from frazil.query.pruning import Condition, conditions_of
-from frazil.query.relations import empty_relation
-from frazil.query.sources import Request, TopicInfo, TopicName
+from frazil.query.pruning import Condition, conditions_of, key_conditions
+from frazil.query.relations import EVERY_FILTER, ScanRules, empty_relation, scan_rules
 from frazil.query.tables import (
     TableUse,
     WantedNames,
-    check_rewritten,
     resolve_tables,
     unnamed_columns,
     wanted_names,
 )
-from frazil.query.views import ViewColumn, view_columns
+from frazil.query.views import Request, TopicInfo, TopicName, ViewColumn, view_columns
 
 if TYPE_CHECKING:
-    from frazil.query.parse import Node, Parser
+    from frazil.query.guard import Node
+    from frazil.query.views import Sources
 
-__all__ = ["Plan", "PlannedUse", "Planner"]
+__all__ = [
+    "Plan",
+    "PlanStore",
+    "PlannedUse",
+    "Planner",
+    "template_of",
+]
 
 
 @frozen(eq=False)
@@ -130,6 +132,9 @@ class Planner:
             InvalidRequest: if the statement is not allowed or not understood.
             NotFound: if it names a table that does not exist.
         """
+        if self._prefix in sql:
+            # A text with a placeholder of its own could get a relation in the wrong place.
+            raise InvalidRequest("statement cannot be rewritten")
         statement = self._parser.parse(sql)
         parameters = _parameters_of(statement)
         if point:
@@ -139,16 +144,13 @@ class Planner:
         check_statement(statement)
         for node in unnamed_columns(statement):
             node["alias"] = self._text_of([node]).removeprefix("SELECT ")
-        limit_growth(statement, self._parser.parse)
         uses = resolve_tables(statement, topics, self._placeholder)
         wanted = wanted_names(statement)
         folds: list[Node] = []
-        borders = borders_of(statement)
-        planned = tuple(_planned(use, wanted, folds, borders) for use in uses)
+        planned = tuple(_planned(use, wanted, folds) for use in uses)
         # The text of constants is made first: the tree of the statement must not be changed later.
         fold_text = self._text_of(folds) if folds else ""
         text = self._parser.text(statement)
-        self._check_again(text, uses)
         return Plan(
             parameters,
             pieces=tuple(self._gap.split(text)),
@@ -175,16 +177,6 @@ class Planner:
     def _placeholder(self, number: int) -> str:
         return f"{self._prefix}u{number}_"
 
-    def _check_again(self, text: str, uses: Sequence[TableUse]) -> None:
-        """Check the printed text like the user's: printing must not have changed its meaning."""
-        statement = self._parser.parse(text)
-        check_statement(statement)
-        check_rewritten(statement, frozenset(use.placeholder for use in uses))
-        numbers = [int(number) for number in self._gap.findall(text)]
-        if sorted(numbers) != list(range(len(uses))):
-            # A text that has a placeholder of its own could get a relation in the wrong place.
-            raise InvalidRequest("statement cannot be rewritten")
-
     def _text_of(self, expressions: Sequence[Node]) -> str:
         """Return the text of a statement that evaluates expressions."""
         statement = self._parser.parse("SELECT 1")
@@ -196,15 +188,13 @@ def _parameters_of(statement: Node) -> frozenset[str]:
     return frozenset(entry["key"] for entry in statement["named_param_map"])
 
 
-def _planned(
-    use: TableUse, wanted: WantedNames | None, folds: list[Node], borders: Mapping[int, Border]
-) -> PlannedUse:
+def _planned(use: TableUse, wanted: WantedNames | None, folds: list[Node]) -> PlannedUse:
     if use.info is None:
         return PlannedUse(("", ""), None, False, use.catalog, (), (), None)
     every = view_columns(use.info, log=use.log)
     renamed = bool(use.node["column_name_alias"])
     needed = every if renamed else _needed(every, wanted, use.name)
-    conditions = conditions_of(use, every, folds, borders)
+    conditions = conditions_of(use, every, folds)
     key = None if use.log else key_conditions(use.info, conditions)
     return PlannedUse(use.topic, use.info, use.log, "", needed, conditions, key, use.described)
 
@@ -250,3 +240,128 @@ def _parameters_in(nodes: Sequence[Node]) -> set[str]:
                 found.add(item["identifier"])
             todo += item.values()
     return found
+
+
+CHARACTERS_MAX: Final = 2_000
+
+_SIMPLE: Final = re.compile(
+    r"""(?> [\w\s(),.=*;]+ | "[^"\0]*" | '(?: [^'\0] | '' )*' )*+""", re.VERBOSE
+)
+"""Words, numbers, strings and a little punctuation: neither comments nor signs nor parameters."""
+
+_LITERAL: Final = re.compile(r""" "[^"]*" | '(?: [^'] | '' )*' | \b[0-9]{1,18}\b """, re.VERBOSE)
+
+
+def template_of(sql: str) -> tuple[str, list[Any]] | None:
+    """Return the text with `$1`, `$2`… in place of its literals, and their values.
+
+    None if there are none, or if the text is not simple. Whether a template means the same as the
+    text is for its parser to find out: what has a literal in a place where no parameter can stand
+    is no valid statement as a template.
+    """
+    if len(sql) > CHARACTERS_MAX or _SIMPLE.fullmatch(sql) is None:
+        return None
+    values: list[Any] = []
+
+    def replaced(match: re.Match[str]) -> str:
+        text = match[0]
+        if text[0] == '"':
+            return text
+        values.append(text[1:-1].replace("''", "'") if text[0] == "'" else int(text))
+        return f"${len(values)}"
+
+    template = _LITERAL.sub(replaced, sql)
+    return (template, values) if values else None
+
+
+PLANS_MAX: Final = 1_024
+PLAN_CHARACTERS_MAX: Final = 16_384
+
+_Key = tuple[str, bool]
+
+
+class PlanStore:
+    """Makes and keeps plans. All methods may be called from any thread."""
+
+    def __init__(self, sources: Sources, prefix: str) -> None:
+        self._sources = sources
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._parser: Parser | None = None
+        self._made: Planner | None = None
+        self._closed = False
+        self._version: int | None = None
+        self._topics: Mapping[TopicName, TopicInfo] = {}
+        self._plans: dict[_Key, Plan] = {}
+        self._templates: dict[str, Plan | None] = {}
+
+    def plan(self, sql: str, *, point: bool = True) -> Plan:
+        """Return the plan of a statement; `point` allows one that asks the index alone."""
+        checked_text(sql)
+        version = self._refresh()
+        found = self._plans.get((sql, point))
+        if found is not None:
+            return found
+        plan = self._planner().plan(sql, self._topics, point=point)
+        if len(sql) <= PLAN_CHARACTERS_MAX:
+            self._keep(self._plans, (sql, point), plan, version)
+        return plan
+
+    def templated(self, sql: str) -> tuple[Plan, dict[str, Any]] | None:
+        """Return the look-up that a simple text is, and the values in it; None if it is none."""
+        found = template_of(checked_text(sql))
+        if found is None:
+            return None
+        template, values = found
+        version = self._refresh()
+        try:
+            plan = self._templates[template]
+        except KeyError:
+            plan = self._planner().point(template, self._topics)
+            if plan is not None and len(plan.parameters) != len(values):
+                # A literal became part of a name: the template is another statement.
+                plan = None
+            self._keep(self._templates, template, plan, version)
+        if plan is None:
+            return None
+        return plan, {str(number): value for number, value in enumerate(values, 1)}
+
+    def close(self) -> None:
+        """Forget all plans; later calls raise `Closed`."""
+        with self._lock:
+            self._closed = True
+            parser, self._parser, self._made = self._parser, None, None
+            self._plans.clear()
+            self._templates.clear()
+        if parser is not None:
+            parser.close()
+
+    def _refresh(self) -> int:
+        """Forget the plans if the topics changed since; return the version they are for."""
+        version = self._sources.version
+        if version != self._version or self._closed:
+            with self._lock:
+                if self._closed:
+                    raise Closed("the query engine is closed, open the engine again")
+                # The version was read before the topics: a change in between is seen next time.
+                self._topics = self._sources.topics()
+                self._plans = {}
+                self._templates = {}
+                self._version = version
+        return version
+
+    def _planner(self) -> Planner:
+        with self._lock:
+            if self._closed:
+                raise Closed("the query engine is closed, open the engine again")
+            if self._made is None:
+                self._parser = Parser()
+                self._made = Planner(self._parser, self._prefix)
+            return self._made
+
+    def _keep(self, plans: dict[Any, Any], key: object, plan: Plan | None, version: int) -> None:
+        with self._lock:
+            if version == self._version:
+                while len(plans) >= PLANS_MAX:
+                    del plans[next(iter(plans))]
+                plans[key] = plan

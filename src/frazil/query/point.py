@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from frazil.query.constants import Constant, Literal, Parameter, cast_of, constant_of
+from frazil.query.constants import Constant, Literal, Parameter, constant_of
 from frazil.query.pruning import Condition
 from frazil.query.tables import topic_of
 from frazil.query.views import ViewColumn, view_columns
 
 if TYPE_CHECKING:
-    from frazil.query.parse import Node
-    from frazil.query.sources import TopicInfo, TopicName
+    from frazil.query.guard import Node
+    from frazil.query.views import TopicInfo, TopicName
 
 __all__ = ["PointPlan", "point_of"]
 
@@ -155,7 +155,7 @@ def _with_constants(
     folds: list[Node] = []
     constants = []
     for node in nodes:
-        constant = cast_of(node) or constant_of(node, folds)
+        constant = constant_of(node, folds)
         if constant is None or folds:
             return None
         constants.append(constant)

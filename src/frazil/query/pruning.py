@@ -7,33 +7,271 @@ could only hide rows, so every rule errs on the side of reading.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from frazil.query.borders import Border, Columns, picked_columns
 from frazil.query.constants import (
     Constant,
     Literal,
+    Moment,
     Tried,
     comparable,
     constant_of,
+    is_missing,
     stored_range,
     try_cast,
     value_of,
 )
-from frazil.query.partition_limits import EVERY_PARTITION, PartitionLimits, partition_limits
+from frazil.query.views import column_id
+from frazil.tiers import Partitioner
 
 if TYPE_CHECKING:
-    from frazil.query.parse import Node
-    from frazil.query.sources import TopicInfo
+    from frazil.model import PartitionField
+    from frazil.query.guard import Node
     from frazil.query.tables import TableUse
-    from frazil.query.views import ViewColumn
+    from frazil.query.views import SnapshotFile, TopicInfo, TopicSnapshot, ViewColumn
 
-__all__ = ["Condition", "Known", "Limits", "conditions_of", "limits_of"]
+__all__ = [
+    "EVERY_PARTITION",
+    "MISS",
+    "UNFIT",
+    "Condition",
+    "Known",
+    "Limits",
+    "Miss",
+    "PartitionLimits",
+    "Unfit",
+    "column_value",
+    "conditions_of",
+    "key_conditions",
+    "keys_of",
+    "limits_of",
+    "partition_limits",
+]
+
+KEYS_MAX: Final = 10_000
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class Unfit:
+    """The index cannot answer: compare as DuckDB does."""
+
+
+class Miss:
+    """No value of the column equals it."""
+
+
+UNFIT: Final = Unfit()
+MISS: Final = Miss()
+
+
+def key_conditions(
+    info: TopicInfo, conditions: Sequence[Condition]
+) -> tuple[Condition, ...] | None:
+    """Return one condition `=` or `in` for each key column, None if a column has none."""
+    if not info.key_names:
+        return None
+    found: dict[str, Condition] = {}
+    for condition in conditions:
+        if condition.operator in {"=", "in"}:
+            found.setdefault(condition.column.name, condition)
+    if any(name not in found for name in info.key_names):
+        return None
+    return tuple(found[name] for name in info.key_names)
+
+
+def keys_of(
+    conditions: Sequence[Condition], params: Mapping[str, Any], folded: Sequence[Any]
+) -> list[tuple[Any, ...]] | Unfit:
+    """Return the keys that fulfil the conditions, each once."""
+    columns: list[list[Any]] = []
+    count = 1
+    for condition in conditions:
+        values: list[Any] = []
+        for value in condition.values(params, folded):
+            found = column_value(value, condition.column.type)
+            if isinstance(found, Unfit):
+                return UNFIT
+            if found is not MISS:
+                values.append(found)
+        columns.append(list(dict.fromkeys(values)))
+        count *= len(values)
+        if count > KEYS_MAX:
+            return UNFIT
+    return list(product(*columns))
+
+
+def column_value(value: Any, data_type: pa.DataType) -> Any:
+    """Return the value of a column's type that equals a constant.
+
+    `MISS` if there is none, `UNFIT` if only DuckDB can tell.
+    """
+    if value is None:
+        return MISS
+    if is_missing(value) or (isinstance(value, Decimal) and not value.is_finite()):
+        return UNFIT
+    if pt.is_integer(data_type):
+        return _integer(value, data_type)
+    if pt.is_string(data_type) or pt.is_large_string(data_type):
+        return value if type(value) is str else UNFIT
+    if pt.is_boolean(data_type) or pt.is_binary(data_type) or pt.is_large_binary(data_type):
+        wanted = bool if pt.is_boolean(data_type) else bytes
+        return value if type(value) is wanted else UNFIT
+    if pt.is_fixed_size_binary(data_type):
+        if type(value) is not bytes:
+            return UNFIT
+        return value if len(value) == data_type.byte_width else MISS
+    if pt.is_decimal(data_type):
+        return _decimal(value, data_type)
+    if pt.is_temporal(data_type):
+        return _temporal(value, data_type)
+    return UNFIT
+
+
+def _integer(value: Any, data_type: pa.DataType) -> Any:
+    if type(value) is Decimal:
+        if value != value.to_integral_value():
+            return MISS
+        value = int(value)
+    elif type(value) is not int:
+        return UNFIT
+    bits = data_type.bit_width
+    signed = pt.is_signed_integer(data_type)
+    low, high = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
+    return value if low <= value < high else MISS
+
+
+def _decimal(value: Any, data_type: pa.DataType) -> Any:
+    if type(value) not in {int, Decimal}:
+        return UNFIT
+    try:
+        scalar = pa.scalar(Decimal(value), data_type)
+    except pa.ArrowInvalid:
+        # Too many digits, before or behind the point.
+        return MISS
+    return scalar.as_py()
+
+
+def _temporal(value: Any, data_type: pa.DataType) -> Any:
+    if isinstance(value, Moment):
+        value = _from_moment(value, data_type)
+    if pt.is_date32(data_type):
+        return value if type(value) is dt.date else UNFIT
+    if pt.is_time(data_type):
+        is_local = type(value) is dt.time and value.tzinfo is None
+        return value if is_local and data_type.unit == "us" else UNFIT
+    if not isinstance(value, dt.datetime) or data_type.unit == "ns":
+        return UNFIT
+    if data_type.unit != "us" and value.microsecond % (1_000 if data_type.unit == "ms" else 10**6):
+        return MISS
+    if value.tzinfo is None:
+        return value.replace(tzinfo=dt.UTC) if data_type.tz is not None else value
+    in_utc = value.astimezone(dt.UTC)
+    return in_utc if data_type.tz is not None else in_utc.replace(tzinfo=None)
+
+
+def _from_moment(moment: Moment, data_type: pa.DataType) -> Any:
+    """Return the value of Python that a moment is, as far as the column's type has it."""
+    if moment.ns % 1_000 or moment.of_day != pt.is_time(data_type):
+        return None
+    try:
+        instant = _EPOCH + dt.timedelta(microseconds=moment.ns // 1_000)
+    except OverflowError:
+        return None
+    if moment.of_day:
+        return instant.time()
+    if pt.is_date32(data_type):
+        return instant.date() if instant.time() == dt.time() else None
+    return instant
+
+
+class _Limit(NamedTuple):
+    """The values that one field of the spec can have; `place` is its number in the spec."""
+
+    place: int
+    field: pa.Field
+    transform: str
+    values: frozenset[Any]
+
+
+class PartitionLimits:
+    """Which partitions of a topic can have rows that match; immutable."""
+
+    def __init__(self, limits: Sequence[_Limit] = ()) -> None:
+        self._limits = limits
+
+    def may_match(self, file: SnapshotFile, snapshot: TopicSnapshot) -> bool:
+        """Tell whether a file's partition can have such rows."""
+        if not self._limits or not file.partition_values:
+            return True
+        schema = snapshot.file_schema(file)
+        return all(
+            limit.place >= len(file.partition_values)
+            or file.partition_values[limit.place] in limit.values
+            or not _has_column(schema, limit.field)
+            for limit in self._limits
+        )
+
+    def describe(self) -> list[str]:
+        """Write the partitions, for `explain`."""
+        return [
+            f"{limit.transform}({limit.field.name}) in "
+            + ", ".join(sorted(map(repr, limit.values)))
+            for limit in self._limits
+        ]
+
+
+EVERY_PARTITION: Final = PartitionLimits()
+
+
+def partition_limits(
+    info: TopicInfo,
+    conditions: Sequence[Condition],
+    params: Mapping[str, Any],
+    folded: Sequence[Any],
+) -> PartitionLimits:
+    """Return the partitions of the values that columns must equal."""
+    limits = []
+    for place, partition in enumerate(info.partition_by):
+        for condition in conditions:
+            own = condition.column.field
+            if own is None or column_id(own) != str(partition.column_id).encode():
+                continue
+            if condition.operator in {"=", "in"}:
+                values = _values(own, partition, condition.values(params, folded))
+                if values is not None:
+                    limits.append(_Limit(place, own, partition.transform, values))
+    return PartitionLimits(limits)
+
+
+def _values(
+    field: pa.Field, partition: PartitionField, constants: Sequence[Any]
+) -> frozenset[Any] | None:
+    """Return the values of the partitions that constants lie in, None if they are not known."""
+    found = [column_value(constant, field.type) for constant in constants]
+    if any(value is UNFIT for value in found):
+        return None
+    array = pa.array([value for value in found if value is not MISS], field.type)
+    batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([field]))
+    pieces = Partitioner(batch.schema, [partition]).split(batch)
+    return frozenset(piece.values[0] for piece, _rows in pieces)
+
+
+def _has_column(schema: pa.Schema, field: pa.Field) -> bool:
+    """Tell whether the column was of the same type when a file was written.
+
+    The partition of a value can be another one under another type.
+    """
+    number = column_id(field)
+    return any(column_id(each) == number and each.type.equals(field.type) for each in schema)
+
 
 _FLIPPED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _COMPARISONS: Final = {
@@ -74,7 +312,7 @@ class Condition(NamedTuple):
     constants: tuple[Constant, ...]
 
     def values(self, params: Mapping[str, Any], folded: Sequence[Any]) -> list[Any]:
-        """Return the values of the constants, `NOT_CAST` for those not known."""
+        """Return the values of the constants, `UNKNOWN` for those that only DuckDB can tell."""
         return [value_of(constant, params, folded) for constant in self.constants]
 
 
@@ -180,42 +418,20 @@ class Limits:
 
 
 def conditions_of(
-    use: TableUse,
-    columns: Sequence[ViewColumn],
-    folds: list[Node],
-    borders: Mapping[int, Border],
+    use: TableUse, columns: Sequence[ViewColumn], folds: list[Node]
 ) -> tuple[Condition, ...]:
-    """Find the conditions that every row of `use` must fulfil to matter to the query.
-
-    They are those of the query in whose FROM it stands, and those around that query as long as it
-    only picks columns.
-    """
-    found: list[Condition] = []
-    place: Border | None = Border(use.node, use.select)
-    name = use.name
-    seen: Columns | None = {column.name.casefold(): column for column in columns}
-    while place is not None and place.select is not None and seen is not None:
-        if place.node["sample"] is not None or place.node["column_name_alias"]:
-            break
-        found += _conditions_in(place, name, seen, folds)
-        seen = picked_columns(place.select, place.node, name, seen)
-        place = borders.get(id(place.select))
-        name = "" if place is None else place.name
-    return tuple(found)
-
-
-def _conditions_in(
-    place: Border, name: str, columns: Columns, folds: list[Node]
-) -> list[Condition]:
-    select = place.select
-    assert select is not None
-    if select["where_clause"] is None or select["sample"] is not None:
-        return []
+    """Find the conditions of WHERE that every row of `use` must fulfil to matter to its query."""
+    select = use.select
+    if select is None or select["where_clause"] is None or select["sample"] is not None:
+        return ()
+    if use.node["sample"] is not None or use.node["column_name_alias"]:
+        return ()
     joins = _joins_of(select["from_table"])
     if any(join["ref_type"] not in _LOCAL_JOINS for join in joins):
-        return []
-    alone = select["from_table"] is place.node
-    reader = _Reader(name, columns, joins, folds, alone=alone)
+        return ()
+    names = {column.name.casefold(): column for column in columns}
+    alone = select["from_table"] is use.node
+    reader = _Reader(use.name, names, joins, folds, alone=alone)
     todo = [select["where_clause"]]
     found: list[Condition] = []
     while todo:
@@ -224,7 +440,7 @@ def _conditions_in(
             todo += node["children"]
         else:
             found += reader.read(node)
-    return found
+    return tuple(found)
 
 
 def limits_of(
@@ -253,7 +469,7 @@ class _Reader:
     def __init__(
         self,
         name: str,
-        columns: Columns,
+        columns: Mapping[str, ViewColumn],
         joins: Sequence[Node],
         folds: list[Node],
         *,

@@ -13,7 +13,7 @@ import pyarrow.types as pt
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.model import full_topic_name
-from frazil.query.sources import ChunkView, TopicInfo
+from frazil.query.views import ChunkView, TopicInfo
 from frazil.schema import part_of_values
 from frazil.tiers import STEP_ROWS, open_parquet, whole_chunk
 from frazil.topic import check_watch, moment, moments_of, wait_for
@@ -21,7 +21,7 @@ from frazil.topic import check_watch, moment, moments_of, wait_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.query.sources import Request, TopicName, TopicSnapshot
+    from frazil.query.views import Request, TopicName, TopicSnapshot
     from frazil.tiers import Chunk, DiskFile, KeyLookup, TopicTiers
     from frazil.topic import Instance, TopicRuntime
 

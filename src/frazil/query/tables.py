@@ -8,28 +8,171 @@ variables of the program.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 from attrs import define
 
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import NAMESPACE_DEFAULT
-from frazil.query.catalog import INFORMATION_SCHEMA, SHOW
-from frazil.query.functions import GROWING
-from frazil.query.parse import Node
-from frazil.query.sources import TopicInfo, TopicName
-from frazil.query.views import LOG_SUFFIX
+from frazil.query.guard import Node
+from frazil.query.views import LOG_SUFFIX, TopicInfo, TopicName, ViewColumn, view_columns
 
 __all__ = [
+    "INFORMATION_SCHEMA",
+    "SHOW",
     "TableUse",
     "WantedNames",
-    "check_rewritten",
+    "catalog_table",
     "resolve_tables",
     "topic_of",
     "unnamed_columns",
     "wanted_names",
 ]
+
+DATABASE: Final = "frazil"
+INFORMATION_SCHEMA: Final = frozenset({"columns", "schemata", "tables"})
+SHOW: Final = {
+    '"tables"': "show_tables",
+    '"schemas"': "show_schemas",
+    '"databases"': "show_databases",
+    "__show_tables_expanded": "show_all_tables",
+}
+"""What SHOW can show, by DuckDB's name for it."""
+
+_TEXT: Final = pa.string()
+_TEXTS: Final = pa.list_(pa.string())
+
+Topics = Mapping["TopicName", "TopicInfo"]
+_Rows = list[dict[str, object]]
+
+
+def catalog_table(name: str, topics: Topics) -> pa.Table:
+    """Return one of the tables of the catalog for the present topics."""
+    schema, rows = _TABLES[name]
+    listed = {topic: info for topic, info in topics.items() if info.listed}
+    return pa.Table.from_pylist(rows(listed), schema=schema)
+
+
+def _views(topics: Topics) -> Iterator[tuple[str, str, tuple[ViewColumn, ...]]]:
+    """Yield schema, name and columns of all views, ordered by name."""
+    for (namespace, name), info in sorted(topics.items(), key=lambda item: item[0]):
+        yield namespace, name, view_columns(info, log=False)
+        yield namespace, name + LOG_SUFFIX, view_columns(info, log=True)
+
+
+def _tables(topics: Topics) -> _Rows:
+    return [
+        {
+            "table_catalog": DATABASE,
+            "table_schema": namespace,
+            "table_name": name,
+            "table_type": "VIEW",
+            "is_insertable_into": "NO",
+        }
+        for namespace, name, _ in _views(topics)
+    ]
+
+
+def _columns(topics: Topics) -> _Rows:
+    return [
+        {
+            "table_catalog": DATABASE,
+            "table_schema": namespace,
+            "table_name": name,
+            "column_name": column.name,
+            "ordinal_position": position,
+            # What DESCRIBE says of all columns of views.
+            "is_nullable": "YES",
+            "data_type": column.sql_type,
+        }
+        for namespace, name, columns in _views(topics)
+        for position, column in enumerate(columns, 1)
+    ]
+
+
+def _namespaces(topics: Topics) -> list[str]:
+    return sorted({NAMESPACE_DEFAULT, *(namespace for namespace, _ in topics)})
+
+
+def _schemata(topics: Topics) -> _Rows:
+    return [
+        {"catalog_name": DATABASE, "schema_name": namespace, "schema_owner": DATABASE}
+        for namespace in _namespaces(topics)
+    ]
+
+
+def _show_tables(topics: Topics) -> _Rows:
+    """List the topics; those outside of the default namespace as `namespace.name`."""
+    return [
+        {"name": name if namespace == NAMESPACE_DEFAULT else f"{namespace}.{name}"}
+        for namespace, name in sorted(
+            topics, key=lambda topic: (topic[0] != NAMESPACE_DEFAULT, topic)
+        )
+    ]
+
+
+def _show_all_tables(topics: Topics) -> _Rows:
+    return [
+        {
+            "database": DATABASE,
+            "schema": namespace,
+            "name": name,
+            "column_names": [column.name for column in columns],
+            "column_types": [column.sql_type for column in columns],
+            "temporary": False,
+        }
+        for namespace, name, columns in _views(topics)
+    ]
+
+
+def _show_schemas(topics: Topics) -> _Rows:
+    return [
+        {"database_name": DATABASE, "schema_name": namespace} for namespace in _namespaces(topics)
+    ]
+
+
+def _show_databases(_topics: Topics) -> _Rows:
+    return [{"database_name": DATABASE}]
+
+
+def _texts(*names: str) -> pa.Schema:
+    return pa.schema([(name, _TEXT) for name in names])
+
+
+_TABLES: Final[dict[str, tuple[pa.Schema, Callable[[Topics], _Rows]]]] = {
+    "tables": (
+        _texts("table_catalog", "table_schema", "table_name", "table_type", "is_insertable_into"),
+        _tables,
+    ),
+    "columns": (
+        pa.schema(
+            [
+                *_texts("table_catalog", "table_schema", "table_name", "column_name"),
+                pa.field("ordinal_position", pa.int32()),
+                *_texts("column_default", "is_nullable", "data_type"),
+            ]
+        ),
+        _columns,
+    ),
+    "schemata": (_texts("catalog_name", "schema_name", "schema_owner"), _schemata),
+    "show_tables": (_texts("name"), _show_tables),
+    "show_all_tables": (
+        pa.schema(
+            [
+                *_texts("database", "schema", "name"),
+                pa.field("column_names", _TEXTS),
+                pa.field("column_types", _TEXTS),
+                pa.field("temporary", pa.bool_()),
+            ]
+        ),
+        _show_all_tables,
+    ),
+    "show_schemas": (_texts("database_name", "schema_name"), _show_schemas),
+    "show_databases": (_texts("database_name"), _show_databases),
+}
+
 
 _QUERIES: Final = frozenset({"RECURSIVE_CTE_NODE", "SELECT_NODE", "SET_OPERATION_NODE"})
 _EMPTY: Final[frozenset[str]] = frozenset()
@@ -87,20 +230,6 @@ def resolve_tables(
     return uses
 
 
-def check_rewritten(statement: Node, placeholders: frozenset[str]) -> None:
-    """Refuse a rewritten statement that names anything but placeholders.
-
-    Its text was printed by DuckDB and parsed again: what runs is what was checked.
-    """
-    for node, scope, _select in _tables_of(statement):
-        known = node["type"] == "BASE_TABLE" and (
-            _is_common(node, scope)
-            or (not node["schema_name"] and node["table_name"] in placeholders)
-        )
-        if not known:
-            raise InvalidRequest("statement cannot be rewritten", table=node.get("table_name"))
-
-
 class WantedNames(NamedTuple):
     """The names in a statement, folded: all of them, and those that stand without another."""
 
@@ -137,7 +266,7 @@ def wanted_names(statement: Node) -> WantedNames | None:
 def unnamed_columns(statement: Node) -> list[Node]:
     """Return the columns that have no name but their text, of which a part will be replaced.
 
-    Once tables and sizes are replaced that text would show what they were replaced by.
+    Once tables are replaced that text would show what they were replaced by.
     """
     found: list[Node] = []
     todo: list[Any] = [statement]
@@ -150,23 +279,20 @@ def unnamed_columns(statement: Node) -> list[Node]:
                 found += [
                     node
                     for node in item["select_list"]
-                    if not node["alias"] and node["class"] != "STAR" and _is_rewritten(node)
+                    if not node["alias"] and node["class"] != "STAR" and _has_subquery(node)
                 ]
             todo += item.values()
     return found
 
 
-def _is_rewritten(expression: Node) -> bool:
+def _has_subquery(expression: Node) -> bool:
     todo: list[Any] = [expression]
     while todo:
         item = todo.pop()
         if isinstance(item, list):
             todo += item
         elif isinstance(item, dict):
-            kind = item.get("class")
-            if kind == "SUBQUERY":
-                return True
-            if kind == "FUNCTION" and item["function_name"].lower() in GROWING:
+            if item.get("class") == "SUBQUERY":
                 return True
             todo += item.values()
     return False

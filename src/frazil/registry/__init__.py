@@ -1,43 +1,72 @@
-"""The schema registry: what payloads of a topic must look like, and how that may change."""
+"""The schema registry: what payloads of a topic look like, and how that may change.
+
+The libraries that read schemas are imported by `definitions` and `compatibility`, which only the
+worker process imports; the worker must not import the rest, so names are imported at first use.
+"""
 
 from __future__ import annotations
 
-from frazil.registry.catalog import Schema
-from frazil.registry.entries import Change, parse_key
-from frazil.registry.json_compatibility import json_reasons
-from frazil.registry.json_keywords import check_keywords
-from frazil.registry.kinds import CompatibilityMode, SchemaType, check_subject
-from frazil.registry.registry import (
-    Compatibility,
-    IncompatibleSchema,
-    Planned,
-    Registered,
-    Registry,
-    SubjectSummary,
-    TopicSchema,
-    VersionSummary,
-)
-from frazil.registry.verdicts import ACCEPTED, Verdict
-from frazil.registry.work import Work
+from typing import TYPE_CHECKING
+
+from frazil.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from frazil.registry.checks import Judged, SchemaChecks
+    from frazil.registry.entries import Change, parse_key
+    from frazil.registry.kinds import CompatibilityMode, SchemaType, check_subject
+    from frazil.registry.registry import (
+        Compatibility,
+        IncompatibleSchema,
+        NewSchema,
+        Planned,
+        Registered,
+        Registry,
+        Schema,
+        SubjectSummary,
+        TopicSchema,
+        VersionSummary,
+    )
+    from frazil.registry.store import SchemaStore
 
 __all__ = [
-    "ACCEPTED",
     "Change",
     "Compatibility",
     "CompatibilityMode",
     "IncompatibleSchema",
+    "Judged",
+    "NewSchema",
     "Planned",
     "Registered",
     "Registry",
     "Schema",
+    "SchemaChecks",
+    "SchemaStore",
     "SchemaType",
     "SubjectSummary",
     "TopicSchema",
-    "Verdict",
     "VersionSummary",
-    "Work",
-    "check_keywords",
     "check_subject",
-    "json_reasons",
     "parse_key",
 ]
+
+_MODULES = {
+    "frazil.registry.checks": ("Judged", "SchemaChecks"),
+    "frazil.registry.entries": ("Change", "parse_key"),
+    "frazil.registry.kinds": ("CompatibilityMode", "SchemaType", "check_subject"),
+    "frazil.registry.registry": (
+        "Compatibility",
+        "IncompatibleSchema",
+        "NewSchema",
+        "Planned",
+        "Registered",
+        "Registry",
+        "Schema",
+        "SubjectSummary",
+        "TopicSchema",
+        "VersionSummary",
+    ),
+    "frazil.registry.store": ("SchemaStore",),
+}
+
+if not TYPE_CHECKING:  # Checkers see the imports above, and no other names.
+    __getattr__ = lazy_names(__name__, _MODULES)

@@ -1,183 +1,449 @@
-"""Definitions of every type behind one face: a fingerprint, a check of payloads, a comparison."""
+"""Definitions of Avro, JSON Schema and Protobuf, read and applied by their libraries.
+
+Only the worker process imports this module: a hostile definition or payload can make a library
+slow, large or crash, and the process has limits for that.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import math
+import os
 import re
-from typing import TYPE_CHECKING, Final, Protocol
+from collections import Counter
+from typing import Any, Final, NoReturn, Protocol
 
-import attrs
+import fastavro
+import fastavro.schema
+import grpc_tools
+import jsonschema_rs
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf.unknown_fields import UnknownFieldSet
+from grpc_tools import protoc
 
-from frazil.errors import InvalidRequest
-from frazil.registry import json_text, limits
-from frazil.registry.avro_nodes import Node
-from frazil.registry.avro_parser import parse_avro
-from frazil.registry.avro_payload import avro_refusal
-from frazil.registry.avro_resolution import avro_reasons
-from frazil.registry.json_compatibility import json_reasons
-from frazil.registry.json_definition import JsonSchema
-from frazil.registry.kinds import SchemaType
-from frazil.registry.proto_compatibility import proto_reasons
-from frazil.registry.proto_model import ProtobufSchema, parse_protobuf
-from frazil.registry.work import Work
+from frazil.registry import compatibility
+from frazil.registry.kinds import INTEGER_MAX, INTEGER_MIN, quoted, shortened
 
-if TYPE_CHECKING:
-    from frazil.registry.kinds import CompatibilityMode
+__all__ = ["Definition", "InvalidDefinition", "compare", "read_definition"]
 
-__all__ = ["Definition", "incompatibilities", "parse_definition"]
+BACKTRACKS_MAX: Final = 100_000
+"""Of a regular expression in a JSON Schema, on one text."""
+_INTEGER_CHARACTERS_MAX: Final = 20
+_MISSING_MAX: Final = 8
+"""Required fields of Protobuf that one reason names."""
 
-_NUMBER_WIDTHS: Final = frozenset((4, 8))
-_NUMBER_TEXT_BYTES_MAX: Final = 64
-_NUMBER_TEXT: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-"""JSON's, as RFC 8259 writes it: no space around it, no sign before it but a minus, no NaN."""
+
+class InvalidDefinition(Exception):
+    """Why a definition is wrong, for its author."""
 
 
 class Definition(Protocol):
-    """What the registry needs to know of a parsed definition."""
+    """A definition that has been read."""
 
-    @property
-    def type(self) -> SchemaType:
-        """The type, never an alias."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for definitions that mean the same text."""
-
-    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
-        """Return why a payload does not fit, nothing if it does; `work` bounds and counts it.
-
-        Raises:
-            Unavailable: if all checks are to stop, and nothing else.
-        """
-
-
-@attrs.frozen
-class _Plain:
-    """Bytes, strings and numbers need no definition."""
-
-    type: SchemaType
-
-    @property
-    def fingerprint(self) -> str:
-        return self.type
-
-    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
-        del work  # One look at the payload is little.
-        if self.type == "string":
-            try:
-                payload.decode()
-            except UnicodeDecodeError as error:
-                return f"not a string: invalid UTF-8 at byte {error.start}"
-        if self.type == "number" and len(payload) not in _NUMBER_WIDTHS:
-            return _text_refusal(payload)
-        return None
-
-
-@attrs.frozen(eq=False)
-class _Avro:
-    node: Node
     fingerprint: str
-    type: SchemaType = "avro"
+    """Equal for definitions that differ in spaces and the order of names alone."""
+    form: Any
+    """What `compatibility` compares."""
 
-    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
-        return avro_refusal(self.node, payload, work or Work())
-
-
-@attrs.frozen(eq=False)
-class _Json:
-    schema: JsonSchema
-    fingerprint: str
-    type: SchemaType = "json_schema"
-
-    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
-        return self.schema.refusal(payload, work or Work())
+    def refusal(self, payload: bytes) -> str | None:
+        """Return why a payload does not fit, without anything of the payload; None if it does."""
 
 
-@attrs.frozen(eq=False)
-class _Protobuf:
-    schema: ProtobufSchema
-    type: SchemaType = "protobuf"
-
-    @property
-    def fingerprint(self) -> str:
-        return self.schema.fingerprint
-
-    def refusal(self, payload: bytes, work: Work | None = None) -> str | None:
-        return self.schema.refusal(payload, work or Work())
-
-
-def parse_definition(kind: SchemaType, data: bytes) -> Definition:
-    """Return a definition; whatever is wrong with it is an InvalidRequest that says what."""
-    if len(data) > limits.DEFINITION_BYTES_MAX:
-        raise InvalidRequest(
-            "the schema definition is too large",
-            bytes=len(data),
-            bytes_max=limits.DEFINITION_BYTES_MAX,
-        )
-    if kind == "avro":
-        value = json_text.read_definition(data, nesting_max=limits.AVRO_TEXT_NESTING_MAX)
-        canonical = json_text.canonical(value)
-        return _Avro(parse_avro(value), json_text.fingerprint(canonical))
-    if kind == "json_schema":
-        value = json_text.read_definition(data, nesting_max=limits.NESTING_MAX)
-        canonical = json_text.canonical(value)
-        return _Json(JsonSchema(value), json_text.fingerprint(canonical))
-    if kind == "protobuf":
-        return _Protobuf(parse_protobuf(data))
-    return _Plain(kind)
-
-
-def incompatibilities(
-    *, old: Definition, new: Definition, mode: CompatibilityMode, work: Work | None = None
-) -> tuple[str, ...]:
-    """Return why `new` may not follow `old` in a mode, nothing if it may.
-
-    `work` bounds and counts all of it, both directions together; what is too much is a reason.
+def read_definition(kind: str, data: bytes) -> Definition:
+    """Read a definition of one of the three languages.
 
     Raises:
-        Unavailable: if `work` says that all is to stop.
+        InvalidDefinition: if it is wrong.
     """
-    if mode == "none" or (old.type, old.fingerprint) == (new.type, new.fingerprint):
-        return ()
-    if old.type != new.type:
-        return (f"schema type changed from {old.type} to {new.type}",)
+    if kind == "avro":
+        return AvroDefinition(data)
+    if kind == "json_schema":
+        return JsonDefinition(data)
+    return ProtobufDefinition(data)
+
+
+def compare(latest: Definition, new: Definition, mode: str) -> tuple[str, ...]:
+    """Return why `new` may not follow `latest` in a mode; both are of one type."""
+    rule: Any = {
+        JsonDefinition: compatibility.json_reasons,
+        AvroDefinition: compatibility.avro_reasons,
+        ProtobufDefinition: compatibility.protobuf_reasons,
+    }[type(new)]
     found: list[str] = []
-    work = work or Work.of_comparison()
     if mode in {"backward", "full"}:
-        told = _reasons(reader=new, writer=old, reader_is_newer=True, work=work)
-        found += [f"backward: {reason}" for reason in told]
+        reasons = rule(reader=new.form, writer=latest.form, is_reader_newer=True)
+        found += [f"backward: {reason}" for reason in reasons]
     if mode in {"forward", "full"}:
-        told = _reasons(reader=old, writer=new, reader_is_newer=False, work=work)
-        found += [f"forward: {reason}" for reason in told]
+        reasons = rule(reader=latest.form, writer=new.form, is_reader_newer=False)
+        found += [f"forward: {reason}" for reason in reasons]
     return tuple(found)
 
 
-def _reasons(
-    *, reader: Definition, writer: Definition, reader_is_newer: bool, work: Work
-) -> tuple[str, ...]:
-    if isinstance(reader, _Avro) and isinstance(writer, _Avro):
-        return avro_reasons(reader=reader.node, writer=writer.node, work=work)
-    if isinstance(reader, _Json) and isinstance(writer, _Json):
-        return json_reasons(reader=reader.schema.value, writer=writer.schema.value, work=work)
-    if isinstance(reader, _Protobuf) and isinstance(writer, _Protobuf):
-        return proto_reasons(
-            reader=reader.schema,
-            writer=writer.schema,
-            reader_is_newer=reader_is_newer,
-            work=work,
+def _fingerprint(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+# ------------------------------------------------------------------------------------- JSON text
+
+
+class _NotJson(Exception):
+    """Why text is not JSON that every reader reads alike; nothing of the text is in it."""
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise _NotJson(f"{text} is not a JSON number")
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise _NotJson("a name stands twice in one JSON object", name)
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) <= _INTEGER_CHARACTERS_MAX:
+        value = int(text)
+        if INTEGER_MIN <= value <= INTEGER_MAX:
+            return value
+    raise _NotJson("a whole number has more than 64 bits")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _NotJson("a number is beyond the floating-point range")
+    return value
+
+
+_JSON: Final = json.JSONDecoder(
+    object_pairs_hook=_unique_names,
+    parse_constant=_refuse_constant,
+    parse_int=_integer,
+    parse_float=_number,
+)
+"""Some readers take the first value of a name that stands twice, some the last; a number beyond 64
+bits is cut, rounded or refused."""
+
+
+def _read_json(data: bytes) -> Any:
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise _NotJson("not JSON: it starts with a byte order mark")
+    try:
+        return _JSON.decode(data.decode())
+    except UnicodeDecodeError as error:
+        raise _NotJson(f"not JSON: invalid UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise _NotJson(f"not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise _NotJson("not JSON that can be read: nested too deep") from error
+
+
+def _read_json_definition(data: bytes) -> tuple[Any, str]:
+    """Return the value and the fingerprint of its compact form with sorted names."""
+    try:
+        value = _read_json(data)
+        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        return value, _fingerprint(text.encode())
+    except _NotJson as error:
+        name = f": '{quoted(error.args[1])}'" if len(error.args) > 1 else ""
+        raise InvalidDefinition(f"{error.args[0]}{name}") from error
+    except UnicodeEncodeError as error:
+        raise InvalidDefinition("not JSON that every reader takes: half of a character") from error
+
+
+def _names_in(value: Any) -> frozenset[str]:
+    found: set[str] = set()
+    work = [value]
+    while work:
+        each = work.pop()
+        if isinstance(each, dict):
+            found.update(each)
+            work.extend(each.values())
+        elif isinstance(each, list):
+            found.update(item for item in each if isinstance(item, str))
+            work.extend(item for item in each if not isinstance(item, str))
+    return frozenset(found)
+
+
+# ----------------------------------------------------------------------------------- JSON Schema
+
+_NAMING: Final = {
+    "additionalProperties": "a property that the schema does not allow",
+    "unevaluatedProperties": "a property that the schema does not allow",
+    "unevaluatedItems": "an item that the schema does not allow",
+    "additionalItems": "an item that the schema does not allow",
+    "propertyNames": "a property's name that the schema does not allow",
+}
+"""Keywords whose message in the library has parts of the payload."""
+
+
+class JsonDefinition:
+    """A JSON Schema of draft-04 to 2020-12. References to other documents are never fetched."""
+
+    def __init__(self, data: bytes) -> None:
+        self.form, self.fingerprint = _read_json_definition(data)
+        self._names = _names_in(self.form)
+        try:
+            self._validator = jsonschema_rs.validator_for(
+                self.form,
+                mask="the value",
+                offline=True,
+                pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS_MAX),
+            )
+        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+            path = self._place(getattr(error, "instance_path", ()))
+            text = getattr(error, "message", error)
+            raise InvalidDefinition(
+                f"invalid JSON Schema at {quoted(path)}: {shortened(text)}"
+            ) from error
+        except ValueError as error:
+            raise InvalidDefinition(f"invalid JSON Schema: {shortened(error)}") from error
+
+    def refusal(self, payload: bytes) -> str | None:
+        try:
+            value = _read_json(payload)
+        except _NotJson as error:
+            return str(error.args[0])
+        try:
+            if self._validator.is_valid(value):
+                return None
+            found = next(iter(self._validator.iter_errors(value)))
+        except ValueError:
+            return "not JSON that every reader takes: nested too deep, or half of a character"
+        return f"at {quoted(self._place(found.instance_path))}: {_json_problem(found)}"
+
+    def _place(self, path: Any) -> str:
+        """Return where in a value; names that the definition does not have are left out."""
+        steps = (
+            f"[{step}]" if isinstance(step, int) else f".{step}" if step in self._names else ".{*}"
+            for step in path
         )
-    return ()
+        return "$" + "".join(steps)
 
 
-def _text_refusal(payload: bytes) -> str | None:
-    """Return why a payload of an odd width is no number in text."""
-    found = None
-    if len(payload) <= _NUMBER_TEXT_BYTES_MAX:
-        found = _NUMBER_TEXT.fullmatch(payload)
-    if found is None:
-        return f"not a number: neither 4 or 8 bytes nor the text of one ({len(payload)} bytes)"
-    if found[1] is None and found[2] is None:
-        is_held = json_text.INTEGER_MIN <= int(payload) <= json_text.INTEGER_MAX
-    else:
-        is_held = math.isfinite(float(payload))
-    return None if is_held else "not a number of 64 bits: it is too large"
+def _json_problem(found: Any) -> str:
+    for keyword in found.schema_path[-2:]:
+        if keyword in _NAMING:
+            return _NAMING[keyword]
+    # A schema that is `false` has no keyword to name.
+    text = found.message.replace("False schema does not allow the value", "nothing is allowed here")
+    return shortened(text)
+
+
+# ------------------------------------------------------------------------------------------ Avro
+
+_AVRO_NAME: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_AVRO_MARKS: Final = ("__fastavro_parsed", "__named_schemas")
+"""A definition that has these would be taken as parsed already."""
+
+
+class AvroDefinition:
+    """An Avro schema; a payload is one value in the binary encoding."""
+
+    def __init__(self, data: bytes) -> None:
+        value, self.fingerprint = _read_json_definition(data)
+        if any(mark in _names_in(value) for mark in _AVRO_MARKS):
+            raise InvalidDefinition("invalid Avro schema: a name belongs to the library")
+        named: dict[str, Any] = {}
+        try:
+            # With names of its own for each call; by default all calls would share them.
+            self._schema = fastavro.parse_schema(value, named_schemas=named)
+        except RecursionError as error:
+            raise InvalidDefinition("invalid Avro schema: nested too deep") from error
+        except fastavro.schema.UnknownType as error:
+            text = f"unknown type '{quoted(error)}'"
+            raise InvalidDefinition(f"invalid Avro schema: {text}") from error
+        except (fastavro.schema.SchemaParseException, ValueError) as error:
+            raise InvalidDefinition(f"invalid Avro schema: {shortened(error)}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            text = f"{type(error).__name__} {error}"
+            raise InvalidDefinition(
+                f"invalid Avro schema: a part is missing or of another type: {shortened(text)}"
+            ) from error
+        _check_avro(self._schema, named)
+        self.form = compatibility.AvroForm(self._schema, named)
+
+    def refusal(self, payload: bytes) -> str | None:
+        source = io.BytesIO(payload)
+        try:
+            fastavro.schemaless_reader(source, self._schema, None)
+        except EOFError:
+            return "not a value of the Avro schema: the payload ends in the middle of it"
+        except UnicodeDecodeError:
+            return "not a value of the Avro schema: a string is not valid UTF-8"
+        except IndexError:
+            return "not a value of the Avro schema: a branch, symbol or number it does not have"
+        except RecursionError:
+            return "not a value of the Avro schema: nested too deep"
+        except (ValueError, TypeError, OverflowError, KeyError, ArithmeticError):
+            return "not a value of the Avro schema"
+        left = len(payload) - source.tell()
+        return f"not a value of the Avro schema: {left} bytes are left after it" if left else None
+
+
+def _check_avro(schema: Any, named: dict[str, Any]) -> None:
+    """Refuse what the specification forbids and fastavro takes."""
+    work = [schema]
+    for name, each in named.items():
+        if not _AVRO_NAME.fullmatch(name):
+            raise InvalidDefinition(f"invalid Avro schema: '{quoted(name)}' is no name of a type")
+        if each["type"] == "fixed" and each["size"] < 0:
+            raise InvalidDefinition(f"invalid Avro schema: '{quoted(name)}' has a negative size")
+    while work:
+        each = work.pop()
+        if isinstance(each, list):
+            branches = [compatibility.avro_name(branch) for branch in each]
+            if "union" in branches:
+                raise InvalidDefinition("invalid Avro schema: a union may not contain a union")
+            twice = [name for name, count in Counter(branches).items() if count > 1]
+            if twice:
+                raise InvalidDefinition(
+                    f"invalid Avro schema: a union has {quoted(twice[0])} twice"
+                )
+            work.extend(each)
+        elif isinstance(each, dict):
+            if each["type"] in {"record", "error"}:
+                _check_avro_fields(each)
+                work.extend(field["type"] for field in each["fields"])
+            work.extend(each[part] for part in ("items", "values") if part in each)
+
+
+def _check_avro_fields(schema: dict[str, Any]) -> None:
+    names: set[str] = set()
+    for field in schema["fields"]:
+        name = field["name"]
+        if not isinstance(name, str) or not _AVRO_NAME.fullmatch(name) or "." in name:
+            raise InvalidDefinition(f"invalid Avro schema: '{quoted(name)}' is no name of a field")
+        if name in names:
+            raise InvalidDefinition(f"invalid Avro schema: the field '{quoted(name)}' is twice")
+        names.add(name)
+
+
+# -------------------------------------------------------------------------------------- Protobuf
+
+_TEXT_CONTROLS: Final = frozenset("\t\n\r\f\v")
+_WIRE_TYPES: Final = {
+    **dict.fromkeys((1, 6, 16), 1),  # double, fixed64, sfixed64
+    **dict.fromkeys((9, 11, 12), 2),  # string, message, bytes
+    10: 3,  # group
+    **dict.fromkeys((2, 7, 15), 5),  # float, fixed32, sfixed32
+}
+"""Of a field's type; all others are varints, 0."""
+_LENGTH_DELIMITED: Final = 2
+
+
+class ProtobufDefinition:
+    """A `.proto` text or a FileDescriptorSet; a payload is the last file's first message."""
+
+    def __init__(self, data: bytes) -> None:
+        files = _read_files(data)
+        self.fingerprint = _fingerprint(files.SerializeToString(deterministic=True))
+        pool = descriptor_pool.DescriptorPool()
+        try:
+            for file in files.file:
+                for each in file.message_type:
+                    _as_messages(each)
+                added = pool.AddSerializedFile(file.SerializeToString())
+        except (TypeError, ValueError) as error:
+            text = str(error).partition("descriptor pool: ")[2] or str(error)
+            raise InvalidDefinition(f"invalid Protobuf definition: {shortened(text)}") from error
+        if not files.file or not files.file[-1].message_type:
+            raise InvalidDefinition("the Protobuf definition has no message")
+        root = added.message_types_by_name[files.file[-1].message_type[0].name]
+        self.form = compatibility.ProtobufForm.of(
+            root, (pool.FindFileByName(f.name) for f in files.file)
+        )
+        self._class = message_factory.GetMessageClass(root)
+
+    def refusal(self, payload: bytes) -> str | None:
+        name = self._class.DESCRIPTOR.full_name
+        try:
+            found = self._class.FromString(payload)
+        except message.DecodeError:
+            return f"not a message {name}: its bytes are no such message"
+        wrong = _wrong_field(found, "")
+        if wrong is not None:
+            return f"not a message {name}: {shortened(wrong)}"
+        if not found.IsInitialized():
+            missing = ", ".join(found.FindInitializationErrors()[:_MISSING_MAX])
+            return f"not a message {name}: required fields are missing: {shortened(missing)}"
+        return None
+
+
+def _read_files(data: bytes) -> Any:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = None
+    if text is not None and all(each.isprintable() or each in _TEXT_CONTROLS for each in text):
+        data = _compile(data)
+    try:
+        return descriptor_pb2.FileDescriptorSet.FromString(data)
+    except message.DecodeError as error:
+        raise InvalidDefinition(
+            "the Protobuf definition is neither .proto text nor a serialized FileDescriptorSet"
+        ) from error
+
+
+def _compile(text: bytes) -> bytes:
+    """Return the serialized FileDescriptorSet that protoc makes of a text."""
+    source, output, errors = (os.memfd_create(name) for name in ("source", "output", "errors"))
+    stderr = os.dup(2)
+    included = os.path.join(os.path.dirname(grpc_tools.__file__), "_proto")
+    try:
+        os.write(source, text)
+        os.dup2(errors, 2)
+        code = protoc.main(
+            (
+                "protoc",
+                # The name of the file and of the folder of google/protobuf/*.proto: no other
+                # file can be imported.
+                f"-Ischema.proto=/proc/self/fd/{source}",
+                f"-I{included}",
+                "--include_imports",
+                f"--descriptor_set_out=/proc/self/fd/{output}",
+                "schema.proto",
+            )
+        )
+        if code:
+            shown = os.pread(errors, 4096, 0).decode(errors="replace")
+            lines = shown.replace(f"/proc/self/fd/{source}:", "line ").splitlines()
+            shown = "; ".join(line for line in lines if line.startswith("line ")) or shown
+            raise InvalidDefinition(f"invalid Protobuf definition: {shortened(shown)}")
+        return os.pread(output, os.fstat(output).st_size, 0)
+    finally:
+        os.dup2(stderr, 2)
+        for descriptor in (source, output, errors, stderr):
+            os.close(descriptor)
+
+
+def _as_messages(message_type: Any) -> None:
+    """Make maps lists of their entries, so that bytes of another type in an entry are seen."""
+    for nested in message_type.nested_type:
+        nested.options.ClearField("map_entry")
+        _as_messages(nested)
+
+
+def _wrong_field(found: Any, place: str) -> str | None:
+    """Return the first field that has the bytes of another type; the library skips such fields."""
+    fields = found.DESCRIPTOR.fields_by_number
+    for unknown in UnknownFieldSet(found):
+        field = fields.get(unknown.field_number)
+        if field is None:
+            continue
+        own = _WIRE_TYPES.get(field.type, 0)
+        # Both forms of a list are read; the values that are left here a closed enum lacks.
+        is_packed = field.is_repeated and unknown.wire_type == _LENGTH_DELIMITED
+        if unknown.wire_type != own and not (is_packed and own not in {2, 3}):
+            return f"at {place}{field.name}: its bytes are not of the field's type"
+    for field, value in found.ListFields():
+        if field.message_type is not None:
+            for each in value if field.is_repeated else (value,):
+                wrong = _wrong_field(each, f"{place}{field.name}.")
+                if wrong is not None:
+                    return wrong
+    return None

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.registry import limits
 from frazil.registry.kinds import CompatibilityMode, SchemaType, ValidationPolicy
 from frazil.struct_types import learnt
 
 __all__ = [
+    "DEFINITION_BYTES_MAX",
     "IDS_KEY",
     "Change",
     "IdsEntry",
@@ -29,6 +29,7 @@ __all__ = [
     "SubjectEntry",
     "TopicEntry",
     "VersionEntry",
+    "check_definition_size",
     "decode",
     "encode",
     "pack",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 IDS_KEY: Final = "ids"
+DEFINITION_BYTES_MAX: Final = 1 << 20
+ENTRY_BYTES_MAX: Final = 1 << 20
+"""Of one entry, its definition compressed."""
 _COMPRESSION_LEVEL: Final = 6
 
 
@@ -122,11 +126,11 @@ def parse_key(text: str) -> Key:
 def encode(entry: SubjectEntry | VersionEntry | TopicEntry | IdsEntry) -> bytes:
     """Return an entry's value."""
     value = msgspec.msgpack.encode(entry)
-    if len(value) > limits.ENTRY_BYTES_MAX:
+    if len(value) > ENTRY_BYTES_MAX:
         raise InvalidRequest(
             "the schema is too large even when it is compressed",
             bytes=len(value),
-            bytes_max=limits.ENTRY_BYTES_MAX,
+            bytes_max=ENTRY_BYTES_MAX,
         )
     return value
 
@@ -139,6 +143,16 @@ def decode(key: str, value: bytes, kind: type[_EntryT]) -> _EntryT:
         raise CorruptionError("an entry of the schema registry is damaged", key=key) from error
 
 
+def check_definition_size(definition: bytes) -> None:
+    """Refuse a definition that is too large."""
+    if len(definition) > DEFINITION_BYTES_MAX:
+        raise InvalidRequest(
+            "the schema definition is too large",
+            bytes=len(definition),
+            bytes_max=DEFINITION_BYTES_MAX,
+        )
+
+
 def pack(definition: bytes) -> bytes:
     """Compress a definition: they are text, and all of them are kept in memory."""
     return zlib.compress(definition, _COMPRESSION_LEVEL)
@@ -148,9 +162,9 @@ def unpack(packed: bytes, *, key: str) -> bytes:
     """Return a definition; its size is checked while it grows."""
     reader = zlib.decompressobj()
     try:
-        found = reader.decompress(packed, limits.DEFINITION_BYTES_MAX + 1)
+        found = reader.decompress(packed, DEFINITION_BYTES_MAX + 1)
     except zlib.error as error:
         raise CorruptionError("a schema definition is damaged", key=key) from error
-    if not reader.eof or len(found) > limits.DEFINITION_BYTES_MAX:
+    if not reader.eof or len(found) > DEFINITION_BYTES_MAX:
         raise CorruptionError("a schema definition is damaged", key=key)
     return found

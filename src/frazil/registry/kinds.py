@@ -1,24 +1,32 @@
-"""The words of the registry: schema types and their aliases, modes, policies, names."""
+"""The words of the registry: schema types and their aliases, modes, policies, names.
+
+The types without a definition are here as a whole.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final, Literal, get_args
 
 from frazil.errors import InvalidRequest
-from frazil.registry import limits
 
 __all__ = [
+    "INTEGER_MAX",
+    "INTEGER_MIN",
+    "PLAIN",
+    "SHOWN_CHARACTERS_MAX",
     "CompatibilityMode",
     "SchemaType",
     "ValidationPolicy",
-    "below",
     "check_subject",
     "check_text",
     "check_topic",
     "compatibility_mode",
+    "plain_refusal",
     "quoted",
     "schema_type",
+    "shortened",
     "validation_policy",
 ]
 
@@ -26,6 +34,8 @@ SchemaType = Literal["bytes", "string", "number", "avro", "json_schema", "protob
 CompatibilityMode = Literal["none", "backward", "forward", "full"]
 ValidationPolicy = Literal["none", "warn", "enforce"]
 
+PLAIN: Final = frozenset(("bytes", "string", "number"))
+"""Types without a definition: their name is the fingerprint."""
 _TYPES: Final[dict[str, SchemaType]] = {name: name for name in get_args(SchemaType)}
 _ALIASES: Final[dict[str, SchemaType]] = {
     "int64": "number",
@@ -38,25 +48,37 @@ _ALIASES: Final[dict[str, SchemaType]] = {
 _MODES: Final[dict[str, CompatibilityMode]] = {name: name for name in get_args(CompatibilityMode)}
 _POLICIES: Final[dict[str, ValidationPolicy]] = {name: name for name in get_args(ValidationPolicy)}
 _SUBJECT: Final = re.compile(r"[\w./:+@-]+\Z")
-_SHOWN_CHARACTERS_MAX: Final = 128
+SHOWN_CHARACTERS_MAX: Final = 128
+_MESSAGE_CHARACTERS_MAX: Final = 300
+
+SUBJECT_CHARACTERS_MAX: Final = 255
+NAME_BYTES_MAX: Final = 960
+"""Of a subject's or a topic's name in UTF-8: the key of an entry has at most 1,024 bytes."""
+TOPIC_CHARACTERS_MAX: Final = 512
+
+INTEGER_MIN: Final = -(1 << 63)
+INTEGER_MAX: Final = (1 << 64) - 1
+"""Of a whole number in a payload: 64 bits, with or without a sign."""
+_NUMBER_WIDTHS: Final = frozenset((4, 8))
+_NUMBER_TEXT_BYTES_MAX: Final = 64
+_NUMBER_TEXT: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+"""JSON's, as RFC 8259 writes it: no space around it, no sign before it but a minus, no NaN."""
 
 
 def quoted(text: object) -> str:
     """Return text of a caller as it may stand in a message: one line, not too long."""
     line = str(text)
-    if len(line) > _SHOWN_CHARACTERS_MAX:
-        line = line[:_SHOWN_CHARACTERS_MAX] + "…"
+    if len(line) > SHOWN_CHARACTERS_MAX:
+        line = line[:SHOWN_CHARACTERS_MAX] + "…"
     return line if line.isprintable() else ascii(line)[1:-1]
 
 
-def below(place: str, mark: str, name: str = "") -> str:
-    """Return a place inside of another one, no longer than what is told of it.
-
-    A name may be as long as a definition, and have thousands of places below it.
-    """
-    if len(place) > _SHOWN_CHARACTERS_MAX:
-        return place
-    return f"{place}{mark}{name[: _SHOWN_CHARACTERS_MAX + 1]}"
+def shortened(text: object) -> str:
+    """Return the message of a library as one line, not too long."""
+    line = " ".join(str(text).split())
+    if len(line) > _MESSAGE_CHARACTERS_MAX:
+        line = line[:_MESSAGE_CHARACTERS_MAX] + "…"
+    return line if line.isprintable() else ascii(line)[1:-1]
 
 
 def schema_type(text: str) -> SchemaType:
@@ -92,11 +114,11 @@ def check_subject(subject: str) -> None:
     """Refuse a name that no subject may have."""
     if not subject:
         raise InvalidRequest("a subject has a name, this one is empty")
-    if len(subject) > limits.SUBJECT_CHARACTERS_MAX:
+    if len(subject) > SUBJECT_CHARACTERS_MAX:
         raise InvalidRequest(
             "the subject's name is too long",
             characters=len(subject),
-            characters_max=limits.SUBJECT_CHARACTERS_MAX,
+            characters_max=SUBJECT_CHARACTERS_MAX,
         )
     if not _SUBJECT.match(subject):
         raise InvalidRequest(
@@ -109,14 +131,35 @@ def check_topic(topic: str) -> None:
     """Refuse what cannot be a topic's name; the rules of topic names are checked above."""
     if not topic:
         raise InvalidRequest("a topic has a name, this one is empty")
-    check_text("topic's name", topic, limits.TOPIC_CHARACTERS_MAX)
+    check_text("topic's name", topic, TOPIC_CHARACTERS_MAX)
     _check_bytes("topic's name", topic)
+
+
+def plain_refusal(kind: SchemaType, payload: bytes) -> str | None:
+    """Return why a payload does not fit a type without a definition, None if it does."""
+    if kind == "string":
+        try:
+            payload.decode()
+        except UnicodeDecodeError as error:
+            return f"not a string: invalid UTF-8 at byte {error.start}"
+    if kind != "number" or len(payload) in _NUMBER_WIDTHS:
+        return None
+    found = None
+    if len(payload) <= _NUMBER_TEXT_BYTES_MAX:
+        found = _NUMBER_TEXT.fullmatch(payload)
+    if found is None:
+        return f"not a number: neither 4 or 8 bytes nor the text of one ({len(payload)} bytes)"
+    if found[1] is None and found[2] is None:
+        is_held = INTEGER_MIN <= int(payload) <= INTEGER_MAX
+    else:
+        is_held = math.isfinite(float(payload))
+    return None if is_held else "not a number of 64 bits: it is too large"
 
 
 def _check_bytes(what: str, text: str) -> None:
     size = len(text.encode())
-    if size > limits.NAME_BYTES_MAX:
-        raise InvalidRequest(f"the {what} is too long", bytes=size, bytes_max=limits.NAME_BYTES_MAX)
+    if size > NAME_BYTES_MAX:
+        raise InvalidRequest(f"the {what} is too long", bytes=size, bytes_max=NAME_BYTES_MAX)
 
 
 def check_text(what: str, text: str, characters_max: int) -> None:

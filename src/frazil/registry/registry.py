@@ -1,28 +1,24 @@
-"""The schema registry: what it is asked for, decided on its state. No I/O, no clock.
+"""The schema registry's state and rules: no I/O, no clock, no library of schemas.
 
 A call that changes something returns a `Planned`: the reply, and the entries to write. Nothing has
-changed yet. The caller makes the entries durable, in their order, and then `commit`s the plan; so
-nobody sees a schema that a crash could take back. Plans are made one at a time: one that was made
-before another was committed is a `Conflict`.
+changed yet. `SchemaStore` makes the entries durable, in their order, and then commits the plan, one
+plan at a time; so nobody sees a schema that a crash could take back. The state changes by entries
+alone: the same entries make the same registry, in any order of keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
 
 import attrs
 
-from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from frazil.registry import entries, limits, verdicts
-from frazil.registry.catalog import MODE_DEFAULT, Catalog, Schema, Subject
-from frazil.registry.definitions import (
-    Definition,
-    incompatibilities,
-    parse_definition,
-)
+from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Overloaded
+from frazil.registry import entries
 from frazil.registry.entries import Change, IdsEntry, SubjectEntry, TopicEntry, VersionEntry
 from frazil.registry.kinds import (
+    PLAIN,
     CompatibilityMode,
     SchemaType,
     ValidationPolicy,
@@ -34,25 +30,42 @@ from frazil.registry.kinds import (
     schema_type,
     validation_policy,
 )
-from frazil.registry.work import Work
 
 __all__ = [
     "Compatibility",
+    "IdCheck",
     "IncompatibleSchema",
+    "NewSchema",
     "Planned",
     "Registered",
     "Registry",
+    "Schema",
+    "Subject",
     "SubjectSummary",
     "TopicSchema",
     "VersionSummary",
 ]
 
-POLICY_DEFAULT: ValidationPolicy = "warn"
+SUBJECTS_MAX: Final = 10_000
+VERSIONS_MAX: Final = 1_000
+"""Versions that one subject has at a time."""
+VERSION_NUMBER_MAX: Final = (1 << 32) - 1
+SCHEMA_ID_MAX: Final = (1 << 53) - 1
+"""Every client keeps such an id exactly, those with floating-point numbers too."""
+TOPICS_MAX: Final = 100_000
+DESCRIPTION_CHARACTERS_MAX: Final = 4_096
+AUTHOR_CHARACTERS_MAX: Final = 255
+TAGS_MAX: Final = 32
+TAG_CHARACTERS_MAX: Final = 128
+_REASONS_SHOWN_MAX: Final = 10
+
+MODE_DEFAULT: Final[CompatibilityMode] = "backward"
+POLICY_DEFAULT: Final[ValidationPolicy] = "warn"
 _Reply = TypeVar("_Reply")
 
 
 class IncompatibleSchema(Conflict):
-    """A new version breaks the subject's compatibility mode; `reasons` say where."""
+    """A new version breaks the subject's compatibility mode; `reasons` has all reasons."""
 
     def __init__(self, message: str, /, **details: object) -> None:
         super().__init__(message, **details)
@@ -65,12 +78,38 @@ class Planned(Generic[_Reply]):
 
     reply: _Reply
     changes: tuple[Change, ...]
-    revision: int
+
+
+@attrs.frozen(kw_only=True)
+class NewSchema:
+    """A version to register; what is wrong without a look into the definition is refused.
+
+    Raises:
+        InvalidRequest: if a name, the type or a size is wrong.
+    """
+
+    subject: str
+    type: SchemaType = attrs.field(converter=schema_type)
+    definition: bytes
+    now: int
+    description: str = ""
+    created_by: str = ""
+    tags: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        check_subject(self.subject)
+        entries.check_definition_size(self.definition)
+        check_text("description", self.description, DESCRIPTION_CHARACTERS_MAX)
+        check_text("author", self.created_by, AUTHOR_CHARACTERS_MAX)
+        if len(self.tags) > TAGS_MAX:
+            raise InvalidRequest("too many tags", tags=len(self.tags), tags_max=TAGS_MAX)
+        for tag in self.tags:
+            check_text("tag", tag, TAG_CHARACTERS_MAX)
 
 
 @attrs.frozen
 class Registered:
-    """What registering a schema came to."""
+    """The answer to a registration."""
 
     schema_id: int
     version: int
@@ -88,7 +127,7 @@ class Compatibility:
 
 @attrs.frozen
 class SubjectSummary:
-    """A line of the list of subjects."""
+    """One line of the list of subjects."""
 
     subject: str
     type: SchemaType
@@ -100,7 +139,7 @@ class SubjectSummary:
 
 @attrs.frozen
 class VersionSummary:
-    """A line of the list of versions."""
+    """One line of the list of versions."""
 
     version: int
     schema_id: int
@@ -112,7 +151,7 @@ class VersionSummary:
 
 @attrs.frozen
 class TopicSchema:
-    """What a topic asks of its records; `schema_id` is 0 when the subject is gone."""
+    """The schema settings of a topic; `schema_id` is 0 when the subject is gone."""
 
     subject: str
     policy: ValidationPolicy
@@ -120,148 +159,263 @@ class TopicSchema:
     schema_id: int
 
 
+@attrs.frozen
+class Schema:
+    """One version of a subject, as callers see it."""
+
+    schema_id: int
+    version: int
+    subject: str
+    type: SchemaType
+    definition: bytes
+    fingerprint: str
+    compatibility_mode: CompatibilityMode
+    created_at: int
+    created_by: str
+    description: str
+    tags: tuple[str, ...]
+
+
+@attrs.define
+class Subject:
+    """A subject; without versions it is only a reserved id, and nobody sees it."""
+
+    name: str
+    schema_id: int
+    mode: CompatibilityMode = MODE_DEFAULT
+    version_next: int = 1
+    versions: dict[int, VersionEntry] = attrs.field(factory=dict)
+
+    @property
+    def latest(self) -> int:
+        """The newest version's number, 0 if there is none."""
+        return max(self.versions, default=0)
+
+    def entry(self, version_next: int) -> SubjectEntry:
+        return SubjectEntry(self.schema_id, self.mode, version_next)
+
+    def schema(self, version: int) -> Schema:
+        """Return one version; it must exist."""
+        found = self.versions[version]
+        key = entries.version_key(self.name, version)
+        return Schema(
+            schema_id=self.schema_id,
+            version=version,
+            subject=self.name,
+            type=found.type,
+            definition=entries.unpack(found.packed, key=key),
+            fingerprint=found.fingerprint,
+            compatibility_mode=self.mode,
+            created_at=found.created_at,
+            created_by=found.created_by,
+            description=found.description,
+            tags=found.tags,
+        )
+
+
+@attrs.frozen
+class IdCheck:
+    """The check of a record's schema id and version against its topic's subject."""
+
+    refusal: str | None
+    """Why they do not fit."""
+    is_enforced: bool
+    """A record that does not fit is refused; otherwise it is accepted with a warning."""
+    payload_version: int = 0
+    """The version that the payload is to be checked with; 0 if it is not checked."""
+    subject: Subject | None = None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the check of the payload, if there is one, needs no library."""
+        version = self.payload_version
+        subject = self.subject
+        return not version or subject is None or subject.versions[version].type in PLAIN
+
+    def is_like(self, other: IdCheck) -> bool:
+        """Say whether two payloads are checked with one version."""
+        return (self.subject is other.subject) and self.payload_version == other.payload_version
+
+
+_NO_CHECK: Final = IdCheck(None, is_enforced=False)
+
+
+@attrs.define
 class Registry:
-    """Subjects, versions, modes and the schemas of topics, in memory."""
+    """Subjects, versions, modes and topics' schemas. Equal when they hold the same."""
 
-    def __init__(self) -> None:
-        self._catalog = Catalog()
-        self._cache = verdicts.DefinitionCache()
+    _subjects: dict[str, Subject] = attrs.field(factory=dict, init=False)
+    _names: dict[int, str] = attrs.field(factory=dict, init=False)
+    """Subjects by schema id."""
+    _topics: dict[str, TopicEntry] = attrs.field(factory=dict, init=False)
+    _schema_id_next: int = attrs.field(default=1, init=False)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Registry) and self._catalog == other._catalog
-
-    __hash__ = None  # type: ignore[assignment]
-
-    # ---------------------------------------------------------------------------- state
-
-    def apply(self, key: str, value: bytes | None) -> None:
-        """Take over one durable entry (None: it was deleted), in any order of keys."""
-        self._catalog.apply(key, value)
+    # -- state -----------------------------------------------------------------------------------
 
     def to_states(self) -> Iterator[tuple[str, bytes]]:
         """Yield the entries that make an equal registry."""
-        return self._catalog.to_states()
+        if self._schema_id_next > 1:
+            yield entries.IDS_KEY, entries.encode(IdsEntry(self._schema_id_next))
+        for name, subject in sorted(self._subjects.items()):
+            entry = subject.entry(subject.version_next)
+            yield entries.subject_key(name), entries.encode(entry)
+            for version, found in sorted(subject.versions.items()):
+                yield entries.version_key(name, version), entries.encode(found)
+        for name, topic in sorted(self._topics.items()):
+            yield entries.topic_key(name), entries.encode(topic)
+
+    def apply(self, key: str, value: bytes | None) -> None:
+        """Apply one durable entry (None: deleted); again it changes nothing.
+
+        Raises:
+            CorruptionError: if it is no entry of the registry, or contradicts another one.
+        """
+        parsed = entries.parse_key(key)
+        if parsed.kind == "topic":
+            self._apply_topic(Change(key, value), parsed.name)
+        elif parsed.kind == "subject":
+            self._apply_subject(Change(key, value), parsed.name)
+        elif parsed.kind == "version":
+            self._apply_version(Change(key, value), parsed.name, parsed.version)
+        elif value is not None:
+            ids = entries.decode(key, value, IdsEntry)
+            self._schema_id_next = max(self._schema_id_next, ids.schema_id_next)
+
+    def _apply_topic(self, change: Change, name: str) -> None:
+        if change.value is None:
+            self._topics.pop(name, None)
+        else:
+            self._topics[name] = entries.decode(change.key, change.value, TopicEntry)
+
+    def _apply_subject(self, change: Change, name: str) -> None:
+        if change.value is None:
+            found = self._subjects.get(name)
+            if found is not None:
+                # The removal of its last version may come later in the order: it is removed here.
+                del self._subjects[name]
+                self._names.pop(found.schema_id, None)
+            return
+        entry = entries.decode(change.key, change.value, SubjectEntry)
+        subject = self._with_id(change.key, name, entry.schema_id)
+        subject.mode = entry.mode
+        subject.version_next = max(subject.version_next, entry.version_next)
+
+    def _apply_version(self, change: Change, name: str, version: int) -> None:
+        if change.value is None:
+            found = self._subjects.get(name)
+            if found is not None:
+                found.versions.pop(version, None)
+            return
+        entry = entries.decode(change.key, change.value, VersionEntry)
+        entries.unpack(entry.packed, key=change.key)
+        subject = self._with_id(change.key, name, entry.schema_id)
+        subject.versions[version] = entry
+        subject.version_next = max(subject.version_next, version + 1)
+
+    def _with_id(self, key: str, name: str, schema_id: int) -> Subject:
+        """Return the subject of a name, made now if it is not there; the id must be its own."""
+        subject = self._subjects.get(name)
+        owner = self._names.get(schema_id, name)
+        if schema_id < 1 or owner != name or (subject and subject.schema_id != schema_id):
+            raise CorruptionError(
+                "two entries of the schema registry contradict each other",
+                key=key,
+                schema_id=schema_id,
+            )
+        if subject is None:
+            subject = self._subjects[name] = Subject(name, schema_id)
+            self._names[schema_id] = name
+            self._schema_id_next = max(self._schema_id_next, schema_id + 1)
+        return subject
 
     def commit(self, planned: Planned[_Reply]) -> _Reply:
         """Make a plan's durable changes visible and return its reply."""
-        if planned.changes and planned.revision != self._catalog.revision:
-            raise Conflict("the schema registry changed since this was planned, plan it again")
         for change in planned.changes:
-            self._catalog.apply(*change)
+            self.apply(*change)
         return planned.reply
 
-    def _plan(self, reply: _Reply, *changes: Change) -> Planned[_Reply]:
-        return Planned(reply, changes, self._catalog.revision)
+    def find(self, name: str) -> Subject | None:
+        """Return a subject that has a version."""
+        found = self._subjects.get(name)
+        return found if found and found.versions else None
 
-    # -------------------------------------------------------------------------- schemas
+    def _subject(self, name: str) -> Subject:
+        found = self.find(name)
+        if found is None:
+            raise NotFound(f"Subject not found: {quoted(name)}")
+        return found
 
-    def register(
-        self,
-        subject: str,
-        type_name: str,
-        definition: bytes,
-        *,
-        now: int,
-        description: str = "",
-        created_by: str = "",
-        tags: Sequence[str] = (),
+    @property
+    def topics(self) -> Mapping[str, TopicEntry]:
+        """Topics that have a subject."""
+        return MappingProxyType(self._topics)
+
+    # -- schemas ---------------------------------------------------------------------------------
+
+    def known_version(self, new: NewSchema, fingerprint: str) -> Registered | None:
+        """Return the newest version that has this definition already, None if there is none."""
+        found = self._subjects.get(new.subject)
+        if found is None:
+            return None
+        same = [
+            version
+            for version, entry in found.versions.items()
+            if entry.fingerprint == fingerprint and entry.type == new.type
+        ]
+        return Registered(found.schema_id, max(same), False, fingerprint) if same else None
+
+    def plan_version(
+        self, new: NewSchema, *, fingerprint: str, packed: bytes, reasons: tuple[str, ...]
     ) -> Planned[Registered]:
-        """Plan a version of a subject; a definition it has already is that version.
+        """Plan a version of a subject that does not have this definition.
 
         Raises:
-            InvalidRequest: if a name, the type or the definition is wrong.
-            IncompatibleSchema: if it breaks the subject's mode.
+            IncompatibleSchema: if there are reasons why it may not follow the latest version.
             Overloaded: if there are too many subjects or versions.
         """
-        check_subject(subject)
-        kind = schema_type(type_name)
-        _check_notes(description, created_by, tags)
-        parsed = parse_definition(kind, definition)
-        found = self._catalog.reserved(subject)
-        if found is not None:
-            same = _same_version(found, parsed)
-            if same:
-                return self._plan(Registered(found.schema_id, same, False, parsed.fingerprint))
-            self._check_compatible(found, parsed)
-        entry = VersionEntry(
-            schema_id=found.schema_id if found else self._catalog.schema_id_next,
-            type=kind,
-            packed=entries.pack(definition),
-            fingerprint=parsed.fingerprint,
-            created_at=now,
-            created_by=created_by,
-            description=description,
-            tags=tuple(tags),
-        )
-        return self._plan_version(subject, found, entry)
-
-    def _plan_version(
-        self, name: str, found: Subject | None, entry: VersionEntry
-    ) -> Planned[Registered]:
-        changes = []
+        name, found = new.subject, self._subjects.get(new.subject)
+        if reasons:
+            assert found is not None
+            refusal = IncompatibleSchema(
+                f"Failed to register schema: not {found.mode} compatible with version"
+                f" {found.latest} of '{name}': {'; '.join(reasons[:_REASONS_SHOWN_MAX])}"
+            )
+            refusal.reasons = reasons
+            raise refusal
+        schema_id = found.schema_id if found else self._schema_id_next
         version = found.version_next if found else 1
+        changes = []
         if found is None:
-            self._check_room_for_subject(entry.schema_id)
+            if len(self._subjects) >= SUBJECTS_MAX or schema_id > SCHEMA_ID_MAX:
+                raise Overloaded(
+                    "the schema registry has too many subjects, delete some",
+                    subjects_max=SUBJECTS_MAX,
+                )
             # The subject first: a crash between the two leaves a reserved id, not a lone version.
-            first = SubjectEntry(entry.schema_id, MODE_DEFAULT, 1)
+            first = SubjectEntry(schema_id, MODE_DEFAULT, 1)
             changes.append(Change(entries.subject_key(name), entries.encode(first)))
-        elif len(found.versions) >= limits.VERSIONS_MAX or version > limits.VERSION_NUMBER_MAX:
+        elif len(found.versions) >= VERSIONS_MAX or version > VERSION_NUMBER_MAX:
             raise Overloaded(
                 f"the subject '{name}' has too many versions, delete some",
                 versions=len(found.versions),
-                versions_max=limits.VERSIONS_MAX,
+                versions_max=VERSIONS_MAX,
             )
+        entry = VersionEntry(
+            schema_id=schema_id,
+            type=new.type,
+            packed=packed,
+            fingerprint=fingerprint,
+            created_at=new.now,
+            created_by=new.created_by,
+            description=new.description,
+            tags=new.tags,
+        )
         changes.append(Change(entries.version_key(name, version), entries.encode(entry)))
-        reply = Registered(entry.schema_id, version, True, entry.fingerprint)
-        return self._plan(reply, *changes)
-
-    def _check_room_for_subject(self, schema_id: int) -> None:
-        full = self._catalog.subjects_count >= limits.SUBJECTS_MAX
-        if full or schema_id > limits.SCHEMA_ID_MAX:
-            raise Overloaded(
-                "the schema registry has too many subjects, delete some",
-                subjects_max=limits.SUBJECTS_MAX,
-            )
-
-    def _check_compatible(self, subject: Subject, new: Definition) -> None:
-        found = self._incompatibilities(subject, new, subject.mode)
-        if found:
-            refusal = IncompatibleSchema(
-                f"Failed to register schema: not {subject.mode} compatible with version"
-                f" {subject.latest} of '{subject.name}': {'; '.join(found[:10])}"
-            )
-            refusal.reasons = found
-            raise refusal
-
-    def _incompatibilities(
-        self, subject: Subject, new: Definition, mode: CompatibilityMode
-    ) -> tuple[str, ...]:
-        if not subject.versions or mode == "none":
-            return ()
-        latest = self._cache.get(subject, subject.latest)
-        return incompatibilities(old=latest, new=new, mode=mode)
-
-    def check_compatibility(
-        self, subject: str, type_name: str, definition: bytes, mode: str | None = None
-    ) -> Compatibility:
-        """Compare a definition with the latest version, in the subject's mode or another one.
-
-        Without a type it is of the subject's; a new subject takes everything.
-        """
-        check_subject(subject)
-        found = self._catalog.find(subject)
-        wanted = compatibility_mode(mode) if mode else (found.mode if found else MODE_DEFAULT)
-        if not type_name and found is not None:
-            kind = found.versions[found.latest].type
-        else:
-            kind = schema_type(type_name)
-        parsed = parse_definition(kind, definition)
-        errors = self._incompatibilities(found, parsed, wanted) if found else ()
-        return Compatibility(is_compatible=not errors, errors=errors)
+        return _planned(Registered(schema_id, version, True, fingerprint), *changes)
 
     def schema(self, schema_id: int, version: int | None = None) -> Schema:
         """Return a version of the subject with an id, the latest if none is named."""
-        found = self._catalog.by_id(schema_id)
+        found = self.find(self._names.get(schema_id, ""))
         if found is None:
             raise NotFound(f"Schema not found for ID: {schema_id}")
         wanted = found.latest if version is None else version
@@ -271,14 +425,14 @@ class Registry:
 
     def latest_schema(self, subject: str) -> Schema:
         """Return the latest version of a subject."""
-        found = self._catalog.find(subject)
+        found = self.find(subject)
         if found is None:
             raise NotFound(f"Schema not found for subject: {quoted(subject)}")
         return found.schema(found.latest)
 
     def versions(self, subject: str) -> list[VersionSummary]:
         """Return a line for each version of a subject, oldest first."""
-        found = self._catalog.subject(subject)
+        found = self._subject(subject)
         return [
             VersionSummary(
                 version=version,
@@ -302,23 +456,24 @@ class Registry:
                 schema_id=each.schema_id,
                 tags=each.versions[each.latest].tags,
             )
-            for each in self._catalog.all_subjects()
+            for _, each in sorted(self._subjects.items())
+            if each.versions
         ]
 
     def counts(self) -> dict[str, int]:
         """Return how much there is."""
         return {
-            "subjects": self._catalog.subjects_count,
-            "versions": self._catalog.versions_count,
-            "topics": len(self._catalog.topics),
+            "subjects": len(self._subjects),
+            "versions": sum(len(each.versions) for each in self._subjects.values()),
+            "topics": len(self._topics),
         }
 
     def set_mode(self, subject: str, mode: str) -> Planned[str]:
         """Plan another compatibility mode of a subject."""
         wanted = compatibility_mode(mode)
-        found = self._catalog.subject(subject)
+        found = self._subject(subject)
         entry = SubjectEntry(found.schema_id, wanted, found.version_next)
-        return self._plan(
+        return _planned(
             f"Compatibility mode set to {wanted} for subject {subject}",
             Change(entries.subject_key(subject), entries.encode(entry)),
         )
@@ -329,7 +484,7 @@ class Registry:
         Raises:
             Conflict: if it is the last version of a subject that a topic uses.
         """
-        found = self._catalog.subject(subject)
+        found = self._subject(subject)
         if version not in found.versions:
             raise NotFound(f"Version {version} not found for subject: {quoted(subject)}")
         removal = Change(entries.version_key(subject, version), None)
@@ -337,30 +492,30 @@ class Registry:
         if len(found.versions) > 1:
             # The subject keeps the number, or the next version would get it again.
             kept = entries.encode(found.entry(found.version_next))
-            return self._plan(reply, Change(entries.subject_key(subject), kept), removal)
-        topics = self._catalog.topics.items()
+            return _planned(reply, Change(entries.subject_key(subject), kept), removal)
+        topics = self._topics.items()
         user = next((name for name, each in topics if each.subject == subject), None)
         if user is not None:
             raise Conflict(
                 f"Cannot delete the last version of subject {subject}: topic {quoted(user)} uses it"
             )
-        ids = entries.encode(IdsEntry(self._catalog.schema_id_next))
-        return self._plan(
+        ids = entries.encode(IdsEntry(self._schema_id_next))
+        return _planned(
             reply,
             Change(entries.IDS_KEY, ids),
             removal,
             Change(entries.subject_key(subject), None),
         )
 
-    # --------------------------------------------------------------------------- topics
+    # -- topics ----------------------------------------------------------------------------------
 
     def configure_topic(
         self, topic: str, subject: str, policy: str, *, check_payload: bool
     ) -> Planned[str]:
         """Plan what a topic asks of its records; an empty policy is the default one."""
-        found = self._catalog.subject(subject)
+        found = self._subject(subject)
         wanted = validation_policy(policy) if policy else POLICY_DEFAULT
-        return self._plan(
+        return _planned(
             f"Topic {quoted(topic)} uses schema subject {found.name}, validation policy {wanted}",
             self._topic_change(topic, TopicEntry(found.name, wanted, check_payload)),
         )
@@ -369,7 +524,7 @@ class Registry:
         """Plan another policy of a topic that has a subject."""
         wanted = validation_policy(policy)
         found = self._topic(topic)
-        return self._plan(
+        return _planned(
             f"Validation policy updated to {wanted}",
             self._topic_change(topic, TopicEntry(found.subject, wanted, check_payload)),
         )
@@ -380,7 +535,7 @@ class Registry:
         Raises:
             Conflict: if the topic has another subject, or the registry does not have this one.
         """
-        found = self._catalog.topics.get(topic)
+        found = self._topics.get(topic)
         if found is not None and found.subject != subject:
             raise Conflict(
                 f"Topic '{quoted(topic)}' uses schema subject '{found.subject}', cannot use"
@@ -388,22 +543,22 @@ class Registry:
             )
         self.resolve(subject)
         if found is not None:
-            return self._plan(self.topic_schema(topic))
+            return _planned(self.topic_schema(topic))
         entry = TopicEntry(subject, POLICY_DEFAULT, check_payload=False)
-        schema_id = self._catalog.subject(subject).schema_id
+        schema_id = self._subject(subject).schema_id
         reply = TopicSchema(subject, POLICY_DEFAULT, check_payload=False, schema_id=schema_id)
-        return self._plan(reply, self._topic_change(topic, entry))
+        return _planned(reply, self._topic_change(topic, entry))
 
     def forget_topic(self, topic: str) -> Planned[None]:
         """Plan to drop what a deleted topic asked for."""
-        if topic not in self._catalog.topics:
-            return self._plan(None)
-        return self._plan(None, Change(entries.topic_key(topic), None))
+        if topic not in self._topics:
+            return _planned(None)
+        return _planned(None, Change(entries.topic_key(topic), None))
 
     def topic_schema(self, topic: str) -> TopicSchema:
         """Return what a topic asks of its records."""
         found = self._topic(topic)
-        subject = self._catalog.find(found.subject)
+        subject = self.find(found.subject)
         return TopicSchema(
             subject=found.subject,
             policy=found.policy,
@@ -415,7 +570,7 @@ class Registry:
         self, subject: str, *, pinned_version: int | None = None, min_version: int | None = None
     ) -> Schema:
         """Return the schema that a producer's reference means; the latest unless it is pinned."""
-        found = self._catalog.find(subject)
+        found = self.find(subject)
         if found is None:
             raise Conflict(f"Schema subject '{quoted(subject)}' not found in registry")
         wanted = found.latest if pinned_version is None else pinned_version
@@ -428,62 +583,47 @@ class Registry:
             )
         return found.schema(wanted)
 
-    def check_message(
-        self,
-        topic: str,
-        payload: bytes,
-        *,
-        schema_id: int | None = None,
-        schema_version: int | None = None,
-        work: Work | None = None,
-    ) -> verdicts.Verdict:
-        """Return whether a record may be published to a topic, with the reason.
-
-        `work` counts what that took, and ends it when asked to.
-
-        Raises:
-            Unavailable: if `work` says that all checks are to stop.
-        """
-        return verdicts.judge(
-            self._catalog,
-            self._cache,
-            topic,
-            schema_id=schema_id,
-            schema_version=schema_version,
-            payload=payload,
-            work=work or Work(),
-        )
+    def check_ids(
+        self, topic: str, *, schema_id: int | None, schema_version: int | None
+    ) -> IdCheck:
+        """Check the schema id and version that a record to be published to a topic has."""
+        config = self._topics.get(topic)
+        if config is None or config.policy == "none":
+            return _NO_CHECK
+        subject = self.find(config.subject)
+        version = 0
+        if subject is None:
+            refusal = f"its schema subject '{config.subject}' not found in registry"
+        elif schema_id is None:
+            refusal = (
+                f"the message has no schema id, subject '{subject.name}' has {subject.schema_id}"
+            )
+        elif schema_id != subject.schema_id:
+            refusal = (
+                f"the message has schema id {schema_id},"
+                f" subject '{subject.name}' has {subject.schema_id}"
+            )
+        else:
+            version = subject.latest if schema_version is None else schema_version
+            if version in subject.versions:
+                checked = version if config.check_payload else 0
+                return IdCheck(None, config.policy == "enforce", checked, subject)
+            refusal = f"subject '{subject.name}' has no version {version}"
+        return IdCheck(refusal, config.policy == "enforce")
 
     def _topic(self, topic: str) -> TopicEntry:
-        found = self._catalog.topics.get(topic)
+        found = self._topics.get(topic)
         if found is None:
             raise NotFound(f"No schema configured for topic: {quoted(topic)}")
         return found
 
     def _topic_change(self, topic: str, entry: TopicEntry) -> Change:
         check_topic(topic)
-        count = len(self._catalog.topics)
-        if topic not in self._catalog.topics and count >= limits.TOPICS_MAX:
-            raise Overloaded("too many topics with a schema", topics_max=limits.TOPICS_MAX)
+        count = len(self._topics)
+        if topic not in self._topics and count >= TOPICS_MAX:
+            raise Overloaded("too many topics with a schema", topics_max=TOPICS_MAX)
         return Change(entries.topic_key(topic), entries.encode(entry))
 
 
-def _same_version(subject: Subject, parsed: Definition) -> int:
-    """Return the newest version with this definition, 0 if there is none."""
-    return max(
-        (
-            version
-            for version, entry in subject.versions.items()
-            if entry.fingerprint == parsed.fingerprint and entry.type == parsed.type
-        ),
-        default=0,
-    )
-
-
-def _check_notes(description: str, created_by: str, tags: Sequence[str]) -> None:
-    check_text("description", description, limits.DESCRIPTION_CHARACTERS_MAX)
-    check_text("author", created_by, limits.AUTHOR_CHARACTERS_MAX)
-    if len(tags) > limits.TAGS_MAX:
-        raise InvalidRequest("too many tags", tags=len(tags), tags_max=limits.TAGS_MAX)
-    for tag in tags:
-        check_text("tag", tag, limits.TAG_CHARACTERS_MAX)
+def _planned(reply: _Reply, *changes: Change) -> Planned[_Reply]:
+    return Planned(reply, changes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from frazil.schema.arrow_input import ArrowInput, raw_batches, to_batches
-from frazil.schema.cells import cell_check, check_cell
 from frazil.schema.columns import (
     LIMITS_DEFAULT,
     IngestLimits,
@@ -12,12 +11,15 @@ from frazil.schema.columns import (
     declare_schema,
     field_with_ids,
     ids_of,
+    infer_schema,
     last_id,
+    parse_field,
+    parse_type,
     schema_with,
     strip_ids,
+    type_name,
 )
-from frazil.schema.debezium import DebeziumReader, RawChange
-from frazil.schema.debezium_values import UNAVAILABLE
+from frazil.schema.debezium import UNAVAILABLE, DebeziumReader, RawChange
 from frazil.schema.evolution import (
     AddColumn,
     Change,
@@ -29,7 +31,6 @@ from frazil.schema.evolution import (
     plan_read,
     read_as,
 )
-from frazil.schema.inference import infer_schema
 from frazil.schema.json_rows import JsonRowReader, parse_csv_row, parse_json_row
 from frazil.schema.keys import BLOCK_ENTRIES, ID_KEYS, Key, KeyFile, KeyMap, KeyShape
 from frazil.schema.messages import (
@@ -50,9 +51,8 @@ from frazil.schema.routing import (
     part_of_values,
     parts_of_batch,
 )
-from frazil.schema.rows import Row, RowEncoder, join_packed
+from frazil.schema.rows import Row, RowEncoder, cell_check, check_cell, join_packed
 from frazil.schema.stored_form import stored_forms
-from frazil.schema.type_text import parse_field, parse_type, type_name
 
 __all__ = [
     "BLOCK_ENTRIES",

@@ -10,16 +10,20 @@ only, so the lake stores them in the narrower of the two that holds all their va
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Final
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.types as pt
 from attrs import frozen
 
 from frazil.errors import InvalidRequest
-from frazil.schema.type_text import parse_field, parse_type, type_name
 
 __all__ = [
     "IngestLimits",
@@ -30,14 +34,284 @@ __all__ = [
     "declare_schema",
     "field_with_ids",
     "ids_of",
+    "infer_schema",
     "last_id",
     "map_children",
     "normal_name",
+    "parse_field",
     "parse_type",
     "schema_with",
     "strip_ids",
     "type_name",
 ]
+
+TYPE_TEXT_CHARACTERS_MAX: Final = 64 * 1024
+DEPTH_MAX: Final = 64
+DECIMAL_PRECISION_MAX: Final = 38
+
+_WORDS: Final[dict[str, pa.DataType]] = {
+    "bool": pa.bool_(),
+    "boolean": pa.bool_(),
+    "int8": pa.int8(),
+    "tinyint": pa.int8(),
+    "int16": pa.int16(),
+    "smallint": pa.int16(),
+    "int32": pa.int32(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "int64": pa.int64(),
+    "long": pa.int64(),
+    "bigint": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "float": pa.float32(),
+    "float32": pa.float32(),
+    "double": pa.float64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "text": pa.string(),
+    "varchar": pa.string(),
+    "large_string": pa.large_string(),
+    "bytes": pa.binary(),
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "date": pa.date32(),
+    "date32": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+}
+_CANONICAL: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "boolean",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.binary(): "bytes",
+    pa.date32(): "date",
+    pa.time64("us"): "time",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", "UTC"): "timestamptz",
+}
+_TOKEN: Final = re.compile(
+    r'\s*(?:(?P<word>\w+)|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<sign>[<>()\[\],:/+-]))'
+)
+_PLAIN_NAME: Final = re.compile(r"\w+\Z")
+_TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:,\s*tz=(.+))?\]\Z")
+
+
+def parse_type(text: str) -> pa.DataType:
+    """Return the Arrow type that `text` names.
+
+    Raises:
+        InvalidRequest: if it names none; the details say what was found where.
+    """
+    return parse_field("", text).type
+
+
+def parse_field(name: str, text: str) -> pa.Field:
+    """Return the column `name` of the type in `text`, which may end in `not null`."""
+    parser = _Parser(text, column=name)
+    data_type, nullable = parser.typed(depth=0)
+    parser.expect_end()
+    return pa.field(name, data_type, nullable=nullable)
+
+
+def type_name(data_type: pa.DataType) -> str:
+    """Return the canonical text of `data_type`, the inverse of `parse_type`."""
+    word = _CANONICAL.get(data_type)
+    if word is not None:
+        return word
+    if pt.is_decimal(data_type):
+        return f"decimal({data_type.precision},{data_type.scale})"
+    if pt.is_fixed_size_binary(data_type):
+        return f"fixed[{data_type.byte_width}]"
+    if pt.is_map(data_type):
+        value = _named(data_type.item_field)
+        return f"map<{type_name(data_type.key_type)},{value}>"
+    if pt.is_list(data_type):
+        return f"list<{_named(data_type.value_field)}>"
+    if pt.is_struct(data_type):
+        children = ",".join(f"{_quoted(field.name)}:{_named(field)}" for field in data_type)
+        return f"struct<{children}>"
+    match = _TIMESTAMP.match(str(data_type))
+    if match is not None:
+        zone = f", {match[2]}" if match[2] else ""
+        return f"timestamp[{match[1]}{zone}]"
+    return str(data_type)
+
+
+def _named(field: pa.Field) -> str:
+    text = type_name(field.type)
+    return text if field.nullable else f"{text} not null"
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN_NAME.match(name) else json.dumps(name, ensure_ascii=False)
+
+
+class _Parser:
+    """A recursive descent over the tokens of one type text."""
+
+    def __init__(self, text: str, *, column: str) -> None:
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                "column type must be text or an Arrow type", column=column, got=type(text).__name__
+            )
+        if len(text) > TYPE_TEXT_CHARACTERS_MAX:
+            raise InvalidRequest("column type text is too long", column=column)
+        self._text = text
+        self._column = column
+        self._tokens = self._split(text)
+        self._index = 0
+
+    def typed(self, *, depth: int) -> tuple[pa.DataType, bool]:
+        """Read one type and its optional `not null`."""
+        if depth > DEPTH_MAX:
+            raise self._error("column type is nested too deeply")
+        word = self._take().lower()
+        data_type = self._type_of(word, depth=depth)
+        if self._peek().lower() != "not":
+            return data_type, True
+        self._take()
+        if self._take().lower() != "null":
+            raise self._error("column type says 'not' without 'null'")
+        return data_type, False
+
+    def expect_end(self) -> None:
+        """Refuse text behind the type."""
+        if self._index != len(self._tokens):
+            raise self._error("column type has text behind its end")
+
+    def _type_of(self, word: str, *, depth: int) -> pa.DataType:
+        if word in {"list", "array"}:
+            self._expect("<")
+            data_type, nullable = self.typed(depth=depth + 1)
+            self._expect(">")
+            return pa.list_(pa.field("item", data_type, nullable=nullable))
+        if word == "map":
+            self._expect("<")
+            key, _ = self.typed(depth=depth + 1)
+            self._expect(",")
+            data_type, nullable = self.typed(depth=depth + 1)
+            self._expect(">")
+            return pa.map_(key, pa.field("value", data_type, nullable=nullable))
+        if word == "struct":
+            return pa.struct(self._children(depth=depth))
+        if word in {"decimal", "decimal128", "numeric"}:
+            return self._decimal()
+        if word in {"fixed", "fixed_size_binary"}:
+            return pa.binary(self._number_in("[", "]"))
+        if word == "timestamp" and self._peek() == "[":
+            return self._timestamp()
+        if word == "time64" and self._peek() == "[":
+            self._expect("[")
+            unit = self._take()
+            self._expect("]")
+            if unit == "us":
+                return pa.time64("us")
+        found = _WORDS.get(word)
+        if found is None:
+            raise self._error("column type is not known", word=word)
+        return found
+
+    def _children(self, *, depth: int) -> list[pa.Field]:
+        self._expect("<")
+        children: list[pa.Field] = []
+        while self._peek() != ">":
+            if children:
+                self._expect(",")
+            name = self._take()
+            if name.startswith('"'):
+                name = self._unquoted(name)
+            self._expect(":")
+            data_type, nullable = self.typed(depth=depth + 1)
+            children.append(pa.field(name, data_type, nullable=nullable))
+        self._expect(">")
+        return children
+
+    def _decimal(self) -> pa.DataType:
+        self._expect("(")
+        precision = self._number()
+        scale = 0
+        if self._peek() == ",":
+            self._take()
+            scale = self._number()
+        self._expect(")")
+        if not 1 <= precision <= DECIMAL_PRECISION_MAX or scale > precision:
+            raise self._error(
+                "decimal needs 1 <= precision <= 38 and scale <= precision",
+                precision=precision,
+                scale=scale,
+            )
+        return pa.decimal128(precision, scale)
+
+    def _timestamp(self) -> pa.DataType:
+        self._expect("[")
+        unit = self._take()
+        zone = ""
+        if self._peek() == ",":
+            self._take()
+            while self._peek() not in {"]", ""}:
+                zone += self._take()
+        self._expect("]")
+        if unit not in {"s", "ms", "us", "ns"}:
+            raise self._error("timestamp unit must be s, ms, us or ns", unit=unit)
+        return pa.timestamp(unit, zone or None)
+
+    def _number_in(self, opening: str, closing: str) -> int:
+        self._expect(opening)
+        number = self._number()
+        self._expect(closing)
+        if not 1 <= number <= 1 << 20:
+            raise self._error("length must be between 1 and 1048576", length=number)
+        return number
+
+    def _number(self) -> int:
+        token = self._take()
+        if not token.isascii() or not token.isdigit() or len(token) > len(str(1 << 20)):
+            raise self._error("column type needs a number", found=token)
+        return int(token)
+
+    def _unquoted(self, token: str) -> str:
+        try:
+            return str(json.loads(token))
+        except ValueError:
+            raise self._error("quoted name is not a JSON string", name=token) from None
+
+    def _split(self, text: str) -> list[str]:
+        tokens: list[str] = []
+        position = 0
+        stop = len(text.rstrip())
+        while position < stop:
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self._error("column type has a character that fits nowhere", at=position)
+            tokens.append(match[0].lstrip())
+            position = match.end()
+        return tokens
+
+    def _peek(self) -> str:
+        return self._tokens[self._index] if self._index < len(self._tokens) else ""
+
+    def _take(self) -> str:
+        token = self._peek()
+        if not token:
+            raise self._error("column type ends too early")
+        self._index += 1
+        return token
+
+    def _expect(self, sign: str) -> None:
+        if self._peek() != sign:
+            raise self._error(f"column type needs {sign!r}", found=self._peek() or "end of text")
+        self._index += 1
+
+    def _error(self, message: str, **details: object) -> InvalidRequest:
+        facts = {"column": self._column} if self._column else {}
+        return InvalidRequest(message, **facts, type=self._text, **details)
+
 
 ID_KEY: Final = b"frazil.id"
 LAST_ID_KEY: Final = b"frazil.last-id"
@@ -389,3 +663,135 @@ def _check_primary_key(schema: pa.Schema, keys: tuple[str, ...]) -> None:
                 column=name,
                 type=type_name(field.type),
             )
+
+
+DECIMAL_PRECISION: Final = 38
+_SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
+    # The order matters: bool is an int, and datetime is a date.
+    (bool, pa.bool_()),
+    (int, pa.int64()),
+    (float, pa.float64()),
+    (str, pa.string()),
+    (bytes, pa.binary()),
+    (bytearray, pa.binary()),
+    (memoryview, pa.binary()),
+    (dt.date, pa.date32()),
+    (dt.time, pa.time64("us")),
+)
+
+
+def infer_schema(
+    *rows: Mapping[str, object],
+    limits: IngestLimits = LIMITS_DEFAULT,
+    primary_key: Sequence[str] = (),
+) -> pa.Schema:
+    """Return a declared schema that all `rows` fit; a column may be null in some, not in all.
+
+    Raises:
+        InvalidRequest: if a column is null everywhere, or two rows disagree about its type.
+    """
+    if not rows:
+        raise InvalidRequest("no row to infer columns from")
+    found: dict[str, pa.DataType] = {}
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise InvalidRequest("row must be a dict", got=type(row).__name__)
+        if not row:
+            raise InvalidRequest("row has no columns, nothing can be inferred")
+        for name, value in row.items():
+            if not isinstance(name, str):
+                raise InvalidRequest("column name must be a string", got=type(name).__name__)
+            inferred = _type_of(value, path=name, limits=limits, depth=1)
+            found[name] = _merged(found.get(name, pa.null()), inferred, path=name)
+    for name, data_type in found.items():
+        _refuse_null(data_type, path=name)
+    return declare_schema(found, limits=limits, primary_key=primary_key)
+
+
+def _type_of(value: object, *, path: str, limits: IngestLimits, depth: int) -> pa.DataType:
+    if depth > limits.nesting_max:
+        raise InvalidRequest(
+            "value is nested too deeply", column=path, nesting_max=limits.nesting_max
+        )
+    if value is None:
+        return pa.null()
+    if isinstance(value, dt.datetime):
+        return pa.timestamp("us", None if value.utcoffset() is None else "UTC")
+    if isinstance(value, Decimal):
+        return _decimal_type(value, path=path)
+    if isinstance(value, UUID):
+        raise InvalidRequest("column type cannot be inferred, use str(uuid)", column=path)
+    for kind, data_type in _SCALARS:
+        if isinstance(value, kind):
+            return data_type
+    if isinstance(value, Mapping):
+        return _struct_type(value, path=path, limits=limits, depth=depth)
+    if isinstance(value, (list, tuple)):
+        item: pa.DataType = pa.null()
+        for element in value:
+            inferred = _type_of(element, path=f"{path}.item", limits=limits, depth=depth + 1)
+            item = _merged(item, inferred, path=f"{path}.item")
+        return pa.list_(item)
+    raise InvalidRequest(
+        "column type cannot be inferred, declare the column", column=path, got=type(value).__name__
+    )
+
+
+def _decimal_type(value: Decimal, *, path: str) -> pa.DataType:
+    exponent = value.as_tuple().exponent
+    if not isinstance(exponent, int):
+        raise InvalidRequest("decimal must be finite", column=path, got=value)
+    scale = max(0, -exponent)
+    if max(scale, value.adjusted() + 1 + scale) > DECIMAL_PRECISION:
+        raise InvalidRequest("decimal has more than 38 digits", column=path, got=value)
+    return pa.decimal128(DECIMAL_PRECISION, scale)
+
+
+def _struct_type(
+    value: Mapping[str, object], *, path: str, limits: IngestLimits, depth: int
+) -> pa.DataType:
+    fields: list[pa.Field] = []
+    for name, child in value.items():
+        if not isinstance(name, str):
+            raise InvalidRequest(
+                "struct field name must be a string", column=path, got=type(name).__name__
+            )
+        inner = _type_of(child, path=f"{path}.{name}", limits=limits, depth=depth + 1)
+        fields.append(pa.field(name, inner))
+    return pa.struct(fields)
+
+
+def _merged(left: pa.DataType, right: pa.DataType, *, path: str) -> pa.DataType:
+    """Return the type that holds values of both; only nulls and number widths give way."""
+    if left == right or pa.types.is_null(right):
+        return left
+    if pa.types.is_null(left):
+        return right
+    if {left, right} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if pa.types.is_decimal(left) and pa.types.is_decimal(right):
+        return pa.decimal128(DECIMAL_PRECISION, max(left.scale, right.scale))
+    if pa.types.is_list(left) and pa.types.is_list(right):
+        return pa.list_(_merged(left.value_type, right.value_type, path=f"{path}.item"))
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        merged = {field.name: field.type for field in left}
+        for field in right:
+            known = merged.get(field.name, pa.null())
+            merged[field.name] = _merged(known, field.type, path=f"{path}.{field.name}")
+        return pa.struct(list(merged.items()))
+    raise InvalidRequest(
+        "rows disagree about a column's type, declare the column",
+        column=path,
+        one=type_name(left),
+        other=type_name(right),
+    )
+
+
+def _refuse_null(data_type: pa.DataType, *, path: str) -> None:
+    if pa.types.is_null(data_type):
+        raise InvalidRequest(
+            "column type cannot be inferred from null, declare the column", column=path
+        )
+    for index in range(data_type.num_fields):
+        child = data_type.field(index)
+        _refuse_null(child.type, path=f"{path}.{child.name}")

@@ -19,7 +19,6 @@ from frazil.clock import SystemClock
 from frazil.engine import Engine
 from frazil.errors import FrazilError, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.serve import subscription_http
 from frazil.serve.announcing import announce, withdraw
 from frazil.serve.auth import (
     announce_exposure,
@@ -32,9 +31,10 @@ from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import ConnectionLimits, Server
 from frazil.serve.h2.limits import ServerLimits
-from frazil.serve.http import HttpServer, Post, health_page
+from frazil.serve.http import HttpServer, call_route, health_route, page_route
+from frazil.serve.http_calls import PATH, AdminCalls, Serving
 from frazil.serve.listening import Address, address_of, bind, listen
-from frazil.serve.metrics import metrics_page, port_facts
+from frazil.serve.metrics import CONTENT_TYPE, metrics_text, port_facts
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
@@ -143,15 +143,17 @@ class Broker:
         self._servers: dict[str, Server] = {}
         self._contexts: list[ssl.SSLContext] = []
         self._reloading = asyncio.Lock()
-        calls = subscription_http.SubscriptionPost(self._ready)
         self._http = HttpServer(
-            {
-                "/healthz": health_page(self._failure),
-                "/readyz": health_page(self._problem),
-                "/metrics": metrics_page(self._facts),
-            },
-            refusal=self._page_refusal,
-            posts={subscription_http.PATH: Post(calls.answer, calls.refusal)},
+            [
+                health_route("/healthz", self._failure),
+                health_route("/readyz", self._problem),
+                page_route(
+                    "/metrics",
+                    lambda: (metrics_text(self._facts()), CONTENT_TYPE),
+                    self._page_refusal,
+                ),
+                call_route(PATH, AdminCalls(self._ready).answer),
+            ]
         )
 
     async def start(self) -> Addresses:
@@ -330,10 +332,10 @@ class Broker:
         failed = self._state == "ready" and self.engine.has_failed
         return "the log has failed, start the broker again" if failed else None
 
-    def _ready(self) -> subscription_http.Serving | None:
+    def _ready(self) -> Serving | None:
         if self._state != "ready":
             return None
-        return subscription_http.Serving(self.engine, self.services, self.guard)
+        return Serving(self.engine, self.services, self.guard)
 
     def _page_refusal(self, fields: Mapping[str, str]) -> tuple[int, str] | None:
         """Return why a page that is not open to all is not shown."""

@@ -14,7 +14,6 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import CODES, FrazilError, InvalidRequest, Unavailable
@@ -23,6 +22,8 @@ from frazil.serve.waiting import fastest_loop
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from frazil.config import Settings
 
 __all__ = ["run_broker"]

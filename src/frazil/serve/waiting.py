@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import selectors
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVarTuple, cast
 
 from frazil.clock import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextvars import Context
 
     from frazil.clock import Clock

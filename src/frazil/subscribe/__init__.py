@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from frazil.log.cursor import Cursor
+from frazil.subscribe.api import PREFETCH, PREFETCH_BYTES, Subscriptions
 from frazil.subscribe.cursors import HOLD_PREFIX, NAME_BYTES_MAX, Cursors, CursorWriter
 from frazil.subscribe.dead_letters import DeadLetterPublisher, PendingDeadLetters
 from frazil.subscribe.deliveries import CACHE_BYTES, Deliveries
@@ -71,6 +72,8 @@ __all__ = [
     "HELD_BYTES_MAX",
     "HOLD_PREFIX",
     "NAME_BYTES_MAX",
+    "PREFETCH",
+    "PREFETCH_BYTES",
     "RECORD_OVERHEAD_BYTES",
     "UNRELIABLE",
     "UNRELIABLE_MAKING",
@@ -112,6 +115,7 @@ __all__ = [
     "Subscription",
     "SubscriptionSettings",
     "SubscriptionType",
+    "Subscriptions",
     "TopicFeed",
     "ack_all",
     "attach",

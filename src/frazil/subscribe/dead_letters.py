@@ -15,7 +15,7 @@ from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unava
 from frazil.log import Sender
 from frazil.schema import Message
 from frazil.subscribe.settings import check_dead_letter_namespace, is_stored
-from frazil.topic import pass_stop_async
+from frazil.topic import wait_admitted_async
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,10 +94,7 @@ class DeadLetterPublisher:
     async def _write(
         self, runtime: TopicRuntime, payload: bytes, attributes: dict[str, str]
     ) -> None:
-        if runtime.refusal is not None:
-            await pass_stop_async(runtime)
-        if runtime.pressure.level:
-            await runtime.pressure.admit_async()
+        await wait_admitted_async(runtime)
         message = Message(payload, None, attributes, None, f"broker-replicator-{self._broker}-0")
         limits = runtime.limits
         # The added attributes come on top of the record's own.

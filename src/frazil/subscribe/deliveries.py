@@ -57,8 +57,7 @@ class Deliveries:
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="frazil-feed")
         budget = engine.settings.memory.budget_bytes
         self._cache = FeedCache(min(CACHE_BYTES, budget // CACHE_SHARE))
-        if engine.tiers is not None:
-            engine.tiers.read_ahead_bytes = lambda: self._cache.size_bytes
+        engine.read_ahead_bytes = lambda: self._cache.size_bytes
         self._dead_letters = DeadLetterPublisher(engine, broker=broker, loop=loop)
         self._feeds: dict[int, tuple[TopicFeed, CursorWriter]] = {}
         self._open: dict[tuple[str, str], Subscription] = {}

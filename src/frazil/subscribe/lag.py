@@ -192,7 +192,7 @@ def subscription_facts(engine: Instance, runtimes: Sequence[TopicRuntime]) -> li
             by_name.setdefault(name, []).append(facts)
     if len(runtimes) == 1:
         return [facts for (facts,) in by_name.values()]
-    whole = engine.whole_name(runtimes[0])
+    whole = engine.whole_name(runtimes[0].state.spec)
     return [_sum(whole, by_name[name]) for name in sorted(by_name)]
 
 

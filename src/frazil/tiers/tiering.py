@@ -110,9 +110,7 @@ class Tiers:
         pressure.add_source("marks", self._marks_bytes, share=marks_counted(engine.settings.memory))
         pressure.add_source("queues", self._queued_bytes)
         pressure.add_source("files", lambda: self.disk.cache_bytes + self.disk.writer_bytes)
-        self.read_ahead_bytes: Callable[[], int] = lambda: 0
-        """What subscriptions keep of records that they decoded; set by whoever delivers them."""
-        pressure.add_source("deliveries", lambda: self.read_ahead_bytes())  # noqa: PLW0108 - it is replaced
+        pressure.add_source("deliveries", lambda: engine.read_ahead_bytes())  # noqa: PLW0108 - replaced
         pressure.on_red(self._wake_move.set)
 
     def open(self, *, suspect: bool) -> dict[int, int]:
@@ -156,6 +154,65 @@ class Tiers:
         found = self._topics.get(topic_id)
         if found is None:
             raise NotFound("no such topic in the tiers", topic=topic_id)
+        return found
+
+    # -- calls of users --------------------------------------------------------------------------
+
+    def flush(self, name: str | None = None) -> dict[str, int]:
+        """Write what memory holds of one topic, or of all, to files; return how far each got.
+
+        Raises:
+            Closed: in a forked child, which must open the directory for itself.
+        """
+        return self._moved(name, lambda topic: topic.flush())
+
+    def evict(self, name: str | None = None) -> dict[str, int]:
+        """Drop from memory what files have, and files beyond the cap that are held elsewhere.
+
+        Returns the bytes that memory gave up, by topic.
+        """
+        freed = self._moved(name, lambda topic: topic.evict(before_us=None))
+        self.files.check_cap()
+        return freed
+
+    def _moved(self, name: str | None, move: Callable[[TopicTiers], int]) -> dict[str, int]:
+        """Move records of one topic, or of all that still exist when it is their turn."""
+        engine = self._engine
+        engine.check_open()
+        self.disk.rows.check_owner()
+        moved: dict[str, int] = {}
+        for runtime in engine.runtimes if name is None else engine.parts_of(name):
+            try:
+                moved[runtime.name] = move(self.topic(runtime.state.id))
+            except NotFound as error:
+                if name is not None or engine.is_current(runtime):
+                    raise NotFound("no such topic, it was deleted", topic=runtime.name) from error
+        return moved
+
+    def describe_files(self, name: str) -> list[dict[str, Any]]:
+        """Describe the files of a topic: `purpose` is what most of a file's bytes are kept for."""
+        self.disk.rows.check_owner()
+        found: list[dict[str, Any]] = []
+        for runtime in self._engine.parts_of(name):
+            committed = self.disk.committed(runtime.state.id)
+            purposes_of = self.disk.space.purposes_of
+            found += [
+                {
+                    "topic": runtime.name,
+                    "file": file.name,
+                    "offset_first": file.offset_first,
+                    "offset_last": file.offset_last,
+                    "rows": file.rows,
+                    "bytes": file.size,
+                    "partition": file.partition,
+                    "schema": file.schema,
+                    "deletes": file.deletes,
+                    "purpose": max(purposes, key=lambda each: purposes[each]),
+                    "purposes": purposes,
+                }
+                for file in self.disk.files(runtime.state.id)
+                for purposes in (purposes_of(file, committed=file.set_end <= committed),)
+            ]
         return found
 
     @property
@@ -302,7 +359,7 @@ class Tiers:
             if self.errors or not topic.loaded:
                 self._guard("load", topic.ensure_loaded, topic)
             self._guard("flush", partial(self.judge, topic), topic)
-        self._guard("evict", self.evict)
+        self._guard("evict", self.evict_flushed)
         self._guard("relieve", self.relieve)
         self._guard("release", self.release)
         if self._is_due("commit", 1.0):
@@ -348,7 +405,7 @@ class Tiers:
             topic.evict(before_us=None)
             self.pressure.refresh()
 
-    def evict(self) -> None:
+    def evict_flushed(self) -> None:
         """Let go of flushed records in memory: old ones, and all of them when it gets short.
 
         That is before yellow: a flush takes a while, and publishers should not pay for what may go.
@@ -417,7 +474,7 @@ class Tiers:
                 raise
             topic = self._topics.get(topic_id)
             free = end if topic is None else topic.releasable(end)
-            self._engine.upkeep.release(topic_id, free)
+            self._engine.release(topic_id, free)
             if free < end:
                 self._to_release.append((now + 1.0, topic_id, end))
 

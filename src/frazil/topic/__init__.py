@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from frazil.topic.admission import NotStored, pass_stop, pass_stop_async
+from frazil.topic.acks import (
+    WAITED_FOR,
+    Answers,
+    TierPending,
+    TierWaits,
+    answer,
+    joined_ack,
+    part_acks,
+    wait_reached,
+    wait_reached_async,
+)
+from frazil.topic.admission import (
+    NotStored,
+    wait_admitted,
+    wait_admitted_async,
+    waker,
+    when_room,
+    when_room_async,
+)
 from frazil.topic.as_of import first_held, moment, moments_of, special_ranges, wait_for
 from frazil.topic.change_feed import ChangeFeed
 from frazil.topic.change_frames import CHANGE_FLAGS, change_schema, plan_change_read
 from frazil.topic.change_input import (
     batch_steps,
     bulk_ack,
+    change_batches,
     check_bulk,
     check_keys,
     check_refused,
@@ -44,10 +63,9 @@ from frazil.topic.indexing import (
 from frazil.topic.instance import Instance
 from frazil.topic.lanes import LaneRuntime
 from frazil.topic.namespaces import has_namespace_for
-from frazil.topic.part_acks import Answers, answer
 from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
-from frazil.topic.reading import AsyncReader, Reader, Start, start_offset, waker
-from frazil.topic.runtime import MESSAGE_OVERHEAD_BYTES, Prepared, TopicRuntime, joined_ack
+from frazil.topic.reading import AsyncReader, Reader, Start, start_offset
+from frazil.topic.runtime import MESSAGE_OVERHEAD_BYTES, Prepared, TopicRuntime
 from frazil.topic.sequencer import Image, Seen, Sequencer
 from frazil.topic.signals import (
     LIMIT_NAMES,
@@ -73,13 +91,6 @@ from frazil.topic.spec import (
     specs_of,
 )
 from frazil.topic.states import BYTES_MAX, VALUE_BYTES_MAX, States, StateTag
-from frazil.topic.tier_acks import (
-    WAITED_FOR,
-    TierPending,
-    TierWaits,
-    wait_reached,
-    wait_reached_async,
-)
 from frazil.topic.watched import check_watch, watching
 
 __all__ = [
@@ -133,6 +144,7 @@ __all__ = [
     "arrow_payload",
     "batch_steps",
     "bulk_ack",
+    "change_batches",
     "change_schema",
     "check_bulk",
     "check_hold_name",
@@ -166,9 +178,8 @@ __all__ = [
     "nothing_written",
     "numbered",
     "open_stores",
+    "part_acks",
     "parts_options",
-    "pass_stop",
-    "pass_stop_async",
     "plan_change_read",
     "request_topic",
     "schema_control",
@@ -180,9 +191,13 @@ __all__ = [
     "steps_of",
     "topic_control",
     "unfinished",
+    "wait_admitted",
+    "wait_admitted_async",
     "wait_for",
     "wait_reached",
     "wait_reached_async",
     "waker",
     "watching",
+    "when_room",
+    "when_room_async",
 ]

@@ -1,26 +1,29 @@
-"""Publishing while it is stopped: a stop that may soon be over is waited for."""
+"""Admission of publishes: stopped topics, short memory, full queues."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from frazil.topic.runtime import TopicRuntime
 
-LOOK_S: Final = 0.02
-"""How often who waits looks whether the stop is over."""
+T = TypeVar("T")
+
+POLL_S: Final = 0.02
+"""How often a publish checks whether the stop of its topic has ended."""
 
 
 class NotStored:
-    """The refusal of whatever would be durable in a topic that only passes messages on.
+    """The refusal of every durable operation on a topic that only passes messages on.
 
-    It stays as long as the topic: no other stop takes its place.
+    It stays as long as the topic; no other stop replaces it.
     """
 
     def __init__(self, topic: str) -> None:
@@ -35,30 +38,93 @@ class NotStored:
         )
 
 
-def pass_stop(runtime: TopicRuntime) -> None:
-    """Return when publishing to a topic goes on.
+def wait_admitted(runtime: TopicRuntime) -> None:
+    """Return when a publish to a topic may go on.
 
     Raises:
-        FrazilError: the reason of a stop that lasts, at once or after as long as it asks to wait.
+        FrazilError: the reason of a stop that lasts, at once or after the time it asks to wait.
+        Overloaded: if memory stays short.
     """
-    never = threading.Event()
-    for pause_s in _pauses(runtime):
-        never.wait(pause_s)
+    if runtime.refusal is not None:
+        never = threading.Event()
+        for pause_s in _pauses(runtime):
+            never.wait(pause_s)
+    if runtime.pressure.level:
+        runtime.pressure.admit()
 
 
-async def pass_stop_async(runtime: TopicRuntime) -> None:
-    """Do the same without holding up the loop."""
-    for pause_s in _pauses(runtime):
-        await asyncio.sleep(pause_s)
+async def wait_admitted_async(runtime: TopicRuntime) -> None:
+    """Do the same without blocking the event loop."""
+    if runtime.refusal is not None:
+        for pause_s in _pauses(runtime):
+            await asyncio.sleep(pause_s)
+    if runtime.pressure.level:
+        await runtime.pressure.admit_async()
 
 
 def _pauses(runtime: TopicRuntime) -> Iterator[float]:
-    """Yield pauses while a stop is waited for; raise its reason when that takes too long."""
+    """Yield pauses while the topic is stopped; raise the reason when that takes too long."""
     refusal = runtime.refusal
     begun = runtime.clock.monotonic()
     while refusal is not None:
         wait_s: float = getattr(refusal, "wait_s", 0.0)
         if runtime.clock.monotonic() - begun >= wait_s:
             raise refusal()
-        yield LOOK_S
+        yield POLL_S
         refusal = runtime.refusal
+
+
+def when_room(queue: Any, submit: Callable[[], T | None]) -> T:
+    """Submit, waiting for room in the queue as long as the settings allow.
+
+    No lock is held meanwhile. `submit` returns None if there is no room.
+
+    Raises:
+        Overloaded: if the queue stays full.
+    """
+    found = submit()
+    if found is not None:
+        return found
+    clock = queue.journal.clock
+    deadline = clock.monotonic() + queue.wait_s
+    while True:
+        room = threading.Event()
+        queue.on_space(room.set)
+        found = submit()
+        if found is not None:
+            return found
+        if not room.wait(max(deadline - clock.monotonic(), 0)):
+            raise queue.overloaded()
+
+
+async def when_room_async(queue: Any, submit: Callable[[], T | None]) -> T:
+    """Do the same without blocking the event loop."""
+    found = submit()
+    if found is not None:
+        return found
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + queue.wait_s
+    while True:
+        room = asyncio.Event()
+        queue.on_space(waker(loop, room.set))
+        found = submit()
+        if found is not None:
+            return found
+        try:
+            async with asyncio.timeout_at(deadline):
+                await room.wait()
+        except TimeoutError:
+            raise queue.overloaded() from None
+
+
+def waker(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for other threads that runs `callback` on a loop.
+
+    The loop may be closed by then. The journal's thread calls this: an error would end it.
+    """
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback)
+
+    return wake

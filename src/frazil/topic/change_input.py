@@ -13,9 +13,10 @@ from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
 from frazil.log import FRAME_RECORDS_MAX
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
 from frazil.schema import DebeziumReader, positions_of
+from frazil.topic.acks import RANGES_SHOWN_MAX, joined_ack
 from frazil.topic.changing import STEPS_MAX, Move, records_of, step_of, steps_behind
 from frazil.topic.resent import sent_before
-from frazil.topic.runtime import RANGES_TOLD_MAX, SEQUENCE_MAX, joined_ack
+from frazil.topic.runtime import SEQUENCE_MAX
 from frazil.topic.sequencer import Sequencer
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def check_refused(results: Sequence[Ack | FrazilError]) -> None:
     if not errors or not acks or not all(isinstance(e, (Conflict, NotFound)) for e in errors):
         return
     error = errors[0]
-    told = ", ".join([f"{ack.offset}-{ack.offset_last}" for ack in acks[:RANGES_TOLD_MAX]])
+    told = ", ".join([f"{ack.offset}-{ack.offset_last}" for ack in acks[:RANGES_SHOWN_MAX]])
     details = {**error.details, "offsets_written": told, "frames_written": len(acks)}
     raise type(error)(f"{error.message}; other changes of the call were written", **details) from (
         error

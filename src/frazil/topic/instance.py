@@ -7,11 +7,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from frazil.errors import Closed, InvalidRequest, NotFound
-from frazil.log import DataDirectory
+from frazil.log import ClockWatch, DataDirectory
 from frazil.model import full_topic_name, part_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from frazil.clock import Clock
     from frazil.config import Settings
@@ -36,10 +36,7 @@ class Instance:
     cursors: Any
     subscribing: Any
     objects: Any
-    upkeep: Any
-    tiers: Any
     create_topic: Any
-    whole_name: Any
 
     def __init__(
         self, settings: Settings, *, file_system: FileSystem, clock: Clock, threads: bool
@@ -58,6 +55,11 @@ class Instance:
         self._parents: dict[str, TopicSpec] = {}
         self.unusable: dict[str, str] = {}
         """Why existing topics could not be opened, by name."""
+        self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
+        self.released: dict[int, int] = {}
+        """The offset by topic below which another tier holds its records."""
+        self.read_ahead_bytes: Callable[[], int] = lambda: 0
+        """Returns the bytes of records that subscriptions decoded and keep."""
         self._topics_version = 0
         """Counts the changes of topics and their columns."""
 
@@ -80,6 +82,10 @@ class Instance:
     def lanes(self) -> list[LaneRuntime]:
         """Return all journals at work, the shared one first."""
         return self._all_lanes()
+
+    def is_current(self, runtime: TopicRuntime) -> bool:
+        """Tell whether a topic is at work and was not deleted."""
+        return self._topics.get(runtime.name) is runtime
 
     def names(self) -> list[str]:
         """Return the names of all topics, without the parts of partitioned ones."""
@@ -144,6 +150,22 @@ class Instance:
             InvalidRequest: if it is partitioned.
         """
         return self._runtime(name)
+
+    def whole_name(self, spec: TopicSpec) -> str:
+        """Return a topic's name; of a part, that of the partitioned topic."""
+        return self.main.journal.state.topics[spec.part_of].spec.name if spec.part_of else spec.name
+
+    def time_trusted(self) -> bool:
+        """Tell whether decisions by the wall clock may be made now."""
+        clock = self.clock
+        return self._clock_watch.trusted(now_us=clock.now_us(), monotonic_s=clock.monotonic())
+
+    def release(self, topic_id: int, offset: int) -> None:
+        """Note that another tier durably holds a topic's records below `offset`.
+
+        The log may then free them whatever the holds say; readers find them in that tier.
+        """
+        self.released[topic_id] = max(offset, self.released.get(topic_id, 0))
 
     def lake_names(self) -> list[str]:
         """Return the topics that have a lake, partitioned ones by their own name."""

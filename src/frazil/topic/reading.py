@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import OffsetRange
+from frazil.topic.admission import waker
 from frazil.topic.runtime import microseconds
 from frazil.units import parse_bytes
 
@@ -345,21 +346,6 @@ class AsyncReader(Reader):
         self.close()
 
 
-def waker(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Callable[[], None]:
-    """Return a function for other threads that runs `callback` on a loop.
-
-    The loop may be closed by then. The journal's thread calls this: for it an error is the end.
-    """
-
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(callback)
-
-    return wake
-
-
 def _forget(waiters: list[Callable[[], None]], waiter: Callable[[], None]) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         waiters.remove(waiter)
-    except ValueError:
-        return

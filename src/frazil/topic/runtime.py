@@ -8,14 +8,15 @@ import itertools
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from frazil.errors import FrazilError, InvalidRequest, Unavailable
+from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import FRAME_RECORDS_MAX, ChainedHistory, Sender
-from frazil.model import WHOLE, Ack, AckLevel
+from frazil.model import WHOLE
 from frazil.schema import Message, check_message, key_names, part_of_row, parts_of_batch
+from frazil.topic.acks import check_level
 from frazil.topic.changing import TopicChanges
 from frazil.topic.frames import MessageTopicCodec, TableCodec, arrow_payload
 from frazil.topic.message_batches import check_message_batch, with_publish_time
@@ -31,16 +32,14 @@ if TYPE_CHECKING:
     from frazil.log.codec import Entry
     from frazil.schema import IngestLimits
     from frazil.tiers import TopicTiers
+    from frazil.topic.acks import TierWaits
     from frazil.topic.frames import Columns, KeyedColumns
     from frazil.topic.lanes import LaneRuntime
-    from frazil.topic.tier_acks import TierWaits
 
-LEVELS: Final = get_args(AckLevel)
 ROW_OVERHEAD_BYTES: Final = 8
 MESSAGE_OVERHEAD_BYTES: Final = 2 * ROW_OVERHEAD_BYTES
 PRODUCER_CHARACTERS_MAX: Final = 200
 SEQUENCE_MAX: Final = 2**63 - 1
-RANGES_TOLD_MAX: Final = 10
 
 Prepared = tuple["Codec", Any, int, int]
 """codec, data, count (0 for one record), bytes"""
@@ -415,50 +414,6 @@ def _producer_name(producer: object) -> str:
     raise InvalidRequest(
         "producer must be a text of 1 to 200 characters", got=type(producer).__name__
     )
-
-
-def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
-    """Return the ack of a call from those of its frames.
-
-    Raises:
-        FrazilError: what a frame met, if none was written.
-        Unavailable: with `outcome="unknown"` and what is there, if only some frames were written.
-    """
-    acks = [result for result in results if isinstance(result, Ack)]
-    if len(acks) == len(results):
-        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
-    errors = [result for result in results if isinstance(result, FrazilError)]
-    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
-    error = (unknown or errors)[0]
-    if not acks:
-        raise error
-    ranges = [f"{ack.offset}-{ack.offset_last}" for ack in acks]
-    more = ["…"] if len(ranges) > RANGES_TOLD_MAX else []
-    raise Unavailable(
-        "part of the call was written, look before sending the rest; an idempotent producer may "
-        "send it all again",
-        outcome="unknown",
-        offsets_written=", ".join(ranges[:RANGES_TOLD_MAX] + more),
-        frames_written=len(acks),
-        frames=len(results),
-        cause=error,
-    ) from error
-
-
-def check_level(ack: str, *, has_lake: bool = False, has_objects: bool = False) -> None:
-    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
-    if not isinstance(ack, str):
-        raise InvalidRequest("ack must be a text", got=type(ack).__name__)
-    absent = {
-        level for level, has in (("uploaded", has_objects), ("committed", has_lake)) if not has
-    }
-    allowed = "|".join(level for level in LEVELS if level not in absent)
-    if ack not in LEVELS:
-        raise InvalidRequest("unknown ack level", ack=ack, allowed=allowed)
-    if ack in absent:
-        raise InvalidRequest(
-            "this ack level needs a tier that this topic does not have", ack=ack, allowed=allowed
-        )
 
 
 def _is_count(value: object, *, maximum: int = SEQUENCE_MAX) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from frazil.errors import Conflict, NotFound
 from frazil.model import OP_DELETE
+from frazil.topic.admission import when_room
 from frazil.topic.resent import SentMeanwhile
 
 if TYPE_CHECKING:
@@ -172,40 +173,25 @@ class Sequencer:
         Raises:
             Overloaded: if the queue stays full.
         """
-        if self.submit_all(entries):
-            return
-        clock = self.journal.clock
-        deadline = clock.monotonic() + self.wait_s
-        while True:
-            room = threading.Event()
-            self._queue.on_space(room.set)
-            if self.submit_all(entries):
-                return
-            if not room.wait(max(deadline - clock.monotonic(), 0)):
-                raise self.overloaded()
+        when_room(self, lambda: self.submit_all(entries) or None)
 
     def _submit(self, entries: Sequence[Entry]) -> bool:
-        undo = self.enter(entries)
-        taken = False
-        try:
-            taken = bool(self._queue.submit_all(entries))
-        finally:
-            if not taken:
-                undo()
-        for _topic, codec, data, count, _size, _waiter, sender in entries if taken else ():
-            if sender is not None and sender.producer is not None and codec is not None:
-                last = data[-1] if count and not codec.solo else data
-                self._note_sending(sender, cast("Fate", codec) if codec.solo else last)
-        return taken
-
-    def enter(self, entries: Sequence[Entry]) -> Callable[[], None]:
-        """Take note of entries that are about to be queued, under `order`; return what undoes it."""
         newest, bulks = self._newest, self._bulks
         if any(codec is not None and codec.solo for _topic, codec, *_rest in entries):
             # What is put back if there is no room must not have been changed meanwhile.
             self._newest = dict(newest)
         before = self._register(entries)
-        return lambda: self._restore(before, newest, bulks)
+        taken = False
+        try:
+            taken = bool(self._queue.submit_all(entries))
+        finally:
+            if not taken:
+                self._restore(before, newest, bulks)
+        for _topic, codec, data, count, _size, _waiter, sender in entries if taken else ():
+            if sender is not None and sender.producer is not None and codec is not None:
+                last = data[-1] if count and not codec.solo else data
+                self._note_sending(sender, cast("Fate", codec) if codec.solo else last)
+        return taken
 
     def _register(self, entries: Sequence[Entry]) -> list[tuple[Key, Change | None]]:
         """Make the entries' changes the newest of their keys; return what to put back."""
@@ -319,7 +305,7 @@ class Sequencer:
             if is_sent():
                 raise SentMeanwhile
             with self._lock:
-                seen = [self.seen(key) for key in keys]
+                seen = [self._seen(key) for key in keys]
             pending = next((each.bulk for each in seen if each.bulk is not None), None)
             if pending is not None:
                 self._wait_for(pending)
@@ -339,34 +325,12 @@ class Sequencer:
             with self._lock:
                 if self._repeated(sender) is not None or is_sent():
                     continue
-                if [self.seen(key) for key in keys] == seen:
+                if [self._seen(key) for key in keys] == seen:
                     return self._submit(entries)
 
-    # -- for what builds on the keys of several topics -------------------------------------------
-
-    @property
-    def order(self) -> threading.Lock:
-        """Return the lock under which changes become the newest of their keys and are queued."""
-        return self._lock
-
-    def seen(self, key: Key) -> Seen:
-        """Return what is known of a key, under `order`; nothing may mean: look below."""
+    def _seen(self, key: Key) -> Seen:
+        """Return what is known of a key, under the lock; nothing may mean: look below."""
         return Seen(self._forgotten, self._newest.get(key), *self._find(key))
-
-    def image(self, key: Key, seen: Seen, codec: ChangeCodec) -> Image:
-        """Return the state of a key of which nothing is on its way. The caller has no lock."""
-        if seen.change is None:
-            return self._look_below((key,), codec)[0]
-        return _image(seen.change)
-
-    def wait_settled(self, seen: Seen) -> bool:
-        """Wait until what is on its way of a key is written or not; False if nothing is."""
-        change = seen.change
-        fate = seen.bulk if change is None or change.done else change
-        if fate is None:
-            return False
-        self._wait_for(fate)
-        return True
 
     def _find(self, key: Key) -> tuple[Change | None, Fate | None]:
         """Return the newest change of a key that did not fail; nothing means: look below.

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from frazil.cli.app import app
 from frazil.cli.restore import store_of
 from frazil.errors import InvalidRequest
-from frazil.objects import topic_key
+from frazil.objects import KeyParts, object_key
 
 pytestmark = pytest.mark.integration
 
@@ -109,9 +109,7 @@ def test_objects_of_a_running_broker_are_listed_and_collected(world, broker):
     keys = [path.relative_to(world.path / "store") for path in world.path.glob("store/**/*.frz")]
     (found,) = json.loads(world.run("-d", world.data, "-o", "json", "objects", "ls", "events"))
     assert [found["key"]] == [str(key) for key in keys]
-    stray = topic_key(
-        bytes.fromhex(made["key"][:32]), 1, "abc", first=0, end=9, epoch=1, sha="0" * 16
-    )
+    stray = object_key(KeyParts(bytes.fromhex(made["key"][:32]), 1, "abc", 0, 9, 1, "00000000"))
     path = world.path / "store" / stray
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"left behind")

@@ -58,7 +58,7 @@ def data(tmp_path_factory):
     with frazil.open(path) as db:
         users = db.create_topic("users", {"id": "long", "name": "string"}, primary_key="id")
         users.append_many([{"id": n, "name": f"user {n}"} for n in range(50)])
-        db.flush("users")
+        db.tiers.flush("users")
         users.append_many([{"id": n, "name": f"user {n}"} for n in range(50, 100)])
         users.update(7, {"name": "Ada"})
         users.delete(8)
@@ -161,7 +161,7 @@ def test_top_watches_an_engine_of_another_process(tmp_path):
     with frazil.open(tmp_path) as db:
         topic = db.create_topic("t")
         topic.append_many([b"x"] * 100)
-        db.flush("t")
+        db.tiers.flush("t")
         deadline = time.monotonic() + 20
         while not (tmp_path / "run" / "stats.json").exists() and time.monotonic() < deadline:
             time.sleep(0.05)

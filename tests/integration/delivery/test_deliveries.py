@@ -205,7 +205,7 @@ def test_nothing_is_missed_or_doubled_while_records_move(tmp_path, seed):
             more = [chance.randbytes(chance.randrange(1, 2000)) for _ in range(5)]
             await asyncio.to_thread(topic.append_many, more)
             expected += more
-            move = chance.choice([db.flush, db.evict, None, None])
+            move = chance.choice([db.tiers.flush, db.tiers.evict, None, None])
             if move is not None:
                 await asyncio.to_thread(move, "t")
             if chance.random() < 0.3:
@@ -285,8 +285,8 @@ def test_redelivery_reads_what_no_cache_has(tmp_path):
         found = await opened(deliveries)
         consumer = Collector(found, acks=False)
         await until(lambda: len(consumer.got) == 40)
-        await asyncio.to_thread(db.flush, "t")
-        await asyncio.to_thread(db.evict, "t")
+        await asyncio.to_thread(db.tiers.flush, "t")
+        await asyncio.to_thread(db.tiers.evict, "t")
         deliveries._cache.bytes_max = 1
         again = Collector(found, number=2, name=consumer.name)
         assert consumer.is_displaced

@@ -163,7 +163,7 @@ def test_who_waits_is_told_what_ended_it(tmp_path, how):
         if how == "delete":
             await db.delete_topic("t")
         elif how == "remove":
-            await db.unsubscribe("t", "s")
+            await db.subscriptions.drop("t", "s")
         elif how == "close":
             await db.close()
         else:
@@ -187,7 +187,7 @@ def test_all_parts_are_one_stream(tmp_path):
             some = await taken(stream, 20)
             assert {(each.part, each.offset) for each in some} == {(a.part, a.offset) for a in acks}
             await stream.ack(some)
-        assert (await db.subscriptions("p"))[0]["lag_records"] == 0
+        assert (await db.subscriptions.describe("p"))[0]["lag_records"] == 0
         assert set((await topic.reset_subscription("s", "earliest")).values()) == {0}
 
     run(tmp_path, work)
@@ -219,13 +219,13 @@ def test_calls_of_the_engine_have_their_like(tmp_path):
     """Making, configuring and resetting a subscription do not hold up the loop."""
 
     async def work(db, topic):
-        await db.create_subscription("t", "s", type="failover", start="earliest")
-        found = await db.set_subscription("t", "s", policy={"poison": "drop"}, max_unacked=4)
+        await db.subscriptions.create("t", "s", type="failover", start="earliest")
+        found = await db.subscriptions.alter("t", "s", policy={"poison": "drop"}, max_unacked=4)
         assert found == await topic.subscription_policy("s")
-        assert found == await db.subscription_policy("t", "s")
+        assert found == await db.subscriptions.policy("t", "s")
         assert await topic.set_subscription("s", max_unacked=5) == found
-        assert await db.reset_subscription("t", "s", 9) == {"/default/t": 9}
-        (facts,) = await db.subscriptions("t")
+        assert await db.subscriptions.reset("t", "s", 9) == {"/default/t": 9}
+        (facts,) = await db.subscriptions.describe("t")
         assert (facts["type"], facts["max_unacked"], facts["lag_records"]) == ("failover", 5, 1)
         await topic.unsubscribe("s")
         assert await topic.subscriptions() == []

@@ -70,15 +70,15 @@ def test_bytes_are_counted_once_wherever_they_are(db):
     """Records in files of the disk tier and in the log as well are counted once."""
     topic = db.create_topic("t")
     topic.append_many([bytes([n % 251]) * RECORD_BYTES for n in range(200)])
-    db.create_subscription("t", "s", start="earliest")
+    db.subscriptions.create("t", "s", start="earliest")
     before = facts_of(topic)["lag_bytes"]
-    db.flush("t")
+    db.tiers.flush("t")
     after = facts_of(topic)["lag_bytes"]
     assert 0 < after <= before
     topic.append_many([b"y" * RECORD_BYTES] * 100)
     more = facts_of(topic)["lag_bytes"] - after
     assert 0.5 * 100 * RECORD_BYTES < more < 2 * 100 * RECORD_BYTES
-    db.reset_subscription("t", "s", 250)
+    db.subscriptions.reset("t", "s", 250)
     assert 0 < facts_of(topic)["lag_bytes"] <= more
 
 
@@ -121,7 +121,7 @@ def test_places_that_do_not_exist_are_refused(db):
     with pytest.raises(NotFound, match="no such subscription"):
         topic.reset_subscription("other", "earliest")
     with pytest.raises(NotFound):
-        db.reset_subscription("nothing", "s", "earliest")
+        db.subscriptions.reset("nothing", "s", "earliest")
     assert facts_of(topic)["acked_below"] == 3
 
 
@@ -129,9 +129,9 @@ def test_a_subscription_that_nobody_consumes_keeps_its_place(tmp_path):
     """Made by a call of its own, once; a removed one is gone with its settings."""
     with open_small(tmp_path) as db:
         filled(db)
-        db.create_subscription("t", "s", type="failover", start=4)
+        db.subscriptions.create("t", "s", type="failover", start=4)
         with pytest.raises(Conflict):
-            db.create_subscription("t", "s")
+            db.subscriptions.create("t", "s")
     with open_small(tmp_path) as db:
         topic = db.topic("t")
         assert facts_of(topic)["type"] == "failover"
@@ -149,7 +149,7 @@ def test_a_subscription_that_nobody_consumes_keeps_its_place(tmp_path):
 def test_a_part_that_leaves_takes_no_settings_with_it(db):
     """Removing the subscription of one part leaves type and policy of the others."""
     topic = db.create_topic("p", partitions=2)
-    db.create_subscription("p", "s", type="key_shared", start="earliest")
+    db.subscriptions.create("p", "s", type="key_shared", start="earliest")
     topic.set_subscription("s", policy={"max_redelivery_count": 9}, max_unacked=33)
     topic.parts[0].unsubscribe("s")
     (facts,) = topic.subscriptions()
@@ -212,7 +212,7 @@ def test_policies_that_cannot_work_are_refused(db):
     with pytest.raises(InvalidRequest, match="too long"):
         topic.set_subscription("s", policy={"ack_timeout_ms": 10**15})
     with pytest.raises(NotFound):
-        db.set_subscription("nothing", "s", max_unacked=1)
+        db.subscriptions.alter("nothing", "s", max_unacked=1)
     parts = db.create_topic("p", partitions=2)
     with pytest.raises(InvalidRequest, match="its own"):
         parts.set_subscription("s", policy={**letters, "dead_letter_topic": "p"})

@@ -58,7 +58,7 @@ def test_keys_are_the_same_from_log_and_files_and_under_another_name(tmp_path, f
         for number in range(3):
             topic.upsert(id=number, v=0)
         if flushed:
-            db.flush("t")
+            db.tiers.flush("t")
         db.alter_topic("t", rename={"id": "number"})
         for number in range(3):
             db.topic("t").upsert(number=number, v=1)
@@ -108,7 +108,7 @@ def test_rows_without_a_key_cannot_be_shared_by_key(db):
         with pytest.raises(InvalidRequest, match="no primary key"):
             each.subscribe("s", **BY_KEY)
         with pytest.raises(InvalidRequest, match="no primary key"):
-            db.create_subscription(each.name, "s", type="key_shared")
+            db.subscriptions.create(each.name, "s", type="key_shared")
         assert each.subscriptions() == []
     with topic.subscribe("s", type="shared", start="earliest") as stream:
         assert offsets(taken(stream, 1)) == [0]

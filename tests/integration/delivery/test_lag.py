@@ -69,9 +69,9 @@ def test_bytes_of_files_are_shared_among_records_not_offsets():
     with crashed() as db:
         topic = db.topic("t")
         topic.append_many([bytes([n]) * PAYLOAD for n in range(4)])
-        db.flush("t")
+        db.tiers.flush("t")
         _records, all_bytes, _age = lag(db)
-        db.reset_subscription("t", "s", topic.runtime.state.visible - 1)
+        db.subscriptions.reset("t", "s", topic.runtime.state.visible - 1)
         records, size_bytes, _age = lag(db)
         assert records == 1
         assert 0.5 * all_bytes / 4 < size_bytes < 2 * all_bytes / 4
@@ -113,8 +113,8 @@ def test_bytes_that_only_objects_have_are_counted(tmp_path):
         topic = fill(db)
         start = topic.runtime.state.start
         assert start > RECORDS // 10
-        db.create_subscription(topic.name, "all", start="earliest")
-        db.create_subscription(topic.name, "near", start=start)
+        db.subscriptions.create(topic.name, "all", start="earliest")
+        db.subscriptions.create(topic.name, "near", start=start)
         found = {each["name"]: each for each in topic.subscriptions()}
         assert found["all"]["lag_records"] == RECORDS
         assert 0.9 * RECORDS * PAYLOAD < found["all"]["lag_bytes"] < 1.5 * RECORDS * PAYLOAD

@@ -20,7 +20,7 @@ from frazil.errors import Closed, Conflict, FrazilError
 from frazil.lake import Answer, Launched, Verdict, receive, send
 from frazil.lake.commit import commit
 from frazil.lake.connection import CatalogAddress, connect
-from frazil.lake.look import look
+from frazil.lake.table_state import look
 from frazil.lake.worker_calls import CommitRequest
 
 

@@ -32,7 +32,7 @@ def main(path, step):
 
 def load(path):
     """Publish to two topics for ever, and tell of each ack what it promises."""
-    db = open_with_objects(path, objects={"rewrite_objects": 4})
+    db = open_with_objects(path)
     topics = [db.create_topic(f"load{number}", exist_ok=True) for number in range(2)]
     number = topics[0].describe()["watermarks"]["head"]
     while True:

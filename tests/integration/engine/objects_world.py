@@ -30,17 +30,19 @@ def open_with_objects(path, *, objects=None, **settings):
         "store": "fs",
         "root": str(path / "store"),
         "interval_s": 0.05,
-        "linger_s": 0.01,
         "retry_timeout_s": 0.5,
         "ack_timeout_s": WAIT_S,
         **(objects or {}),
     }
     whole = small_settings(path / "data", **settings)
-    return Engine(
+    engine = Engine(
         whole.model_copy(update={"objects": ObjectsSettings(**own)}),
         file_system=RealFileSystem(),
         clock=SystemClock(),
     )
+    # Tests publish many records one by one and wait for each.
+    engine.objects.waiting_interval_s = 0.01
+    return engine
 
 
 def stored(path):
@@ -67,10 +69,10 @@ def registered(db, topic_id):
 def frames_in(data, topic_id):
     """Return head and runs of a topic's frames in one object, each checked."""
     trailer = object_format.decode_trailer(data[-object_format.TRAILER_BYTES :], size=len(data))
-    place = slice(trailer.position, trailer.position + trailer.length)
-    own = object_format.read_footer(data[place], trailer).of(topic_id)
+    encoded = data[trailer.position : trailer.position + trailer.length]
+    assert object_format.read_footer(encoded, trailer).topic == topic_id
     view = memoryview(data)
-    at, end = own.position, own.position + own.length
+    at, end = object_format.HEADER_BYTES, trailer.position
     found = []
     while at < end:
         head = frame_format.read_head(view, at)

@@ -15,13 +15,15 @@ SMALL = {
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0.0,
-    "log.reserve_offsets": 1000,
     "objects.interval_s": "1h",
     "objects.backup_interval_s": "1h",
-    "objects.linger_s": 0.005,
     "objects.ack_timeout_s": "60s",
 }
 """Little data reaches every limit, and nothing is uploaded that no test asks for."""
+
+
+MARGIN = 1000
+"""Offsets that a restore leaves free."""
 
 
 class Scene:
@@ -56,6 +58,7 @@ class Scene:
     def open(self):
         """Begin a life on the present machine."""
         self.engine = Engine(self.settings, file_system=RealFileSystem(), clock=SystemClock())
+        self.engine.objects.waiting_interval_s = 0.005
         return self.engine
 
     def close(self):
@@ -90,6 +93,7 @@ class Scene:
             return restore(
                 store,
                 self.directory,
+                offset_margin=options.pop("offset_margin", MARGIN),
                 settings=self.settings,
                 file_system=RealFileSystem(),
                 clock=SystemClock(),

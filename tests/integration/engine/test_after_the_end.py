@@ -53,7 +53,7 @@ def test_a_closed_engine_moves_nothing(tmp_path, call, name):
     with open_small(tmp_path) as engine:
         engine.create_topic("t", {"id": "long"}).append(id=1)
     with pytest.raises(Closed):
-        getattr(engine, call)(name)
+        getattr(engine.tiers, call)(name)
 
 
 def test_an_async_handle_of_a_closed_engine_finds_nothing(tmp_path):

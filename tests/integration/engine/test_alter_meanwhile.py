@@ -67,8 +67,8 @@ def test_a_row_is_found_though_the_columns_change_meanwhile(engine, monkeypatch,
     topic = engine.create_topic("u", COLUMNS, primary_key="id")
     topic.append(id=1, a="x", b=1)
     topic.append(id=2, a="x", b=2)
-    engine.flush()
-    engine.evict()
+    engine.tiers.flush()
+    engine.tiers.evict()
     tiers = topic.runtime.tiers
     between(monkeypatch, tiers, "row_batch", lambda: engine.alter_topic("u", **change))
     assert topic.get(1)["b"] == 1
@@ -82,9 +82,9 @@ def test_moving_all_topics_passes_over_one_that_goes(engine, monkeypatch, call):
         engine.create_topic(name, {"id": "long"}).append(id=1)
     first = engine.topic("a").runtime.tiers
     between(monkeypatch, first, call, lambda: engine.delete_topic("b"))
-    assert sorted(getattr(engine, call)()) == ["/default/a", "/default/c"]
+    assert sorted(getattr(engine.tiers, call)()) == ["/default/a", "/default/c"]
     with pytest.raises(NotFound):
-        getattr(engine, call)("b")
+        getattr(engine.tiers, call)("b")
 
 
 def test_queries_and_alterations_go_on_beside_each_other(engine):
@@ -92,8 +92,8 @@ def test_queries_and_alterations_go_on_beside_each_other(engine):
     topic = engine.create_topic("u", COLUMNS, primary_key="id")
     for number in range(20):
         topic.append(id=number, a="x", b=number)
-    engine.flush()
-    engine.evict()
+    engine.tiers.flush()
+    engine.tiers.evict()
     done = threading.Event()
 
     def alter():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import pyarrow as pa
@@ -72,7 +71,7 @@ def test_changes_and_look_ups_make_the_same_rows(tmp_path, partitions):
         assert await topic.get_many(iter(range(1, 7))) == expected
         result = await db.query("SELECT id, n, s FROM t ORDER BY id")
         assert result.rows() == [tuple(row.values()) for row in expected if row]
-        assert (await db.flush("t")).keys() == (await db.evict("t")).keys()
+        assert (await db.tiers.flush("t")).keys() == (await db.tiers.evict("t")).keys()
         assert await topic.get(2) == expected[1]
         told = await db.explain("SELECT * FROM t WHERE n > 1")
         assert told["path"] == "scan"
@@ -103,7 +102,7 @@ def test_errors_come_as_from_a_topic(tmp_path):
             (lambda: plain.get(1), InvalidRequest),
             (lambda: db.query("SELECT"), InvalidRequest),
             (lambda: db.query("SELECT * FROM nowhere"), NotFound),
-            (lambda: db.flush("nowhere"), NotFound),
+            (lambda: db.tiers.flush("nowhere"), NotFound),
         ):
             with pytest.raises(error):
                 await call()
@@ -157,33 +156,6 @@ def test_tasks_that_update_one_row_lose_nothing(tmp_path):
     run(main, tmp_path)
 
 
-def test_changes_without_state_use_no_thread(tmp_path):
-    """Inserts, upserts and deletes are acked while every worker thread is busy."""
-
-    async def main(db):
-        topic = await create(db)
-        await topic.insert(id=1, n=1)
-        loop = asyncio.get_running_loop()
-        free = threading.Event()
-        busy = [loop.run_in_executor(None, free.wait, WAIT_S) for _ in range(64)]
-        try:
-            acks = await asyncio.wait_for(
-                asyncio.gather(
-                    *(topic.upsert(id=key, n=key) for key in range(50)),
-                    *(topic.insert(id=key, n=key) for key in range(50, 60)),
-                    *(topic.delete(key) for key in range(10)),
-                ),
-                10,
-            )
-            assert sorted(ack.offset for ack in acks) == list(range(1, 71))
-        finally:
-            free.set()
-            await asyncio.gather(*busy)
-        assert (await db.query("SELECT count(*) FROM t")).rows() == [(50,)]
-
-    run(main, tmp_path)
-
-
 def test_a_change_that_waits_for_memory_holds_no_thread(tmp_path):
     """In the red zone look-ups and queries are answered while hundreds of changes wait."""
 
@@ -206,25 +178,6 @@ def test_a_change_that_waits_for_memory_holds_no_thread(tmp_path):
         assert (await topic.get(1))["n"] == 1
 
     run(main, tmp_path, memory={"wait_s": 1.0})
-
-
-def test_a_full_queue_makes_changes_wait_then_refuses(tmp_path):
-    """While the writer is stuck, a change waits for room, then gets `Overloaded`."""
-
-    async def main(db):
-        topic = await create(db)
-        loop = asyncio.get_running_loop()
-        stuck = loop.run_in_executor(None, db.engine.main.queue.call, lambda: time.sleep(0.6))
-        await asyncio.sleep(0.05)
-        calls = [topic.upsert(id=key, n=1) for key in range(20)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        await stuck
-        assert sum(isinstance(each, frazil.Ack) for each in results) == 4
-        assert sum(isinstance(each, Overloaded) for each in results) == 16
-        assert (await db.query("SELECT count(*) FROM t")).rows() == [(4,)]
-        assert (await topic.upsert(id=100, n=1)).offset == 4
-
-    run(main, tmp_path, queue_records_max=4, queue_wait_s=0.2)
 
 
 def test_waiting_changes_go_on_when_there_is_room(tmp_path):

@@ -43,7 +43,6 @@ def opened(tmp_path, etcd):
             "store": "fs",
             "root": str(tmp_path / "store"),
             "interval_s": 0.05,
-            "linger_s": 0.01,
             "ack_timeout_s": WAIT_S,
             **objects,
         }

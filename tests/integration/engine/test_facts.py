@@ -84,7 +84,7 @@ def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
     table = alone.invoke(app, ["--data", str(tmp_path), "topic", "describe", "large"])
     assert "a of /default/small" in table.stdout
     with open_small(tmp_path, memory=LOG_ALONE) as db:
-        db.advance("small", "a", 2)
+        db.topic("small").advance("a", 2)
         assert db.stats()["journals"][0]["oldest_kept_by"] == []
 
 
@@ -99,7 +99,7 @@ def test_with_files_the_hold_that_keeps_the_oldest_of_them_is_named(tmp_path):
         rotate(db)
         large.append(b"y")
         assert small.describe()["oldest_kept_by"] == []
-        db.flush()
+        db.tiers.flush()
         kept = [{"topic": "/default/small", "hold": "a", "offset": 1}]
         assert small.describe()["oldest_kept_by"] == kept
         assert large.describe()["oldest_kept_by"] == []

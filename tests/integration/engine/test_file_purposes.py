@@ -18,9 +18,9 @@ def test_a_file_is_described_by_the_purpose_that_its_bytes_count_for(tmp_path, s
         topic = engine.create_topic("t", {"id": "long", "v": "long"}, primary_key="id")
         for turn in range(3):
             topic.append_many([{"id": turn // 2 * 100 + number, "v": 1} for number in range(50)])
-            engine.flush()
+            engine.tiers.flush()
         engine.tiers.disk.set_committed(topic.runtime.state.id, 50)
-        files = engine.tier_files("t")
+        files = engine.tiers.describe_files("t")
         assert [file["purpose"] for file in files] == ["query_cache", "deltas", kind]
         totals = Counter()
         for file in files:
@@ -36,7 +36,7 @@ def test_the_routes_of_changes_have_one_for_each_tier(tmp_path):
         topic = engine.create_topic("t", {"id": "long"}, primary_key="id")
         topic.append(id=1)
         topic.append(id=1)
-        engine.flush()
+        engine.tiers.flush()
         topic.append(id=1)
         # A scan folds what was written; a look-up leaves that to the thread that folds.
         assert engine.query("SELECT count(*) FROM t").rows() == [(1,)]

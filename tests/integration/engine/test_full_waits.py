@@ -18,12 +18,12 @@ def full(engine, *, lasting=False, **options):
     topic = engine.create_topic("t", {"id": "long", "v": "string"}, **options)
     parts = getattr(topic, "parts", [topic])
     topic.append_many([{"id": number, "v": "x" * 100} for number in range(200)])
-    engine.flush()
+    engine.tiers.flush()
     disk = engine.settings.disk
     engine.settings = engine.settings.model_copy(
         update={"disk": disk.model_copy(update={"bytes_max": 1})}
     )
-    engine.evict()
+    engine.tiers.evict()
     assert all(part.runtime.refusal is not None for part in parts)
     if not lasting:
         engine.settings = engine.settings.model_copy(update={"disk": disk})

@@ -19,7 +19,7 @@ def test_loading_goes_on_where_it_was_left():
     world = World()
     topic = world.db.create_topic("t", {"id": "long", "v": "long"}, primary_key="id")
     topic.append_many([{"id": number, "v": 0} for number in range(20)])
-    world.db.flush()
+    world.db.tiers.flush()
     topic.append_many([{"id": number, "v": 1} for number in range(10, 30)])
     topic.update(5, {"v": 2})
     topic.append({"id": 6, "v": 3})

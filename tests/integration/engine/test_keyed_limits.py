@@ -41,7 +41,7 @@ def fill(world, topic, count, *, keys=2):
     """Change few keys often, a file for each change, as long as the topic takes it."""
     for number in range(count):
         topic.upsert(id=number % keys, v=noise(number, 20_000))
-        world.db.flush()
+        world.db.tiers.flush()
         world.round(2)
 
 
@@ -92,8 +92,8 @@ def test_a_publish_waits_for_room_before_it_is_refused(tmp_path):
     with open_small(tmp_path, memory={"wait_s": 0.3}) as db:
         topic = db.create_topic("k", COLUMNS, primary_key="id", retention_bytes=10_000)
         topic.upsert(id=1, v=noise(1, 20_000))
-        db.flush()
-        db.evict()
+        db.tiers.flush()
+        db.tiers.evict()
         begun = time.monotonic()
         with pytest.raises(Overloaded):
             topic.upsert(id=1, v=b"x")
@@ -177,8 +177,8 @@ def test_the_topic_with_most_marks_stops_when_they_fill_their_share(opened):
     with pytest.raises(Overloaded, match=r"memory\.marks_share") as caught:
         for _ in range(100):
             topic.append_many([{"id": n % 10, "v": b""} for n in range(1000)])
-            world.db.flush()
-            world.db.evict()
+            world.db.tiers.flush()
+            world.db.tiers.evict()
             world.round(2)
     limit = int((16 << 20) * 0.005)
     assert caught.value.details["bytes_max"] == limit

@@ -86,7 +86,7 @@ def test_records_that_expired_at_a_quota_are_passed(tmp_path):
         db.lake.pause("full")
         for number in range(1, 60):
             topic.append(id=number, text=os.urandom(2000).hex())
-            db.flush("full")
+            db.tiers.flush("full")
         wait_for(lambda: topic.describe()["gaps"])
         wait_for(lambda: topic.describe()["watermarks"]["start"] > 1)
         gap_end = max(gap["end"] for gap in topic.describe()["gaps"])

@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import json
 
-import msgspec
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
@@ -15,12 +14,11 @@ import frazil
 from frazil.cli.app import app
 from frazil.cli.session import Session
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.lake import TOPIC_ID, Replay, TableName
-from frazil.lake import reject_replay as lake_rejects
-from frazil.lake import rejects as side
+from frazil.lake import TOPIC_ID
+from frazil.lake import rejects as rejects_module
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
-from frazil.lake.rejects import Place, RejectsTable
+from frazil.lake.rejects import RejectKey, TopicRejects
 from tests.integration.engine.lake_stand_in import StandIn
 
 pytestmark = pytest.mark.integration
@@ -54,13 +52,13 @@ def reject(db, name, *rows, version=1, encoding="json"):
     """Write rejects, as (offset, original) or (part, offset, original), into the side table."""
     table = side_table(db, name)
     listed = []
-    for *place, original in rows:
+    for *key, original in rows:
         data = original if isinstance(original, bytes) else json.dumps(original).encode()
         listed.append(
             {
-                "_offset": place[-1],
+                "_offset": key[-1],
                 "_time": NOW,
-                "_part": place[0],
+                "_part": key[0],
                 "stage": "validate",
                 "reason": "does not fit",
                 "field": "text",
@@ -83,7 +81,7 @@ def made(db, name, records=4, **options):
 def states(db, name):
     """Return the state of each reject by its offset."""
     rows = db.lake.rejects(name).rows(settled=True)
-    return {each.place.offset: each.state for each in rows}
+    return {each.key.offset: each.state for each in rows}
 
 
 def ids(topic, start=0):
@@ -97,7 +95,7 @@ def test_rejects_below_the_watermark_are_listed_and_shown(db):
     assert list(db.lake.rejects("listed")) == []
     reject(db, "listed", (3, {"id": 33}), (1, {"id": 11, "text": "a"}), (4, {"id": 44}))
     found = list(db.lake.rejects("listed"))
-    assert [each.place for each in found] == [Place(-1, 1), Place(-1, 3)]
+    assert [each.key for each in found] == [RejectKey(-1, 1), RejectKey(-1, 3)]
     assert found[0].time_us == NOW.timestamp() * 1e6
     assert (found[0].reason, found[0].field, found[0].state) == ("does not fit", "text", "open")
     shown = db.lake.rejects("listed").show(1)
@@ -114,12 +112,12 @@ def test_replayed_twice_is_published_once(db):
     reject(db, "again", (1, {"id": 101, "text": "a"}), (2, {"id": 102}), (3, {"id": 103}))
     rejects = db.lake.rejects("again")
     done = rejects.replay([3, 1])
-    assert done.done == [Place(-1, 1), Place(-1, 3)]
+    assert done.done == [RejectKey(-1, 1), RejectKey(-1, 3)]
     assert [ack.offset for ack in done.acks] == [4, 5]
     assert ids(topic, 4) == [101, 103]
-    assert [each.place.offset for each in rejects] == [2]
+    assert [each.key.offset for each in rejects] == [2]
     repeated = rejects.replay([1, 2])
-    assert (repeated.done, repeated.settled_before) == ([Place(-1, 2)], [Place(-1, 1)])
+    assert (repeated.done, repeated.settled_before) == ([RejectKey(-1, 2)], [RejectKey(-1, 1)])
     assert rejects.replay("all").done == []
     assert ids(topic, 4) == [101, 103, 102]
     assert states(db, "again") == dict.fromkeys((1, 2, 3), "replayed")
@@ -129,92 +127,25 @@ def test_a_crash_between_publishing_and_marking_publishes_once(db, monkeypatch):
     """What was published and not marked is recognised by the topic when it comes again."""
     topic = made(db, "crashed")
     reject(db, "crashed", *((n, {"id": 100 + n}) for n in range(4)))
-    monkeypatch.setattr(lake_rejects, "CHUNK_RECORDS", 2)
-    settle, calls = RejectsTable.settle, []
+    monkeypatch.setattr(rejects_module, "CHUNK_RECORDS", 2)
+    mark, calls = TopicRejects._mark, []
 
     def dying(self, *words):
         calls.append(words)
         if len(calls) == 2:
             raise Unavailable("killed")
-        settle(self, *words)
+        mark(self, *words)
 
-    monkeypatch.setattr(RejectsTable, "settle", dying)
-    with pytest.raises(Unavailable):
-        db.lake.rejects("crashed").replay("all")
+    with monkeypatch.context() as patch:
+        patch.setattr(TopicRejects, "_mark", dying)
+        with pytest.raises(Unavailable):
+            db.lake.rejects("crashed").replay("all")
     assert ids(topic, 4) == [100, 101, 102, 103]
     assert list(states(db, "crashed").values()) == ["replayed", "replayed", "open", "open"]
     done = db.lake.rejects("crashed").replay("all")
     assert [ack.offset for ack in done.acks] == [6, 7]
     assert ids(topic, 4) == [100, 101, 102, 103]
     assert set(states(db, "crashed").values()) == {"replayed"}
-
-
-@pytest.mark.parametrize("kind", ["table", "message", "alike"])
-def test_a_record_is_published_once_though_its_producer_is_forgotten(db, monkeypatch, kind):
-    """Cut off behind the publish, and replayed when the topic knows no such producer any more."""
-    name = f"forgotten_{kind}"
-    if kind == "table":
-        topic = made(db, name)
-        reject(db, name, (1, {"id": 101, "text": "a"}), (2, {"id": 102}))
-    elif kind == "alike":
-        topic = made(db, name)
-        reject(db, name, (1, {"id": 101, "text": "a"}), (2, {"id": 101, "text": "a"}))
-    else:
-        topic = db.create_topic(name, lake=True)
-        for _number in range(4):
-            topic.append(b"x", ack="committed")
-        key = {"key": "k", "publish_time": 1_000_000, "attributes": [{"key": "a", "value": "1"}]}
-        reject(db, name, (1, {"payload": "AP8=", **key}), (2, {"payload": "AA=="}))
-
-    def killed(*_words):
-        raise Unavailable("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RejectsTable, "settle", killed)
-        with pytest.raises(Unavailable):
-            db.lake.rejects(name).replay(1)
-    state = topic.runtime.state
-    producers = topic.runtime.lane.journal.state.producers
-    for producer in list(state.producers.values()):
-        del producers[producer.id]
-        del state.producers[producer.name]
-    # It would be remembered for a day: before that, one that is not known was never published.
-    plans, uid = db.lake.plans, db.lake.topics[topic.name].uid
-    old = {key: (1, head) for key, (_time, head) in plans.replay(uid).begun.items()}
-    if kind == "alike":
-        # Noted together, cut off between the two.
-        old["-1:2"] = old["-1:1"]
-    plans.set_replay(uid, Replay(old))
-    done = db.lake.rejects(name).replay([1, 2])
-    assert [ack.offset for ack in done.acks] == [4, 5]
-    assert topic.describe()["watermarks"]["head"] == 6
-    assert set(states(db, name).values()) == {"replayed"}
-    assert plans.replay(uid) == Replay()
-
-
-def test_of_two_who_settle_at_once_neither_loses_its_marks(db, monkeypatch):
-    """The second read the marks before the first wrote: its write is refused and made anew."""
-    made(db, "both")
-    reject(db, "both", *((n, {"id": n}) for n in range(3)))
-    catalog = connect(db.lake.catalog.address())
-    table, uid = TableName("default", "both"), db.lake.topics["/default/both"].uid
-    one, two = (RejectsTable(catalog, table, topic_id=uid, ends={-1: 4}) for _ in range(2))
-    known = [each.place for each in one.rejects()]
-    real, loads = RejectsTable._load, []
-    stale = one._load()
-
-    def late(self):
-        if self is two and not loads:
-            loads.append(stale)
-            one.settle(known[:1], "replayed", known)
-            return stale
-        return real(self)
-
-    monkeypatch.setattr(RejectsTable, "_load", late)
-    two.settle(known[1:2], "dropped", known)
-    monkeypatch.undo()
-    assert loads == [stale]
-    assert states(db, "both") == {0: "replayed", 1: "dropped", 2: "open"}
 
 
 def test_dropped_rejects_are_hidden_and_their_rows_stay(db):
@@ -225,9 +156,9 @@ def test_dropped_rejects_are_hidden_and_their_rows_stay(db):
     with pytest.raises(NotFound, match="offset=1"):
         rejects.drop([0, 1])
     assert len(list(rejects)) == 3
-    assert rejects.drop([0, 2]).done == [Place(-1, 0), Place(-1, 2)]
-    assert rejects.drop(0).settled_before == [Place(-1, 0)]
-    assert [each.place.offset for each in rejects] == [3]
+    assert rejects.drop([0, 2]).done == [RejectKey(-1, 0), RejectKey(-1, 2)]
+    assert rejects.drop(0).settled_before == [RejectKey(-1, 0)]
+    assert [each.key.offset for each in rejects] == [3]
     rejects.replay("all")
     assert ids(topic, 4) == [3]
     assert states(db, "dropped") == {0: "dropped", 2: "dropped", 3: "replayed"}
@@ -284,7 +215,7 @@ def test_messages_keep_their_envelope(db):
     assert row["publish_time"] == dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
 
 
-def test_parts_are_told_apart(db):
+def test_a_reject_is_named_by_part_and_offset(db):
     """An offset that several parts have needs the part; the record goes into the part it was in."""
     topic = db.create_topic("parted", COLUMNS, partitions=2, lake=True)
     topic.append_many([{"id": n, "text": "x"} for n in range(4)], ack="committed")
@@ -294,7 +225,7 @@ def test_parts_are_told_apart(db):
         rejects.replay(1)
     with pytest.raises(NotFound, match="part=2"):
         rejects.drop("all", part=2)
-    assert rejects.drop(1, part=0).done == [Place(0, 1)]
+    assert rejects.drop(1, part=0).done == [RejectKey(0, 1)]
     assert rejects.show(1, part=1)["record"]["id"] == 11
     done = rejects.replay("all")
     assert len(done.acks) == 2
@@ -309,7 +240,7 @@ def test_marks_that_would_be_too_large_are_refused(db, monkeypatch):
     """Nothing is published or marked; settling all of them is always possible."""
     topic = made(db, "many", records=200)
     reject(db, "many", *((n, {"id": 1000 + n}) for n in range(200)))
-    monkeypatch.setattr(side, "SETTLED_BYTES_MAX", 500)
+    monkeypatch.setattr(rejects_module, "MARKS_BYTES_MAX", 500)
     rejects = db.lake.rejects("many")
     for call in (rejects.replay, rejects.drop):
         with pytest.raises(InvalidRequest, match="bytes_max=500"):
@@ -317,31 +248,8 @@ def test_marks_that_would_be_too_large_are_refused(db, monkeypatch):
     assert ids(topic, 200) == []
     assert len(list(rejects)) == 200
     assert len(rejects.drop("all").done) == 200
-    marks = json.loads(side_table(db, "many").properties[side.SETTLED])
-    assert marks == {"replayed": {}, "dropped": {"-1": [[0, 200]]}}
-
-
-def test_a_mark_that_somebody_overwrote_is_made_again(db, monkeypatch):
-    """What a call has settled is there when it returns, together with what the other wrote."""
-    made(db, "raced")
-    reject(db, "raced", *((n, {"id": n}) for n in range(4)))
-    settle, raced = side.Settled.settle, []
-
-    def late(self, chosen, state, known):
-        found = settle(self, chosen, state, known)
-        if raced == ["checked"]:
-            raced.append("written")
-            other = settle(self, [Place(-1, 3)], "replayed", known)
-            with side_table(db, "raced").transaction() as change:
-                change.set_properties({side.SETTLED: msgspec.json.encode(other).decode()})
-            return other
-        raced.append("checked")
-        return found
-
-    monkeypatch.setattr(side.Settled, "settle", late)
-    db.lake.rejects("raced").drop([0])
-    assert "written" in raced
-    assert states(db, "raced") == {0: "dropped", 1: "open", 2: "open", 3: "replayed"}
+    marks = json.loads(side_table(db, "many").properties["frazil.rejects-dropped"])
+    assert marks == {"-1": [[0, 200]]}
 
 
 def test_tables_of_others_and_topics_without_a_lake_are_refused(db):
@@ -358,13 +266,13 @@ def test_tables_of_others_and_topics_without_a_lake_are_refused(db):
         db.lake.rejects("taken").drop("all")
     made(db, "garbled")
     with side_table(db, "garbled").transaction() as change:
-        change.set_properties({side.SETTLED: "[]"})
+        change.set_properties({"frazil.rejects-dropped": "[]"})
     with pytest.raises(CorruptionError, match="cannot be read"):
         db.lake.rejects("garbled").rows()
     reject(db, "garbled", (0, {"id": 1}), encoding="later")
     with side_table(db, "garbled").transaction() as change:
-        change.remove_properties(side.SETTLED)
-    with pytest.raises(CorruptionError, match="not known"):
+        change.remove_properties("frazil.rejects-dropped")
+    with pytest.raises(CorruptionError, match="unknown encoding"):
         db.lake.rejects("garbled").show(0)
 
 
@@ -410,7 +318,7 @@ def test_what_is_settled_stays_so_over_a_restart(tmp_path, monkeypatch):
         reject(db, "kept", *((n, {"id": 100 + n}) for n in range(3)))
         db.lake.rejects("kept").replay(1)
         with monkeypatch.context() as patch:
-            patch.setattr(RejectsTable, "settle", lambda *_: None)
+            patch.setattr(TopicRejects, "_mark", lambda *_: None)
             db.lake.rejects("kept").replay(2)
     words = ["--data", tmp_path / "data", "--set", "lake.catalog.port=0", "-o", "json"]
     found = json.loads(run(*words, "rejects", "replay", "kept", 1, 2))

@@ -100,8 +100,8 @@ def test_records_survive_the_death_of_spark_exactly_once(tmp_path):
         for name, rows in (("messages", 150), ("readings", 51), ("shared", 10)):
             # By the worker of the engine: the files of the disk tier are compared, parts included.
             found = db.lake.verify(name)
-            assert (found.verdict, found.exit_code, found.findings.problems) == ("good", 0, ())
-            assert (found.findings.rows, found.findings.compared) == (rows, rows)
+            assert (found.verdict, found.exit_code, found.problems) == ("good", 0, ())
+            assert (found.rows, found.compared) == (rows, rows)
         told = json.dumps(db.stats()["lake"])
         assert "paused" in told
     assert not is_alive(second["pid"])

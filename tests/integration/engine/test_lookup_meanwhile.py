@@ -17,8 +17,8 @@ def world():
     for number in range(4):
         topic.append_many([{"id": key, "v": number} for key in range(number, KEYS)])
         topic.delete(KEYS - 1)
-        world.db.flush("t")
-    world.db.evict("t")
+        world.db.tiers.flush("t")
+    world.db.tiers.evict("t")
     yield world, topic
     world.db.close()
 

@@ -28,7 +28,7 @@ def in_sets(engine, topic, count, tick=None):
         if tick is not None:
             tick()
         topic.append(id=number, v=number)
-        engine.flush(topic.name)
+        engine.tiers.flush(topic.name)
 
 
 @pytest.mark.parametrize("sql", ["select 1", "select * from t, u"])
@@ -115,7 +115,7 @@ def test_below_what_is_committed_only_boundaries_can_be_seen(tmp_path):
                 clock.advance(10)
                 topic.append(id=number, v=number)
                 times.append(dt.datetime.fromtimestamp(clock.now_us() / 1e6, dt.UTC))
-            engine.flush()
+            engine.tiers.flush()
         engine.tiers.disk.set_committed(topic.runtime.state.id, 8)
         for offset in (4, 8, 9):
             assert engine.query(COUNT, as_of_offset=offset).rows() == [(4,)]

@@ -37,8 +37,8 @@ with frazil.open(sys.argv[1]) as engine:
         for row in (topic.get(1), next(iter(topic.changes()))["after"], records[0]):
             assert row["at"].microsecond == 1, row
         assert next(iter(topic.read())).data.column("at").cast("int64").to_pylist() == [1001]
-        engine.flush()
-        engine.evict()
+        engine.tiers.flush()
+        engine.tiers.evict()
 nested = pa.record_batch({
     "a": pa.array([[1001]], pa.list_(NS)),
     "b": pa.array([{"x": 1001}], pa.struct([("x", NS)])),
@@ -63,8 +63,8 @@ with frazil.open(sys.argv[1]) as engine:
             assert next(iter(engine.query(sql))) == result.rows()[0]
         whole = engine.query("select ts from t order by id").arrow()
         assert whole.column(0).cast("int64").to_pylist() == [1001, 2000]
-        engine.flush()
-        engine.evict()
+        engine.tiers.flush()
+        engine.tiers.evict()
 print("done")
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -73,10 +74,11 @@ def test_parts_can_wait(tmp_path):
 
 
 def test_a_loop_can_wait(tmp_path):
-    """Under asyncio many publishes wait at once, and share objects."""
+    """Under asyncio many publishes wait at once, and share their topic's objects."""
 
     async def publish():
-        with open_with_objects(tmp_path, objects={"interval_s": 3600, "linger_s": 0.3}) as engine:
+        with open_with_objects(tmp_path, objects={"interval_s": 3600}) as engine:
+            engine.objects.waiting_interval_s = 0.3
             db = frazil.AsyncEngine(engine)
             await db.create_topic("a")
             await db.create_topic("b", COLUMNS, primary_key="id")
@@ -93,36 +95,22 @@ def test_a_loop_can_wait(tmp_path):
     assert asyncio.run(publish()) < 20
 
 
-def test_topics_that_wait_share_an_object(tmp_path):
-    """Publishers of many topics at once cost few requests; each topic's slice is rewritten later."""
-    options = {"interval_s": 3600, "linger_s": 1.0, "rewrite_s": 3600}
-    with open_with_objects(tmp_path, objects=options) as db:
-        topics = [db.create_topic(f"t{number}") for number in range(10)]
-        for topic in topics:
-            topic.append(b"first", ack=None)
-        db.objects.flush()
-        before = len(stored(tmp_path))
-        threads = [
-            threading.Thread(target=topic.append, args=(b"x",), kwargs={"ack": "uploaded"})
-            for topic in topics
+def test_waiting_publishers_cause_at_most_one_upload_a_second(tmp_path):
+    """Publishes of one topic that wait at the same time share its next object."""
+    with open_with_objects(tmp_path, objects={"interval_s": 3600}) as db:
+        db.objects.waiting_interval_s = 1.0
+        topic = db.create_topic("busy")
+        topic.append(b"first", ack="uploaded")
+        began = time.monotonic()
+        pending = [topic.send(b"%d" % number, ack="uploaded") for number in range(20)]
+        for each in pending:
+            each.result()
+        assert time.monotonic() - began > 0.5
+        assert len(registered(db, topic.runtime.state.id)) == 2
+        assert [row["payload"] for row in uploaded_rows(db, topic)] == [
+            b"first",
+            *(b"%d" % number for number in range(20)),
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        keys = set(stored(tmp_path))
-        assert len(keys) - before < len(topics)
-        for topic in topics:
-            assert [row["payload"] for row in uploaded_rows(db, topic)] == [b"first", b"x"]
-    with open_with_objects(tmp_path, objects={"rewrite_s": 0}) as db:
-        for number in range(10):
-            topic = db.topic(f"t{number}")
-
-            def is_own(topic=topic):
-                return not any(each.shared for each in registered(db, topic.runtime.state.id))
-
-            wait_until(is_own)
-            assert [row["payload"] for row in uploaded_rows(db, topic)] == [b"first", b"x"]
 
 
 def test_a_store_that_is_away_is_told(tmp_path):

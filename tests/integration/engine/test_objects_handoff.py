@@ -35,8 +35,6 @@ SMALL = {
     "memory.flush_offsets": 3_000,
     "objects.interval_s": 0.05,
     "objects.object_bytes_max": "512KiB",
-    "objects.index_bytes": "32KiB",
-    "objects.reader_ahead_bytes": "1MiB",
     "objects.request_timeout_s": 5,
 }
 

@@ -11,6 +11,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, NotFound, Overloaded
 from frazil.log import logged_runs
+from frazil.objects import frames as objects_frames
 from tests.integration.engine.objects_world import (
     frames_in,
     open_with_objects,
@@ -174,7 +175,10 @@ def test_nothing_goes_before_it_is_uploaded(tmp_path):
         db.tiers.files.retain()
         assert topic.describe()["holds"] == {"objects": 10}
         assert topic.describe()["watermarks"]["start"] == 10
-        for change in (db.drop, lambda name, hold: db.advance(name, hold, 50)):
+        for change in (
+            lambda name, hold: db.topic(name).drop(hold),
+            lambda name, hold: db.topic(name).advance(hold, 50),
+        ):
             with pytest.raises(InvalidRequest, match="uploads"):
                 change("kept", "objects")
         give_back(tmp_path)
@@ -232,24 +236,22 @@ def test_expired_records_are_a_gap_in_objects(tmp_path):
 
 def test_objects_go_by_their_own_retention(tmp_path):
     """Old objects go, their keys are deleted later, and readers below get the first offset."""
-    options = {"retention_check_s": 3600, "rewrite_s": 0}
-    with open_with_objects(tmp_path, objects=options, disk={"log_keep_s": 0}) as db:
+    with open_with_objects(tmp_path, disk={"log_keep_s": 0}) as db:
         topic = db.create_topic("old", objects_retention_age="0s", retention_age="0s")
         kept = db.create_topic("kept")
         topic_id = topic.runtime.state.id
         for each in (topic, kept):
             each.append(b"x" * 100)
         db.objects.flush()
-        wait_until(lambda: not any(each.shared for each in registered(db, topic_id)))
         forget_log(db, [topic, kept])
         wait_until(lambda: topic.describe()["holds"] == {"objects": 1})
         db.tiers.files.retain()
         before = set(stored(tmp_path))
-        db.objects.upkeep.retain()
+        db.objects.retention.run()
         assert db.objects.catalog.topic(topic_id).start == 1
         assert not registered(db, topic_id)
-        db.objects.upkeep.retain()
-        db.objects.upkeep.retain()
+        db.objects.retention.run()
+        db.objects.retention.run()
         assert len(before - set(stored(tmp_path))) >= 1
         with pytest.raises(NotFound) as caught:
             payloads_of(topic, 0)
@@ -271,7 +273,7 @@ def test_objects_of_deleted_topics_go_with_their_grace(tmp_path):
         assert payloads_of(again) == []
         again.append(b"other", ack="uploaded")
         for _ in range(3):
-            db.objects.upkeep.retain()
+            db.objects.retention.run()
         assert topic_id not in db.objects.catalog.topics()
         assert payloads_of(again) == [b"other"]
         db.objects.flush()
@@ -355,6 +357,6 @@ def test_files_that_are_joined_meanwhile_are_looked_up_again(tmp_path, monkeypat
         wait_until(lambda: not Path(disk.path(before.by_name[name])).exists())
         pictures, own = iter([before]), disk.picture
         monkeypatch.setattr(disk, "picture", lambda topic: next(pictures, None) or own(topic))
-        run = db.objects.frames._reframed(topic.runtime, 0, 1 << 20, None)
+        run = objects_frames._reframed(topic.runtime, 0, 1 << 20, None)
         assert next(pictures, None) is None
         assert (run.first, run.end) == (0, topic.runtime.state.durable)

@@ -8,7 +8,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.metadata import Transaction
-from frazil.objects import PLACE_KEY
+from frazil.objects import LOCATION_KEY
 from tests.integration.engine.objects_world import open_with_objects, stored
 from tests.integration.engine.test_objects_moves import payloads_of
 
@@ -34,7 +34,7 @@ def test_another_root_is_refused_before_anything_is_uploaded_there(tmp_path):
     with pytest.raises(InvalidRequest, match=r"objects\.root back") as caught:
         open_elsewhere(tmp_path)
     assert caught.value.details["key"] in keys
-    assert str(tmp_path / "store") in caught.value.details["place_before"]
+    assert str(tmp_path / "store") in caught.value.details["location_before"]
     assert not list(tmp_path.glob("other/**/*.frz"))
     with open_with_objects(tmp_path) as db:
         assert db.topic("t").append(b"c", ack="uploaded").offset == 2
@@ -70,12 +70,12 @@ def test_a_store_that_is_away_does_not_keep_an_old_directory_closed(tmp_path):
     """Metadata that do not say where objects lie are believed until the store can be asked."""
     fill(tmp_path)
     with open_with_objects(tmp_path) as db:
-        db.stores.shared.commit(Transaction(deletes=(PLACE_KEY,)))
+        db.stores.shared.commit(Transaction(deletes=(LOCATION_KEY,)))
     with open_with_objects(tmp_path, objects=NOBODY) as db:
-        assert db.stores.shared.get(PLACE_KEY) is None
+        assert db.stores.shared.get(LOCATION_KEY) is None
         assert payloads_of(db.topic("t")) == [b"a", b"b"]
     with open_with_objects(tmp_path) as db:
-        assert db.stores.shared.get(PLACE_KEY).value.decode().endswith("/store")
+        assert db.stores.shared.get(LOCATION_KEY).value.decode().endswith("/store")
 
 
 def test_a_changed_place_waits_for_its_store(tmp_path):

@@ -12,7 +12,7 @@ from tests.integration.engine.test_objects_moves import forget_log, payloads_of
 
 pytestmark = pytest.mark.integration
 
-OPTIONS = {"retention_check_s": 3600, "interval_s": 3600}
+OPTIONS = {"interval_s": 3600}
 COUNT = 4
 
 
@@ -64,7 +64,7 @@ def test_who_begins_while_objects_go_begins_behind_them(db, monkeypatch):
         return topic.runtime.history.range(topic.runtime.state.id).first
 
     seen = meanwhile(monkeypatch, db, begin)
-    db.objects.upkeep.retain()
+    db.objects.retention.run()
     assert seen == [COUNT]
     assert topic.append(b"new").offset == COUNT
     (reader,) = readers
@@ -84,7 +84,7 @@ def test_objects_that_could_not_go_are_read_again(db, monkeypatch):
 
     meanwhile(monkeypatch, db, refuse)
     with pytest.raises(Conflict, match="not now"):
-        db.objects.upkeep.retain()
+        db.objects.retention.run()
     assert payloads_of(topic) == [b"%d" % number for number in range(COUNT)]
 
 
@@ -95,17 +95,17 @@ def test_what_a_subscription_or_reader_needs_stays(db):
     db.cursors.reset(topic.name, "s", 2)
     db.cursors.follow()
     with topic.tail(start=1, timeout_s=0) as reader:
-        db.objects.upkeep.retain()
+        db.objects.retention.run()
         assert registered(db, topic.runtime.state.id)[0].first == 1
         assert next(iter(reader)).offset == 1
-    db.objects.upkeep.retain()
+    db.objects.retention.run()
     assert registered(db, topic.runtime.state.id)[0].first == 2
     # It keeps nothing, though somebody still has it.
     too_late = topic.read(0)
     with pytest.raises(NotFound, match="offset_first=2"):
         next(too_late)
     topic.unsubscribe("s")
-    db.objects.upkeep.retain()
+    db.objects.retention.run()
     assert registered(db, topic.runtime.state.id) == ()
 
 
@@ -114,7 +114,7 @@ def test_topics_that_are_uploaded_no_more_keep_their_retention(db):
     topic = only_in_objects(db, "t", objects_retention_age="0s")
     db.alter_topic("t", objects=False)
     assert payloads_of(topic) == [b"%d" % number for number in range(COUNT)]
-    db.objects.upkeep.retain()
+    db.objects.retention.run()
     assert registered(db, topic.runtime.state.id) == ()
 
 
@@ -126,10 +126,10 @@ def test_one_topic_does_not_keep_the_others_from_letting_go(db):
     store = db.stores.shared
     store.commit(Transaction(puts={key: store.get(key).value}))
     with pytest.raises(Conflict):
-        db.objects.upkeep.retain()
+        db.objects.retention.run()
     assert registered(db, second.runtime.state.id) == ()
     assert len(registered(db, first.runtime.state.id)) == COUNT
-    db.objects.upkeep.retain()
+    db.objects.retention.run()
     assert registered(db, first.runtime.state.id) == ()
 
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_is_seen_until_it_is_back(db, tmp_path, harm):
         path.unlink()
     else:
         broken = bytearray(data)
-        broken[hit.position + hit.length - 1] ^= 1
+        broken[8 + hit.length - 1] ^= 1
         path.write_bytes(bytes(broken))
     for _ in range(2):
         with pytest.raises(CorruptionError, match="bring"):

@@ -52,7 +52,7 @@ def test_records_are_in_s3_once(tmp_path, server):
         topic.append_many([{"id": number} for number in range(20, 1_000)], ack="uploaded")
         assert [row["id"] for row in uploaded_rows(db, topic)] == list(range(1_000))
         before = registered(db, topic.runtime.state.id)
-    with opened(tmp_path, server, **{"objects.rewrite_s": 3600}) as db:
+    with opened(tmp_path, server) as db:
         topic = db.topic("s3")
         assert registered(db, topic.runtime.state.id) == before
         assert [row["id"] for row in uploaded_rows(db, topic)] == list(range(1_000))

@@ -22,8 +22,8 @@ def test_a_name_that_needs_escapes_is_a_name_like_others(tmp_path, name, key):
     with open_small(tmp_path) as engine:
         rows = rows_of(engine.topic("odd"))
         assert [(row["id"], row[name]) for row in rows] == [(1, 7), (2, 8), (3, None)]
-        engine.flush()
-        engine.evict()
+        engine.tiers.flush()
+        engine.tiers.evict()
         found = engine.query("select * from odd order by id").rows()
         assert [row[-1] for row in found] == [7, 8, None]
 
@@ -59,7 +59,7 @@ def test_a_topic_that_cannot_be_used_keeps_no_other_from_being_opened(tmp_path):
             with pytest.raises(Conflict):
                 engine.create_topic("bad", {"id": "long"})
             engine.topic("good").append(id=2)
-            engine.flush()
+            engine.tiers.flush()
 
 
 def test_a_creation_that_fails_for_any_reason_leaves_nothing(tmp_path, monkeypatch):

@@ -122,6 +122,19 @@ def test_a_row_does_not_move_to_another_part(tmp_path):
         assert state_of(db) == {near: (2, "x")}
 
 
+def test_an_event_that_moves_a_row_to_another_part_is_refused(tmp_path):
+    """A bulk with such an event is refused as a whole, with the event's number."""
+    with open_small(tmp_path) as db:
+        topic = create(db)
+        one, two = two_keys(topic, same_part=False)
+        topic.upsert(id=one, n=1)
+        event = {"op": "u", "before": {"id": one}, "after": {"id": two}}
+        with pytest.raises(InvalidRequest, match="another part") as caught:
+            topic.append_changes([{"op": "c", "after": {"id": 77}}, event])
+        assert caught.value.details["change"] == 1
+        assert state_of(db) == {one: (1, None)}
+
+
 def test_a_part_takes_no_change_of_another_parts_key(tmp_path):
     """Changes given to a part itself are refused unless their key belongs there."""
     with open_small(tmp_path) as db:
@@ -318,8 +331,8 @@ def test_rows_are_found_after_files_and_a_restart(tmp_path):
     with open_small(tmp_path) as db:
         topic = create(db)
         topic.append_changes(pa.table({"id": range(40), "n": range(40), "_op": ["insert"] * 40}))
-        db.flush("p")
-        db.evict("p")
+        db.tiers.flush("p")
+        db.tiers.evict("p")
         topic.update(7, {"s": "x"})
         assert topic.get(7) == {"id": 7, "n": 7, "s": "x"}
     with open_small(tmp_path) as db:

@@ -59,8 +59,8 @@ def test_a_flush_writes_the_whole_row_after_partial_changes(written):
     for _again in range(2):
         with open_small(written) as engine:
             topic = engine.topic("u")
-            engine.flush()
-            engine.evict()
+            engine.tiers.flush()
+            engine.tiers.evict()
             assert topic.get(1) == {"id": 1, "a": "keep", "b": 3}
             assert topic.get(9) is None
             rows = engine.query("select id, a, b from u where b > 0 order by id").rows()
@@ -75,6 +75,6 @@ def test_partial_changes_are_whole_under_columns_that_came_later(written):
     with open_small(written) as engine:
         engine.alter_topic("u", add={"c": "long"})
         assert engine.topic("u").get(1) == {"id": 1, "a": "keep", "b": 3, "c": None}
-        engine.flush()
-        engine.evict()
+        engine.tiers.flush()
+        engine.tiers.evict()
         assert engine.topic("u").get(1) == {"id": 1, "a": "keep", "b": 3, "c": None}

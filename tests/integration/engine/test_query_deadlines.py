@@ -108,7 +108,7 @@ def test_files_are_not_read_for_a_query_that_must_stop():
     topic = world.db.create_topic("t", {"k": "long", "v": "long"}, primary_key="k")
     for n in range(6):
         topic.upsert(k=n % 4, v=n)
-        world.db.flush()
+        world.db.tiers.flush()
     world.db.close()
     for path in [path for path in world.disk.paths() if "/marks/" in path]:
         world.disk.unlink(path)

@@ -61,8 +61,8 @@ def keyed(db, name, data_type, values):
     topic.append_arrow(
         pa.table({"k": pa.array(values, data_type), "v": pa.array(range(len(values)), pa.int64())})
     )
-    db.flush(name)
-    db.evict(name)
+    db.tiers.flush(name)
+    db.tiers.evict(name)
     return topic
 
 
@@ -92,8 +92,8 @@ def test_nanoseconds_with_zone_are_pruned_as_shown(db, ns, moved):
     topic = db.create_topic("o", {"id": pa.int64(), "t": zoned}, primary_key="id")
     topic.append_arrow(pa.table({"id": pa.array([1]), "t": pa.array([ns], zoned)}))
     if moved:
-        db.flush()
-        db.evict()
+        db.tiers.flush()
+        db.tiers.evict()
     for us in (-2, -1, 0, 1, 2):
         moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
         for sign in ("=", "<", "<=", ">", ">="):
@@ -113,8 +113,8 @@ def test_keys_of_nanoseconds_with_zone_are_found_as_shown(db, moved):
         pa.table({"k": pa.array([1_001, 1_002, 2_000], zoned), "v": pa.array([1, 2, 3])})
     )
     if moved:
-        db.flush()
-        db.evict()
+        db.tiers.flush()
+        db.tiers.evict()
     moment = dt.datetime(1970, 1, 1, microsecond=1, tzinfo=dt.UTC)
     found = db.query("SELECT v FROM kn WHERE k = ? ORDER BY v", [moment]).rows()
     assert found == [(1,), (2,)]

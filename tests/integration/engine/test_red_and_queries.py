@@ -51,7 +51,7 @@ def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path):
         with pytest.raises(Overloaded, match="publishes come first"):
             db.query("SELECT count(*) FROM t")
         flushing.set()
-        db.flush()
-        db.evict()
+        db.tiers.flush()
+        db.tiers.evict()
         until(lambda: db.tiers.pressure.zone != "red")
         assert db.query("SELECT count(*) FROM t").rows()[0][0] > 1

@@ -130,13 +130,13 @@ def test_subscriptions_are_as_the_last_backup_had_them(scene):
     """Progress up to the backup is kept; what was acked since is delivered again."""
     topic = scene.engine.create_topic("events")
     publish(topic, range(20))
-    scene.engine.create_subscription("events", "billing", start="earliest")
-    scene.engine.reset_subscription("events", "billing", 12)
+    scene.engine.subscriptions.create("events", "billing", start="earliest")
+    scene.engine.subscriptions.reset("events", "billing", 12)
     made = scene.engine.objects.backup()
-    scene.engine.reset_subscription("events", "billing", 18)
+    scene.engine.subscriptions.reset("events", "billing", 18)
     scene.forget_backups_since(made)
     assert restored(scene.lose_and_restore(), "events").subscriptions == 1
-    (found,) = scene.engine.subscriptions("events")
+    (found,) = scene.engine.subscriptions.describe("events")
     assert (found["name"], found["acked_below"]) == ("billing", 12)
     with scene.engine.topic("events").subscribe("billing") as consumer:
         batch = next(iter(consumer))
@@ -202,23 +202,14 @@ def ids_of_parts(scene, count):
     return sorted(value for name in names for value in column_of(scene.engine.topic(name), "id"))
 
 
-def test_partitioned_and_dedicated_topics_come_back(scene):
-    """Parts with their parent, and topics with a lane of their own, are all there."""
+def test_partitioned_topics_come_back(scene):
+    """Parts with their parent are all there."""
     parts = scene.engine.create_topic("parts", {"id": "int64"}, partitions=3, partition_by=["id"])
-    lane = scene.engine.create_topic("lane", lane="dedicated")
     for number in range(9):
         parts.append({"id": number}, ack="uploaded")
-    publish(lane, range(9))
     scene.engine.objects.backup()
-    publish(lane, range(9, 12))
-    lane_id = scene.engine.topic_runtime("lane").lane.journal.journal_id
     scene.lose_and_restore()
     assert ids_of_parts(scene, 3) == list(range(9))
-    lane = scene.engine.topic("lane")
-    assert payloads_of(lane) == payloads(range(12))
-    assert scene.engine.topic_runtime("lane").lane.journal.journal_id == lane_id
-    publish(lane, range(12, 14))
-    assert payloads_of(lane) == payloads(range(14))
 
 
 def test_without_any_backup_the_objects_are_enough(scene):
@@ -233,7 +224,7 @@ def test_without_any_backup_the_objects_are_enough(scene):
     assert report.backup == ""
     assert payloads_of(scene.engine.topic("events")) == payloads(range(12))
     assert ids_of_parts(scene, 2) == list(range(8))
-    assert scene.engine.subscriptions("events") == []
+    assert scene.engine.subscriptions.describe("events") == []
 
 
 def test_the_backup_before_a_damaged_one_is_used(scene):
@@ -273,7 +264,7 @@ def test_objects_of_an_owner_of_the_past_are_not_taken(scene):
     stale = next(
         scene.path / "store" / meta.key
         for meta in listed(scene.store(), "")
-        if "/topics/" in meta.key or "/shared/" in meta.key
+        if "/topics/" in meta.key
     )
     kept = {stale.name: stale.read_bytes()}
     scene.close()
@@ -285,7 +276,7 @@ def test_objects_of_an_owner_of_the_past_are_not_taken(scene):
     # What the first owner wrote comes back under a name that says so: nobody registered it.
     parts = parse_key(str(stale.relative_to(scene.path / "store")))
     assert parts is not None
-    forged = stale.with_name(stale.name.replace(parts.sha, "0" * 16))
+    forged = stale.with_name(stale.name.replace(parts.upload, "0" * 8))
     forged.write_bytes(kept[stale.name])
     report = scene.restore()
     assert report.stale_objects == 1

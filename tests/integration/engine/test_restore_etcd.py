@@ -47,16 +47,16 @@ def test_what_etcd_has_counts_for_more_than_the_backup(scene):
     """Records and places of subscriptions since the backup come from the store and from etcd."""
     topic = scene.engine.create_topic("events")
     publish(topic, range(10))
-    scene.engine.create_subscription("events", "billing", start="earliest")
+    scene.engine.subscriptions.create("events", "billing", start="earliest")
     made = scene.engine.objects.backup()
     publish(topic, range(10, 20))
-    scene.engine.reset_subscription("events", "billing", 15)
+    scene.engine.subscriptions.reset("events", "billing", 15)
     scene.forget_backups_since(made)
     report = scene.lose_and_restore()
     assert restored(report, "events").end == 20
     topic = scene.engine.topic("events")
     assert payloads_of(topic) == [b"%d" % number for number in range(20)]
-    (found,) = scene.engine.subscriptions("events")
+    (found,) = scene.engine.subscriptions.describe("events")
     assert found["acked_below"] == 15
     publish(topic, range(20, 23))
     assert payloads_of(topic) == [b"%d" % number for number in range(23)]

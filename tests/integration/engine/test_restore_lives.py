@@ -1,4 +1,4 @@
-"""Random lives of a broker: publishes, rewrites, backups, restarts, lost machines, restores."""
+"""Random lives of a broker: publishes, backups, restarts, lost machines, restores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.engine.opening import rows_of
 from tests.integration.engine.restore_scene import Scene
 
 SEEDS = int(os.environ.get("FRAZIL_TEST_RESTORE_SEEDS", "6"))
-NAMES = ("a", "b", "lane")
+NAMES = ("a", "b", "c")
 
 
 class Lives:
@@ -28,8 +28,7 @@ class Lives:
         self.epoch = 0
         self.known_from = dict.fromkeys(NAMES, 0)
         for name in NAMES:
-            lane = "dedicated" if name == "lane" else None
-            scene.engine.create_topic(name, lane=lane)
+            scene.engine.create_topic(name)
         columns = {"id": "int64", "v": "int64"}
         scene.engine.create_topic("rows", columns, primary_key="id")
         # A topic without records is known to backups alone.
@@ -117,11 +116,8 @@ class Lives:
 def test_no_life_loses_what_was_uploaded_or_gives_an_offset_twice(tmp_path, seed):
     """Whatever happens in whatever order: uploaded records and rows are served, none is invented."""
     settings = {
-        "objects.rewrite_objects": 2,
-        "objects.rewrite_s": 0,
         "log.retention_check_s": 0.05,
         "log.retention_age_s": 0,
-        "log.reserve_offsets": 1000,
     }
     with contextlib.closing(Scene(tmp_path, **settings)) as scene:
         lives = Lives(scene, seed)

@@ -75,7 +75,7 @@ def test_an_object_of_a_gap_alone_is_read_over(scene):
     scene.engine.objects.flush("events")
     topic = scene.engine.topic("events")
     picture = scene.engine.objects.catalog.topic(topic.runtime.state.id)
-    assert picture.descriptors[-1].frames == 0
+    assert picture.descriptors[-1].length == 0
     # Whoever reads on looks ahead over it.
     assert payloads_of(topic) == written
     topic.append(payload=b"new", ack="uploaded")
@@ -113,7 +113,7 @@ def test_a_damaged_frame_is_lost_and_told_and_the_rest_is_there(scene):
     scene.lose_machine()
     path = scene.path / "store" / first.key
     data = bytearray(path.read_bytes())
-    second = first.position + fmt.FRAME_PREFIX_BYTES + fmt.read_head(data, first.position).length
+    second = 8 + fmt.FRAME_PREFIX_BYTES + fmt.read_head(data, 8).length
     data[second + fmt.FRAME_HEAD_BYTES + 8] ^= 1
     path.write_bytes(bytes(data))
     report = scene.restore(local_all=True)

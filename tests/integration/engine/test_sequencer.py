@@ -159,30 +159,6 @@ def test_a_batch_that_found_no_room_is_forgotten(db, gate):
     assert topic.get(6) is None
 
 
-def test_a_move_between_parts_that_found_no_room_is_forgotten(db, gate):
-    """Neither part takes note of it, and it can be sent again."""
-    topic = db.create_topic("t", ROW, primary_key="k", partitions=2)
-    old = 0
-    new = next(key for key in range(1, 99) if topic.part_of_key(key) != topic.part_of_key(old))
-    event = {"op": "u", "before": {"k": old}, "after": {"k": new, "b": 7}}
-    topic.upsert(k=old, a=1, b=1)
-    calls = Calls(db.main.queue)
-    gate.shut = True
-    calls.begin("filler", lambda: topic.upsert(k=100, a=0, b=0), waits=0)
-    gate.arrived()
-    for number in range(3):
-        key = 200 + number
-        calls.begin(key, lambda key=key: topic.upsert(k=key, a=0, b=0), waits=number + 1)
-    with pytest.raises(Overloaded):
-        topic.append_changes([event])
-    gate.open_up()
-    calls.end()
-    assert topic.get_many([old, new]) == [{"k": old, "a": 1, "b": 1}, None]
-    topic.update(old, {"a": 2})
-    topic.append_changes([event])
-    assert topic.get_many([old, new]) == [None, {"k": new, "a": 2, "b": 7}]
-
-
 def test_a_row_of_nanoseconds_moves_in_one_entry(db):
     """The delete of the old key and the insert of the new one are one frame."""
     columns = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ns", "UTC"))])

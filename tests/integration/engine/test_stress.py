@@ -115,7 +115,7 @@ def test_everything_read_equals_what_was_acked(tmp_path, lane, tiers):
             assert sorted(seen) == list(range(first, topic.stats()["head"]))
             assert seen == {at: value for at, value in acked.items() if at >= first}
         assert db.upkeep.segments_freed > 0
-        if db.tiers is not None:
+        if db.has_tiers:
             # Records went from log to files, and from files for good, under the readers.
             ids = [each.runtime.state.id for each in (load.topic, load.table)]
             assert all(db.tiers.topic(each).flushes > 1 for each in ids)

@@ -127,9 +127,9 @@ def test_wrong_calls_are_refused_and_change_nothing(tmp_path):
             (lambda: cursors.apply("t", [attempted("s", (4, 1))]), InvalidRequest),
             (lambda: cursors.apply("t", [placed("s", CursorState(0))]), InvalidRequest),
             (lambda: cursors.apply("t", [acked("s", (3, 4)), Dropped("s")]), InvalidRequest),
-            (lambda: db.hold("t", f"{HOLD_PREFIX}x", 0), InvalidRequest),
-            (lambda: db.advance("t", HOLD, 5), InvalidRequest),
-            (lambda: db.drop("t", HOLD), InvalidRequest),
+            (lambda: db.topic("t").hold(f"{HOLD_PREFIX}x", 0), InvalidRequest),
+            (lambda: db.topic("t").advance(HOLD, 5), InvalidRequest),
+            (lambda: db.topic("t").drop(HOLD), InvalidRequest),
         ):
             with pytest.raises(error):
                 wrong()
@@ -193,7 +193,7 @@ def test_holds_and_subscriptions_are_settled_after_a_crash(lane):
     for name, offset in (("half", 2), ("s", None)):
         payload = msgspec.msgpack.encode((STATE_HOLD, HOLD_PREFIX + name, offset))
         runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
-    db.hold("t", "users", 5)
+    db.topic("t").hold("users", 5)
     assert holds(db) == {f"{HOLD_PREFIX}half": 2, "users": 5}
     disk = disk.crash_clone(1)
     db = open_quiet("/data", file_system=disk, clock=clock)

@@ -91,7 +91,7 @@ def test_a_value_is_of_one_form_in_all_tiers(world, kind, value, rows):
     seen = [_shown(topic)]
     tiers.settle(10 * ROWS)
     seen.append(_shown(topic))
-    world.db.flush()
+    world.db.tiers.flush()
     tiers.evict(before_us=None)
     assert not tiers.memory.chunks
     seen.append(_shown(topic))

@@ -64,8 +64,8 @@ def test_readers_go_on_whatever_moves_under_them(opened, seed):
         begin,
         step,
         step,
-        lambda: world.db.flush("t"),
-        lambda: world.db.evict("t"),
+        lambda: world.db.tiers.flush("t"),
+        lambda: world.db.tiers.evict("t"),
         lambda: world.db.tiers.disk.merge_once(identity),
         lambda: rotate(world.db, journal),
         lambda: world.round(2),
@@ -152,7 +152,7 @@ def test_files_are_read_under_the_present_columns(opened):
     world.move()
     world.db.alter_topic("t", add={"d": "long"}, rename={"b": "e"}, widen={"a": "long"}, drop=["c"])
     topic.append(a=1 << 40, e="y", d=2)
-    world.db.flush()
+    world.db.tiers.flush()
     topic.append(a=3, e="z", d=3)
     rows = [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows_of(topic)]
     assert rows == [
@@ -161,7 +161,7 @@ def test_files_are_read_under_the_present_columns(opened):
         {"a": 3, "e": "z", "d": 3},
     ]
     for _ in range(3):
-        world.db.flush()
+        world.db.tiers.flush()
         topic.append(a=4)
     world.move()
     assert [row["a"] for row in rows_of(topic)] == [1, 1 << 40, 3, 4, 4, 4]

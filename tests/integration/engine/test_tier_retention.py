@@ -31,7 +31,7 @@ def fill(world, topic, count=3, size=1000):
     records = [noise(number, size) for number in range(count)]
     for record in records:
         topic.append(record)
-        world.db.flush(topic.name)
+        world.db.tiers.flush(topic.name)
     return records
 
 
@@ -187,7 +187,7 @@ def test_a_slow_topics_old_files_go_though_new_ones_come(opened):
     topic = world.db.create_topic("t", retention_age="8h")
     for _ in range(16 * 6):
         topic.append(noise(1))
-        world.db.flush()
+        world.db.tiers.flush()
         rotate(world.db)
         world.round(600)
     kept = topic.runtime.state.next - start_of(topic)
@@ -202,7 +202,7 @@ def test_rows_of_a_keyed_topic_outlive_retention(opened):
     topic = world.db.create_topic("t", {"id": "long", "n": "long"}, primary_key="id")
     for number in range(3):
         topic.upsert(id=number, n=number)
-        world.db.flush()
+        world.db.tiers.flush()
     world.move()
     world.round(3600)
     assert start_of(topic) == 0
@@ -272,7 +272,7 @@ def test_a_record_counts_once_in_a_quota(opened):
     topic.hold("slow", 0)
     topic.append(noise(1, 60_000))
     rotate(world.db)
-    world.db.flush()
+    world.db.tiers.flush()
     world.round(1)
     assert topic.runtime.state.start == 0
     assert topic.append(b"x").offset == 1
@@ -323,7 +323,7 @@ def test_a_reader_passes_what_a_quota_expired_under_it_and_nothing_more(opened):
         assert next(reader).records()[0]["payload"] == records[0]
         for record in records[1:]:
             topic.append(record)
-            world.db.flush()
+            world.db.tiers.flush()
         world.move()
         hold = topic.describe()["holds"]["slow"]
         assert 1 < hold < 6
@@ -339,7 +339,7 @@ def test_expired_rows_of_a_keyed_topic_are_gone_everywhere(opened):
     topic = world.db.create_topic("t", {"id": "long", "data": "binary"}, primary_key="id")
     for number in range(6):
         topic.upsert(id=number, data=noise(number, 30_000))
-        world.db.flush()
+        world.db.tiers.flush()
     world.move()
     world.db.tiers.files.expire(topic.runtime.tiers, 2)
     left = list(range(2, 6))
@@ -365,7 +365,7 @@ def full_world(opened):
 def fill_one(world, topic, seed):
     records = [noise(10 * seed + number, 60_000) for number in range(4)]
     topic.append_many(records)
-    world.db.flush()
+    world.db.tiers.flush()
     return records
 
 
@@ -382,7 +382,7 @@ def test_a_full_cap_holds_the_writers_when_nothing_may_go(opened):
     assert payloads_of(topic) == records
     topic.hold("h", 1)
     topic.advance("h", 2)
-    world.db.flush()
+    world.db.tiers.flush()
 
 
 def test_a_full_cap_evicts_what_is_committed_and_nothing_else(opened):
@@ -449,7 +449,7 @@ def test_marks_of_a_deleted_topic_go_with_its_files(opened, monkeypatch, cut_off
         kept[name] = f"/data/marks/{topic.runtime.state.id:08x}"
         for n in range(2):
             topic.upsert(id=1, n=n)
-            world.db.flush()
+            world.db.tiers.flush()
     world.db.close()
     world.open()
     assert {path for path in world.disk.paths() if "/marks/" in path} == set(kept.values())
@@ -504,7 +504,7 @@ def test_memory_lets_old_records_go_that_files_have(opened):
     world.round(3600)
     assert topic.stats()["tiers"]["memory_start"] == 2
     assert topic.stats()["tiers"]["memory_bytes"] > 0
-    world.db.flush()
+    world.db.tiers.flush()
     world.round()
     assert topic.stats()["tiers"]["memory_start"] == 3
     assert payloads_of(topic) == [*records, b"young"]

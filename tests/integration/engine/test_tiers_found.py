@@ -50,7 +50,7 @@ def test_what_is_written_before_memory_is_loaded_is_there_once(place):
     engine = place.reopen()
     engine.topic("plain").append(n=2)
     assert engine.query("SELECT n FROM plain ORDER BY _offset").rows() == [(1,), (2,)]
-    assert engine.flush() == {"/default/plain": 2}
+    assert engine.tiers.flush() == {"/default/plain": 2}
     assert engine.query("SELECT count(*) FROM plain").rows() == [(2,)]
 
 
@@ -60,11 +60,11 @@ def test_a_read_goes_over_files_of_several_schema_versions(place):
     topic = place.engine.create_topic("parts", columns, partition_by=["bucket[3](n)"])
     for n in range(20):
         topic.append(n=n, v=n)
-    place.engine.flush()
+    place.engine.tiers.flush()
     topic = place.engine.alter_topic("parts", add={"w": "string"}, widen={"v": "long"})
     for n in range(20, 40):
         topic.append(n=n, v=n, w="x")
-    place.engine.flush()
+    place.engine.tiers.flush()
     found, offset = [], 0
     while offset < 40:
         piece = place.engine.tiers.disk.read(
@@ -133,7 +133,7 @@ def test_a_gap_behind_flushed_records_is_not_forgotten(place):
     """Offsets that a crash has lost are passed over by readers and flushes, log or no log."""
     topic = place.engine.create_topic("plain", {"n": "long"}, sync="none")
     topic.append(n=1, ack="fsynced")
-    place.engine.flush()
+    place.engine.tiers.flush()
     topic.append(n=2)
     engine = lose_power(place)
     topic = engine.topic("plain")
@@ -141,7 +141,7 @@ def test_a_gap_behind_flushed_records_is_not_forgotten(place):
     assert head > 1
     free_the_log(place)
     topic.append(n=3, ack="fsynced")
-    assert engine.flush() == {"/default/plain": head + 1}
+    assert engine.tiers.flush() == {"/default/plain": head + 1}
     free_the_log(place)
     found = [record for batch in topic.read() for record in batch.records()]
     assert [(record["_offset"], record["n"]) for record in found] == [(0, 1), (head, 3)]
@@ -152,7 +152,7 @@ def test_a_gap_behind_an_empty_log_is_passed_over(place):
     columns = {"id": "long", "v": "int"}
     topic = place.engine.create_topic("keyed", columns, primary_key="id", sync="none")
     topic.upsert(id=1, v=1, ack="fsynced")
-    place.engine.flush()
+    place.engine.tiers.flush()
     free_the_log(place)
     assert topic.runtime.state.start == 1
     topic.upsert(id=2, v=2)
@@ -164,5 +164,5 @@ def test_a_gap_behind_an_empty_log_is_passed_over(place):
     topic.upsert(id=3, v=3, ack="fsynced")
     assert topic.get_many([1, 2, 3]) == [{"id": 1, "v": 1}, None, {"id": 3, "v": 3}]
     assert [change["offset"] for change in topic.changes()] == [0, head]
-    assert engine.flush() == {"/default/keyed": head + 1}
+    assert engine.tiers.flush() == {"/default/keyed": head + 1}
     assert engine.query("SELECT count(*) FROM keyed").rows() == [(2,)]

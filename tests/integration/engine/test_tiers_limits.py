@@ -69,8 +69,8 @@ def test_a_child_that_drops_its_copy_of_a_snapshot_removes_nothing(tmp_path, way
         topic = db.create_topic("t", {"k": "int64"})
         for number in range(50):
             topic.append(k=number)
-        db.flush()
-        db.evict()
+        db.tiers.flush()
+        db.tiers.evict()
         held = [EngineSnapshot(topic.runtime.tiers, 50, state=True)]
         db.tiers.disk.expire(topic.runtime.state.id, 50)
         names = parquet_files(tmp_path)
@@ -98,10 +98,10 @@ def test_a_child_moves_nothing_of_its_parents_engine(tmp_path):
         topic.append(k=1)
         assert db.query("select k from t").rows() == [(1,)]
         calls = [
-            db.flush,
-            db.evict,
+            db.tiers.flush,
+            db.tiers.evict,
             lambda: db.query("select k from t"),
-            lambda: db.tier_files("t"),
+            lambda: db.tiers.describe_files("t"),
         ]
         for call in calls:
             assert in_child(lambda call=call: refused(call))
@@ -110,7 +110,7 @@ def test_a_child_moves_nothing_of_its_parents_engine(tmp_path):
         assert in_child(lambda: refused(lambda: disk.rows.change(topic_id, disk.picture(0).marks)))
         assert in_child(lambda: db.close() is None)
         assert parquet_files(tmp_path) == []
-        assert db.flush() == {"/default/t": 1}
+        assert db.tiers.flush() == {"/default/t": 1}
         assert len(parquet_files(tmp_path)) == 1
         assert db.query("select k from t").rows() == [(1,)]
 
@@ -126,8 +126,8 @@ def test_marks_that_nothing_frees_do_not_stop_other_topics(tmp_path):
         other = db.create_topic("z", {"k": "int64"})
         keyed.append_arrow(pa.table({"k": [1]}))
         marks = keyed.runtime.tiers.keyed._superseded.files
-        db.flush()
-        db.evict()
+        db.tiers.flush()
+        db.tiers.evict()
         count = 2_500_000
         with keyed.runtime.tiers.memory.lock:
             marks.add(np.arange(count) + (1 << 30), np.arange(count) + (1 << 31))
@@ -199,7 +199,7 @@ def test_the_time_of_a_query_ends_between_files(tmp_path):
         topic = db.create_topic("t", {"k": "int64"})
         for number in range(count):
             topic.append(k=number)
-            db.flush()
+            db.tiers.flush()
     with opened() as db:
         slow.opened, slow.seconds = 0, 0.2
         with pytest.raises(Unavailable, match="too long"):

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from frazil.engine import TierCalls
+from frazil.engine import Engine
 from frazil.errors import FrazilError, Overloaded
 from tests.integration.engine.opening import open_small
 
@@ -76,9 +76,9 @@ class Load:
         time.sleep(0.001)
 
     def _move(self, number, random):
-        self.db.flush()
+        self.db.tiers.flush()
         if random.random() < 0.5:
-            self.db.evict()
+            self.db.tiers.evict()
         time.sleep(0.02)
 
     def _ask(self, number, random):
@@ -169,11 +169,11 @@ def test_topics_are_joined_wherever_their_rows_lie(tmp_path):
                 topic.append_many([{"n": number}] * 7)
             total += 7 * number
             if number % 10 == 3:
-                db.flush("first")
+                db.tiers.flush("first")
             elif number % 10 == 5:
-                db.flush("second")
+                db.tiers.flush("second")
             elif number % 10 == 7:
-                db.evict()
+                db.tiers.evict()
             assert db.query(sql).rows() == [(7 * (number + 1), total)]
 
 
@@ -187,6 +187,6 @@ def test_a_snapshot_of_two_instants_is_found(tmp_path, monkeypatch):
             time.sleep(0.01)
         return ends
 
-    monkeypatch.setattr(TierCalls, "visible_ends", visible_ends)
+    monkeypatch.setattr(Engine, "visible_ends", visible_ends)
     with open_small(tmp_path, **TIERS) as db, pytest.raises(AssertionError):
         Load(db).run()

@@ -66,7 +66,7 @@ def keyed_topic(world, rows=50):
     topic = world.db.create_topic("keyed", {"k": "long", "v": "long"}, primary_key="k")
     for k in range(rows):
         topic.upsert(k=k, v=0)
-    world.db.flush()
+    world.db.tiers.flush()
     return topic
 
 
@@ -79,7 +79,7 @@ def test_a_file_lost_at_a_start_is_written_again_before_the_log_lets_go(opened):
     topic = world.db.create_topic("plain", {"n": "long"})
     for n in range(100):
         topic.append(n=n)
-    world.db.flush()
+    world.db.tiers.flush()
     [path] = file_paths(world, topic)
     lose_power(world)
     world.disk.unlink(path)
@@ -105,7 +105,7 @@ def test_the_log_keeps_what_a_damaged_set_could_be_rebuilt_from(opened):
     for part in range(3):
         for n in range(20):
             topic.append(n=20 * part + n)
-        world.db.flush()
+        world.db.tiers.flush()
         rotate(world.db)
         paths = file_paths(world, topic)
     lose_power(world)
@@ -140,7 +140,7 @@ def test_a_keyed_topic_whose_file_is_lost_is_used_as_if_it_were_there(opened, us
         topic.update(3, {"v": 7})
     elif use == "flush":
         topic.upsert(k=3, v=7)
-        assert db.flush() == {"/default/keyed": 51}
+        assert db.tiers.flush() == {"/default/keyed": 51}
     assert topic.get(3) == {"k": 3, "v": 7 if use in ("update", "flush") else 0}
     assert db.tiers.disk.damage.damaged() == {}
 
@@ -150,7 +150,7 @@ def test_scrubbing_asks_again_for_what_is_damaged_already(opened):
     world = opened(disk={"scrub_interval_s": 3600.0})
     topic = world.db.create_topic("plain", {"n": "long"})
     topic.append(n=1)
-    world.db.flush()
+    world.db.tiers.flush()
     disk = world.db.tiers.disk
     [file] = disk.files(topic.runtime.state.id)
     disk.damage.note_damage(file.topic, file.name, "said by a test")
@@ -201,7 +201,7 @@ def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
     free = watch_rebuilds(topic.runtime.tiers)
     for k in range(50):
         topic.upsert(k=k, v=1)
-    assert db.flush() == {"/default/keyed": 100}
+    assert db.tiers.flush() == {"/default/keyed": 100}
     assert free == [True]
     assert topic.get(3) == {"k": 3, "v": 1}
     assert db.query("SELECT count(*), sum(v) FROM keyed").rows() == [(50, 50)]
@@ -258,7 +258,7 @@ def test_a_damaged_file_is_left_out_of_merges(opened):
     topic = world.db.create_topic("plain", {"n": "long"})
     for n in range(12):
         topic.append(n=n)
-        world.db.flush()
+        world.db.tiers.flush()
     disk, number = world.db.tiers.disk, topic.runtime.state.id
     topic.runtime.tiers.rebuild = lambda _file: False
     broken = disk.files(number)[3]
@@ -300,8 +300,8 @@ def test_columns_that_change_while_memory_is_loaded_get_no_others_values(opened,
     topic.runtime.tiers.ensure_loaded()
     [chunk] = topic.runtime.tiers.memory.chunks
     assert (chunk.version, chunk.batch.schema.names) == (2, ["k", "c"])
-    db.flush()
-    db.evict()
+    db.tiers.flush()
+    db.tiers.evict()
     assert db.query("SELECT k, c FROM plain").rows() == [(n, None) for n in range(10)]
 
 
@@ -311,8 +311,8 @@ def test_columns_that_change_while_a_file_is_rebuilt_get_no_others_values(opened
     topic = world.db.create_topic("plain", {"k": "long", "a": "long"})
     for n in range(10):
         topic.append(k=n, a=n)
-    world.db.flush()
-    world.db.evict()
+    world.db.tiers.flush()
+    world.db.tiers.evict()
     disk, number = world.db.tiers.disk, topic.runtime.state.id
     [file] = disk.files(number)
     spoil(world, disk.path(file))
@@ -396,7 +396,7 @@ def freed_world(opened):
     for part in range(2):
         for n in range(10):
             topic.append(n=10 * part + n)
-        world.db.flush()
+        world.db.tiers.flush()
     world.move()
     topic.append(n=20)
     return world, topic
@@ -419,7 +419,7 @@ def test_records_whose_file_was_put_aside_are_lost_and_no_gap(opened, metadata):
             world.disk.unlink(posixpath.join(directory, each))
     db = world.open()
     topic = db.topic("plain")
-    db.flush()
+    db.tiers.flush()
     reading = topic.read(start=0)
     with pytest.raises(CorruptionError) as caught:
         list(reading)
@@ -433,7 +433,7 @@ def test_what_retention_took_while_the_tiers_were_off_is_a_gap(tmp_path):
     with open_small(tmp_path) as db:
         topic = db.create_topic("plain", {"n": "long"})
         topic.append(n=0)
-        db.flush()
+        db.tiers.flush()
     with open_small(tmp_path, memory=LOG_ALONE, retention_age_s=0.0, retention_bytes=0) as db:
         topic = db.topic("plain")
         for n in range(1, 10):
@@ -494,9 +494,9 @@ def test_a_topic_whose_records_are_all_gone_is_flushed_without_a_word(tmp_path):
     with open_small(tmp_path) as db:
         topic = db.topic("plain")
         assert topic.runtime.state.start == 10
-        assert db.flush() == {"/default/plain": 0}
+        assert db.tiers.flush() == {"/default/plain": 0}
         topic.append(n=10)
-        assert db.flush() == {"/default/plain": 11}
+        assert db.tiers.flush() == {"/default/plain": 11}
         assert column_of(topic, "n") == [10]
 
 
@@ -509,8 +509,8 @@ def test_a_key_is_looked_up_while_its_file_expires(opened, monkeypatch):
     topic = world.db.create_topic("keyed", {"k": "long", "v": "long"}, primary_key="k")
     for k in range(2):
         topic.upsert(k=k, v=k)
-        world.db.flush()
-    world.db.evict()
+        world.db.tiers.flush()
+    world.db.tiers.evict()
     assert topic.get(0) == {"k": 0, "v": 0}
     disk, seen = world.db.tiers.disk, []
     expire = disk.expire
@@ -534,7 +534,7 @@ def test_an_expired_row_is_no_base_for_an_update(opened, policy):
     topic = world.db.create_topic("keyed", columns, primary_key="k", unknown_key=policy)
     for k in range(2):
         topic.upsert(k=k, a=k, b=k)
-        world.db.flush()
+        world.db.tiers.flush()
     world.db.tiers.files.expire(topic.runtime.tiers, 1)
     if policy == "error":
         with pytest.raises(NotFound):

@@ -66,8 +66,8 @@ class Writers:
     def _move(self):
         while not self.stop.wait(0.004):
             try:
-                self.db.flush()
-                self.db.evict()
+                self.db.tiers.flush()
+                self.db.tiers.evict()
             except FrazilError as error:
                 if not self.stubborn:
                     self.errors.append(error)

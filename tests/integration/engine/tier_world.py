@@ -35,7 +35,7 @@ class World:
 
     def move(self):
         """Bring everything to files and let all journals go of it."""
-        self.db.flush()
+        self.db.tiers.flush()
         for lane in self.db.lanes:
             rotate(self.db, lane)
         self.round(KEEP_S + 1)

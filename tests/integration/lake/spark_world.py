@@ -32,10 +32,11 @@ from frazil.lake import (
     prepare,
     session_conf,
 )
-from frazil.lake.binding import Definition, bind
+from frazil.lake.binding import bind
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 from frazil.lake.commit import commit
 from frazil.lake.connection import CatalogAddress, connect
+from frazil.lake.table import TableDefinition
 from frazil.lake.worker_spark import Spark
 from frazil.model import WHOLE
 from frazil.schema import MESSAGE_SCHEMA, declare_schema
@@ -142,7 +143,7 @@ class Topic:
         self.uid = f"{abs(hash(name)):016x}"[:16]
         self.schema = schema
         self.parts = options.pop("parts", 0)
-        self.definition = Definition(
+        self.definition = TableDefinition(
             topic=name,
             uid=self.uid,
             schema=schema,

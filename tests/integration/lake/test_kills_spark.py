@@ -12,12 +12,12 @@ import time
 import pyarrow as pa
 import pytest
 
-from frazil.lake import STEPS, Certificate, PartFacts, StagedRows, VerifyRequest
+from frazil.lake import STEPS, PartFacts, StagedRows, VerifyRequest
 from frazil.lake.verify_job import examine
 from frazil.lake.worker_calls import commit_body, commit_result
 from tests.integration.lake.catalog_proxy import CatalogProxy
 from tests.integration.lake.killing import Orders, Workers, wake
-from tests.integration.lake.spark_world import MARKS, TIME_US
+from tests.integration.lake.spark_world import MARKS
 
 pytestmark = MARKS
 
@@ -132,11 +132,11 @@ class Story:
             assert [(row["_offset"], row["id"]) for row in found] == list(self.wanted.items())
         assert [row["_offset"] for row in self.topic.rejects()] == self.rejected
         found = self.verify()
-        assert (found.verdict, found.findings.problems) == ("good", ())
-        assert found.findings.compared == len(self.wanted) + len(self.rejected)
+        assert (found.verdict, found.problems) == ("good", ())
+        assert found.compared == len(self.wanted) + len(self.rejected)
 
     def verify(self):
-        """Return the certificate, with everything compared that was staged."""
+        """Return the result, with everything compared that was staged."""
         names = {name: name for name in self.topic.schema.names}
         request = VerifyRequest(
             topic=self.topic.name,
@@ -145,7 +145,7 @@ class Story:
             parts=(PartFacts(-1),),
             staged=tuple(StagedRows(plan, names) for plan in self.plans),
         )
-        return Certificate(examine(self.world.session, self.world.catalog, request), TIME_US)
+        return examine(self.world.session, self.world.catalog, request)
 
 
 class Stage:

@@ -162,7 +162,7 @@ def test_a_planted_bug_is_found(world, monkeypatch, plant):
         broken = Scene(world, proxy)
         happens(broken)
         found = broken.story.verify()
-        assert kinds <= {each.kind for each in found.findings.problems}, found.lines
+        assert kinds <= {each.kind for each in found.problems}, found.lines
         assert found.exit_code == 8
     finally:
         proxy.close()

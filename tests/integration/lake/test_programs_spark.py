@@ -122,8 +122,8 @@ def test_programs_killed_during_a_commit_double_and_lose_nothing(world, lives):
     with opened(world, lives.path) as db:
         db.lake.flush("t")
         found = db.lake.verify("t")
-        assert (found.verdict, found.findings.problems) == ("good", ())
-        assert found.findings.compared == len(lives.wanted) + len(lives.rejected)
+        assert (found.verdict, found.problems) == ("good", ())
+        assert found.compared == len(lives.wanted) + len(lives.rejected)
         catalog = connect(db.lake.catalog.address())
         check_rows(catalog, "t", lives.wanted)
         side = [row["_offset"] for row in by_pyiceberg(catalog, "t__rejects")]

@@ -18,7 +18,7 @@ from frazil.errors import (
 )
 from frazil.fs import RealFileSystem
 from frazil.lake import Halt, Request, TableName
-from frazil.lake.maintain import maintain
+from frazil.lake.expiry import expire_snapshots
 from frazil.lake.spark_table import SparkTables
 from frazil.lake.worker_calls import commit_body
 from frazil.lake.worker_jobs import Jobs
@@ -196,7 +196,7 @@ def test_maintenance_expires_what_is_not_needed(world):
     for number in range(26):
         sid = append(world, topic, number, number + 1, sid)
     steps = []
-    done = maintain(
+    done = expire_snapshots(
         world.tables, world.catalog, topic.table, snapshots_max=24, progress=steps.append
     )
     assert done.expired == 6
@@ -205,7 +205,7 @@ def test_maintenance_expires_what_is_not_needed(world):
     assert (view.sid, view.snapshots) == (sid, 20)
     assert (view.summary_ends, view.property_ends) == ({-1: 26}, {-1: 26})
     assert topic.offsets() == list(range(26))
-    again = maintain(world.tables, world.catalog, topic.table, snapshots_max=24)
+    again = expire_snapshots(world.tables, world.catalog, topic.table, snapshots_max=24)
     assert again.expired == 0
 
 
@@ -217,7 +217,7 @@ def test_a_table_that_has_grown_is_maintained_behind_the_answer(world, monkeypat
         sid = append(world, topic, number, number + 1, sid)
     topic.ends = {-1: 24}
     monkeypatch.setattr("frazil.lake.spark_table.SNAPSHOTS_MAX", 24)
-    monkeypatch.setitem(maintain.__kwdefaults__, "snapshots_max", 24)
+    monkeypatch.setitem(expire_snapshots.__kwdefaults__, "snapshots_max", 24)
     answers = []
 
     def answer(given):

@@ -15,8 +15,7 @@ from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.discovery import Discovery
 from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
-from frazil.serve.danube.registry_service import registry_routes
-from frazil.serve.danube.schema_topics import Schemas
+from frazil.serve.danube.registry_service import Schemas, registry_routes
 from frazil.serve.danube.topics import Topics
 from frazil.serve.grpc.router import Router, Unary, awaited
 from frazil.serve.grpc.server import Server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.registry import NewSchema
 from frazil.schema import Message
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import SchemaReference
@@ -29,10 +30,8 @@ def wide(name="/default/wide", partitions=3, *, reliable=True, **fields):
 
 async def register(admin, subject="orders", definition=b'"long"'):
     """Register a schema as the registry's service does."""
-    schemas = admin.needs.schemas
-    await schemas.store.change(
-        lambda registry: registry.register(subject, "avro", definition, now=1)
-    )
+    new = NewSchema(subject=subject, type="avro", definition=definition, now=1)
+    await admin.needs.schemas.store.register(new)
 
 
 async def names_of(admin, namespace="default"):
@@ -162,7 +161,7 @@ def test_a_topic_has_its_schema_from_the_start(tmp_path):
             schema_id=1,
             schema_version=1,
             schema_type="avro",
-            compatibility_mode="backward",
+            compatibility_mode="BACKWARD",
         )
     plain = {"broker_id": "17", "delivery": "Reliable"}
     assert replies[3] == wire.DescribeTopicResponse(name="/default/bare", **plain)

@@ -10,7 +10,7 @@ import frazil
 from frazil.cli.serve_lake import LakeNews
 from frazil.config import load_settings
 from frazil.errors import Unavailable
-from frazil.serve.auth import rpcs
+from frazil.serve.auth import permissions
 from frazil.serve.broker import connection_limits, server_limits
 from frazil.serve.danube import services
 from frazil.serve.danube.routes import Services
@@ -39,7 +39,7 @@ def test_every_call_of_the_protocol_has_a_handler_and_a_rule(tmp_path):
 
     with frazil.open(tmp_path, **SETTINGS) as db:
         data, admin = asyncio.run(scene(db))
-    assert set(data) | set(admin) == set(services.RPCS) == set(rpcs.RPCS)
+    assert set(data) | set(admin) == set(services.RPCS) == set(permissions.RPCS)
     assert set(data) & set(admin) == {
         path for path in services.RPCS if path.startswith("/danube_schema.")
     }

@@ -61,7 +61,7 @@ def test_every_metric_has_a_value_and_none_has_what_users_wrote(tmp_path):
             topic.append(
                 f"payload-{MARK}".encode(), key=f"key-{MARK}", attributes={MARK: f"{number}"}
             )
-        db.flush()
+        db.tiers.flush()
         db.query("SELECT 1").rows()
         stats = db.stats()
         records = 50

@@ -12,7 +12,7 @@ import sys
 import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
-from frazil.serve.subscription_http import PATH
+from frazil.serve.http_calls import PATH
 from tests.crash.broker_process import Broker, environment, wait_until
 from tests.servers.seaweed import SeaweedServer
 
@@ -24,10 +24,8 @@ SECONDS_MAX = 120
 SETTINGS = {
     "objects.interval_s": 0.2,
     "objects.object_bytes_max": "1MiB",
-    "objects.index_bytes": "64KiB",
     "objects.request_timeout_s": 5,
     "objects.retry_timeout_s": 1,
-    "objects.reader_ahead_bytes": "128KiB",
 }
 PAYLOADS = [b"%d:" % number + b"x" * 4_000 for number in range(RECORDS)]
 

@@ -238,7 +238,7 @@ TELLING = [
             schema_id=lambda s, value: value == s.schema_id,
             schema_version=1,
             schema_type="json_schema",
-            compatibility_mode="backward",
+            compatibility_mode="BACKWARD",
         ),
     ),
     Row("TopicAdmin", topic_call("DescribeTopic"), "unknown", described, UNKNOWN_TOPIC),

@@ -344,7 +344,7 @@ def test_enforcement_refuses_with_the_reason_and_writes_nothing(tmp_path):
     missing = f"the message has no schema id, subject 'user' has {identity}"
     assert texts[0][1] == texts[1][1] == start + missing
     assert "the payload does not fit version 1 of 'user'" in texts[2][1]
-    assert "at $.name: an integer is not of type string" in texts[3][1]
+    assert 'at $.name: the value is not of type "string"' in texts[3][1]
 
 
 @pytest.mark.parametrize(
@@ -505,5 +505,5 @@ def test_the_example_of_the_documentation_works(tmp_path):
 
     refusal, rows = in_world(tmp_path, scene)
     assert refusal[0] == "PERMISSION_DENIED"
-    assert refusal[1].endswith("'name' is a required property")
+    assert refusal[1].endswith('"name" is a required property')
     assert [payload for payload, _, _ in rows] == [b'{"name": "Ada"}']

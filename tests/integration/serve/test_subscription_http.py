@@ -15,9 +15,7 @@ from frazil.config import Settings
 from frazil.errors import NotFound
 from frazil.serve.broker import Broker
 from frazil.serve.danube.proto.danube_pb2 import ReceiveRequest
-from frazil.serve.http import HttpLimits, HttpServer, Post
-from frazil.serve.http_request import Reply
-from frazil.serve.subscription_http import PATH
+from frazil.serve.http_calls import PATH
 from tests.unit.serve.auth.world import ACCESS, ISSUER, SECRET, token
 
 SECONDS_MAX = 60
@@ -260,70 +258,6 @@ def test_an_unknown_consumer_waits_for_its_refusal_with_authentication_too(tmp_p
             assert await call.details() == "The consumer with the id 77 does not exist"
 
     run(tmp_path, work, auth=True)
-
-
-def test_a_body_that_never_comes_is_not_waited_for():
-    """The connection is answered and closed; others are served meanwhile."""
-
-    async def echo(_fields, body, peer):
-        return Reply(200, body + peer.encode())
-
-    async def posted(port, body, length):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "POST /calls HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {length}\r\n\r\n{body}".encode())
-        try:
-            return await asyncio.wait_for(reader.read(), SECONDS_MAX)
-        finally:
-            writer.close()
-
-    async def main():
-        limits = HttpLimits(head_s=0.3)
-        server = HttpServer({}, limits=limits, posts={"/calls": Post(echo)})
-        _, port = await server.start("127.0.0.1", 0)
-        slow = asyncio.create_task(posted(port, "{", 100))
-        whole = await posted(port, "{}", 2)
-        assert whole.startswith(b"HTTP/1.1 200 ")
-        assert whole.endswith(b"{}127.0.0.1")
-        assert (await slow).startswith(b"HTTP/1.1 408 ")
-        await server.close()
-
-    asyncio.run(main())
-
-
-def test_the_body_of_a_stranger_is_not_waited_for():
-    """Who is sent away is told so behind the head, though not a byte of the body has come."""
-    read = []
-
-    async def echo(_fields, body, _peer):
-        read.append(body)
-        return Reply(200, body)
-
-    def refusal(fields, peer):
-        is_known = fields.get("authorization") == "Bearer k" and peer == "127.0.0.1"
-        return None if is_known else Reply(401, b"who are you")
-
-    async def posted(port, body, *more):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        fields = ["Host: localhost", "Content-Type: application/json", "Content-Length: 2", *more]
-        writer.write("\r\n".join(["POST /calls HTTP/1.1", *fields, "", body]).encode())
-        try:
-            return await asyncio.wait_for(reader.read(), SECONDS_MAX)
-        finally:
-            writer.close()
-
-    async def main():
-        limits = HttpLimits(head_s=SECONDS_MAX)
-        server = HttpServer({}, limits=limits, posts={"/calls": Post(echo, refusal)})
-        _, port = await server.start("127.0.0.1", 0)
-        for body in ("", "{}"):
-            assert (await posted(port, body)).startswith(b"HTTP/1.1 401 ")
-        assert not read
-        assert (await posted(port, "{}", "Authorization: Bearer k")).endswith(b"{}")
-        await server.close()
-        return server.requests, server.refusals
-
-    assert asyncio.run(main()) == (1, 2)
 
 
 def test_what_a_browser_could_send_is_refused(tmp_path):

@@ -42,10 +42,10 @@ def acts(db):
         lambda: wide.parts[1].append(b"x"),
         lambda: topic.subscribe("s", start="earliest"),
         lambda: wide.subscribe("s"),
-        lambda: db.create_subscription(TOPIC, "s"),
-        lambda: db.create_subscription(f"{WIDE}-part-0", "s"),
-        lambda: db.reset_subscription(TOPIC, "s", "earliest"),
-        lambda: db.set_subscription(TOPIC, "s", policy={"poison": "drop"}),
+        lambda: db.subscriptions.create(TOPIC, "s"),
+        lambda: db.subscriptions.create(f"{WIDE}-part-0", "s"),
+        lambda: db.subscriptions.reset(TOPIC, "s", "earliest"),
+        lambda: db.subscriptions.alter(TOPIC, "s", policy={"poison": "drop"}),
     ]
 
 
@@ -57,10 +57,10 @@ def check_nothing_is_kept(db):
         ):
             act()
     for name in (TOPIC, WIDE):
-        assert db.subscriptions(name) == []
+        assert db.subscriptions.describe(name) == []
     assert db.topic_stats(TOPIC)["head"] == 0
     with pytest.raises(NotFound):
-        db.unsubscribe(TOPIC, "s")
+        db.subscriptions.drop(TOPIC, "s")
 
 
 def test_a_program_leaves_nothing_durable_in_a_topic_without_storage(tmp_path):

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from frazil.cli.config import app
 from frazil.config import load_settings
-from frazil.config.danube import import_danube, read_documents
-from frazil.config.danube_rules import CLOUD, DROPPED, RULES, rule_of
+from frazil.config.danube import CLOUD, DROPPED, RULES, import_danube, read_documents, rule_of
 from frazil.errors import InvalidRequest
 
 DATA = Path(__file__).parents[2] / "data" / "danube-import"

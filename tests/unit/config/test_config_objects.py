@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from frazil.cli.app import app
 from frazil.config import describe, load_settings
-from frazil.config.secret import HIDDEN, SecretText, resolve
+from frazil.config.values import HIDDEN, SecretText, resolve
 from frazil.errors import InvalidRequest
 
 SECRETS = [info.path for info in describe() if info.kind == "secret"]

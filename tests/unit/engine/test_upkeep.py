@@ -66,7 +66,7 @@ def test_no_hold_is_granted_while_segments_are_freed():
     free = journal.free
 
     def free_meanwhile(segment_first):
-        asked.append(Beside(lambda: db.hold("t", "mine", 0)))
+        asked.append(Beside(lambda: db.topic("t").hold("mine", 0)))
         assert not asked[0].is_done(0.2)
         return free(segment_first)
 
@@ -158,7 +158,7 @@ def test_a_hold_that_its_owner_dropped_stays_dropped():
 
     def control_meanwhile(frame):
         if not drops:
-            drops.append(Beside(lambda: db.drop("t", "h")))
+            drops.append(Beside(lambda: db.topic("t").drop("h")))
             assert not drops[0].is_done(0.2)
         return control(frame)
 
@@ -355,7 +355,7 @@ def test_what_was_noted_of_segments_and_topics_goes_with_them():
     db = open_simulated(clock=clock, grace_s=1, retention_age_s=100.0, retention_bytes=1 << 40)
     topic = db.create_topic("t", lane="dedicated")
     topic.append(b"x")
-    db.release("t", 1)
+    db.release(topic.runtime.state.id, 1)
     publish(db.create_topic("s"))
     db.upkeep.seal()
     db.upkeep.scrub()
@@ -364,7 +364,7 @@ def test_what_was_noted_of_segments_and_topics_goes_with_them():
     db.upkeep.forget_gone()
     assert path in db.upkeep._scrubbed
     assert path in db.upkeep.damage
-    assert db.upkeep._released == {topic.runtime.state.id: 1}
+    assert db.released == {topic.runtime.state.id: 1}
     db.delete_topic("t")
     clock.advance(1000)
     db.upkeep.run_once()
@@ -373,4 +373,4 @@ def test_what_was_noted_of_segments_and_topics_goes_with_them():
     db.upkeep.forget_gone()
     assert path not in db.upkeep._scrubbed
     assert not db.upkeep.damage
-    assert not db.upkeep._released
+    assert not db.released

@@ -98,9 +98,9 @@ def test_names_are_text_that_can_be_stored(engine, name):
     """Topics and holds have names that UTF-8 can hold."""
     for call in (
         lambda: engine.create_topic(name),
-        lambda: engine.hold("t", name, 0),
-        lambda: engine.advance("t", name, 0),
-        lambda: engine.drop("t", name),
+        lambda: engine.topic("t").hold(name, 0),
+        lambda: engine.topic("t").advance(name, 0),
+        lambda: engine.topic("t").drop(name),
     ):
         with pytest.raises(InvalidRequest):
             call()
@@ -123,10 +123,3 @@ def test_a_name_that_is_too_long_is_not_brought_into_normal_form(engine, monkeyp
         with pytest.raises(InvalidRequest, match="too long"):
             engine.topic(name)
     assert max(lengths, default=0) <= NAME_TEXT_CHARACTERS_MAX
-
-
-@pytest.mark.parametrize("offset", ["0", 1.0, True, None, 2**70])
-def test_only_a_durable_whole_offset_is_released(engine, offset):
-    """An offset of another type, or above what is durable, is not released."""
-    with pytest.raises(InvalidRequest):
-        engine.release("t", offset)

@@ -17,7 +17,6 @@ from frazil.errors import (
 )
 from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit
 from frazil.lake.plan import PartRange, Plan, TableName
-from frazil.lake.reject_window import decode_window, spread
 from frazil.lake.table import OFFSET_END, TOPIC_ID, ends_of
 from frazil.model import WHOLE
 from tests.crash.lake_table import IcebergTable
@@ -92,8 +91,7 @@ class Lake:
         rejects = [row for row in every if row[1] in self.rejected]
         rows = [row for row in every if row[1] not in self.rejected | self.dropped]
         dropped = len(every) - len(rows) - len(rejects)
-        places = tuple(number for number, row in enumerate(every) if row[1] in self.rejected)
-        return Verdict(rows, rejects, len(every), len(rows), len(rejects), dropped, places)
+        return Verdict(rows, rejects, len(every), len(rows), len(rejects), dropped)
 
     def rejects_from(self, verdict, from_offsets):
         return [row for row in verdict.rejects if row[1] >= from_offsets.get(row[0], 1 << 60)]
@@ -324,11 +322,7 @@ def test_too_many_rejects_stop_before_the_first_commit(lake):
     assert (result.state, result.reason) == ("stopped", "too_many_rejects")
     assert lake.main.head is lake.side.head is None
     result = lake.commit(0, 9_999, rejects_allowed=True)
-    window = result.rejects_recent
-    assert (result.state, window.records, window.distances[0]) == ("committed", 9_999, 9_899)
-    assert len(window.distances) == 100
-    told = lake.main.snapshots[lake.main.head].summary["frazil.rejects-recent"]
-    assert decode_window(told) == window
+    assert (result.state, result.rows_rejected) == ("committed", 100)
 
 
 def test_a_hundredth_of_rejects_or_fewer_than_a_hundred_go_on(lake):
@@ -340,47 +334,22 @@ def test_a_hundredth_of_rejects_or_fewer_than_a_hundred_go_on(lake):
     assert other.commit(0, 99).state == "committed"
 
 
-def test_rejects_that_lie_together_stop_a_large_plan(lake):
-    """A hundred and one of 10,000 in a row are too many, however many records are around them."""
-    lake.rejected = frozenset(range(5_000, 5_101))
-    result = lake.commit(0, 20_000)
-    assert (result.reason, lake.side.head) == ("too_many_rejects", None)
-    assert "rejects=101 records=10000" in result.message
-    assert lake.commit(0, 20_000, rejects_allowed=True).state == "committed"
-    lake.rejected = frozenset(range(25_000, 25_100))
-    assert lake.commit(20_000, 40_000).state == "committed"
-
-
-def test_a_batch_without_rejects_goes_on_after_many(lake):
-    """Once an operator has let the rejects through, good records need no other word."""
-    many = spread(10_000, 5_000)
-    result = lake.commit(0, 100, rejects_recent=many)
-    assert (result.state, result.rejects_recent.records) == ("committed", 10_000)
-    assert result.rejects_recent.distances[:2] == (100, 102)
-    lake.rejected = frozenset({150})
-    again = lake.commit(100, 200, rejects_recent=result.rejects_recent)
-    assert again.reason == "too_many_rejects"
+def test_a_batch_without_rejects_passes_after_many(lake):
+    """Once an operator has let the rejects through, good records need no other permission."""
+    lake.rejected = frozenset(range(5_000)) | {10_050}
+    assert lake.commit(0, 10_000, rejects_allowed=True).state == "committed"
+    assert lake.commit(10_000, 10_050).state == "committed"
+    assert lake.commit(10_050, 10_100).reason == "too_many_rejects"
 
 
 def test_rejects_of_earlier_batches_count(lake):
-    """The window goes over commits; what is older than 10,000 records falls out of it."""
-    lake.rejected = frozenset(range(60))
-    assert lake.commit(0, 100, rejects_recent=spread(5_000, 40)).reason == "too_many_rejects"
-    result = lake.commit(0, 100, rejects_recent=spread(5_000, 39))
-    assert (result.state, len(result.rejects_recent.distances)) == ("committed", 99)
-    other = Lake()
-    result = other.commit(0, 8_000, rejects_recent=spread(10_000, 90))
-    assert len(result.rejects_recent.distances) == 18
-
-
-def test_rejects_at_the_end_of_a_large_plan_count_with_those_of_the_next(lake):
-    """Ninety at the end of 50,000 and eighty right behind them are 170 of 10,000."""
-    lake.rejected = frozenset(range(49_910, 50_000)) | frozenset(range(50_000, 50_080))
-    first = lake.commit(0, 50_000)
-    assert first.state == "committed"
-    second = lake.commit(50_000, 51_000, rejects_recent=first.rejects_recent)
+    """The ratio is also taken with the commits before."""
+    lake.rejected = frozenset(range(60)) | frozenset(range(1_000, 1_060))
+    assert lake.commit(0, 1_000).state == "committed"
+    second = lake.commit(1_000, 2_000)
     assert second.reason == "too_many_rejects"
-    assert "rejects=170 records=10000" in second.message
+    assert "rejects=120 records=2000" in second.message
+    assert (lake.main.ends(), len(lake.side.ours())) == ({WHOLE: 1_000}, 60)
 
 
 def test_the_property_is_refreshed_when_it_is_old(lake):

@@ -32,17 +32,17 @@ def test_ranges_are_put_together_and_taken_away_by_part():
 
 def test_what_is_skipped_lies_between_the_tables_word_and_where_it_goes_on():
     """A part that the table has not got begins at 0; one that is there has nothing."""
-    assert ranges_between({0: 5, 1: 7}, {0: 9, 1: 7, 2: 3}) == {0: (5, 9), 2: (0, 3)}
+    assert ranges_between({0: 5, 1: 7}, {0: 9, 1: 7, 2: 3}) == {0: ((5, 9),), 2: ((0, 3),)}
     assert ranges_between({-1: 4}, {-1: 4}) == {}
 
 
 def test_the_property_grows_and_a_repeated_range_changes_nothing():
     """A crash behind the property and before the choice is spent declares it once more."""
-    text = encode_ranges({}, {-1: (3, 5)})
+    text = encode_ranges({}, {-1: ((3, 5),)})
     known = decode_ranges({SKIPPED: text}, SKIPPED)
     assert known == {-1: ((3, 5),)}
-    assert encode_ranges(known, {-1: (3, 5)}) == text
-    assert decode_ranges({SKIPPED: encode_ranges(known, {0: (1, 2)})}, SKIPPED) == {
+    assert encode_ranges(known, {-1: ((3, 5),)}) == text
+    assert decode_ranges({SKIPPED: encode_ranges(known, {0: ((1, 2),)})}, SKIPPED) == {
         -1: ((3, 5),),
         0: ((1, 2),),
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import os
 import re
+import threading
 import tomllib
 from pathlib import Path
 
@@ -13,12 +15,10 @@ import pytest
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.lake import jars
-from frazil.lake.java import Java
-from frazil.lake.launch import cache_directory
-from frazil.lake.resolver import resolver_conf
+from frazil.lake.java import cache_directory
 
 ROOT = Path(__file__).resolve().parents[3]
-NOWHERE = Java("/nowhere", "/nowhere/bin/java", "17.0.0", "test")
+NOWHERE = {"spark.jars.repositories": "file:///nowhere"}
 CONTENTS = {"one": b"first jar", "two": b"second jar"}
 
 
@@ -52,7 +52,7 @@ def source(tmp_path):
     place = tmp_path / "source"
     place.mkdir()
     (place / "one-1.0.jar").write_bytes(CONTENTS["one"])
-    (place / "org.example_two-1.0.jar").write_bytes(CONTENTS["two"])
+    (place / "two-1.0.jar").write_bytes(CONTENTS["two"])
     return str(place)
 
 
@@ -114,7 +114,7 @@ def test_unknown_kinds_are_refused():
 
 
 def test_jars_of_a_directory_are_copied_and_then_used_alone(tmp_path, small, source):
-    """After the copy neither the directory nor a Java is needed; both ways to name a jar work."""
+    """After the copy the directory is not needed any more."""
     cache = str(tmp_path / "cache")
     told = []
     paths = jars.copy_jars(
@@ -125,10 +125,7 @@ def test_jars_of_a_directory_are_copied_and_then_used_alone(tmp_path, small, sou
     assert [Path(path).read_bytes() for path in paths] == list(CONTENTS.values())
     for name in os.listdir(source):
         os.unlink(os.path.join(source, name))
-    assert (
-        jars.ensure_jars(("rest", "s3"), cache_dir=cache, java=NOWHERE, conf={}, environment={})
-        == paths
-    )
+    assert jars.ensure_jars(("rest", "s3"), cache_dir=cache, conf=NOWHERE) == paths
     assert sorted(os.listdir(cache)) == [
         "one-1.0.jar",
         "one-1.0.jar.seen",
@@ -153,7 +150,7 @@ def test_a_jar_with_another_sum_is_not_taken(tmp_path, small, source):
     Path(path).write_bytes(b"first jaR")
     with pytest.raises(CorruptionError, match="fetch the file again") as caught:
         jars.copy_jars(("rest",), source, cache_dir=str(cache))
-    assert caught.value.details["path"] == path
+    assert caught.value.details["path"] == Path(path).as_uri()
     assert caught.value.details["expected"] == small["one"].sha256
     assert caught.value.details["found"] == hashlib.sha256(b"first jaR").hexdigest()
     assert os.listdir(cache) == []
@@ -168,7 +165,7 @@ def test_a_changed_file_of_the_cache_is_found_and_not_used(tmp_path, small, sour
     (state,) = jars.inspect_jars(("rest",), cache)
     assert state.state == "wrong"
     with pytest.raises(CorruptionError, match="remove this file") as caught:
-        jars.ensure_jars(("rest",), cache_dir=cache, java=NOWHERE, conf={}, environment={})
+        jars.ensure_jars(("rest",), cache_dir=cache, conf=NOWHERE)
     assert caught.value.details["path"] == path
     jars.copy_jars(("rest",), source, cache_dir=cache)
     assert jars.inspect_jars(("rest",), cache)[0].state == "ok"
@@ -196,21 +193,85 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, small, source):
         jars.copy_jars(("rest",), source, cache_dir=str(tmp_path / "file"))
 
 
-def test_mirrors_and_proxies_of_the_settings_reach_the_resolver(small):
-    """Keys of lake.spark.conf that concern fetching win; others stay out of it."""
-    conf = {
-        "spark.jars.repositories": "file:///mirror",
-        "spark.jars.ivySettings": "/etc/ivy.xml",
-        "spark.driver.extraJavaOptions": "-Dhttps.proxyHost=proxy",
-        "spark.jars.packages": "org.example:other:1",
-        "spark.executor.memory": "9g",
-    }
-    found = resolver_conf(list(small.values()), "/work-area/ivy", conf)
-    assert found["spark.jars.packages"] == "org.example:one:1.0,org.example:two:1.0"
-    assert found["spark.jars.ivy"] == "/work-area/ivy"
-    assert {key: found[key] for key in list(conf)[:3]} == dict(list(conf.items())[:3])
-    assert "spark.executor.memory" not in found
-    assert resolver_conf([], "/x", {"spark.jars.ivy": "/own"})["spark.jars.ivy"] == "/own"
+@pytest.fixture
+def mirror(tmp_path):
+    """A repository on loopback that has both jars; its address and the paths that were asked for."""
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(tmp_path / "mirror"))
+
+        def do_GET(self):
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *_words):
+            """Be quiet."""
+
+    for name, data in CONTENTS.items():
+        folder = tmp_path / "mirror" / "org" / "example" / name / "1.0"
+        folder.mkdir(parents=True)
+        (folder / f"{name}-1.0.jar").write_bytes(data)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+def test_jars_are_fetched_once_from_the_first_repository_that_has_them(tmp_path, small, mirror):
+    """Progress counts bytes of all jars; a second call asks for nothing."""
+    address, asked = mirror
+    cache = str(tmp_path / "cache")
+    conf = {"spark.jars.repositories": f"{address}/absent, {address}/"}
+    told = []
+    for _call in range(2):
+        paths = jars.ensure_jars(
+            ("s3",), cache_dir=cache, conf=conf, progress=lambda *step: told.append(step)
+        )
+        assert [Path(path).read_bytes() for path in paths] == list(CONTENTS.values())
+    assert asked == [
+        "/absent/org/example/one/1.0/one-1.0.jar",
+        "/org/example/one/1.0/one-1.0.jar",
+        "/absent/org/example/two/1.0/two-1.0.jar",
+        "/org/example/two/1.0/two-1.0.jar",
+    ]
+    total = sum(map(len, CONTENTS.values()))
+    assert told == [(len(CONTENTS["one"]), total), (total, total)]
+
+
+@pytest.mark.parametrize("data", [b"First jar", b"first jar and more", b"first"])
+def test_a_jar_that_a_mirror_changed_is_not_used(tmp_path, small, mirror, data):
+    """One changed byte, a longer and a shorter file: refused by name and sum, nothing is kept."""
+    place = tmp_path / "mirror" / "org" / "example" / "one" / "1.0" / "one-1.0.jar"
+    place.write_bytes(data)
+    conf = {"spark.jars.repositories": mirror[0]}
+    with pytest.raises(CorruptionError, match="mirror may have changed it") as caught:
+        jars.ensure_jars(("rest",), cache_dir=str(tmp_path / "cache"), conf=conf)
+    assert caught.value.details["expected"] == small["one"].sha256
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_an_unreachable_repository_is_one_sentence_with_the_way_out(tmp_path, small):
+    """Nothing is left in the cache; the error names the setting, `--jars` and the address."""
+    cache = tmp_path / "cache"
+    with pytest.raises(Unavailable) as caught:
+        jars.ensure_jars(("rest",), cache_dir=str(cache), conf=NOWHERE)
+    text = str(caught.value)
+    for words in ("lake.spark.conf", "--jars DIR", "https_proxy", "file:///nowhere/org/example"):
+        assert words in text
+    assert os.listdir(cache) == []
+    with pytest.raises(InvalidRequest, match="http"):
+        jars.ensure_jars(
+            ("rest",), cache_dir=str(cache), conf={"spark.jars.repositories": "ftp://host"}
+        )
+
+
+def test_without_a_setting_the_default_of_sparks_resolver_is_used():
+    """Its address is in a file of Ivy that PySpark brings."""
+    [address] = jars._repositories({})
+    assert address.startswith("https://")
+    assert "maven2" in address
 
 
 def test_the_cache_directory_follows_the_xdg_rules():

@@ -11,8 +11,7 @@ from frazil.errors import InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.lake import session
 from frazil.lake.connection import CatalogAddress
-from frazil.lake.java import Java
-from frazil.lake.launch import properties_text, put_file, read_text, spark_environment
+from frazil.lake.java import Java, properties_text, put_file, read_text, spark_environment
 from frazil.lake.session import (
     cause_of_end,
     check_versions,

@@ -1,4 +1,4 @@
-"""The golden objects of format 1: a topic's object, a shared one, and the rows of the metadata.
+"""The golden objects of format 1: of a message topic and of a table, and the metadata rows.
 
 `python -m tests.unit.objects.golden_objects` writes them below tests/data/objects-1. A change
 of these bytes is a change of the format: it needs a new version and a reader for the old one.
@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from frazil.log import format as fmt
-from frazil.objects.descriptor import Garbage, Hint, Intent, encode_row
-from frazil.objects.uploader import Uploader
+from frazil.objects.descriptor import Garbage, Intent, encode_row
 from scripts.make_golden import ARROW_ROWS, PinnedCodec, arrow_payloads
 from tests.unit.objects.objects_world import ObjectsWorld
 
@@ -18,7 +17,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "data" / "objects-1"
 
 
 def golden_world():
-    """Upload a message topic by itself, then it and a table together."""
+    """Upload a message topic and a table."""
     schema, batch = arrow_payloads()
     world = ObjectsWorld(index_bytes=200)
     world.log.create(1, "/default/messages")
@@ -28,15 +27,12 @@ def golden_world():
         world.log.plain(1, b"message %d" % number, producer="p1", sequence=number)
     world.gap(1, 5, 8)
     world.log.plain(1, b"behind the gap", b"", producer="p2")
-    assert isinstance(world.uploader, Uploader)
     assert world.uploader.cycle(1)
     table = world.log.topic(2)
     world.log.commit(
         (table, PinnedCodec(fmt.KIND_ARROW, 1), (batch,), len(ARROW_ROWS), 9, None, None)
     )
-    world.log.plain(1, b"shared")
-    outcome = world.shared.upload({1: 11, 2: 5})
-    assert outcome.uploaded == {1: 11, 2: 5}
+    assert world.uploader.cycle(2)
     return world
 
 
@@ -45,13 +41,13 @@ def golden_files():
     world = golden_world()
     files = {}
     for key, _size in world.store.written:
-        name = "shared.frz" if "/shared/" in key else "topic.frz"
+        name = "table.frz" if "/00000002-" in key else "topic.frz"
         files[name] = world.store.objects[key].data
         files[name.replace(".frz", ".key")] = key.encode()
     for key, entry in world.metadata._memory.entries.items():
         if key.startswith("/objects/"):
             files[key.removeprefix("/objects/").replace("/", "-") + ".row"] = entry.value
-    files["intent.row"] = encode_row(Intent("key", 1, 2, 3, "sha", 4, Hint(5, 6), 7))
+    files["intent.row"] = encode_row(Intent("key", 1, 2, 3))
     files["garbage.row"] = encode_row(Garbage("key", 5, "why"))
     return files
 

@@ -1,4 +1,4 @@
-"""A topic of payload records in registered objects, for tests of those who read them."""
+"""A topic of payload records in registered objects, for tests of readers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from frazil.metadata import MemoryStore
 from frazil.model import TopicSpec
 from frazil.objects import format as objects_format
 from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
-from frazil.objects.descriptor import Hint, descriptor_of
-from frazil.objects.format import Footer, Header, IndexEntry, Range, TopicSlice
+from frazil.objects.descriptor import descriptor_of
+from frazil.objects.format import Footer, IndexEntry, KeyParts, Range, object_key
 from frazil.objects.reader import ObjectsSource
 from frazil.schema import LIMITS_DEFAULT
 from frazil.topic import MessageTopicCodec
@@ -64,11 +64,11 @@ def frame_of(offset, count, *, payload_bytes=40, topic=TOPIC):
 def object_of(
     first, counts, *, index_bytes=256, payload_bytes=40, gaps=(), epoch=1, begins=None, end=None
 ):
-    """Return an object of frames with `counts` records each, as key, bytes and slice.
+    """Return an object of frames with `counts` records each, as key, bytes and footer.
 
-    `gaps` are `(first, end, kind)`: the frame that would begin there begins behind the gap.
+    `gaps` are `(first, end, kind)`: the frame that would begin there begins after the gap.
     """
-    body = bytearray(objects_format.encode_header(Header(1, BROKER, epoch, 1)))
+    body = bytearray(objects_format.MAGIC)
     start = position = len(body)
     entries, times, records = [], [], 0
     offset = first if begins is None else begins
@@ -83,7 +83,12 @@ def object_of(
         offset += count
         records += count
     end = skips.get(offset, offset) if end is None else end
-    found = TopicSlice(
+    footer = Footer(
+        broker=BROKER,
+        epoch=epoch,
+        created_us=1,
+        content_sha256=hashlib.sha256(body).digest(),
+        lsn_last=offset,
         topic=TOPIC,
         uid=UID,
         spec=SPEC,
@@ -95,16 +100,18 @@ def object_of(
         frames=len(counts),
         time_first_us=times[0] if times else 0,
         time_last_us=max(times, default=0),
-        position=start,
         length=len(body) - start,
         ranges=tuple(Range(a, b, kind, "why") for a, b, kind in gaps),
         index=objects_format.pack_index(entries),
     )
-    footer = objects_format.encode_footer(Footer(hashlib.sha256(body).digest(), (found,)))
-    trailer = objects_format.encode_trailer(footer, position=len(body))
-    sha = objects_format.content_hash(footer)
-    key = objects_format.topic_key(BROKER, TOPIC, UID, first=first, end=end, epoch=epoch, sha=sha)
-    return key, bytes(body) + footer + trailer, found, sha
+    encoded = objects_format.encode_footer(footer)
+    trailer = objects_format.encode_trailer(encoded, position=len(body))
+    return key_of(first, end, epoch=epoch), bytes(body) + encoded + trailer, footer
+
+
+def key_of(first, end, *, epoch=1, broker=BROKER):
+    """Return the key of an object of the topic."""
+    return object_key(KeyParts(broker, TOPIC, UID, first, end, epoch, "00000000"))
 
 
 class Scene:
@@ -133,24 +140,11 @@ class Scene:
         """Write an object behind the others and register it; returns its descriptor."""
         uploaded = self.catalog.topic(TOPIC).uploaded
         first = uploaded if first is None else first
-        key, data, found, sha = object_of(first, counts, **options)
+        key, data, footer = object_of(first, counts, **options)
         self.store.put(key, data)
-        descriptor = self.descriptor(key, data, found, sha)
-        self.catalog.register(TOPIC, descriptor, Hint())
+        descriptor = descriptor_of(footer, key=key, size=len(data), etag="etag")
+        self.catalog.register(TOPIC, descriptor)
         return descriptor
-
-    def descriptor(self, key, data, found, sha):
-        """Return the descriptor of an object as `object_of` gives it."""
-        return descriptor_of(
-            found,
-            key=key,
-            size=len(data),
-            epoch=1,
-            sha=sha,
-            etag="etag",
-            created_us=self.clock.now_us(),
-            shared=False,
-        )
 
     def flip(self, descriptor, position):
         """Damage one byte of an object in the store."""

@@ -11,9 +11,7 @@ from frazil.metadata import MemoryStore
 from frazil.objects import format as objects
 from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
 from frazil.objects.frames import JournalFrames
-from frazil.objects.rewriting import Rewriter
-from frazil.objects.shared import SharedUploader
-from frazil.objects.uploader import Uploader
+from frazil.objects.writer import Uploader
 from tests.crash.driven_log import DrivenLog
 from tests.support import SimulatedClock, SimulatedFileSystem
 from tests.support.simulated_store import SimulatedStore
@@ -24,16 +22,9 @@ BROKER = bytes(range(16))
 class ObjectsWorld:
     """Everything that an upload needs, without faults."""
 
-    def __init__(self, **settings):
-        self.settings = types.SimpleNamespace(
-            **{
-                "object_bytes_max": 1 << 30,
-                "index_bytes": 1 << 20,
-                "rewrite_s": 600.0,
-                "rewrite_objects": 16,
-                **settings,
-            }
-        )
+    def __init__(self, *, object_bytes_max=1 << 30, index_bytes=1 << 20):
+        self.settings = types.SimpleNamespace(object_bytes_max=object_bytes_max)
+        self.index_bytes = index_bytes
         self.clock = SimulatedClock(1)
         self.disk = SimulatedFileSystem()
         self.log = DrivenLog(self.disk)
@@ -43,15 +34,19 @@ class ObjectsWorld:
         self.start()
 
     def start(self):
-        """Begin a new life with what the metadata and the store have."""
+        """Start a new process over the same metadata and store."""
         epoch = self.metadata.acquire(LEASE_NAME, "me", 3600.0).epoch
         self.catalog = ObjectCatalog(self.metadata, clock=self.clock, epoch=lambda: epoch)
         self.catalog.load()
-        given = {"broker": BROKER, "clock": self.clock, "settings": self.settings}
-        parts = (self.store, self.catalog, self.frames)
-        self.uploader = Uploader(*parts, **given)
-        self.shared = SharedUploader(*parts, uploader=self.uploader, **given)
-        self.rewriter = Rewriter(*parts, uploader=self.uploader, **given)
+        self.uploader = Uploader(
+            self.store,
+            self.catalog,
+            self.frames,
+            broker=BROKER,
+            clock=self.clock,
+            settings=self.settings,
+        )
+        self.uploader.index_bytes = self.index_bytes
 
     def gap(self, topic, first, end):
         """Declare offsets without records at the end of a topic."""
@@ -66,11 +61,6 @@ class ObjectsWorld:
             found.update(records_of(data, descriptor, topic))
         return found
 
-    def footers(self, topic):
-        """Return what the registered objects of a topic say of it."""
-        keys = [found.key for found in self.catalog.topic(topic).descriptors]
-        return [footer_of(self.store.objects[key].data).of(topic) for key in keys]
-
 
 def footer_of(data):
     """Return the checked footer of an object's bytes."""
@@ -81,8 +71,8 @@ def footer_of(data):
 def records_of(data, descriptor, topic):
     """Yield offset and payload of the plain records that a descriptor promises."""
     view = memoryview(data)
-    position = descriptor.position
-    while position < descriptor.position + descriptor.length:
+    position = objects.HEADER_BYTES
+    while position < objects.HEADER_BYTES + descriptor.length:
         head = fmt.read_head(view, position)
         assert not fmt.frame_fault(view, position, head)
         assert head.topic == topic

@@ -12,7 +12,6 @@ from frazil.errors import CorruptionError, InvalidRequest
 from frazil.objects.backup import (
     HEAD_BYTES,
     Backup,
-    LaneCopy,
     TopicCopy,
     backup_key,
     backup_keys,
@@ -34,16 +33,15 @@ GOLDEN = Path(__file__).parents[2] / "data" / "backup-1" / "backup.frzb"
 def backup(seq=1, *, epoch=1, broker=BROKER, checkpoint=b"checkpoint"):
     """Return a small backup."""
     descriptor = Descriptor(
-        key="k", first=0, end=9, size=100, position=64, length=10, records=9, frames=1,
-        time_first_us=1, time_last_us=2, epoch=1, sha="00", etag="e", created_us=1,
-        schemas=(1, 2), index=b"", shared=True,
+        key="k", first=0, end=9, size=100, length=10, records=9, time_first_us=1, time_last_us=2,
+        epoch=1, etag="e", created_us=1, index=b"",
     )  # fmt: skip
     return Backup(
         broker=broker,
         epoch=epoch,
         seq=seq,
         created_us=77,
-        lanes=(LaneCopy(0, broker, checkpoint, 5), LaneCopy(3, b"x" * 16, b"lane", 6)),
+        checkpoint=checkpoint,
         topics=(TopicCopy(4, ObjectsState(start=0, uploaded=9), (descriptor,)),),
     )
 
@@ -106,7 +104,6 @@ def test_the_newest_is_that_of_the_last_owner(store):
         (2, 3),
     ]
     newest = newest_backup(store, BROKER)
-    assert newest is not None
     assert (newest.backup.epoch, newest.backup.seq, newest.unreadable) == (2, 3, {})
 
 
@@ -120,17 +117,17 @@ def test_the_one_before_a_damaged_one_counts(store):
     foreign = backup_key(backup(3), b"something else")
     store.put(foreign, encode_backup(backup(3)))
     newest = newest_backup(store, BROKER)
-    assert newest is not None
     assert newest.backup.seq == 1
     assert set(newest.unreadable) == {key, foreign}
 
 
-def test_no_backup_is_none_and_only_damaged_ones_are_an_error(store):
-    """A broker that never made one is told apart from one whose backups are all damaged."""
-    assert newest_backup(store, BROKER) is None
-    store.put(backup_key(backup(), b"x"), b"x")
-    with pytest.raises(CorruptionError, match="no backup can be read"):
-        newest_backup(store, BROKER)
+def test_without_a_readable_backup_an_empty_one_counts(store):
+    """Damaged backups are named; the broker's objects are restored without any."""
+    assert newest_backup(store, BROKER).backup.topics == ()
+    key = backup_key(backup(), b"x")
+    store.put(key, b"x")
+    newest = newest_backup(store, BROKER)
+    assert (newest.key, newest.backup.checkpoint, list(newest.unreadable)) == ("", b"", [key])
 
 
 def test_a_backup_that_is_there_already_is_fine(store):
@@ -146,8 +143,7 @@ def test_a_large_backup_goes_in_pieces(store):
     written, size = write_backup(store, backup(checkpoint=noise))
     assert size > 9_000_000
     newest = newest_backup(store, BROKER)
-    assert newest is not None
-    assert (newest.key, newest.backup.lanes[0].checkpoint) == (written, noise)
+    assert (newest.key, newest.backup.checkpoint) == (written, noise)
 
 
 def test_brokers_are_found_without_listing_all(store):

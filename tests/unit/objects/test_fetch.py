@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from frazil.errors import Closed, Unavailable
-from frazil.objects.fetch import STALE_CALLS, Fetcher, Span
+from frazil.objects.reader import STALE_CALLS, ByteRange, Fetcher
 from tests.unit.objects.object_scene import Scene
 
 WAIT_S = 60
@@ -49,7 +49,7 @@ def make():
 
 
 def span(number, length=10):
-    return Span("key", number * length, length)
+    return ByteRange("key", number * length, length)
 
 
 def test_what_was_asked_for_is_kept_within_its_bytes(make):

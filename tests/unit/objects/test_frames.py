@@ -1,4 +1,4 @@
-"""Frames out of a journal: whole ones, durable ones, verified, the same in both passes."""
+"""Frames of a journal for uploads: whole ones, durable ones, verified."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from frazil.errors import CorruptionError, NotFound
 from frazil.log import format as fmt
 from frazil.objects import frames as module
 from frazil.objects.format import INDEX_ENTRIES_MAX, Range
-from frazil.objects.frame_run import Tally
+from frazil.objects.frames import FooterStats
 from tests.crash.reference_log import walk_frames
 from tests.unit.objects.objects_world import ObjectsWorld
 
@@ -45,14 +45,12 @@ def runs(world, topic, *, bytes_max, first=0):
     return found
 
 
-def joined(run, tally=None):
-    return b"".join(bytes(piece) for piece in run.pieces(tally))
+def stats_of(first=0, index_bytes=1 << 20):
+    return FooterStats(first=first, position=64, index_bytes=index_bytes)
 
 
-def facts(tally):
-    """Return all that a tally has gathered."""
-    names = [name for name in Tally.__slots__ if name != "_digest"]
-    return {name: getattr(tally, name) for name in names}, tally._digest.digest()
+def joined(run, stats=None):
+    return b"".join(bytes(piece) for piece in run.read(stats or stats_of(run.first)))
 
 
 def fill(world):
@@ -70,67 +68,59 @@ def fill(world):
 
 @pytest.mark.parametrize("bytes_max", [1, 3000, 1 << 30])
 @pytest.mark.parametrize("window_bytes", [200, 4096, 1 << 20])
-def test_runs_have_all_frames_verbatim_in_both_passes(world, bytes_max, window_bytes, monkeypatch):
-    """However small runs and reads are, they give the journal's frames, each of them once."""
+def test_ranges_have_all_frames_verbatim(world, bytes_max, window_bytes, monkeypatch):
+    """However small ranges and reads are, they give the journal's frames, each of them once."""
     monkeypatch.setattr(module, "WINDOW_BYTES", window_bytes)
-    monkeypatch.setattr(module, "LONE_BYTES_MIN", window_bytes // 4)
     monkeypatch.setattr(module, "FITTING_FRAMES", 7)
     fill(world)
     for topic in (1, 2):
         expected = b"".join(written(world, topic))
         found = runs(world, topic, bytes_max=bytes_max)
-        hashed = b""
         for run in found:
-            tally = Tally(first=run.first, position=64, index_bytes=1 << 20)
-            data = joined(run, tally)
-            assert len(data) == run.size == tally.position - 64
-            heads = Tally(first=run.first, position=64, index_bytes=1 << 20)
-            run.count(heads)
-            assert facts(heads) == facts(tally)
-            assert tally.records == run.end - run.first
-            hashed += data
-        assert hashed == expected
+            stats = stats_of(run.first)
+            assert len(joined(run, stats)) == run.size == stats.position - 64
+            assert stats.records == run.end - run.first
         assert b"".join(joined(run) for run in found) == expected
     assert len(runs(world, 1, bytes_max=1)) == 60
 
 
-def test_a_tally_has_what_a_footer_needs(world):
+def test_stats_have_the_fields_of_a_footer(world):
     """Records, frames, times, LSNs, producers and an index with an entry every so many bytes."""
     fill(world)
     (run,) = runs(world, 1, bytes_max=1 << 30)
-    tally = Tally(first=0, position=64, index_bytes=2000)
-    data = joined(run, tally)
+    stats = stats_of(0, 2000)
+    data = joined(run, stats)
     heads, position = [], 0
     while position < len(data):
         heads.append((position + 64, fmt.read_head(data, position)))
         position += fmt.FRAME_PREFIX_BYTES + heads[-1][1].length
-    assert (tally.records, tally.frames) == (120, 60)
-    assert tally.time_first_us == heads[0][1].time
-    assert tally.time_last_us == max(head.time for _, head in heads)
-    assert (tally.lsn_first, tally.lsn_last) == (heads[0][1].lsn, heads[-1][1].lsn)
-    assert {run.topic.producers[number] for number in tally.producers} == {"p"}
+    assert (stats.records, stats.frames) == (120, 60)
+    assert stats.time_first_us == heads[0][1].time
+    assert stats.time_last_us == max(head.time for _, head in heads)
+    assert stats.lsn_last == heads[-1][1].lsn
+    assert {run.producers[number] for number in stats.producers} == {"p"}
     places = {at: (head.offset, head.time) for at, head in heads}
-    assert [(e.offset, e.time_us) for e in tally.entries] == [
-        places[e.position] for e in tally.entries
+    assert [(e.offset, e.time_us) for e in stats.entries] == [
+        places[e.position] for e in stats.entries
     ]
     steps = [
-        b.position - a.position for a, b in zip(tally.entries, tally.entries[1:], strict=False)
+        b.position - a.position for a, b in zip(stats.entries, stats.entries[1:], strict=False)
     ]
-    assert tally.entries[0].position == 64
+    assert stats.entries[0].position == 64
     assert steps
     assert all(2000 <= step < 3000 for step in steps)
 
 
 def test_the_index_of_a_very_large_object_thins_out():
     """An index never has more than its limit, its entries stay evenly apart, the first stays."""
-    tally = Tally(first=0, position=64, index_bytes=8)
+    stats = stats_of(0, 8)
     for number in range(INDEX_ENTRIES_MAX * 5):
-        head = fmt.FrameHead(number, 64, 0, 1, b"", 0, 0, 1, 1, 0, 1, 0, 1, 0, 5, 0, 0)
-        tally.add(head, b"", 80)
-    assert INDEX_ENTRIES_MAX / 4 < len(tally.entries) <= INDEX_ENTRIES_MAX
-    assert tally.entries[0].offset == 0
+        head = fmt.FRAME_HEAD.pack(number, 64, 0, 1, b"", 0, 0, 1, 1, 0, 1, 0, 1, 0, 5, 0, 0)
+        stats.add(head, b"", [80])
+    assert INDEX_ENTRIES_MAX / 4 < len(stats.entries) <= INDEX_ENTRIES_MAX
+    assert stats.entries[0].offset == 0
     steps = [
-        b.position - a.position for a, b in zip(tally.entries, tally.entries[1:], strict=False)
+        b.position - a.position for a, b in zip(stats.entries, stats.entries[1:], strict=False)
     ]
     assert max(steps) <= 16 * 80
 
@@ -147,9 +137,9 @@ def test_gaps_are_part_of_a_run(world):
     assert (run.first, run.end) == (0, 20)
     ranges = [Range(0, 5, "gap", "declared"), Range(6, 9, "gap", "declared")]
     assert run.ranges == (*ranges, Range(11, 20, "gap", "declared"))
-    tally = Tally(first=0, position=64, index_bytes=100)
-    joined(run, tally)
-    assert tally.records == 3
+    stats = stats_of(0, 100)
+    joined(run, stats)
+    assert stats.records == 3
     inside = world.frames.frames(1, 2, bytes_max=1 << 20, end=9)
     assert (inside.first, inside.end) == (2, 9)
     assert inside.ranges == (Range(2, 5, "gap", "declared"), ranges[1])
@@ -171,9 +161,9 @@ def test_a_run_may_begin_inside_a_frame(world):
     world.log.plain(1, b"a", b"b", b"c")
     world.log.plain(1, b"d")
     run = world.frames.frames(1, 2, bytes_max=1 << 20)
-    tally = Tally(first=2, position=64, index_bytes=100)
-    assert joined(run, tally) == b"".join(written(world, 1))
-    assert (run.first, run.end, tally.records) == (2, 4, 2)
+    stats = stats_of(2, 100)
+    assert joined(run, stats) == b"".join(written(world, 1))
+    assert (run.first, run.end, stats.records) == (2, 4, 2)
 
 
 def test_nothing_beyond_durable_is_given(world):
@@ -208,7 +198,7 @@ def test_freed_frames_are_not_found(world):
 
 @pytest.mark.parametrize("window_bytes", [64, 1 << 20])
 def test_damage_is_named(world, window_bytes, monkeypatch):
-    """A flipped bit is found in the pass that counts, and its offsets are told."""
+    """A flipped bit is found, and the error names the offsets."""
     monkeypatch.setattr(module, "WINDOW_BYTES", window_bytes)
     for number in range(5):
         world.log.plain(1, b"%d" % number * 100)
@@ -220,7 +210,6 @@ def test_damage_is_named(world, window_bytes, monkeypatch):
 
     world.disk.corrupt(frame.path, flip)
     run = world.frames.frames(1, 0, bytes_max=1 << 20)
-    run.count(Tally(first=0, position=64, index_bytes=100))
     with pytest.raises(CorruptionError) as caught:
-        joined(run, Tally(first=0, position=64, index_bytes=100))
+        joined(run, stats_of(0, 100))
     assert (caught.value.details["offset_first"], caught.value.details["offset_next"]) == (3, 4)

@@ -12,8 +12,13 @@ from frazil.config import load_settings
 from frazil.errors import Closed, Conflict, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.objects import obstores
-from frazil.objects.obstores import DirectoryStore, open_store
-from frazil.objects.places import credentials_setting, endpoint_of, place_of
+from frazil.objects.obstores import (
+    DirectoryStore,
+    credentials_setting,
+    endpoint_of,
+    open_store,
+    place_of,
+)
 from tests.support import Fault, FaultyFileSystem
 
 
@@ -143,7 +148,7 @@ def test_a_closed_store_says_so():
     store.close()
     for call in (
         lambda: store.put("k", b""),
-        lambda: store.put_stream("k", [], size=0),
+        lambda: store.put_stream("k", []),
         lambda: store.get("k", start=0, length=1),
         lambda: store.head("k"),
         lambda: store.list(""),
@@ -185,7 +190,7 @@ def test_an_object_and_its_directories_are_synced(opened, tmp_path, way):
     """When a put returns, or finds an object, file and directories are on the disk."""
     store, files = opened()
     if way == "put_stream":
-        store.put_stream("a/b/k", [b"12", b"34"], size=4)
+        store.put_stream("a/b/k", [b"12", b"34"])
     else:
         store.put("a/b/k", b"1234")
     if way == "again":
@@ -209,7 +214,7 @@ def test_a_directory_that_was_taken_away_is_not_made_anew(opened, tmp_path, inst
         (tmp_path / "objects").mkdir()
     for call in (
         lambda: store.put("a/l", b"5678"),
-        lambda: store.put_stream("a/l", [b"56", b"78"], size=4),
+        lambda: store.put_stream("a/l", [b"56", b"78"]),
         lambda: store.get("a/k", start=0, length=4),
         lambda: store.head("a/k"),
         lambda: store.list(""),
@@ -274,7 +279,7 @@ def test_a_panic_of_the_client_is_trouble_like_any_other(monkeypatch):
     large = [b"x" * (8 << 20), b"y"]
     for call in (
         lambda: store.put("k", b"x"),
-        lambda: store.put_stream("k", large, size=(8 << 20) + 1),
+        lambda: store.put_stream("k", large),
         lambda: store.get("k", start=0, length=1),
         lambda: store.head("k"),
         lambda: store.list(""),

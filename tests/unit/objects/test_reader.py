@@ -14,7 +14,6 @@ from tests.unit.objects.object_scene import (
     Scene,
     checked_offsets,
     frame_of,
-    object_of,
     time_of,
 )
 
@@ -248,25 +247,6 @@ def test_a_gap_is_told_though_the_store_is_down(scene):
     assert (piece.batches, piece.offset_next) == ([], 10)
     with pytest.raises(Unavailable):
         scene.source.read(TOPIC, offset=10, bytes_max=1)
-
-
-def test_an_object_replaced_while_it_is_read_is_looked_for_again(scene):
-    """Whoever reads an object that was replaced and deleted meanwhile reads its replacement."""
-    old = [scene.add([4] * 4), scene.add([4] * 4)]
-    assert scene.offsets(0, end=4, bytes_max=1) == [0, 1, 2, 3]
-    key, data, found, sha = object_of(0, [8] * 4, epoch=2)
-    scene.store.put(key, data)
-    new = scene.descriptor(key, data, found, sha)
-
-    def replace(step):
-        if step == "get asked":
-            scene.store.on_step = None
-            scene.catalog.replace(TOPIC, old, new)
-            scene.store.delete([each.key for each in old])
-
-    scene.store.on_step = replace
-    assert scene.offsets(20) == list(range(20, 32))
-    assert scene.offsets(4) == list(range(4, 32))
 
 
 def test_an_object_expired_while_it_is_read_is_not_found(scene):

@@ -9,9 +9,9 @@ from frazil.objects.retention import ObjectsPolicy, ObjectsView, expired_below
 from tests.unit.objects.test_catalog import descriptor
 
 
-def picture(*, shared=(), count=4):
+def picture(count=4):
     """Ten records and 500 bytes an object; all were appended at 2 microseconds."""
-    found = [descriptor(10 * n, 10 * n + 10, key=f"k{n}", shared=n in shared) for n in range(count)]
+    found = [descriptor(10 * n, 10 * n + 10) for n in range(count)]
     return TopicObjects(7, ObjectsState(0, 10 * count), tuple(found))
 
 
@@ -49,13 +49,6 @@ def test_what_a_reader_or_a_subscription_needs_stays(offset, below):
     assert expired_below(picture(), policy, ObjectsView(now_us=9, needed=offset)) == below
     both = ObjectsView(now_us=9, pinned=30, needed=offset)
     assert expired_below(picture(), policy, both) == min(below, 30)
-
-
-def test_objects_of_many_topics_are_rewritten_first():
-    """A shared object stops expiry, whatever the policy says."""
-    policy = ObjectsPolicy(bytes_max=0)
-    assert expired_below(picture(shared={1}), policy, ObjectsView(now_us=0)) == 10
-    assert expired_below(picture(shared={0}), policy, ObjectsView(now_us=0)) == 0
 
 
 def test_a_topic_without_objects_has_nothing_to_expire():

@@ -37,39 +37,25 @@ def wait_and_free(world):
     raise AssertionError(f"uploads do not come forward: {world.uploader.troubles}")
 
 
-def test_uploads_and_shared_uploads_run_beside_the_writer():
-    """Every record is in objects once, whoever uploaded it, while segments come and go."""
-    world = ObjectsWorld(object_bytes_max=20_000, index_bytes=1_000, rewrite_objects=4)
+def test_uploads_run_next_to_the_journal():
+    """Every record is in objects once, with two upload threads, while segments come and go."""
+    world = ObjectsWorld(object_bytes_max=20_000, index_bytes=1_000)
     for topic in TOPICS:
         world.log.create(topic, f"/default/t{topic}")
     published = {topic: [] for topic in TOPICS}
     done = threading.Event()
     failures = []
 
-    def uploading(work):
+    def uploading():
         try:
             while not done.is_set():
-                work()
-            work()
+                for topic in TOPICS:
+                    world.uploader.cycle(topic)
         except BaseException as error:
             failures.append(error)
             raise
 
-    def own():
-        for topic in TOPICS:
-            world.uploader.cycle(topic)
-
-    def shared():
-        world.shared.upload({topic: world.frames.available(topic)[1] for topic in TOPICS})
-
-    def rewriting():
-        for topic in TOPICS:
-            if world.rewriter.due(topic):
-                world.rewriter.rewrite(topic)
-
-    threads = [
-        threading.Thread(target=uploading, args=(work,)) for work in (own, shared, rewriting)
-    ]
+    threads = [threading.Thread(target=uploading) for _ in range(2)]
     for thread in threads:
         thread.start()
     try:
@@ -87,5 +73,5 @@ def test_uploads_and_shared_uploads_run_beside_the_writer():
         picture = world.catalog.topic(topic)
         ends = [0, *[found.end for found in picture.descriptors]]
         assert ends[:-1] == [found.first for found in picture.descriptors]
-    assert world.shared.objects_uploaded + world.uploader.objects_uploaded >= RECORDS // 200
+    assert world.uploader.objects_uploaded >= RECORDS // 200
     assert world.log.journal.segments[0].id > 1, "segments were freed meanwhile"

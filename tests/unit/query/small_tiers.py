@@ -16,7 +16,7 @@ from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE, OP_UPSERT
 from frazil.query.engine import QueryEngine
 from frazil.query.pool import PoolLimits
-from frazil.query.sources import ChunkView, TopicInfo
+from frazil.query.views import ChunkView, TopicInfo
 
 TIME = pa.timestamp("us", "UTC")
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

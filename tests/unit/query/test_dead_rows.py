@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.query.dead_rows import without_dead
+from frazil.query.relations import without_dead
 
 
 @pytest.fixture(scope="module")

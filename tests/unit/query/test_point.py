@@ -10,7 +10,7 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE
-from frazil.query.templates import template_of
+from frazil.query.plan import template_of
 from tests.unit.query.small_tiers import EPOCH, SmallTiers
 
 
@@ -62,12 +62,21 @@ FORMS = [
     ("SELECT name FROM users WHERE id = $key", {"key": 2}),
     ("SELECT name FROM users WHERE id IN (?, ?)", (2, 99)),
     ("SELECT name FROM users WHERE id = 2.0", None),
+    ("SELECT name FROM users WHERE id IN (?)", [2]),
+]
+CASTS = [
     ("SELECT name FROM users WHERE id = '2'", None),
     ("SELECT name FROM users WHERE id = ?", ["2"]),
     ("SELECT name FROM users WHERE id = 2::BIGINT", None),
     ("SELECT name FROM users WHERE id = CAST('2' AS INTEGER)", None),
     ("SELECT name FROM users WHERE id = CAST(? AS BIGINT)", [2]),
 ]
+
+
+@pytest.mark.parametrize(("sql", "params"), CASTS)
+def test_casts_are_left_to_duckdb(tiers, engine, sql, params):
+    """A key that must be cast is compared by DuckDB, with the same answer."""
+    assert ask(tiers, engine, sql, params) == ([("it's 2",)], True)
 
 
 @pytest.mark.parametrize(("sql", "params"), FORMS)

@@ -6,17 +6,18 @@ import msgspec
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.registry import Registry, entries, limits
+from frazil.registry import Registry, entries
 from frazil.registry.entries import IdsEntry, SubjectEntry, VersionEntry
+from tests.unit.registry.registering import plan, register
 
 
 def filled():
     registry = Registry()
     for name in ("a", "b:1:c"):
-        registry.commit(registry.register(name, "bytes", b"x", now=5, tags=["t"]))
+        register(registry, name, b"x", now=5, tags=("t",))
         registry.commit(registry.set_mode(name, "none"))
-        registry.commit(registry.register(name, "string", b"\xff", now=6))
-    registry.commit(registry.register("gone", "bytes", b"", now=7))
+        register(registry, name, b"\xff", "string", now=6)
+    register(registry, "gone", now=7)
     registry.commit(registry.delete_version("gone", 1))
     registry.commit(registry.configure_topic("/default/t:x", "a", "enforce", check_payload=True))
     return registry
@@ -40,14 +41,14 @@ def test_an_id_is_not_given_again_after_a_rebuild():
     copy = Registry()
     for key, value in filled().to_states():
         copy.apply(key, value)
-    again = copy.commit(copy.register("gone", "bytes", b"", now=7))
+    again = register(copy, "gone")
     assert again.schema_id == 4
 
 
 def test_the_written_entries_alone_keep_a_lost_id():
     """Folded by key, what a deletion wrote is enough to never give its id again."""
     registry, folded = Registry(), {}
-    registered = registry.register("a", "bytes", b"", now=1)
+    registered = plan(registry, "a")
     folded.update(registered.changes)
     registry.commit(registered)
     deleted = registry.delete_version("a", 1)
@@ -58,17 +59,17 @@ def test_the_written_entries_alone_keep_a_lost_id():
         if value is not None:
             copy.apply(key, value)
     assert copy == registry
-    assert copy.commit(copy.register("a", "bytes", b"", now=1)).schema_id == 2
+    assert register(copy, "a").schema_id == 2
 
 
 def test_a_crash_between_two_entries_leaves_a_registry_that_goes_on():
     """A subject whose version was not written is not seen, and its id is used by the next call."""
-    planned = Registry().register("a", "bytes", b"", now=1)
+    planned = plan(Registry(), "a")
     assert [change.key for change in planned.changes] == ["subject:a", "version:1:a"]
     survivor = Registry()
     survivor.apply(*planned.changes[0])
     assert survivor.subjects() == []
-    assert survivor.commit(survivor.register("a", "bytes", b"", now=1)).schema_id == 1
+    assert register(survivor, "a").schema_id == 1
 
 
 def test_a_key_is_taken_apart_as_it_was_made():
@@ -97,7 +98,7 @@ def test_damaged_values_are_corruption():
         for value in (b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03"):
             with pytest.raises(CorruptionError, match="is damaged"):
                 Registry().apply(key, value)
-    bomb = entries.pack(b"\0" * (limits.DEFINITION_BYTES_MAX + 1))
+    bomb = entries.pack(b"\0" * (entries.DEFINITION_BYTES_MAX + 1))
     for packed in (b"", b"junk", entries.pack(b"x")[:-2], bomb):
         with pytest.raises(CorruptionError, match="definition is damaged"):
             Registry().apply("version:1:a", version(packed=packed))
@@ -126,8 +127,8 @@ def test_a_newer_writers_fields_are_skipped():
 def test_the_largest_definition_is_kept_and_comes_back():
     """A megabyte of text fits; what does not compress below the limit is refused."""
     registry = Registry()
-    large = b" " * limits.DEFINITION_BYTES_MAX
-    registry.commit(registry.register("a", "string", large, now=1))
+    large = b" " * entries.DEFINITION_BYTES_MAX
+    register(registry, "a", large, "string")
     assert registry.latest_schema("a").definition == large
     noise = bytes((index * 7919 + index // 251) * 31 % 256 for index in range(1 << 10))
     entry = VersionEntry(1, "bytes", noise * 1100, "f")

@@ -1,24 +1,21 @@
-"""What topics ask of their records, and what becomes of a record that does not fit."""
+"""The schema settings of topics, and the check of a record's schema id and version."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from frazil.registry import ACCEPTED, Registry, TopicSchema, limits
+from frazil.registry import Registry, TopicSchema
+from tests.unit.registry.registering import register
 
 TOPIC = "/default/people"
-PERSON = json.dumps({"type": "object", "required": ["name"]}).encode()
-FULLER = json.dumps({"type": "object", "required": ["name"], "minProperties": 0}).encode()
 
 
 @pytest.fixture
 def registry():
     registry = Registry()
-    registry.commit(registry.register("person", "json_schema", PERSON, now=1))
-    registry.commit(registry.register("other", "string", b"", now=1))
+    register(registry, "person", b"{}", "json_schema")
+    register(registry, "other", kind="string")
     return registry
 
 
@@ -58,7 +55,7 @@ def test_what_cannot_be_configured_is_told(registry, monkeypatch):
         registry.update_policy(TOPIC, "warn", check_payload=True)
     with pytest.raises(NotFound, match=f"No schema configured for topic: {TOPIC}"):
         registry.topic_schema(TOPIC)
-    monkeypatch.setattr(limits, "TOPICS_MAX", 0)
+    monkeypatch.setattr("frazil.registry.registry.TOPICS_MAX", 0)
     with pytest.raises(Overloaded, match="too many topics"):
         registry.configure_topic(TOPIC, "person", "warn", check_payload=True)
 
@@ -80,7 +77,7 @@ def test_the_first_producer_gives_the_subject(registry):
 
 def test_references_are_resolved(registry):
     """To the latest version, a pinned one, or at least one."""
-    registry.commit(registry.register("person", "json_schema", FULLER, now=2))
+    register(registry, "person", b"true", "json_schema")
     assert registry.resolve("person").version == 2
     assert registry.resolve("person", pinned_version=1).version == 1
     assert registry.resolve("person", min_version=2).version == 2
@@ -92,68 +89,57 @@ def test_references_are_resolved(registry):
         registry.resolve("nobody")
 
 
-def test_without_a_subject_or_a_policy_everything_is_accepted(registry):
-    """Such a topic costs nothing and asks for nothing."""
-    assert registry.check_message(TOPIC, b"\xff") is ACCEPTED
+def check(registry, schema_id=None, version=None):
+    return registry.check_ids(TOPIC, schema_id=schema_id, schema_version=version)
+
+
+def test_without_a_subject_or_a_policy_every_record_is_accepted(registry):
+    """Such a topic's records are not checked."""
+    assert check(registry).refusal is None
     configure(registry, "none")
-    assert registry.check_message(TOPIC, b"\xff") is ACCEPTED
+    assert check(registry, 9).refusal is None
+    assert check(registry).is_quick
 
 
 CASES = [
-    (b'{"name":1}', 1, None, None),
-    (b'{"name":1}', 1, 1, None),
-    (b'{"name":1}', None, None, "the message has no schema id, subject 'person' has 1"),
-    (b'{"name":1}', 2, None, "the message has schema id 2, subject 'person' has 1"),
-    (b'{"name":1}', 1, 5, "subject 'person' has no version 5"),
-    (b"{}", 1, None, "does not fit version 1 of 'person': at $: 'name' is a required property"),
+    (1, None, None),
+    (1, 1, None),
+    (None, None, "the message has no schema id, subject 'person' has 1"),
+    (2, None, "the message has schema id 2, subject 'person' has 1"),
+    (1, 5, "subject 'person' has no version 5"),
 ]
 
 
-@pytest.mark.parametrize(("payload", "schema_id", "version", "reason"), CASES)
-def test_enforce_refuses_and_warn_tells(registry, payload, schema_id, version, reason):
-    """The verdict differs, the reason is the same and names the topic."""
+@pytest.mark.parametrize(("schema_id", "version", "refusal"), CASES)
+def test_ids_and_versions_are_checked(registry, schema_id, version, refusal):
+    """The reason is the same under each policy; only `enforce` refuses."""
     for policy in ("enforce", "warn"):
         configure(registry, policy)
-        verdict = registry.check_message(
-            TOPIC, payload, schema_id=schema_id, schema_version=version
-        )
-        assert verdict.is_accepted == (policy == "warn" or reason is None)
-        if reason is None:
-            assert verdict.reason is None
-        else:
-            assert verdict.reason.startswith(f"schema validation failed for topic '{TOPIC}': ")
-            assert verdict.reason.endswith(reason)
+        found = check(registry, schema_id, version)
+        assert found.refusal == refusal
+        assert found.is_enforced == (policy == "enforce")
+        assert found.payload_version == (0 if refusal else 1)
 
 
-def test_payloads_are_looked_at_only_when_asked_for(registry):
-    """Without the payload check the schema id is enough."""
-    configure(registry, "enforce", check_payload=False)
-    assert registry.check_message(TOPIC, b"\xff", schema_id=1) is ACCEPTED
-    assert not registry.check_message(TOPIC, b"\xff").is_accepted
-
-
-def test_a_payload_is_checked_by_the_version_it_names(registry):
-    """An old version's payload passes under its version, not under the latest."""
-    registry.commit(registry.set_mode("person", "none"))
-    registry.commit(registry.register("person", "string", b"", now=2))
+def test_a_subject_that_is_gone_is_a_refusal():
+    """Entries that name one are read, and no record fits."""
+    registry = Registry()
+    register(registry, "person")
     configure(registry, "enforce")
-    assert registry.check_message(TOPIC, b"hi", schema_id=1).is_accepted
-    assert not registry.check_message(TOPIC, b"hi", schema_id=1, schema_version=1).is_accepted
+    registry.apply("subject:person", None)
+    assert check(registry, 1).refusal == "its schema subject 'person' not found in registry"
+    assert registry.topic_schema(TOPIC).schema_id == 0
 
 
-def test_many_definitions_do_not_fill_the_memory(registry, monkeypatch):
-    """The parsed ones that are kept are bounded, and the others are parsed again."""
-    monkeypatch.setattr(limits, "DEFINITIONS_CACHED_MAX", 2)
-    for number in range(5):
-        registry.commit(registry.register(f"s{number}", "string", b"", now=1))
-        registry.commit(
-            registry.configure_topic(f"t{number}", f"s{number}", "enforce", check_payload=True)
-        )
-    for _ in range(2):
-        for number in range(5):
-            schema_id = registry.topic_schema(f"t{number}").schema_id
-            assert registry.check_message(f"t{number}", b"x", schema_id=schema_id).is_accepted
-            assert not registry.check_message(
-                f"t{number}", b"\xff", schema_id=schema_id
-            ).is_accepted
-    assert len(registry._cache._found) == 2
+def test_payloads_are_checked_when_asked_for_by_the_version_they_name(registry):
+    """Types without a definition need no library."""
+    configure(registry, "enforce", check_payload=False)
+    assert check(registry, 1).payload_version == 0
+    assert check(registry, 1).is_quick
+    configure(registry, "enforce")
+    register(registry, "person", kind="string")
+    latest, first = check(registry, 1), check(registry, 1, 1)
+    assert (latest.payload_version, latest.is_quick) == (2, True)
+    assert (first.payload_version, first.is_quick) == (1, False)
+    assert first.is_like(check(registry, 1, 1))
+    assert not first.is_like(latest)

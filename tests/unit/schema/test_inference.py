@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import strip_ids
-from frazil.schema.inference import infer_schema
+from frazil.schema.columns import infer_schema, strip_ids
 from frazil.schema.rows import RowEncoder
 
 ROW = {

@@ -10,21 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from frazil.serve.exposition import (
+from frazil.serve.grpc.calls import Counters
+from frazil.serve.grpc.codec import Code
+from frazil.serve.metrics import (
+    METRICS,
     SAMPLES_MAX,
     Metric,
     at,
     both,
     by_key,
     count_of,
+    metrics_text,
     one_of,
+    port_facts,
     render,
     share,
     total,
 )
-from frazil.serve.grpc.calls import Counters
-from frazil.serve.grpc.codec import Code
-from frazil.serve.metrics import METRICS, metrics_page, metrics_text, port_facts
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_total")
 
@@ -168,15 +170,3 @@ def test_any_facts_render_to_text_that_parses(tree):
     """Whatever the engine's facts are, the page can be read."""
     text = metrics_text({"engine": tree, "guard": tree, "subscriptions": tree})
     assert set(parsed(text)) <= {metric.name for metric in METRICS}
-
-
-def test_the_page_is_made_in_a_thread_and_asks_each_time():
-    """Each scrape reads the facts anew, and says what format it is."""
-    numbers = iter([1, 2])
-    page = metrics_page(lambda: {"engine": {"topics": next(numbers)}})
-    assert page.threaded
-    assert not page.is_open
-    first, second = page.answer(), page.answer()
-    assert first.content_type.startswith("text/plain; version=0.0.4")
-    assert parsed(first.body.decode())["frazil_topics"] == {(): 1.0}
-    assert parsed(second.body.decode())["frazil_topics"] == {(): 2.0}

@@ -30,7 +30,7 @@ def publish(db, topic, count=3, size=1000):
     """Publish records, each into a file of its own, and let the log go of them."""
     for number in range(count):
         topic.append(bytes([number]) * size)
-        db.flush()
+        db.tiers.flush()
     db.main.journal.rotate()
     db.upkeep.seal()
     db.clock.advance(3600)
@@ -184,7 +184,7 @@ def test_files_are_joined_up_to_a_part_of_what_a_topic_keeps(retention, files_ma
     tiers = db.tiers.topic(topic.runtime.state.id)
     for number in range(100):
         topic.append(bytes([number]) * 1000)
-        db.flush()
+        db.tiers.flush()
         db.clock.advance(300)
         db.tiers.files.merge(tiers)
         db.tiers.files.retain()

@@ -56,7 +56,7 @@ topic = db.create_topic("t", {{"id": "long"}}, primary_key="id")
 topic.append_arrow(pyarrow.table({{"id": numpy.arange({2 * PIECE_ROWS})}}))
 @atexit.register
 def end():
-    print(db.flush())
+    print(db.tiers.flush())
     db.close()
 """
     done = subprocess.run(  # the program is the one above

@@ -10,7 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from frazil.errors import InvalidRequest
 from frazil.lake.commit import Verdict
-from frazil.lake.reject_window import REMEMBERED_MAX, too_many
 from frazil.lake.stages.columns import OFFSET, PART, REJECT, by_name, decode_schema
 from frazil.lake.stages.context import Context, sources_of
 from frazil.lake.stages.footers import staged_facts
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql import types as T  # noqa: N812 - as F
 
-    from frazil.lake.plan import PartRange, Plan, TableName
+    from frazil.lake.plan import Plan, TableName
     from frazil.lake.table import Ends, Rows
 
 __all__ = ["REJECT_STAGES", "STAGES", "SparkStages", "Stage", "run_stages"]
@@ -96,8 +95,7 @@ class SparkStages:
         assert found is not None
         count, rejected = int(found[0]), int(found[1])
         rejects = run_stages(staged, context, REJECT_STAGES)
-        places = _places(rejects, context, count, rejected)
-        return Verdict(rows, rejects, count, count - rejected, rejected, 0, places)
+        return Verdict(rows, rejects, count, count - rejected, rejected, 0)
 
     def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
         """Return the rejects at or above the side table's own watermark."""
@@ -110,24 +108,3 @@ class SparkStages:
             here = offset >= F.lit(start)
             keep |= here if part < 0 else (by_name(PART) == F.lit(part)) & here
         return rejects.where(keep).coalesce(1)
-
-
-def _places(rejects: DataFrame, context: Context, count: int, rejected: int) -> tuple[int, ...]:
-    """Return where the rejects lie among a plan's records; parts went side by side.
-
-    Of so many that they stop the table whatever lies around them, where they lie does not matter:
-    at the end, where they count longest.
-    """
-    if not rejected:
-        return ()
-    if too_many(count, rejected):
-        return tuple(range(max(0, count - min(rejected, REMEMBERED_MAX)), count))
-    part = by_name(PART) if PART in rejects.columns else F.lit(-1)
-    found = rejects.select(part.alias("part"), by_name(OFFSET).alias("offset")).collect()
-    ranges = {each.part: each for each in context.plan.parts}
-    return tuple(sorted(_place(ranges[row[0]], int(row[1]), context, count) for row in found))
-
-
-def _place(part: PartRange, offset: int, context: Context, count: int) -> int:
-    first = max(part.lo, context.from_offsets[part.part])
-    return min((offset - first) * count // max(part.hi - first, 1), count - 1)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from frazil.serve.auth.guard import Credentials, Guard, Refusal
-from frazil.serve.auth.keys import new_key
-from frazil.serve.auth.loading import announce_exposure, load_credentials, load_guard
+from frazil.serve.auth.credentials import new_key
+from frazil.serve.auth.files import load_certificate, server_context
+from frazil.serve.auth.guard import (
+    Credentials,
+    Guard,
+    Refusal,
+    announce_exposure,
+    load_credentials,
+    load_guard,
+)
+from frazil.serve.auth.permissions import Owners
 from frazil.serve.auth.roles import ANONYMOUS, Action, Principal
-from frazil.serve.auth.rpcs import Owners
-from frazil.serve.auth.tls import load_certificate, server_context
 
 __all__ = [
     "ANONYMOUS",

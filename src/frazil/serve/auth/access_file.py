@@ -32,7 +32,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic import ValidationError as TreeError
 
 from frazil.errors import InvalidRequest
-from frazil.serve.auth.keys import DIGEST_PATTERN, KEY_ID_PATTERN, Keyring, StoredKey
+from frazil.serve.auth.credentials import (
+    DIGEST_PATTERN,
+    KEY_ID_PATTERN,
+    PRINCIPAL_KINDS,
+    Keyring,
+    StoredKey,
+)
 from frazil.serve.auth.roles import (
     Action,
     Grant,
@@ -41,7 +47,6 @@ from frazil.serve.auth.roles import (
     is_pattern,
     is_subject_pattern,
 )
-from frazil.serve.auth.tokens import PRINCIPAL_KINDS
 
 __all__ = ["Access", "parse_access"]
 

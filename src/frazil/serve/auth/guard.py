@@ -11,22 +11,17 @@ never with the credential. `x-danube-internal-broker` is not read: it grants not
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
-from frazil.serve.auth.authenticator import Authenticator
-from frazil.serve.auth.credentials import BadCredential
-from frazil.serve.auth.rates import RateLimiter
+from frazil.errors import InvalidRequest
+from frazil.serve.auth.access_file import Access, parse_access
+from frazil.serve.auth.credentials import SECRET_BYTES_MIN, Authenticator, BadCredential, TokenRules
+from frazil.serve.auth.files import read_private
+from frazil.serve.auth.permissions import RPCS, Need, Owners, needs
 from frazil.serve.auth.roles import ANONYMOUS, ANYTHING, Principal, Roles
-from frazil.serve.auth.rpcs import (
-    RPCS,
-    Need,
-    Owners,
-    needs,
-)
 from frazil.serve.danube.statuses import (
     Refused,
     Status,
@@ -38,9 +33,23 @@ from frazil.serve.grpc.codec import Code
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    from frazil.clock import Clock
+    from collections.abc import Hashable, Mapping
 
-__all__ = ["Caller", "Credentials", "Guard", "Refusal", "client_of"]
+    from frazil.clock import Clock
+    from frazil.config import AuthSettings, Settings
+    from frazil.serve.auth.permissions import Owners
+
+__all__ = [
+    "Caller",
+    "Credentials",
+    "Guard",
+    "RateLimiter",
+    "Refusal",
+    "announce_exposure",
+    "client_of",
+    "load_credentials",
+    "load_guard",
+]
 
 Refusal = tuple[Code, str]
 
@@ -187,8 +196,14 @@ class Guard:
         found = self._principal(call)
         return self._judge(call, found) if isinstance(found, Principal) else found
 
+    def authorize(self, call: Caller, wanted: list[Need]) -> Refusal | None:
+        """Return why a caller may not do what needs these, None if it may; nothing is counted."""
+        if self._credentials is None:
+            return None
+        found = self._principal(call)
+        return self._decide(call, found, wanted) if isinstance(found, Principal) else found
+
     def _judge(self, call: Caller, principal: Principal) -> Refusal | None:
-        assert self._credentials is not None
         rpc = RPCS.get(call.path)
         if rpc is None:
             return UNKNOWN
@@ -196,6 +211,10 @@ class Guard:
             wanted = needs(rpc, call.message, self._owners)
         except Refused as error:
             return _refusal(error.status)
+        return self._decide(call, principal, wanted)
+
+    def _decide(self, call: Caller, principal: Principal, wanted: list[Need]) -> Refusal | None:
+        assert self._credentials is not None
         for need in wanted:
             if not self._credentials.roles.authorize(principal, need.action, need.resource):
                 return self._deny(call, principal, need)
@@ -256,3 +275,142 @@ class Guard:
 
 def _refusal(status: Status) -> Refusal:
     return (Code(status.code), status.text)
+
+
+LOOKS_MAX: Final = 8
+"""So many clients are looked at for one that can be forgotten."""
+
+
+class RateLimiter:
+    """Buckets that hold a second's worth and refill steadily. Pure: the time is an argument.
+
+    A client is forgotten only when its bucket is full again, so that nobody gets a new bucket by
+    pushing its old one out; while no such client is found, new ones share one bucket.
+    """
+
+    def __init__(self, *, rate_s: float, clients_max: int) -> None:
+        assert rate_s > 0
+        assert clients_max > 0
+        self._one_s = 1 / rate_s
+        # A full bucket holds a second's worth; the sum of as many parts may be a little above.
+        self._empty_s = max(1.0, self._one_s) + self._one_s / 1000
+        self._clients_max = clients_max
+        self._full_at: dict[Hashable, float] = {}
+        """When each bucket would be full again. Those at the front were not looked at longest."""
+        self._others_full_at = 0.0
+        self.refusals = 0
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def allow(self, client: Hashable, now_s: float) -> bool:
+        """Take one from the client's bucket; False, and nothing taken, if it is empty."""
+        full_at = self._full_at.get(client)
+        if full_at is None:
+            if not self._has_room(now_s):
+                return self._allow_others(now_s)
+            full_at = now_s
+        elif full_at < now_s:
+            full_at = now_s
+        after = full_at + self._one_s
+        if after - now_s > self._empty_s:
+            self.refusals += 1
+            return False
+        self._full_at[client] = after
+        return True
+
+    def allow_some(self, client: Hashable, now_s: float, count: int) -> int:
+        """Take up to `count` from the client's bucket; return how many. The rest is not counted.
+
+        A client that has no bucket of its own gets none this way.
+        """
+        full_at = self._full_at.get(client)
+        if full_at is None:
+            if not self._has_room(now_s):
+                return 0
+            full_at = now_s
+        full_at = max(full_at, now_s)
+        taken = max(0, min(count, int((self._empty_s - (full_at - now_s)) / self._one_s)))
+        self._full_at[client] = full_at + taken * self._one_s
+        return taken
+
+    def _has_room(self, now_s: float) -> bool:
+        if len(self._full_at) < self._clients_max:
+            return True
+        for _ in range(min(LOOKS_MAX, len(self._full_at))):
+            client = next(iter(self._full_at))
+            full_at = self._full_at.pop(client)
+            if full_at <= now_s:
+                return True
+            self._full_at[client] = full_at
+        return False
+
+    def _allow_others(self, now_s: float) -> bool:
+        after = max(self._others_full_at, now_s) + self._one_s
+        if after - now_s > self._empty_s:
+            self.refusals += 1
+            return False
+        self._others_full_at = after
+        return True
+
+
+SECRETS_MAX: Final = 8
+
+
+def load_guard(settings: Settings, *, owners: Owners, clock: Clock) -> Guard:
+    """Return the guard of the broker's calls.
+
+    Raises:
+        InvalidRequest: if a file of keys or secrets cannot be used.
+    """
+    serve = settings.serve
+    limiter = RateLimiter(rate_s=serve.requests_s_max, clients_max=serve.clients_max)
+    credentials = load_credentials(settings.auth) if settings.auth.enabled else None
+    return Guard(credentials, owners=owners, limiter=limiter, clock=clock)
+
+
+def load_credentials(auth: AuthSettings) -> Credentials:
+    """Read keys, roles and secrets; again, to replace those of a guard.
+
+    Raises:
+        InvalidRequest: if a file cannot be used, with its place and without its contents.
+    """
+    access = Access()
+    if auth.access_file:
+        text = read_private(auth.access_file, what="access file")
+        access = parse_access(text, file=auth.access_file)
+    return Credentials(Authenticator(_token_rules(auth), access.keys), access.roles)
+
+
+def _token_rules(auth: AuthSettings) -> TokenRules | None:
+    if not auth.jwt_secret_file:
+        return None
+    path = auth.jwt_secret_file
+    lines = read_private(path, what="file of token secrets").splitlines()
+    secrets = tuple(line.strip().encode() for line in lines if line.strip())
+    if not secrets or len(secrets) > SECRETS_MAX:
+        raise InvalidRequest(
+            f"file of token secrets must have 1 to {SECRETS_MAX} lines", path=path, got=len(secrets)
+        )
+    if any(len(secret) < SECRET_BYTES_MIN for secret in secrets):
+        raise InvalidRequest(
+            f"secret of tokens is shorter than {SECRET_BYTES_MIN} bytes", path=path
+        )
+    return TokenRules(secrets, auth.jwt_issuer, auth.jwt_audience, auth.jwt_skew_s)
+
+
+def announce_exposure(settings: Settings) -> list[str]:
+    """Tell, as events and in the texts returned, what others can reach without protection."""
+    serve = settings.serve
+    found = []
+    for host in serve.exposed:
+        missing = [
+            word
+            for word, there in (("TLS", serve.tls), ("authentication", settings.auth.enabled))
+            if not there
+        ]
+        if missing:
+            lack = " and ".join(missing)
+            warn("listening_insecurely", address=host, without=lack)
+            found.append(f"insecure: {host} is reachable from elsewhere without {lack}")
+    return found

@@ -6,7 +6,6 @@ is not told; who may not act at all never comes so far, and is told by the guard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frazil.errors import FrazilError
@@ -16,6 +15,8 @@ from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.telemetry import event
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from frazil.serve.auth.guard import Caller
 
 __all__ = ["Acts"]

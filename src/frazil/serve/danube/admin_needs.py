@@ -11,7 +11,7 @@ from frazil.model import topic_uid
 from frazil.serve.danube.admin_acts import Acts
 from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.names import checked_topic
-from frazil.serve.danube.schema_topics import Schemas
+from frazil.serve.danube.registry_service import Schemas
 from frazil.serve.danube.statuses import Refused, topic_missing
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable

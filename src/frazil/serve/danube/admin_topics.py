@@ -99,7 +99,7 @@ class TopicAdmin:
         needs = self._needs
         if subject:
             # Before the topic is there: most refusals then leave nothing to take back.
-            await needs.schemas.check_reference(name, SchemaReference(subject=subject))
+            needs.schemas.check_reference(name, SchemaReference(subject=subject))
         is_reliable = strategy == DispatchStrategy.Reliable
         try:
             await needs.topics.make(name, is_reliable=is_reliable, partitions=partitions)
@@ -161,14 +161,14 @@ class TopicAdmin:
             broker_id=self._broker_id,
             delivery=self._delivery(topics[0]),
         )
-        facts = await needs.schemas.describe(topics[0].name)
+        facts = needs.schemas.describe(topics[0].name)
         if facts is not None:
             reply.schema_subject = facts.config.subject
             if facts.latest is not None:
                 reply.schema_id = facts.latest.schema_id
                 reply.schema_version = facts.latest.version
                 reply.schema_type = facts.latest.type
-                reply.compatibility_mode = facts.latest.compatibility_mode
+                reply.compatibility_mode = facts.latest.compatibility_mode.upper()
         return reply
 
     async def _of_namespace(self, request: NamespaceRequest) -> TopicInfoListResponse:

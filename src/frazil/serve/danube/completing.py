@@ -7,11 +7,13 @@ taken here, and only what is a bug is told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from frazil.errors import FrazilError
 from frazil.serve.grpc.codec import CallFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 __all__ = ["outcome", "to_its_end"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,6 +20,8 @@ from frazil.struct_types import learnt
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from frazil.engine import Engine
 
 __all__ = ["ConsumerFacts", "ConsumerIds", "consumer_id"]

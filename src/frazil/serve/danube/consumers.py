@@ -8,7 +8,6 @@ storage keeps records for it. Clients ping the id meanwhile, which keeps the pla
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +41,8 @@ from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.subscribe import SubscriptionType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from frazil.engine import Topic
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable

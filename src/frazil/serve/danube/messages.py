@@ -10,11 +10,10 @@ The part without the subscription is built once a record, however many subscript
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
@@ -26,6 +25,8 @@ from frazil.serve.danube.statuses import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from frazil.subscribe import Record
 
 __all__ = [

@@ -42,7 +42,7 @@ from frazil.topic import MESSAGE_OVERHEAD_BYTES, NotStored
 if TYPE_CHECKING:
     from frazil.engine import Topic
     from frazil.schema import Message
-    from frazil.serve.danube.schema_topics import Schemas
+    from frazil.serve.danube.registry_service import Schemas
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call, CallRun
@@ -121,7 +121,7 @@ class Producers:
         schemas = self._schemas if request.HasField("schema_ref") else None
         if schemas is not None:
             # Before the topic is made, or it would stay behind a refusal.
-            await schemas.check_reference(name, request.schema_ref)
+            schemas.check_reference(name, request.schema_ref)
         is_reliable = request.dispatch_strategy == DispatchStrategy.Reliable
         topic = await self._topics.for_producer(name, is_reliable=is_reliable)
         if schemas is not None:

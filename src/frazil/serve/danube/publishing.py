@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import FRAME_RECORDS_MAX
 from frazil.serve.danube.statuses import PUBLISHING, Refused, message_too_large, status_of
-from frazil.topic import pass_stop_async
+from frazil.topic import wait_admitted_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -242,10 +242,7 @@ async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: Pub
     queue = runtime.lane.queue
     loop = asyncio.get_running_loop()
     try:
-        if runtime.refusal is not None:
-            await pass_stop_async(runtime)
-        if runtime.pressure.level:
-            await runtime.pressure.admit_async()
+        await wait_admitted_async(runtime)
         codec, size = check_record(runtime, record)
         entry: Entry = (runtime.state, codec, record, 0, size, publishing, None)
         deadline = loop.time() + queue.wait_s

@@ -1,30 +1,44 @@
-"""The calls of `danube_schema.SchemaRegistry`, served on both ports."""
+"""The schemas of topics, and the calls of `danube_schema.SchemaRegistry`, served on both ports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from frazil.errors import FrazilError
-from frazil.registry import IncompatibleSchema
+import attrs
+
+from frazil.errors import FrazilError, NotFound
+from frazil.registry import IncompatibleSchema, NewSchema, SchemaChecks, SchemaStore, parse_key
 from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
 from frazil.serve.danube.services import RPCS
-from frazil.serve.danube.statuses import Refused, Status, status_of
+from frazil.serve.danube.statuses import (
+    Refused,
+    Status,
+    record_refused,
+    status_of,
+    topic_missing,
+)
 from frazil.serve.grpc.codec import Code
 from frazil.serve.grpc.router import Unary, awaited
+from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from frazil.registry import Planned, Registered, Registry, Schema
+    from collections.abc import Sequence
+
+    from frazil.engine import Engine
+    from frazil.registry import Planned, Registry, Schema, TopicSchema
     from frazil.serve.danube.admin_acts import Acts
-    from frazil.serve.danube.schema_topics import Schemas
+    from frazil.serve.danube.proto.danube_pb2 import SchemaReference
     from frazil.serve.danube.services import WireMessage
+    from frazil.serve.danube.topics import Topics
     from frazil.serve.grpc.calls import Call
     from frazil.serve.grpc.router import Handler, Route
+    from frazil.topic import States
 
-__all__ = ["RegistryService", "registry_routes"]
+__all__ = ["RegistryService", "Schemas", "TopicFacts", "registry_routes"]
 
 SECOND_US: Final = 1_000_000
 _NO_CONFIG: Final = wire.GetTopicSchemaConfigResponse(validation_policy="warn")
@@ -41,6 +55,157 @@ _ACTS: Final = {
 """The calls that change something: what they change, and the field that names it."""
 
 _Answer = Callable[[bytes], Coroutine[Any, Any, "WireMessage"]]
+_Reply = TypeVar("_Reply")
+
+
+class TopicFacts(NamedTuple):
+    """The schema settings of a topic, and the latest schema of its subject if there is one."""
+
+    config: TopicSchema
+    latest: Schema | None
+
+
+class Schemas:
+    """The schemas of a broker's topics. All methods belong to the event loop's thread.
+
+    Make it before anything is served: it reads what the log has.
+    """
+
+    def __init__(self, engine: Engine, topics: Topics) -> None:
+        self._topics = topics
+        _drop_missing(engine.states, topics)
+        self.clock = engine.clock
+        self.store = SchemaStore(engine.states)
+        self.checks = SchemaChecks(self.store, lambda reason: Refused(record_refused(reason)))
+
+    # -- producers -------------------------------------------------------------------------------
+
+    def check_reference(self, topic: str, reference: SchemaReference) -> None:
+        """Refuse a reference that a producer of a topic, there or not, may not have.
+
+        Raises:
+            Refused: if the topic has another subject, or no schema is what the reference means.
+        """
+        try:
+            _plan_reference(self.store.registry, topic=topic, reference=reference)
+        except FrazilError as error:
+            raise Refused(status_of(error)) from error
+
+    async def take_reference(self, topic: str, reference: SchemaReference) -> None:
+        """Give a topic the subject that a producer names, unless it has it already.
+
+        Raises:
+            Refused: as `check_reference` does, or if it could not be written.
+        """
+        try:
+            await self.store.change(partial(_plan_reference, topic=topic, reference=reference))
+        except FrazilError as error:
+            raise Refused(status_of(error)) from error
+
+    # -- administration --------------------------------------------------------------------------
+
+    async def configure(self, topic: str, subject: str, policy: str, *, check_payload: bool) -> str:
+        """Set subject and policy of a topic, of all its parts if it has some.
+
+        Raises:
+            Refused: if there is no such topic.
+            FrazilError: if subject or policy are wrong, or it could not be written.
+        """
+        return await self._for_parts(
+            topic,
+            lambda registry, part: registry.configure_topic(
+                part, subject, policy, check_payload=check_payload
+            ),
+        )
+
+    async def update_policy(self, topic: str, policy: str, *, check_payload: bool) -> str:
+        """Set the policy of a topic that has a subject, of all its parts if it has some.
+
+        Raises:
+            Refused: if there is no such topic, or it has no subject.
+            FrazilError: if the policy is wrong, or it could not be written.
+        """
+        try:
+            return await self._for_parts(
+                topic,
+                lambda registry, part: registry.update_policy(
+                    part, policy, check_payload=check_payload
+                ),
+            )
+        except NotFound as error:
+            status = Status(Code.FAILED_PRECONDITION, status_of(error).text)
+            raise Refused(status) from error
+
+    def describe(self, topic: str) -> TopicFacts | None:
+        """Return the schema settings of a topic, or of its first part; None if there are none.
+
+        Raises:
+            Refused: if there is no such topic.
+        """
+        name, registry = self._parts(topic)[0], self.store.registry
+        try:
+            config = registry.topic_schema(name)
+        except NotFound:
+            return None
+        found = registry.find(config.subject)
+        return TopicFacts(config, None if found is None else found.schema(found.latest))
+
+    async def forget_topic(self, topic: str) -> None:
+        """Drop the schema settings of a deleted topic; durable on return.
+
+        Raises:
+            FrazilError: if it could not be written. They are dropped at the next start then.
+        """
+        await self.store.change(lambda registry: registry.forget_topic(topic))
+
+    def facts(self) -> dict[str, int]:
+        """Return the counts of schemas and of the records that were checked."""
+        return {**self.store.stats(), **self.checks.stats()}
+
+    async def close(self) -> None:
+        """Finish the changes that are being written; records that wait are refused."""
+        await self.store.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _parts(self, topic: str) -> list[str]:
+        parts = self._topics.parts(topic)
+        if not parts:
+            raise Refused(topic_missing(topic))
+        return parts
+
+    async def _for_parts(self, topic: str, plan: Callable[[Registry, str], Planned[str]]) -> str:
+        parts = self._parts(topic)
+        return await self.store.change(
+            lambda registry: _joined([plan(registry, part) for part in parts])
+        )
+
+
+def _joined(plans: Sequence[Planned[_Reply]]) -> Planned[_Reply]:
+    """Return one plan of several on the same state, with the first one's reply."""
+    changes = tuple(change for planned in plans for change in planned.changes)
+    return attrs.evolve(plans[0], changes=changes)
+
+
+def _plan_reference(
+    registry: Registry, *, topic: str, reference: SchemaReference
+) -> Planned[TopicSchema]:
+    kind = reference.WhichOneof("version_ref")
+    planned = registry.assign_topic(topic, reference.subject)
+    registry.resolve(
+        reference.subject,
+        pinned_version=reference.pinned_version if kind == "pinned_version" else None,
+        min_version=reference.min_version if kind == "min_version" else None,
+    )
+    return planned
+
+
+def _drop_missing(states: States, topics: Topics) -> None:
+    """Drop the settings of topics that were deleted while no broker ran."""
+    for key in states.items(StateTag.SCHEMA):
+        parsed = parse_key(key)
+        if parsed.kind == "topic" and not topics.parts(parsed.name):
+            states.delete(StateTag.SCHEMA, key)
 
 
 def registry_routes(schemas: Schemas, acts: Acts) -> dict[str, Route]:
@@ -104,8 +269,16 @@ class RegistryService:
     async def register(self, message: bytes) -> wire.RegisterSchemaResponse:
         """Answer RegisterSchema when the version is durable; a known definition writes nothing."""
         request = parse_request(wire.RegisterSchemaRequest, message)
-        now = self._schemas.clock.now_us() // SECOND_US
-        found = await self._store.change(partial(_plan_version, request=request, now=now))
+        new = NewSchema(
+            subject=request.subject,
+            type=request.schema_type,
+            definition=request.schema_definition,
+            now=self._schemas.clock.now_us() // SECOND_US,
+            description=request.description,
+            created_by=request.created_by,
+            tags=tuple(request.tags),
+        )
+        found = await self._store.register(new)
         return wire.RegisterSchemaResponse(
             schema_id=found.schema_id,
             version=found.version,
@@ -117,33 +290,29 @@ class RegistryService:
         """Answer GetSchema: a version, or the latest one, of the subject with an id."""
         request = parse_request(wire.GetSchemaRequest, message)
         version = request.version if request.HasField("version") else None
-        found = await self._store.read(lambda registry: registry.schema(request.schema_id, version))
-        return _schema(found)
+        return _schema(self._store.registry.schema(request.schema_id, version))
 
     async def get_latest(self, message: bytes) -> wire.GetSchemaResponse:
         """Answer GetLatestSchema."""
         request = parse_request(wire.GetLatestSchemaRequest, message)
-        found = await self._store.read(lambda registry: registry.latest_schema(request.subject))
-        return _schema(found)
+        return _schema(self._store.registry.latest_schema(request.subject))
 
     async def list_versions(self, message: bytes) -> wire.ListVersionsResponse:
         """Answer ListVersions, oldest first."""
         request = parse_request(wire.ListVersionsRequest, message)
-        return await self._store.read(partial(_versions, subject=request.subject))
+        return _versions(self._store.registry, subject=request.subject)
 
     async def list_subjects(self, message: bytes) -> wire.ListSubjectsResponse:
         """Answer ListSubjects, by name."""
         parse_request(wire.ListSubjectsRequest, message)
-        return await self._store.read(_subjects)
+        return _subjects(self._store.registry)
 
     async def check_compatibility(self, message: bytes) -> wire.CheckCompatibilityResponse:
         """Answer CheckCompatibility with all reasons; nothing is registered."""
         request = parse_request(wire.CheckCompatibilityRequest, message)
         mode = request.compatibility_mode if request.HasField("compatibility_mode") else None
-        found = await self._store.read(
-            lambda registry: registry.check_compatibility(
-                request.subject, request.schema_type, request.new_schema_definition, mode
-            )
+        found = await self._store.check_compatibility(
+            request.subject, request.schema_type, request.new_schema_definition, mode
         )
         return wire.CheckCompatibilityResponse(
             is_compatible=found.is_compatible, errors=found.errors
@@ -191,7 +360,7 @@ class RegistryService:
     async def topic_config(self, message: bytes) -> wire.GetTopicSchemaConfigResponse:
         """Answer GetTopicSchemaConfig; a topic without a subject has an empty one."""
         request = parse_request(wire.GetTopicSchemaConfigRequest, message)
-        found = await self._schemas.describe(checked_topic(request.topic_name))
+        found = self._schemas.describe(checked_topic(request.topic_name))
         if found is None:
             return _NO_CONFIG
         return wire.GetTopicSchemaConfigResponse(
@@ -200,20 +369,6 @@ class RegistryService:
             enable_payload_validation=found.config.check_payload,
             schema_id=found.config.schema_id,
         )
-
-
-def _plan_version(
-    registry: Registry, *, request: wire.RegisterSchemaRequest, now: int
-) -> Planned[Registered]:
-    return registry.register(
-        request.subject,
-        request.schema_type,
-        request.schema_definition,
-        now=now,
-        description=request.description,
-        created_by=request.created_by,
-        tags=tuple(request.tags),
-    )
 
 
 def _schema(found: Schema) -> wire.GetSchemaResponse:

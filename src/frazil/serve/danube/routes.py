@@ -12,8 +12,7 @@ from frazil.serve.danube.consumer_ids import ConsumerIds
 from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.discovery import Discovery
 from frazil.serve.danube.producers import Producers
-from frazil.serve.danube.registry_service import registry_routes
-from frazil.serve.danube.schema_topics import Schemas
+from frazil.serve.danube.registry_service import Schemas, registry_routes
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.router import Stream, Unary, awaited

@@ -6,7 +6,6 @@ A path that is not here is answered UNIMPLEMENTED, as are all calls of `ClusterA
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, Self, cast
@@ -16,6 +15,8 @@ import attrs
 from frazil.serve.danube.proto import danube_admin_pb2, danube_pb2, danube_schema_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from frazil.serve.danube.descriptors import Descriptor, FileDescriptor
 
 __all__ = ["RPCS", "SERVICES", "Port", "Rpc", "WireMessage", "rpcs_of"]

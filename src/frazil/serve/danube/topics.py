@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine import Topic
@@ -28,6 +27,8 @@ from frazil.telemetry import warn
 from frazil.topic import StateTag, has_namespace_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from frazil.engine import Engine
 
 __all__ = ["Topics"]

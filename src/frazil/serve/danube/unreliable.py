@@ -36,6 +36,7 @@ from frazil.subscribe import (
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Iterable
 
     from frazil.clock import Clock
     from frazil.engine import Topic

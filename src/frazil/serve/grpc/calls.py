@@ -6,7 +6,6 @@ its object, its way through the guard and its way back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 import attrs
@@ -15,6 +14,8 @@ from frazil.serve.grpc.codec import CallFailed, Code, only_message, status_text
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from frazil.clock import Clock
     from frazil.serve.grpc.router import CallHead, Guard, Router, RunHandler
     from frazil.serve.h2.headers import Fields

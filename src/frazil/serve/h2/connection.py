@@ -9,7 +9,6 @@ and ours would get out of step otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
@@ -21,6 +20,8 @@ from frazil.serve.h2.sender import Sender
 from frazil.serve.h2.stream import Stream, StreamTable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from frazil.serve.h2.limits import ServerLimits
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.headers import ReplyBlocks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from frazil.serve.h2.limits import ServerLimits
     from frazil.serve.h2.stream import Stream, StreamTable
 

@@ -60,7 +60,7 @@ class DiskUpkeep:
             limit = min(limit, pinned)
         spans = self._disk.picture(topic.id).spans
         later = sum(file.size for span in spans for file in span.files)
-        trusted = self._engine.upkeep.time_trusted()
+        trusted = self._engine.time_trusted()
         now_us = self._engine.clock.now_us()
         below = 0
         for span in spans:
@@ -199,7 +199,7 @@ class DiskUpkeep:
         self._drop_marks()
         engine = self._engine
         main = engine.main.journal
-        if main.failed is not None or not engine.upkeep.time_trusted():
+        if main.failed is not None or not engine.time_trusted():
             return
         grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
         for topic_id in self._disk.topics:

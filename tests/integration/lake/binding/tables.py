@@ -7,7 +7,7 @@ import zlib
 
 import pyarrow as pa
 
-from frazil.lake.binding import Definition
+from frazil.lake.table import TableDefinition
 from frazil.model import WHOLE
 from frazil.schema import declare_schema
 
@@ -19,7 +19,7 @@ def defined(topic, served, *, columns=None, **options):
     schema = options.pop("schema", None)
     if schema is None:
         schema = declare_schema(columns or {"id": "long", "name": "string"})
-    return Definition(
+    return TableDefinition(
         topic=topic,
         uid=options.pop("uid", f"{zlib.crc32(topic.encode()):016x}"),
         schema=schema,

@@ -12,7 +12,7 @@ from frazil.errors import Conflict, CorruptionError, NotFound, Unavailable
 from frazil.lake import TableName
 from frazil.lake.binding import bind
 from frazil.lake.connection import connect
-from frazil.lake.look import look
+from frazil.lake.table_state import look
 from tests.integration.lake.binding.tables import TIME, append, defined
 
 CLOCK = SystemClock()

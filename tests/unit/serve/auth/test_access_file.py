@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from frazil.errors import InvalidRequest
 from frazil.serve.auth.access_file import parse_access
-from frazil.serve.auth.credentials import BadCredential
-from frazil.serve.auth.keys import new_key
+from frazil.serve.auth.credentials import BadCredential, new_key
 from frazil.serve.auth.roles import (
     CLUSTER,
     Action,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frazil.serve.auth.guard import client_of
+from frazil.serve.auth.permissions import RPCS, Scope
 from frazil.serve.auth.roles import ANONYMOUS, Principal
-from frazil.serve.auth.rpcs import RPCS, Scope
 from frazil.serve.danube import services
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.serve.auth.credentials import BadCredential
-from frazil.serve.auth.keys import Keyring, StoredKey, new_key
+from frazil.serve.auth.credentials import BadCredential, Keyring, StoredKey, new_key
 from frazil.serve.auth.roles import Principal
 
 APP = Principal("service_account", "app")

@@ -13,9 +13,9 @@ import pytest
 from frazil import telemetry
 from frazil.config import load_settings
 from frazil.errors import InvalidRequest
-from frazil.serve.auth.loading import announce_exposure, load_credentials, load_guard
-from frazil.serve.auth.private_files import read_private
-from frazil.serve.auth.rpcs import RPCS
+from frazil.serve.auth.files import read_private
+from frazil.serve.auth.guard import announce_exposure, load_credentials, load_guard
+from frazil.serve.auth.permissions import RPCS
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.grpc.codec import Code
 from tests.support import SimulatedClock

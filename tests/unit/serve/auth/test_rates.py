@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.serve.auth.rates import RateLimiter
+from frazil.serve.auth.guard import RateLimiter
 
 
 def test_a_second_is_taken_at_once_and_then_the_rate_holds():

@@ -8,7 +8,7 @@ import pytest
 
 from frazil.config import ServeSettings
 from frazil.errors import InvalidRequest
-from frazil.serve.auth.tls import load_certificate, server_context
+from frazil.serve.auth.files import load_certificate, server_context
 from tests.unit.serve.auth.certificates import (
     CERTIFICATE,
     KEY,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.serve.auth.credentials import BadCredential
+from frazil.serve.auth.credentials import BadCredential, TokenRules, verify_token
 from frazil.serve.auth.roles import Principal
-from frazil.serve.auth.tokens import TokenRules, verify_token
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 OTHER = b"fedcba9876543210fedcba9876543210"

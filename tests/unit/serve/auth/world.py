@@ -8,11 +8,8 @@ import attrs
 import jwt
 
 from frazil.serve.auth.access_file import parse_access
-from frazil.serve.auth.authenticator import Authenticator
-from frazil.serve.auth.guard import Credentials, Guard
-from frazil.serve.auth.keys import new_key
-from frazil.serve.auth.rates import RateLimiter
-from frazil.serve.auth.tokens import TokenRules
+from frazil.serve.auth.credentials import Authenticator, TokenRules, new_key
+from frazil.serve.auth.guard import Credentials, Guard, RateLimiter
 from tests.support import SimulatedClock
 
 SECRET = "a-secret-of-tokens-that-nobody-may-see-0001"

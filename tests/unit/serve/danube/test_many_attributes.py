@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.serve.auth.rpcs import RPCS, needs
+from frazil.serve.auth.permissions import RPCS, needs
 from frazil.serve.danube import envelopes, messages
 from frazil.serve.danube.messages import ATTRIBUTES_MAX, FIELDS_BESIDE, check_attributes, parse_send
 from frazil.serve.danube.proto.danube_pb2 import MsgID, StreamMessage

@@ -6,8 +6,7 @@ import asyncio
 
 import frazil
 from frazil.serve.danube.admin_acts import Acts
-from frazil.serve.danube.registry_service import registry_routes
-from frazil.serve.danube.schema_topics import Schemas
+from frazil.serve.danube.registry_service import Schemas, registry_routes
 from frazil.serve.danube.services import RPCS
 from frazil.serve.danube.topics import Topics
 

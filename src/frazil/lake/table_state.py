@@ -1,0 +1,237 @@
+"""Load a table's state: how far it has come, by one version of its metadata.
+
+The highest watermark in the summaries of `main`'s ancestors counts. If somebody else expired all of
+those snapshots, the highest `_offset` of the live files counts: from their bounds, or by reading the
+column where a file has no bound or has rows of several parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import load_file_io
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile, ManifestContent, read_manifest_list
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.types import IntegerType, LongType
+
+from frazil.errors import Conflict
+from frazil.lake.connection import calls, load
+from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
+from frazil.lake.iceberg import parse_metadata, readable
+from frazil.lake.table import (
+    OFFSET_BEGIN,
+    REJECTS_WINDOW,
+    ROWS_IN,
+    ROWS_REJECTED,
+    SCHEMA_VERSION,
+    TOPIC_ID,
+    Ends,
+    RejectRatio,
+    View,
+    ends_of,
+)
+from frazil.lake.types import OFFSET, PART
+from frazil.model import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
+    from pyiceberg.types import PrimitiveType
+
+    from frazil.lake.connection import Loaded
+    from frazil.lake.iceberg import Snapshot, TableMetadata
+    from frazil.lake.plan import TableName
+
+__all__ = ["look", "view_of"]
+
+MAIN: Final = "main"
+
+
+def look(catalog: Catalog, table: TableName) -> View:
+    """Return how far a table has come.
+
+    Raises:
+        NotFound: there is no such table.
+        Unavailable: catalog or storage cannot be reached.
+        CorruptionError: the metadata cannot be read, or a mark of ours in it is no number.
+    """
+    return view_of(catalog, table, load(catalog, table))
+
+
+def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
+    """Return what metadata says that was loaded before; files are read only if no mark is left."""
+    metadata = parse_metadata(loaded.metadata, table)
+    with readable(table):
+        property_ends = ends_of(metadata.properties)
+        begin_ends = ends_of(metadata.properties, OFFSET_BEGIN)
+        version = metadata.properties.get(SCHEMA_VERSION)
+        schema_version = None if version is None else int(version)
+        line = list(metadata.ancestors())
+        summary_ends = _highest_ends(line)
+        since = _since(line, property_ends)
+        recent = _recent(line)
+        adopted = decode_ranges(metadata.properties, ADOPTED)
+        settled = dict(property_ends)
+        _merge(settled, {part: ranges[-1][1] for part, ranges in adopted.items() if ranges})
+    bounds: Ends = {}
+    if summary_ends is None and line:
+        with calls("read the table's files", table=table):
+            bounds = _bound_ends(catalog, table, loaded, metadata, line[0])
+    return View(
+        sid=line[0].snapshot_id if line else None,
+        topic_id=metadata.properties.get(TOPIC_ID),
+        schema_version=schema_version,
+        summary_ends=summary_ends,
+        property_ends=property_ends,
+        begin_ends=begin_ends,
+        bound_ends=bounds,
+        strays=_strays(line, metadata.properties.get(TOPIC_ID), settled),
+        recent=recent,
+        commits_since_property=since,
+        snapshots=len(metadata.snapshots),
+        metadata_bytes=len(loaded.metadata),
+    )
+
+
+def _highest_ends(line: list[Snapshot]) -> Ends | None:
+    """Return the highest watermark of each part.
+
+    The newest may be lower: a snapshot without rows is no conflict for a late one without rows.
+    """
+    found: Ends = {}
+    for snapshot in line:
+        _merge(found, snapshot.ends)
+    return found or None
+
+
+def _strays(line: list[Snapshot], owner: str | None, known: Ends) -> dict[int, tuple[int, int]]:
+    """Return the offsets that commits for another topic took since the table is `owner`'s.
+
+    Such a commit was under way when the table was taken over or made again. `known` are, by part,
+    offsets below which nothing is a stray: what was adopted, and the table's property.
+    """
+    highest: Ends = {}
+    below: Ends = dict(known)
+    for snapshot in line:
+        ends = snapshot.ends
+        if not ends:
+            continue
+        own = snapshot.summary.get(TOPIC_ID) in {None, owner}
+        if own or all(end <= known.get(part, 0) for part, end in ends.items()):
+            _merge(below, ends)
+            break
+        _merge(highest, ends)
+    return {part: each for part, (each,) in ranges_between(below, highest).items()}
+
+
+def _recent(line: list[Snapshot]) -> RejectRatio:
+    """Return how many of the last 10,000 records were rejected; the oldest commit counts whole."""
+    records = rejects = 0
+    for snapshot in line:
+        if records >= REJECTS_WINDOW:
+            break
+        records += snapshot.number(ROWS_IN)
+        rejects += snapshot.number(ROWS_REJECTED)
+    return RejectRatio(records, rejects)
+
+
+def _since(line: list[Snapshot], property_ends: Ends) -> int:
+    """Count the snapshots since the one whose watermarks the table's property has reached."""
+    for count, snapshot in enumerate(line):
+        ends = snapshot.ends
+        if ends and all(property_ends.get(part, -1) >= end for part, end in ends.items()):
+            return count
+    return len(line)
+
+
+class _Columns(msgspec.Struct, frozen=True):
+    """The field ids of the columns that tell a row's place; `part` is None without parts."""
+
+    offset: int
+    part: int | None
+
+
+def _bound_ends(
+    catalog: Catalog, table: TableName, loaded: Loaded, metadata: TableMetadata, head: Snapshot
+) -> Ends:
+    """Return the highest `_offset` of the live files plus one, by part."""
+    schema = next(s for s in metadata.schemas if s.schema_id == metadata.current_schema_id)
+    ids = {field.name: field.id for field in schema.fields}
+    if OFFSET not in ids:
+        raise Conflict(
+            "table has lost its column of offsets, restore it or bind the topic to another table",
+            table=table,
+            column=OFFSET,
+        )
+    columns = _Columns(ids[OFFSET], ids.get(PART))
+    io = load_file_io({**catalog.properties, **loaded.config}, metadata.location)
+    ends: Ends = {}
+    unclear: list[tuple[int, range, DataFile]] = []
+    for file in _live_files(io, head):
+        high, parts = _bounds(file, columns)
+        if high is not None and len(parts) == 1:
+            ends[parts[0]] = max(ends.get(parts[0], 0), high + 1)
+        elif file.record_count:
+            unclear.append((high if high is not None else 2**63, parts, file))
+    # The highest first: what it tells spares the others.
+    unclear.sort(key=lambda each: each[0], reverse=True)
+    for high, parts, file in unclear:
+        known = min((ends.get(part, 0) for part in parts), default=0)
+        if high >= known:
+            _merge(ends, _scanned(io, loaded, file, columns))
+    return ends
+
+
+def _live_files(io: FileIO, head: Snapshot) -> Iterator[DataFile]:
+    for manifest in read_manifest_list(io.new_input(head.manifest_list)):
+        if manifest.content == ManifestContent.DATA:
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+                yield entry.data_file
+
+
+def _bounds(file: DataFile, columns: _Columns) -> tuple[int | None, range]:
+    """Return a file's highest offset, if its metadata says so, and the parts it may have."""
+    high = _bound(file.upper_bounds, columns.offset, LongType())
+    if columns.part is None:
+        return high, range(WHOLE, WHOLE + 1)
+    low_part = _bound(file.lower_bounds, columns.part, IntegerType())
+    high_part = _bound(file.upper_bounds, columns.part, IntegerType())
+    if low_part is None or high_part is None:
+        return high, range(0)
+    return high, range(low_part, high_part + 1)
+
+
+def _bound(bounds: Mapping[int, bytes] | None, field: int, kind: PrimitiveType) -> int | None:
+    data = (bounds or {}).get(field)
+    return None if data is None else int(from_bytes(kind, data))
+
+
+def _scanned(io: FileIO, loaded: Loaded, file: DataFile, columns: _Columns) -> Ends:
+    """Read the places of a file's rows, those deleted since then included."""
+    metadata = TableMetadataUtil.parse_raw(loaded.metadata.decode())
+    names = [OFFSET] if columns.part is None else [OFFSET, PART]
+    scan = ArrowScan(metadata, io, metadata.schema().select(*names), AlwaysTrue())
+    rows = scan.to_table([FileScanTask(file)])
+    if columns.part is None:
+        highest = pc.max(rows.column(OFFSET)).as_py()
+        return {} if highest is None else {WHOLE: highest + 1}
+    found: dict[str, list[Any]] = (
+        pa.TableGroupBy(rows, PART).aggregate([(OFFSET, "max")]).to_pydict()
+    )
+    pairs = itertools.zip_longest(found[PART], found[f"{OFFSET}_max"])
+    return {part: high + 1 for part, high in pairs if high is not None}
+
+
+def _merge(ends: Ends, found: Ends) -> None:
+    for part, end in found.items():
+        ends[part] = max(ends.get(part, 0), end)

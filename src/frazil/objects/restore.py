@@ -1,0 +1,622 @@
+"""Build a broker's data directory from its object store: `frazil restore`.
+
+There is one path: list the store, read the footers, and take the newest backup for everything that
+footers do not have. All files are written beside the target and put in place by one rename: an
+interrupted restore leaves nothing that looks like a data directory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import attrs
+import msgspec
+
+from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.fs import write_fully
+from frazil.log import (
+    RANGE_GAP,
+    RANGE_LOST,
+    CursorState,
+    DataDirectory,
+    SpecialRange,
+    birth_frames,
+    encode_checkpoint,
+    give_birth,
+)
+from frazil.log import format as fmt
+from frazil.metadata import LEASE, entries
+from frazil.objects.backup import (
+    Backup,
+    TopicCopy,
+    backup_keys,
+    brokers_in,
+    newest_backup,
+    write_backup,
+)
+from frazil.objects.catalog import ObjectCatalog
+from frazil.objects.descriptor import ObjectsState
+from frazil.objects.restore_find import find_objects, frames_of, register_chain
+from frazil.objects.restore_plan import plan_restore, take_runs
+from frazil.struct_types import learnt
+from frazil.telemetry import event
+from frazil.topic import SUBSCRIPTIONS, CursorRow, open_stores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.fs import File, FileSystem
+    from frazil.log import Frame, JournalState
+    from frazil.objects.backup import Newest
+    from frazil.objects.descriptor import Descriptor
+    from frazil.objects.restore_find import FoundObjects
+    from frazil.objects.restore_plan import RestorePlan, TopicPlan
+    from frazil.objects.store import ObjectStore
+
+__all__ = ["OFFSET_MARGIN", "RestoreReport", "RestoredTopic", "restore"]
+
+SUFFIX: Final = ".restoring"
+OFFSET_MARGIN: Final = 1_000_000
+"""Offsets of a topic that the lost machine may have given out without a trace in the store."""
+
+
+@attrs.frozen
+class RestoredTopic:
+    """One topic after a restore."""
+
+    name: str
+    first: int
+    end: int
+    """Its records are those of `[first, end)`."""
+    objects: int
+    local: bool
+    """Whether its records were written to this machine."""
+    lost: tuple[tuple[int, int], ...]
+    """Ranges whose objects are missing or damaged."""
+    unsaved: int
+    """Offsets from `end` on that the backup knew and no object has."""
+    subscriptions: int
+
+
+@attrs.frozen
+class RestoreReport:
+    """The result of a restore."""
+
+    broker: str
+    backup: str
+    """The key of the backup that was used; empty if there was none."""
+    backup_us: int
+    unreadable_backups: dict[str, str]
+    topics: tuple[RestoredTopic, ...]
+    stale_objects: int
+    damaged_objects: dict[str, str]
+    missing_objects: tuple[str, ...]
+    warnings: tuple[str, ...]
+    bytes_local: int
+
+
+def restore(
+    store: ObjectStore,
+    target: str,
+    *,
+    settings: Settings,
+    file_system: FileSystem,
+    clock: Clock,
+    local_all: bool = False,
+    broker: bytes | None = None,
+    offset_margin: int = OFFSET_MARGIN,
+) -> RestoreReport:
+    """Make `target` the data directory of a broker from its objects; durable on return.
+
+    Args:
+        store: has the objects; the restore is recorded there as a backup.
+        target: a directory that does not exist or is empty.
+        settings: of the restored broker; `data_dir` is ignored.
+        file_system: of the target.
+        clock: for times and new ids.
+        local_all: fetch all records, not only those that must be on the machine.
+        broker: which one, if the store has several.
+        offset_margin: how many offsets of a topic may have been given out that the store does not
+            know; they become a gap.
+
+    Raises:
+        Conflict: the target is not empty, an earlier restore was interrupted, or a broker still
+            owns the data.
+        NotFound: the store has nothing of a broker.
+        InvalidRequest: it has several brokers and none was named.
+        Unavailable: the store or the disk does not answer.
+    """
+    target = target.rstrip("/") or "/"
+    _check_target(file_system, target)
+    broker = _broker_of(store, broker)
+    newest = newest_backup(store, broker)
+    found, plan = _planned(
+        store, newest, settings, clock, local_all=local_all, offset_margin=offset_margin
+    )
+    work = DataDirectory(target + SUFFIX)
+    try:
+        file_system.make_directory(work.root)
+        bytes_local = _write_journal(
+            store, plan, work.journal, broker, settings=settings, files=file_system, clock=clock
+        )
+        _record_restore(store, broker, plan, found, clock)
+        _register(plan, settings, work, file_system, clock)
+        _put_in_place(file_system, work.root, target)
+    except OSError as error:
+        raise Unavailable(
+            "the directory cannot be written", path=work.root, reason=error
+        ) from error
+    event("restored", broker=broker.hex(), topics=len(plan.topics), bytes_local=bytes_local)
+    return _report(broker, newest, found, plan, bytes_local)
+
+
+def _planned(
+    store: ObjectStore,
+    newest: Newest,
+    settings: Settings,
+    clock: Clock,
+    *,
+    local_all: bool,
+    offset_margin: int,
+) -> tuple[FoundObjects, RestorePlan]:
+    """Find the broker's objects and plan its journal."""
+    kept = _kept_by_etcd(settings, clock)
+    backup = newest.backup
+    broker = backup.broker
+    named = {each.key for copy in backup.topics for each in copy.descriptors}
+    if kept.topics:
+        # Metadata that was not lost is newer than any backup.
+        epochs = [each.epoch for copy in kept.topics for each in copy.descriptors]
+        epoch = backup.epoch if newest.key else max(epochs, default=0)
+        backup = msgspec.structs.replace(backup, topics=kept.topics, epoch=epoch)
+    found = find_objects(store, broker, backup.topics, epoch=backup.epoch, named=named)
+    if not newest.key and not newest.unreadable and not found.candidates:
+        raise NotFound("the store has no objects of this broker", broker=broker.hex())
+    plan = plan_restore(
+        backup,
+        found,
+        local_all=local_all,
+        offset_margin=offset_margin,
+        producer_window=settings.producers.window_batches,
+    )
+    if not newest.key and newest.unreadable:
+        plan.warnings.append(
+            "no backup can be read: subscriptions and topics without records are not restored"
+        )
+    _take_newer_cursors(plan.state, kept.cursors)
+    for topic in plan.topics:
+        if topic.local_from is None:
+            _remember_runs(store, plan, topic, found)
+    return found, plan
+
+
+def _check_target(file_system: FileSystem, target: str) -> None:
+    found = file_system.stat(target)
+    if found is not None and (not found.is_directory or file_system.list_directory(target)):
+        raise Conflict("the target is not empty, restore into a new directory", path=target)
+    if file_system.stat(target + SUFFIX) is not None:
+        raise Conflict(
+            "an earlier restore was cut short, remove what it left and try again",
+            path=target + SUFFIX,
+        )
+
+
+def _broker_of(store: ObjectStore, wanted: bytes | None) -> bytes:
+    found = brokers_in(store)
+    if wanted is not None:
+        if wanted not in found:
+            raise NotFound("the store has no objects of this broker", broker=wanted.hex())
+        return wanted
+    if not found:
+        raise NotFound("the store has no objects of any broker here, check its root")
+    if len(found) > 1:
+        raise InvalidRequest(
+            "the store has objects of several brokers, name one with --broker",
+            brokers=", ".join(each.hex() for each in found),
+        )
+    return found[0]
+
+
+class _Kept(NamedTuple):
+    """Metadata that etcd has kept of a broker whose machine is lost."""
+
+    topics: tuple[TopicCopy, ...] = ()
+    cursors: tuple[CursorRow, ...] = ()
+
+
+def _kept_by_etcd(settings: Settings, clock: Clock) -> _Kept:
+    """Return the metadata that etcd has; nothing with another backend.
+
+    Raises:
+        Conflict: a broker still owns the data.
+    """
+    if settings.metadata.backend != "etcd":
+        return _Kept()
+    from frazil.metadata.etcd import EtcdStore
+
+    store = EtcdStore.open(settings.metadata.etcd, clock=clock)
+    try:
+        held = store.held(LEASE)
+        if held is not None:
+            raise Conflict(
+                "a broker owns these data, stop it first; one that died is forgotten by itself "
+                "after metadata.etcd.lease_ttl_s",
+                holder=held.holder,
+            )
+        catalog = ObjectCatalog(store, clock=clock)
+        catalog.load()
+        topics = tuple(
+            TopicCopy(topic, picture.state, picture.descriptors)
+            for topic, picture in sorted(catalog.topics().items())
+        )
+        cursors: list[CursorRow] = []
+        for entry in entries(store, SUBSCRIPTIONS):
+            try:
+                cursors.append(msgspec.msgpack.decode(entry.value, type=learnt(CursorRow)))
+            except msgspec.MsgspecError:
+                # A damaged row: the backup's cursor counts.
+                continue
+    finally:
+        store.close()
+    return _Kept(topics, tuple(cursors))
+
+
+def _take_newer_cursors(state: JournalState, cursors: tuple[CursorRow, ...]) -> None:
+    """Take cursors of etcd that are newer than the backup's."""
+    for row in cursors:
+        topic = state.topics.get(row.topic)
+        if topic is None or topic.spec.deleted_us:
+            continue
+        known = topic.cursors.get(row.name)
+        if known is not None and row.lsn <= known.lsn:
+            continue
+        try:
+            cursor = CursorState.decode(row.cursor)
+        except (msgspec.MsgspecError, ValueError):
+            continue
+        cursor.lsn = row.lsn
+        state.lsn = max(state.lsn, row.lsn)
+        topic.cursors[row.name] = cursor
+
+
+def _remember_runs(
+    store: ObjectStore, plan: RestorePlan, topic: TopicPlan, found: FoundObjects
+) -> None:
+    """Add producers' batches since the backup to their windows, to recognise repeats."""
+    if not plan.state.topics[topic.spec.id].producers:
+        return
+    for descriptor in topic.chain.descriptors:
+        if descriptor.key not in found.unnamed:
+            continue
+        try:
+            for frame in frames_of(store, descriptor, topic.spec.id):
+                if frame.head.offset >= descriptor.first and frame.head.runs:
+                    runs = [fmt.Run(*each) for each in fmt.RUN.iter_unpack(_runs_of(frame))]
+                    take_runs(plan.state, frame.head, runs)
+        except (CorruptionError, NotFound) as error:
+            plan.warnings.append(
+                f"topic {topic.spec.name}: repeats of its producers may be taken twice: {error}"
+            )
+
+
+def _runs_of(frame: Frame) -> bytes:
+    return frame.buffer[frame.start - frame.head.runs * fmt.RUN.size : frame.start]
+
+
+# -- the journal -------------------------------------------------------------------------------------
+
+
+def _write_journal(
+    store: ObjectStore,
+    plan: RestorePlan,
+    directory: str,
+    broker: bytes,
+    *,
+    settings: Settings,
+    files: FileSystem,
+    clock: Clock,
+) -> int:
+    """Write the journal with the records that must be on this machine; return their bytes."""
+    files.make_directory(directory)
+    local = [topic for topic in plan.topics if topic.local_from is not None]
+    for topic in local:
+        _set_start(store, plan.state, topic)
+    written = RestoredJournal(
+        files,
+        directory,
+        state=plan.state,
+        journal=broker,
+        clock=clock,
+        segment_bytes_max=settings.log.segment_bytes_max,
+    )
+    try:
+        for topic in local:
+            _write_topic(store, written, plan, topic)
+        for topic in plan.topics:
+            first = plan.state.topics[topic.spec.id].next
+            if first < topic.next_offset:
+                reason = "may have been given out before the restore"
+                gap = SpecialRange(first, topic.next_offset, RANGE_GAP, reason)
+                written.gap(topic.spec.id, gap)
+    finally:
+        written.close()
+    files.sync_directory(directory)
+    return written.bytes if local else 0
+
+
+def _set_start(store: ObjectStore, state: JournalState, topic: TopicPlan) -> None:
+    """Begin a topic with a whole frame: the first one with records that it needs."""
+    assert topic.local_from is not None
+    known = state.topics[topic.spec.id]
+    for frame in frames_of(store, next(_needed(topic)), topic.spec.id):
+        if frame.head.offset + frame.head.records > topic.local_from:
+            start = min(frame.head.offset, topic.local_from)
+            known.start = known.next = known.durable = known.visible = start
+            return
+
+
+def _needed(topic: TopicPlan) -> Iterator[Descriptor]:
+    assert topic.local_from is not None
+    for descriptor in topic.chain.descriptors:
+        if descriptor.end > topic.local_from:
+            yield descriptor
+
+
+def _write_topic(
+    store: ObjectStore, written: RestoredJournal, plan: RestorePlan, topic: TopicPlan
+) -> None:
+    state = plan.state.topics[topic.spec.id]
+    for descriptor in _needed(topic):
+        ranges = [SpecialRange(r.first, r.end, r.kind, r.reason) for r in descriptor.ranges]
+        try:
+            for frame in frames_of(store, descriptor, topic.spec.id):
+                head = frame.head
+                if head.offset + head.records <= state.next:
+                    continue
+                while ranges and ranges[0].first <= state.next < head.offset:
+                    written.gap(topic.spec.id, ranges.pop(0)._replace(first=state.next))
+                payload = memoryview(frame.buffer)[frame.start : frame.start + head.size]
+                written.frame(head, payload, _runs_of(frame))
+        except (CorruptionError, NotFound) as error:
+            plan.warnings.append(f"topic {topic.spec.name}: records are lost: {error}")
+        for special in ranges:
+            if special.end > state.next:
+                written.gap(topic.spec.id, special._replace(first=state.next))
+        if state.next < descriptor.end:
+            lost = SpecialRange(state.next, descriptor.end, RANGE_LOST, "their object is damaged")
+            written.gap(topic.spec.id, lost)
+
+
+class RestoredJournal:
+    """A new journal in an empty directory, durable after `close`.
+
+    The first segment's checkpoint is the given state. Frames keep their offsets, records and
+    producers, and get new LSNs.
+    """
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: str,
+        *,
+        state: JournalState,
+        journal: bytes,
+        clock: Clock,
+        segment_bytes_max: int,
+    ) -> None:
+        self._file_system = file_system
+        self._directory = directory
+        self._state = state
+        self._journal = journal
+        self._clock = clock
+        self._bytes_max = segment_bytes_max
+        self.bytes = 0
+        """Bytes written, checkpoints included."""
+        state.segment_first = 1
+        self._header = self._next_header(segment=0, length=0)
+        self._file, self._position = self._create()
+
+    def frame(self, head: fmt.FrameHead, payload: memoryview, runs: bytes) -> None:
+        """Add a frame of records; its offsets continue those of the topic in the journal.
+
+        Raises:
+            CorruptionError: if they do not: of an undeclared gap, or of doubled records.
+        """
+        following = self._state.topics[head.topic].next
+        if head.offset != following:
+            raise CorruptionError(
+                "frames of a topic's objects do not follow each other",
+                topic_id=head.topic,
+                offset=head.offset,
+                offset_expected=following,
+            )
+        self._put(head._replace(lsn=self._state.lsn + 1), payload, runs)
+
+    def gap(self, topic: int, special: SpecialRange) -> None:
+        """Declare a range of offsets to hold no record."""
+        payload = msgspec.msgpack.encode((special.end, special.kind, special.reason))
+        head = fmt.FrameHead(
+            offset=special.first, length=0, crc=0, kind=fmt.KIND_GAP, salt=b"", flags=0, runs=0,
+            topic=topic, records=0, schema=0, lsn=self._state.lsn + 1, synced=0, generation=0,
+            size=len(payload), time=self._header.created_us, head_crc=0, zero=0,
+        )  # fmt: skip
+        self._put(head, memoryview(payload), b"")
+
+    def close(self) -> None:
+        """Write a last marker and make everything durable."""
+        try:
+            lsn = self._state.lsn
+            marker = fmt.frame_buffers(
+                fmt.KIND_MARKER,
+                b"",
+                0,
+                offset=0,
+                salt=self._header.salt,
+                generation=self._header.generation,
+                lsn=lsn,
+                synced=lsn,
+                time_us=max(self._clock.now_us(), self._state.time_us),
+            )
+            # The marker says that everything before it is synced: sync first, then write it.
+            self._file.sync()
+            self._position += write_fully(self._file, self._position, marker[:3])
+            self._file.sync()
+        finally:
+            self._file.close()
+        self._file_system.sync_directory(self._directory)
+
+    def _put(self, head: fmt.FrameHead, payload: memoryview, runs: bytes) -> None:
+        if self._position > self._bytes_max:
+            self._rotate()
+        first, data, padding, size = fmt.frame_buffers(
+            head.kind,
+            payload,
+            head.size,
+            offset=head.offset,
+            salt=self._header.salt,
+            generation=self._header.generation,
+            lsn=head.lsn,
+            synced=self._header.previous_lsn,
+            time_us=head.time,
+            topic=head.topic,
+            count=head.records,
+            schema=head.schema,
+            flags=head.flags,
+            runs=runs,
+        )
+        write_fully(self._file, self._position, [first, data, padding])
+        self._position += size
+        self.bytes += size
+        decoded = [fmt.Run(*fields) for fields in fmt.RUN.iter_unpack(runs)]
+        self._state.apply(head, bytes(payload) if head.kind == fmt.KIND_GAP else b"", decoded)
+
+    def _rotate(self) -> None:
+        """Begin the next segment: this one is durable before the next one records its end."""
+        self._file.sync()
+        self._file.close()
+        self._header = self._next_header(segment=self._header.segment, length=self._position)
+        self._file, self._position = self._create()
+
+    def _next_header(self, *, segment: int, length: int) -> fmt.SegmentHeader:
+        return fmt.SegmentHeader(
+            journal=self._journal,
+            segment=segment + 1,
+            salt=self._clock.random_bytes(8),
+            generation=segment + 1,
+            previous_segment=segment,
+            previous_length=length,
+            previous_lsn=self._state.lsn,
+            created_us=max(self._clock.now_us(), self._state.time_us),
+        )
+
+    def _create(self) -> tuple[File, int]:
+        lsn = self._state.lsn
+        checkpoint = encode_checkpoint(self._state, lsn=lsn)
+        buffers = birth_frames(self._header, checkpoint, lsn=lsn, time_us=self._header.created_us)
+        file, position = give_birth(self._file_system, self._directory, self._header, buffers)
+        self.bytes += position
+        return file, position
+
+
+# -- metadata and the store ------------------------------------------------------------------------
+
+
+def _record_restore(
+    store: ObjectStore, broker: bytes, plan: RestorePlan, found: FoundObjects, clock: Clock
+) -> None:
+    """Put a backup of the restored state into the store before the new broker can run.
+
+    If the new machine is lost before its own first backup, the next restore must not give out the
+    offsets that it may have given out.
+    """
+    now_us = clock.now_us()
+    topics = tuple(
+        TopicCopy(
+            topic.spec.id,
+            ObjectsState(topic.chain.start, topic.chain.end, now_us),
+            topic.chain.descriptors,
+        )
+        for topic in plan.topics
+        if topic.chain.descriptors
+    )
+    backup = Backup(
+        broker=broker,
+        epoch=found.epoch_last,
+        seq=max((key.seq for key in backup_keys(store, broker)), default=0) + 1,
+        created_us=now_us,
+        checkpoint=encode_checkpoint(plan.state, lsn=plan.state.lsn),
+        topics=topics,
+    )
+    try:
+        write_backup(store, backup)
+    except InvalidRequest as error:
+        plan.warnings.append(
+            "the store could not be written to: should this machine be lost before its first "
+            f"backup, offsets may be given twice: {error}"
+        )
+
+
+def _register(
+    plan: RestorePlan,
+    settings: Settings,
+    work: DataDirectory,
+    file_system: FileSystem,
+    clock: Clock,
+) -> None:
+    """Register the topics' objects; opening makes all other metadata from the journal."""
+    stores = open_stores(settings, work, file_system=file_system, clock=clock)
+    try:
+        for topic in plan.topics:
+            # Without any object the rows in etcd stay: reading reports what is missing.
+            if topic.chain.descriptors:
+                register_chain(stores.shared, topic.spec.id, topic.chain, now_us=clock.now_us())
+    finally:
+        stores.close()
+
+
+def _put_in_place(file_system: FileSystem, work: str, target: str) -> None:
+    file_system.sync_directory(work)
+    parent = target.rpartition("/")[0] or "/"
+    file_system.sync_directory(parent)
+    try:
+        file_system.rename(work, target)
+    except OSError as error:
+        raise Unavailable(
+            "the restored directory is complete but could not get its name, move it there",
+            path=work,
+            target=target,
+            reason=error,
+        ) from error
+    file_system.sync_directory(parent)
+
+
+def _report(
+    broker: bytes, newest: Newest, found: FoundObjects, plan: RestorePlan, bytes_local: int
+) -> RestoreReport:
+    topics = [
+        RestoredTopic(
+            name=topic.spec.name,
+            first=topic.chain.start,
+            end=topic.chain.end,
+            objects=len(topic.chain.descriptors),
+            local=topic.local_from is not None,
+            lost=topic.chain.lost,
+            unsaved=topic.unsaved,
+            subscriptions=len(plan.state.topics[topic.spec.id].cursors),
+        )
+        for topic in plan.topics
+    ]
+    return RestoreReport(
+        broker=broker.hex(),
+        backup=newest.key,
+        backup_us=newest.backup.created_us,
+        unreadable_backups=newest.unreadable,
+        topics=tuple(sorted(topics, key=lambda topic: topic.name)),
+        stale_objects=len(found.stale),
+        damaged_objects=dict(found.damaged),
+        missing_objects=tuple(found.missing),
+        warnings=tuple(plan.warnings),
+        bytes_local=bytes_local,
+    )

@@ -1,0 +1,310 @@
+"""Find a broker's objects in its store and choose those that make up its topics.
+
+Restoring and the repair of lost metadata share this path: list the store, read the footers of the
+objects that are not registered anywhere, and chain each topic's objects.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import attrs
+import msgspec
+
+from frazil.errors import CorruptionError
+from frazil.log import format as log_fmt
+from frazil.metadata import LeaseEpoch, Transaction, entries
+from frazil.objects import descriptor as rows
+from frazil.objects import format as fmt
+from frazil.objects.backup import listed
+from frazil.objects.descriptor import Descriptor, ObjectsState, descriptor_of
+from frazil.objects.format import Footer, Range
+from frazil.objects.reader import WHOLE, ObjectIndex, ScanRequest, scan_frames
+from frazil.objects.writer import read_tail
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Sequence
+
+    from frazil.log import Frame
+    from frazil.metadata import MetadataStore
+    from frazil.objects.backup import TopicCopy
+    from frazil.objects.format import KeyParts
+    from frazil.objects.store import ObjectMeta, ObjectStore
+
+__all__ = ["Chain", "FoundObjects", "chained", "find_objects", "frames_of", "register_chain"]
+
+READS_AT_ONCE: Final = 16
+"""Footers that are read at once."""
+SPARE_OPERATIONS: Final = 8
+LOST: Final = "its object is missing or damaged"
+
+
+@attrs.define
+class FoundObjects:
+    """A broker's objects in the store."""
+
+    candidates: dict[int, list[Descriptor]] = attrs.Factory(lambda: defaultdict(list))
+    """Objects that may be part of each topic."""
+    footers: dict[int, list[Footer]] = attrs.Factory(lambda: defaultdict(list))
+    """The footers that were read, by topic: of objects that the backup does not name."""
+    unnamed: set[str] = attrs.Factory(set)
+    """The keys of these objects."""
+    stale: list[str] = attrs.Factory(list)
+    """Objects of former owners that the backup does not name: they were never registered."""
+    damaged: dict[str, str] = attrs.Factory(dict)
+    """Objects that cannot be read, and why."""
+    missing: list[str] = attrs.Factory(list)
+    """Registered objects that the store does not have."""
+    epoch_last: int = 0
+    lsn_last: int = 0
+
+
+def find_objects(
+    store: ObjectStore,
+    broker: bytes,
+    topics: Iterable[TopicCopy],
+    *,
+    epoch: int,
+    named: Container[str] | None = None,
+) -> FoundObjects:
+    """Return the objects that may be part of a broker's topics.
+
+    Args:
+        store: where they are.
+        broker: whose they are.
+        topics: the registered objects, of the backup or of metadata that was not lost.
+        epoch: of `topics`: an unregistered object of a lower epoch was never registered.
+        named: the objects that the backup's checkpoint covers; all of `topics` without it. The
+            footers of the others are read, even of registered ones.
+
+    Raises:
+        Unavailable: the store does not answer.
+        InvalidRequest: an object was written by a newer Frazil.
+    """
+    found = FoundObjects(epoch_last=epoch)
+    registered = {each.key: (copy.topic, each) for copy in topics for each in copy.descriptors}
+    covered = registered.keys() if named is None else named
+    unread: list[tuple[ObjectMeta, KeyParts, bool]] = []
+    waiting = dict(registered)
+    for meta in listed(store, fmt.topic_prefix(broker)):
+        parts = fmt.parse_key(meta.key)
+        if parts is None:
+            continue
+        found.epoch_last = max(found.epoch_last, parts.epoch)
+        known = waiting.pop(meta.key, None)
+        if known is not None and known[1].size != meta.size:
+            found.damaged[meta.key] = "it has another size than it was registered with"
+        elif known is None and parts.epoch < epoch:
+            found.stale.append(meta.key)
+        else:
+            if known is not None:
+                found.candidates[known[0]].append(known[1])
+            if known is None or meta.key not in covered:
+                unread.append((meta, parts, known is None))
+    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="frazil-restore") as pool:
+        footers = pool.map(lambda each: _footer(store, each[0], each[1]), unread)
+        for (meta, _parts, is_candidate), footer in zip(unread, footers, strict=True):
+            if isinstance(footer, str):
+                found.damaged[meta.key] = footer
+                continue
+            found.unnamed.add(meta.key)
+            found.lsn_last = max(found.lsn_last, footer.lsn_last)
+            found.footers[footer.topic].append(footer)
+            if is_candidate:
+                descriptor = descriptor_of(footer, key=meta.key, size=meta.size, etag=meta.etag)
+                found.candidates[footer.topic].append(descriptor)
+    for key, (topic, descriptor) in waiting.items():
+        # A listing may lack recent objects: a registered one is asked for by its key.
+        meta_now = store.head(key)
+        if meta_now is None or meta_now.size != descriptor.size:
+            found.missing.append(key)
+        else:
+            found.candidates[topic].append(descriptor)
+    return found
+
+
+def _footer(store: ObjectStore, meta: ObjectMeta, parts: KeyParts) -> Footer | str:
+    """Return the footer of an object, or the reason why it is not the object of its key."""
+    try:
+        footer = read_tail(store, meta)
+    except CorruptionError as error:
+        return str(error)
+    named = (parts.broker, parts.epoch, parts.topic, parts.uid, parts.first, parts.end)
+    own = (footer.broker, footer.epoch, footer.topic, footer.uid, footer.first, footer.end)
+    return footer if named == own else "its footer does not fit its key"
+
+
+def frames_of(store: ObjectStore, descriptor: Descriptor, topic: int) -> Iterator[Frame]:
+    """Yield the verified frames of an object.
+
+    Raises:
+        CorruptionError: a frame is damaged, in a second answer too.
+        NotFound: the object is gone.
+    """
+    for block in ObjectIndex(descriptor).blocks_from(fmt.HEADER_BYTES):
+        position, is_again = 0, False
+        while position < block.length:
+            start, length = block.start + position, block.length - position
+            data = store.get(block.key, start=start, length=length)
+            taken, reason = 0, ""
+            while taken < length and not reason:
+                head = data[taken : taken + log_fmt.FRAME_HEAD_BYTES]
+                offset = int.from_bytes(head[:8], "little")
+                # The scan stops at gaps: it is continued from the next frame's own offset.
+                scan = scan_frames(data, taken, ScanRequest(topic, offset, WHOLE, WHOLE))
+                if not scan.frames:
+                    reason = scan.damage.reason if scan.damage is not None else "no frame"
+                yield from scan.frames
+                taken = scan.position
+            if reason and is_again and not taken:
+                raise CorruptionError(
+                    "an object is damaged", key=descriptor.key, position=start, reason=reason
+                )
+            position, is_again = position + taken, bool(reason)
+
+
+# -- chains ------------------------------------------------------------------------------------------
+
+
+class Chain(NamedTuple):
+    """A topic's objects in order, each beginning at the end of the one before."""
+
+    descriptors: tuple[Descriptor, ...]
+    lost: tuple[tuple[int, int], ...]
+    """Offsets between objects that no object has; the next descriptor declares them lost."""
+
+    @property
+    def start(self) -> int:
+        """Return the first offset, 0 if there is none."""
+        return self.descriptors[0].first if self.descriptors else 0
+
+    @property
+    def end(self) -> int:
+        """Return the offset after the last one, 0 if there is none."""
+        return self.descriptors[-1].end if self.descriptors else 0
+
+
+def chained(candidates: Iterable[Descriptor], *, start: int = 0) -> Chain:
+    """Choose the objects that hold a topic's records from `start` on.
+
+    Registered objects are adjacent and never overlap. The store may also have objects of former
+    owners and of uploads that were not registered: of two that overlap the one with the higher
+    epoch counts, then the one that ends later.
+
+    Args:
+        candidates: objects of the topic; duplicates are fine.
+        start: records below it have expired.
+    """
+    usable = _uncrossed([found for found in candidates if found.end > start])
+    waiting = sorted(usable, key=lambda found: found.first, reverse=True)
+    open_: list[tuple[tuple[int, int, int], Descriptor]] = []
+    chosen: list[Descriptor] = []
+    lost: list[tuple[int, int]] = []
+    at = start
+    while waiting or open_:
+        while waiting and waiting[-1].first <= at:
+            found = waiting.pop()
+            # The last number makes ranks unique.
+            heapq.heappush(open_, ((-found.epoch, -found.end, len(waiting)), found))
+        while open_ and open_[0][1].end <= at:
+            heapq.heappop(open_)
+        if open_:
+            best = open_[0][1]
+            chosen.append(_from(best, at))
+            at = best.end
+        elif waiting:
+            if chosen:
+                lost.append((at, waiting[-1].first))
+            at = waiting[-1].first
+    return Chain(_joined(chosen), tuple(lost))
+
+
+def _uncrossed(candidates: Sequence[Descriptor]) -> list[Descriptor]:
+    """Leave out objects that contain the beginning or end of an object of a higher epoch.
+
+    An owner begins at the end of the registered objects, so an object across such a border was
+    never registered.
+    """
+    firsts: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    kept: list[Descriptor] = []
+    for found in sorted(candidates, key=lambda found: (-found.epoch, found.first)):
+        first, end, epoch = found.first, found.end, found.epoch
+        crossed = any(_between(firsts[e], first, end) for e in firsts if e > epoch) or any(
+            _between(ends[e], first + 1, end) for e in ends if e > epoch
+        )
+        if not crossed:
+            firsts.setdefault(epoch, []).append(first)
+            insort(ends.setdefault(epoch, []), end)
+            kept.append(found)
+    return kept
+
+
+def _between(offsets: Sequence[int], low: int, high: int) -> bool:
+    """Tell whether one of the sorted offsets is in `[low, high)`."""
+    number = bisect_left(offsets, low)
+    return number < len(offsets) and offsets[number] < high
+
+
+def _from(found: Descriptor, first: int) -> Descriptor:
+    """Return the part of an object from an offset on; its first frame may begin below."""
+    if found.first == first:
+        return found
+    ranges = tuple(
+        Range(max(each.first, first), each.end, each.kind, each.reason)
+        for each in found.ranges
+        if each.end > first
+    )
+    return msgspec.structs.replace(found, first=first, ranges=ranges)
+
+
+def _joined(chosen: Sequence[Descriptor]) -> tuple[Descriptor, ...]:
+    """Let each object begin at the end of the one before, with the hole declared as lost."""
+    found: list[Descriptor] = []
+    for each in chosen:
+        if found and found[-1].end < each.first:
+            hole = Range(found[-1].end, each.first, "lost", LOST)
+            found.append(
+                msgspec.structs.replace(each, first=hole.first, ranges=(hole, *each.ranges))
+            )
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def register_chain(
+    store: MetadataStore,
+    topic: int,
+    chain: Chain,
+    *,
+    now_us: int,
+    lease: LeaseEpoch | None = None,
+) -> None:
+    """Put the rows of a topic's objects in place of those in the metadata, the state row last."""
+    state = ObjectsState(start=chain.start, uploaded=chain.end, changed_us=now_us)
+    wanted = {rows.descriptor_key(topic, d.first): rows.encode_row(d) for d in chain.descriptors}
+    have = {entry.key: entry.value for entry in entries(store, rows.topic_prefix(topic))}
+    gone = [key for key in have if key not in wanted and key != rows.state_key(topic)]
+    changes = [(key, b"") for key in gone]
+    changes += [(key, value) for key, value in wanted.items() if have.get(key) != value]
+    changes.append((rows.state_key(topic), rows.encode_row(state)))
+    page: dict[str, bytes] = {}
+    size = 0
+    for key, value in changes:
+        full = len(page) + SPARE_OPERATIONS > store.operations_max
+        if full or size + len(value) > store.bytes_max // 2:
+            _commit(store, page, lease)
+            page, size = {}, 0
+        page[key] = value
+        size += len(key) + len(value)
+    _commit(store, page, lease)
+
+
+def _commit(store: MetadataStore, page: dict[str, bytes], lease: LeaseEpoch | None) -> None:
+    puts = {key: value for key, value in page.items() if value}
+    deletes = tuple(key for key, value in page.items() if not value)
+    store.commit(Transaction(puts=puts, deletes=deletes, requires=lease))

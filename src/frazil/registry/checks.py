@@ -1,0 +1,211 @@
+"""Records of topics with a schema: accepted, accepted with a warning, or refused, before the write.
+
+Ids, versions and sizes are checked at once. Payloads of types with a definition are checked in the
+sandbox, those of one topic in the order in which they came; how many may wait is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from frazil.errors import FrazilError, Overloaded
+from frazil.registry.kinds import plain_refusal, quoted
+from frazil.telemetry import warn
+
+if TYPE_CHECKING:
+    from frazil.registry.registry import IdCheck
+    from frazil.registry.store import SchemaStore
+    from frazil.schema import Message
+
+__all__ = ["Judged", "SchemaChecks"]
+
+BATCH_RECORDS_MAX: Final = 32
+BATCH_BYTES_MAX: Final = 256 << 10
+"""Of one request to the sandbox, so that other topics have their turn."""
+TOPIC_RECORDS_MAX: Final = 10_000
+TOPIC_BYTES_MAX: Final = 8 << 20
+BYTES_MAX: Final = 64 << 20
+"""Records that wait, of one topic and in all."""
+WARNING_S: Final = 60.0
+"""A topic's warnings are logged at most so often."""
+TOPICS_WARNED_MAX: Final = 1_000
+
+Judged = Callable[[Exception | None], None]
+"""Called once, in the loop: with None if the record may be written, else with its refusal."""
+
+
+class _Waiting(NamedTuple):
+    record: Message
+    then: Judged
+
+
+class _Queue:
+    """The records of one topic that wait for the check of their payload."""
+
+    __slots__ = ("records", "size_bytes", "task")
+
+    def __init__(self) -> None:
+        self.records: deque[_Waiting] = deque()
+        self.size_bytes = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def take(self) -> list[_Waiting]:
+        """Return the records of one batch, at least one."""
+        taken = [self.records.popleft()]
+        size = len(taken[0].record.payload)
+        while self.records and len(taken) < BATCH_RECORDS_MAX:
+            size += len(self.records[0].record.payload)
+            if size > BATCH_BYTES_MAX:
+                break
+            taken.append(self.records.popleft())
+        return taken
+
+
+class SchemaChecks:
+    """Checks of records. All methods belong to the event loop's thread.
+
+    `refused` makes the error of a refused record from its reason.
+    """
+
+    def __init__(self, store: SchemaStore, refused: Callable[[str], Exception]) -> None:
+        self._store = store
+        self._refused = refused
+        self.checked_total = 0
+        self.warned_total = 0
+        self.refused_total = 0
+        self._queues: dict[str, _Queue] = {}
+        self._size_bytes = 0
+        self._warned: dict[str, tuple[float, int]] = {}
+        """When each topic's last warning was logged, and how many records came since."""
+
+    def check(self, topic: str, record: Message, then: Judged) -> None:
+        """Check a record of a topic of `store.checks`; `then` hears the result, now or later.
+
+        Raises:
+            Overloaded: if too many records wait.
+        """
+        queue = self._queues.get(topic)
+        if queue is None:
+            found = self._check_ids(topic, record)
+            if found.is_quick:
+                self._answer(topic, then, found, _quick_refusal(found, record.payload))
+                return
+            queue = _Queue()
+        size = len(record.payload)
+        full = len(queue.records) >= TOPIC_RECORDS_MAX or queue.size_bytes + size > TOPIC_BYTES_MAX
+        if queue.records and (full or self._size_bytes + size > BYTES_MAX):
+            raise Overloaded(
+                "too many records wait for the check of their payload, slow down",
+                retry_after_ms=100,
+            )
+        queue.records.append(_Waiting(record, then))
+        queue.size_bytes += size
+        self._size_bytes += size
+        if queue.task is None:
+            self._queues[topic] = queue
+            queue.task = asyncio.get_running_loop().create_task(self._drain(topic, queue))
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of checks, and how many records wait now."""
+        return {
+            "checked_total": self.checked_total,
+            "warned_total": self.warned_total,
+            "refused_total": self.refused_total,
+            "waiting_records": sum(len(queue.records) for queue in self._queues.values()),
+            "waiting_bytes": self._size_bytes,
+        }
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _check_ids(self, topic: str, record: Message) -> IdCheck:
+        return self._store.registry.check_ids(
+            topic, schema_id=record.schema_id, schema_version=record.schema_version
+        )
+
+    async def _drain(self, topic: str, queue: _Queue) -> None:
+        try:
+            while queue.records:
+                taken = queue.take()
+                await self._check_batch(topic, taken)
+                size = sum(len(waiting.record.payload) for waiting in taken)
+                queue.size_bytes -= size
+                self._size_bytes -= size
+        finally:
+            del self._queues[topic]
+            self._size_bytes -= queue.size_bytes
+
+    async def _check_batch(self, topic: str, taken: Sequence[_Waiting]) -> None:
+        """Check a batch, each run of records of one version in one request."""
+        checked = [self._check_ids(topic, waiting.record) for waiting in taken]
+        at = 0
+        while at < len(taken):
+            found, end = checked[at], at + 1
+            while end < len(taken) and checked[end].is_like(found):
+                end += 1
+            batch = taken[at:end]
+            try:
+                refusals = await self._refusals(found, [each.record.payload for each in batch])
+            except FrazilError as error:
+                for waiting in taken[at:]:
+                    waiting.then(error)
+                return
+            for waiting, refusal in zip(batch, refusals, strict=True):
+                self._answer(topic, waiting.then, found, refusal)
+            at = end
+
+    async def _refusals(self, found: IdCheck, payloads: Sequence[bytes]) -> list[str | None]:
+        if found.is_quick:
+            return [_quick_refusal(found, payload) for payload in payloads]
+        assert found.subject is not None
+        subject, version = found.subject, found.payload_version
+        refusals = await self._store.sandbox.refusals(
+            subject.versions[version].type,
+            f"{subject.schema_id}:{version}",
+            lambda: subject.schema(version).definition,
+            payloads,
+        )
+        return [_payload_refusal(found, refusal) for refusal in refusals]
+
+    def _answer(self, topic: str, then: Judged, found: IdCheck, refusal: str | None) -> None:
+        self.checked_total += 1
+        if refusal is None:
+            then(None)
+        elif found.is_enforced:
+            self.refused_total += 1
+            text = f"schema validation failed for topic '{quoted(topic)}': {refusal}"
+            then(self._refused(text))
+        else:
+            self.warned_total += 1
+            self._warn(topic)
+            then(None)
+
+    def _warn(self, topic: str) -> None:
+        """Log that a topic accepts records that do not fit; the reasons are not logged."""
+        now = asyncio.get_running_loop().time()
+        logged_s, count = self._warned.get(topic, (now - WARNING_S, 0))
+        if now - logged_s < WARNING_S:
+            self._warned[topic] = (logged_s, count + 1)
+            return
+        if topic not in self._warned and len(self._warned) >= TOPICS_WARNED_MAX:
+            del self._warned[next(iter(self._warned))]
+        self._warned[topic] = (now, 0)
+        warn("schema_mismatch_taken", topic=topic, records=count + 1)
+
+
+def _quick_refusal(found: IdCheck, payload: bytes) -> str | None:
+    """Return why a record does not fit, if no library is needed to say it."""
+    if found.subject is None or not found.payload_version:
+        return found.refusal
+    kind = found.subject.versions[found.payload_version].type
+    return _payload_refusal(found, plain_refusal(kind, payload))
+
+
+def _payload_refusal(found: IdCheck, refusal: str | None) -> str | None:
+    if refusal is None:
+        return None
+    assert found.subject is not None
+    name = found.subject.name
+    return f"the payload does not fit version {found.payload_version} of '{name}': {refusal}"

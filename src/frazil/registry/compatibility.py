@@ -1,0 +1,401 @@
+"""Whether a new version of a schema may follow the latest one: one rule for each language.
+
+In `backward` the new version is the reader, in `forward` the latest one is; each rule returns its
+reasons, none if the reader reads everything that the writer writes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+import attrs
+from google.protobuf import descriptor_pb2
+
+from frazil.registry.kinds import SHOWN_CHARACTERS_MAX, quoted
+
+__all__ = [
+    "AvroForm",
+    "ProtobufForm",
+    "avro_name",
+    "avro_reasons",
+    "json_reasons",
+    "protobuf_reasons",
+]
+
+REASONS_MAX: Final = 100
+_REASON_CHARACTERS_MAX: Final = 400
+_SHOWN_MAX: Final = 5
+
+
+class _Reasons:
+    """Reasons in the order in which they were found, each once and not too many."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+        self._more = 0
+
+    def add(self, path: str, text: str) -> None:
+        line = f"at {quoted(path)}: {text}"[:_REASON_CHARACTERS_MAX]
+        if line in self._found:
+            return
+        if len(self._found) < REASONS_MAX:
+            self._found[line] = None
+        else:
+            self._more += 1
+
+    def lines(self) -> tuple[str, ...]:
+        return (*self._found, *((f"and {self._more} more",) if self._more else ()))
+
+
+def _below(path: str, step: str) -> str:
+    """Return a place inside of another one; what would not be shown is not copied."""
+    return path if len(path) > SHOWN_CHARACTERS_MAX else f"{path}{step[:SHOWN_CHARACTERS_MAX]}"
+
+
+# ----------------------------------------------------------------------------------- JSON Schema
+
+
+def json_reasons(*, reader: Any, writer: Any, is_reader_newer: bool) -> tuple[str, ...]:
+    """Compare two JSON Schemas by Danube's rule: required fields, and the `type` of properties.
+
+    It goes down into the `properties` of properties. No other keyword is compared.
+    """
+    reasons = _Reasons()
+    work = deque([(reader, writer, "$")])
+    while work:
+        ours, theirs, path = work.popleft()
+        if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+            continue
+        types = _json_types(theirs) - _json_types(ours)
+        if "type" in ours and "type" in theirs and types:
+            was, now = _joined(_json_types(theirs)), _joined(_json_types(ours))
+            reasons.add(path, f"the type is {now} for the reader, {was} for the writer")
+        _compare_required(ours, theirs, path, reasons, is_reader_newer=is_reader_newer)
+        known = _properties(theirs)
+        for name, schema in _properties(ours).items():
+            if name in known:
+                work.append((schema, known[name], _below(path, f".{name}")))
+    return reasons.lines()
+
+
+def _compare_required(
+    reader: Any, writer: Any, path: str, reasons: _Reasons, *, is_reader_newer: bool
+) -> None:
+    new, latest = (reader, writer) if is_reader_newer else (writer, reader)
+    before = _required(latest)
+    for name in _required(new):
+        if name not in before:
+            was = "optional" if name in _properties(latest) else "not there"
+            reasons.add(_below(path, f".{name}"), f"the field is required, it was {was}")
+    if is_reader_newer:
+        kept = {*_required(new), *_properties(new)}
+        for name in before:
+            if name not in kept:
+                reasons.add(_below(path, f".{name}"), "the required field was removed")
+
+
+def _required(schema: dict[str, Any]) -> dict[str, None]:
+    found = schema.get("required")
+    return dict.fromkeys(found) if isinstance(found, list) else {}
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _json_types(schema: dict[str, Any]) -> set[str]:
+    """Return the values of `type`; `number` has whole numbers, too."""
+    found = schema.get("type", [])
+    types = {found} if isinstance(found, str) else set(found)
+    return types | {"integer"} if "number" in types else types
+
+
+def _joined(types: set[str]) -> str:
+    return " or ".join(sorted(types - {"integer"} if "number" in types else types))
+
+
+# ------------------------------------------------------------------------------------------ Avro
+
+_PROMOTIONS: Final[dict[str, frozenset[str]]] = {
+    "int": frozenset(("long", "float", "double")),
+    "long": frozenset(("float", "double")),
+    "float": frozenset(("double",)),
+    "string": frozenset(("bytes",)),
+    "bytes": frozenset(("string",)),
+}
+"""What the writer wrote, and as what else a reader may take it."""
+_NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
+
+
+@attrs.frozen(eq=False)
+class AvroForm:
+    """A schema as fastavro parses it: types in a second place are their full names."""
+
+    schema: Any
+    named: dict[str, Any]
+
+    def resolved(self, schema: Any) -> Any:
+        """Return the type that a name means; a type without parts is an object, too."""
+        if isinstance(schema, str):
+            return self.named.get(schema) or {"type": schema}
+        return schema
+
+
+def avro_name(schema: Any) -> str:
+    """Return what tells a type from the others of a union: its full name, or its kind."""
+    if isinstance(schema, list):
+        return "union"
+    if isinstance(schema, str):
+        return schema
+    return str(schema["name"] if schema["type"] in _NAMED else schema["type"])
+
+
+def avro_reasons(*, reader: AvroForm, writer: AvroForm, is_reader_newer: bool) -> tuple[str, ...]:
+    """Compare two Avro schemas by the specification's schema resolution.
+
+    A pair of types is compared once, from a list of work instead of by recursion: records may
+    refer to each other in a circle.
+    """
+    del is_reader_newer  # The rule is the same in both directions.
+    return _Resolution(reader, writer).run()
+
+
+class _Resolution:
+    def __init__(self, reader: AvroForm, writer: AvroForm) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._reasons = _Reasons()
+        self._seen: set[tuple[str, str]] = set()
+        self._work: deque[tuple[Any, Any, str]] = deque()
+        self._branches: dict[int, dict[str, Any]] = {}
+        """The reader's unions by identity: their branches by name."""
+
+    def run(self) -> tuple[str, ...]:
+        self._later(self._reader.schema, self._writer.schema, "$")
+        while self._work:
+            self._compare(*self._work.popleft())
+        return self._reasons.lines()
+
+    def _later(self, reader: Any, writer: Any, path: str) -> None:
+        reader, writer = self._reader.resolved(reader), self._writer.resolved(writer)
+        if "name" in reader and "name" in writer:
+            key = (reader["name"], writer["name"])
+            if key in self._seen:
+                return
+            self._seen.add(key)
+        self._work.append((reader, writer, path))
+
+    def _compare(self, reader: Any, writer: Any, path: str) -> None:
+        if isinstance(writer, list):
+            for branch in writer:
+                self._later(reader, branch, path)
+            return
+        if isinstance(reader, list):
+            self._choose(reader, writer, path)
+            return
+        problem = _mismatch(reader, writer)
+        if problem:
+            self._reasons.add(path, problem)
+        elif reader["type"] == "array":
+            self._later(reader["items"], writer["items"], _below(path, "[*]"))
+        elif reader["type"] == "map":
+            self._later(reader["values"], writer["values"], _below(path, "{*}"))
+        elif reader["type"] in {"record", "error"}:
+            self._compare_fields(reader, writer, path)
+        elif reader["type"] == "enum" and "default" not in reader:
+            known = set(reader["symbols"])
+            missing = [symbol for symbol in writer["symbols"] if symbol not in known]
+            if missing:
+                shown = ", ".join(map(quoted, missing[:_SHOWN_MAX]))
+                text = f"the reader's {_label(reader)} lacks symbols and a default: {shown}"
+                self._reasons.add(path, text)
+
+    def _choose(self, union: list[Any], writer: Any, path: str) -> None:
+        """Compare with the union's branch that takes the type: the same type first, then any."""
+        # A union may have thousands of branches, and be met as often.
+        names = self._branches.get(id(union))
+        if names is None:
+            names = {avro_name(branch): self._reader.resolved(branch) for branch in union}
+            self._branches[id(union)] = names
+        fitting = names.get(avro_name(writer))
+        if fitting is None or _mismatch(fitting, writer):
+            fitting = next((each for each in names.values() if not _mismatch(each, writer)), None)
+        if fitting is None:
+            shown = ", ".join(_label(each) for each in list(names.values())[:_SHOWN_MAX])
+            text = f"no branch of the reader's union of {shown} reads {_label(writer)}"
+            self._reasons.add(path, text)
+        else:
+            self._later(fitting, writer, path)
+
+    def _compare_fields(self, reader: Any, writer: Any, path: str) -> None:
+        written = {field["name"]: field for field in writer["fields"]}
+        for field in reader["fields"]:
+            names = (field["name"], *field.get("aliases", ()))
+            source = next((written[name] for name in names if name in written), None)
+            place = _below(path, f".{field['name']}")
+            if source is not None:
+                self._later(field["type"], source["type"], place)
+            elif "default" not in field:
+                self._reasons.add(place, "the writer has no such field and it has no default")
+
+
+def _label(schema: Any) -> str:
+    kind = schema["type"]
+    return quoted(f"{kind} {schema['name']}" if kind in _NAMED else kind)
+
+
+def _mismatch(reader: Any, writer: Any) -> str:
+    """Return why two types that are no unions do not match, empty if they do; parts do not count."""
+    ours, theirs = reader["type"], writer["type"]
+    if ours != theirs and ours not in _PROMOTIONS.get(theirs, ()):
+        return f"the reader's {_label(reader)} does not read {_label(writer)}"
+    if ours in _NAMED and not _same_name(reader, writer):
+        return (
+            f"the reader's {_label(reader)} does not read {_label(writer)}:"
+            " neither its name nor an alias"
+        )
+    if ours == "fixed" and reader["size"] != writer["size"]:
+        return f"the reader's size {reader['size']} is not the writer's {writer['size']}"
+    if reader.get("logicalType") == writer.get("logicalType") == "decimal":
+        our, their = (
+            f"decimal({each['precision']},{each.get('scale', 0)})" for each in (reader, writer)
+        )
+        return "" if our == their else f"the reader's {our} is not the writer's {their}"
+    return ""
+
+
+def _same_name(reader: Any, writer: Any) -> bool:
+    """Say whether two names are one but for the namespace, or the writer's is an alias."""
+    space = reader["name"].rpartition(".")[0]
+    aliases = {
+        alias if "." in alias or not space else f"{space}.{alias}"
+        for alias in reader.get("aliases", ())
+    }
+    short, written = (each["name"].rpartition(".")[2] for each in (reader, writer))
+    return short == written or writer["name"] in aliases
+
+
+# -------------------------------------------------------------------------------------- Protobuf
+
+_KINDS: Final = (
+    *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string"),
+    *("group", "message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
+)
+"""Types of fields by their number in descriptors."""
+_FAMILIES: Final = {
+    **dict.fromkeys(("int32", "int64", "uint32", "uint64", "bool", "enum"), "varint"),
+    **dict.fromkeys(("sint32", "sint64"), "zigzag varint"),
+    **dict.fromkeys(("fixed32", "sfixed32"), "fixed32"),
+    **dict.fromkeys(("fixed64", "sfixed64"), "fixed64"),
+}
+"""Types that are read as each other; every other type only as itself."""
+
+
+@attrs.frozen(eq=False)
+class ProtobufForm:
+    """The message that payloads are, and all messages by their full names, as descriptors."""
+
+    root: Any
+    messages: dict[str, Any]
+
+    @classmethod
+    def of(cls, root: Any, files: Iterable[Any]) -> ProtobufForm:
+        """Collect the messages of files, those inside of others, too."""
+        found: dict[str, Any] = {}
+        work = [each for file in files for each in file.message_types_by_name.values()]
+        while work:
+            each = work.pop(0)
+            found[each.full_name] = each
+            work[:0] = each.nested_types
+        return cls(root, found)
+
+
+def protobuf_reasons(
+    *, reader: ProtobufForm, writer: ProtobufForm, is_reader_newer: bool
+) -> tuple[str, ...]:
+    """Compare two Protobuf definitions by numbers, types and labels; names do not count.
+
+    The roots are compared, and each message that both have: another one may be sent, too.
+    """
+    reasons = _Reasons()
+    work = deque([(reader.root, writer.root)])
+    shared = (name for name in writer.messages if name in reader.messages)
+    work.extend((reader.messages[name], writer.messages[name]) for name in shared)
+    seen: set[tuple[str, str]] = set()
+    while work:
+        ours, theirs = work.popleft()
+        key = (ours.full_name, theirs.full_name)
+        if key in seen:
+            continue
+        seen.add(key)
+        for number, field in ours.fields_by_number.items():
+            source = theirs.fields_by_number.get(number)
+            place = f"{ours.full_name}.{field.name}"
+            if source is not None:
+                problem = _field_problem(field, source, is_reader_newer=is_reader_newer)
+                if problem:
+                    reasons.add(place, f"number {number} {problem}")
+                elif _kind(field) == _kind(source) == "message":
+                    work.append((field.message_type, source.message_type))
+            if field.is_required and not (source is not None and source.is_required):
+                reasons.add(place, f"number {number} is required, the writer may omit it")
+        _compare_oneofs(ours, theirs, reasons)
+        new, old = (ours, theirs) if is_reader_newer else (theirs, ours)
+        reserved = _reserved(old)
+        for number, field in new.fields_by_number.items():
+            if any(start <= number < end for start, end in reserved):
+                place = f"{new.full_name}.{field.name}"
+                reasons.add(place, f"number {number} was reserved and is used again")
+    return reasons.lines()
+
+
+def _kind(field: Any) -> str:
+    return _KINDS[field.type]
+
+
+def _shown(field: Any) -> str:
+    named = field.message_type or field.enum_type
+    return f"{_kind(field)} {quoted(named.full_name)}" if named else _kind(field)
+
+
+def _field_problem(reader: Any, writer: Any, *, is_reader_newer: bool) -> str:
+    """Return why a field does not read what one of the same number wrote, empty if it does."""
+    ours, theirs = _kind(reader), _kind(writer)
+    is_same = ours == theirs or (ours in _FAMILIES and _FAMILIES[ours] == _FAMILIES.get(theirs))
+    if not is_same and not (ours == "bytes" and theirs in {"string", "message"}):
+        return f"is {_shown(reader)}, the writer's '{quoted(writer.name)}' of {_shown(writer)}"
+    if writer.is_packed and not reader.is_repeated:
+        return "is one value, the writer packs many"
+    # An open enum keeps a number that is new to it; one that was removed is an oversight.
+    if ours == theirs == "enum" and (reader.enum_type.is_closed or is_reader_newer):
+        known = reader.enum_type.values_by_number
+        for number, value in writer.enum_type.values_by_number.items():
+            if number not in known:
+                name = quoted(reader.enum_type.full_name)
+                return f"is of enum {name}, which has no value {number} ({quoted(value.name)})"
+    return ""
+
+
+def _compare_oneofs(reader: Any, writer: Any, reasons: _Reasons) -> None:
+    """Fields that the writer may set together must not push each other out in the reader."""
+    for oneof in reader.oneofs:
+        fields = [each for each in oneof.fields if each.number in writer.fields_by_number]
+        sources = {
+            each.containing_oneof.full_name if each.containing_oneof else None
+            for each in (writer.fields_by_number[field.number] for field in fields)
+        }
+        if len(fields) > 1 and (None in sources or len(sources) > 1):
+            names = ", ".join(quoted(field.name) for field in fields[:_SHOWN_MAX])
+            reasons.add(
+                reader.full_name, f"fields share a oneof that the writer may set together: {names}"
+            )
+
+
+def _reserved(message: Any) -> list[tuple[int, int]]:
+    """Return the reserved ranges of numbers, each without its end."""
+    copy = descriptor_pb2.DescriptorProto()
+    message.CopyToProto(copy)
+    return [(each.start, each.end) for each in copy.reserved_range]

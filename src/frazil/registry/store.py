@@ -1,0 +1,249 @@
+"""The durable registry: definitions are read in the sandbox, changes written to the log, then visible.
+
+Changes are made one at a time, each when the one before is durable and visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from frazil.errors import FrazilError, Overloaded, Unavailable
+from frazil.registry import entries
+from frazil.registry.entries import Change, parse_key
+from frazil.registry.kinds import PLAIN, check_subject, compatibility_mode, schema_type
+from frazil.registry.registry import (
+    MODE_DEFAULT,
+    Compatibility,
+    NewSchema,
+    Planned,
+    Registered,
+    Registry,
+    Subject,
+)
+from frazil.registry.sandbox import Sandbox
+from frazil.topic import StateTag
+
+if TYPE_CHECKING:
+    from frazil.registry.kinds import CompatibilityMode, SchemaType
+    from frazil.topic import States
+
+__all__ = ["SchemaStore"]
+
+BYTES_MAX: Final = 32 << 20
+"""All entries together: half of what the engine keeps of values that are no records."""
+
+_Answer = TypeVar("_Answer")
+
+
+class SchemaStore:
+    """A durable registry. All methods belong to the event loop's thread.
+
+    Make it before anything is served: it reads what the log has, and waits for that.
+    """
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+        self._changing: set[asyncio.Task[Any]] = set()
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+        self._is_stale = False
+        self.sandbox = Sandbox()
+        self.registry = Registry()
+        """What is durable, to be read. Replaced by a new one if a change was written in part."""
+        self.checks: dict[str, bool] = {}
+        """Topics whose records are checked, and whether their payloads are, too.
+
+        Replaced by a new one now and then: read it from here each time.
+        """
+        self._sizes: dict[str, int] = {}
+        self._size_bytes = 0
+        self._load(states.items(StateTag.SCHEMA))
+
+    def stats(self) -> dict[str, int]:
+        """Return how much there is, and the room that its entries take."""
+        return {**self.registry.counts(), "stored_bytes": self._size_bytes}
+
+    async def register(self, new: NewSchema) -> Registered:
+        """Register a version of a subject; a definition that it has already is that version.
+
+        Raises:
+            InvalidRequest: if the definition is wrong, or too much to read.
+            IncompatibleSchema: if it breaks the subject's compatibility mode.
+            Overloaded: if there are too many subjects or versions, or they take too much room.
+        """
+        return await self._changed(self._register(new))
+
+    async def change(self, plan: Callable[[Registry], Planned[_Answer]]) -> _Answer:
+        """Return a plan's reply when its changes are durable and visible.
+
+        A change that has begun goes on if its caller is cancelled.
+
+        Raises:
+            Overloaded: if the entries take too much room; and what `plan` raises.
+        """
+        return await self._changed(self._change(plan))
+
+    async def check_compatibility(
+        self, subject: str, type_name: str, definition: bytes, mode: str | None = None
+    ) -> Compatibility:
+        """Compare a definition with the latest version, in the subject's mode or another one.
+
+        Without a type it is of the subject's; a new subject accepts everything.
+        """
+        check_subject(subject)
+        entries.check_definition_size(definition)
+        found = self.registry.find(subject)
+        wanted = compatibility_mode(mode) if mode else (found.mode if found else MODE_DEFAULT)
+        if not type_name and found is not None:
+            kind = found.versions[found.latest].type
+        else:
+            kind = schema_type(type_name)
+        fingerprint = await self._fingerprint(kind, definition)
+        errors = await self._incompatibilities(found, kind, definition, fingerprint, wanted)
+        return Compatibility(is_compatible=not errors, errors=errors)
+
+    async def close(self) -> None:
+        """Refuse all that waits for the sandbox and finish the changes that are being written."""
+        self._is_closed = True
+        await self.sandbox.close()
+        if self._changing:
+            await asyncio.wait(self._changing)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    async def _changed(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Do a change to its end in its turn."""
+        try:
+            await self._turn.acquire()
+        except asyncio.CancelledError:
+            work.close()
+            raise
+        task = asyncio.get_running_loop().create_task(work)
+        self._changing.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._changing.discard(task)
+        self._turn.release()
+        if not task.cancelled():
+            task.exception()  # Its caller may have gone.
+
+    async def _register(self, new: NewSchema) -> Registered:
+        fingerprint = await self._fingerprint(new.type, new.definition)
+        known = self.registry.known_version(new, fingerprint)
+        if known is not None:
+            return known
+        found = self.registry.find(new.subject)
+        mode = found.mode if found else MODE_DEFAULT
+        reasons = await self._incompatibilities(found, new.type, new.definition, fingerprint, mode)
+        packed = await asyncio.to_thread(entries.pack, new.definition)
+        return await self._change(
+            lambda registry: registry.plan_version(
+                new, fingerprint=fingerprint, packed=packed, reasons=reasons
+            )
+        )
+
+    async def _fingerprint(self, kind: SchemaType, definition: bytes) -> str:
+        if self._is_closed:
+            raise _closed()
+        return kind if kind in PLAIN else await self.sandbox.fingerprint(kind, definition)
+
+    async def _incompatibilities(
+        self,
+        subject: Subject | None,
+        kind: SchemaType,
+        definition: bytes,
+        fingerprint: str,
+        mode: CompatibilityMode,
+    ) -> tuple[str, ...]:
+        if subject is None or mode == "none":
+            return ()
+        latest = subject.versions[subject.latest]
+        if latest.type != kind:
+            return (f"schema type changed from {latest.type} to {kind}",)
+        if latest.fingerprint == fingerprint:
+            return ()
+        before = subject.schema(subject.latest).definition
+        return await self.sandbox.incompatibilities(kind, latest=before, new=definition, mode=mode)
+
+    async def _change(self, plan: Callable[[Registry], Planned[_Answer]]) -> _Answer:
+        if self._is_closed:
+            raise _closed()
+        if self._is_stale:
+            await self._reload()
+        planned = plan(self.registry)
+        if planned.changes:
+            self._check_room(planned.changes)
+            await self._write(planned.changes)
+        reply = self.registry.commit(planned)
+        for change in planned.changes:
+            self._note(change.key)
+            self._size_bytes -= self._sizes.pop(change.key, 0)
+            if change.value is not None:
+                self._sizes[change.key] = size = len(change.key) + len(change.value)
+                self._size_bytes += size
+        return reply
+
+    def _load(self, stored: dict[str, bytes]) -> None:
+        registry = Registry()
+        for key, value in stored.items():
+            registry.apply(key, value)
+        self.registry, self.checks = registry, {}
+        for key in stored:
+            self._note(key)
+        self._sizes = {key: len(key) + len(value) for key, value in stored.items()}
+        self._size_bytes = sum(self._sizes.values())
+        self._is_stale = False
+
+    async def _reload(self) -> None:
+        self._load(await asyncio.to_thread(self._states.items, StateTag.SCHEMA))
+
+    def _check_room(self, changes: Sequence[Change]) -> None:
+        added = sum(len(key) + len(value) for key, value in changes if value is not None)
+        freed = sum(self._sizes.get(key, 0) for key, _ in changes)
+        total = self._size_bytes + added - freed
+        if added > freed and total > BYTES_MAX:
+            raise Overloaded(
+                "the schemas take too much room, delete some versions",
+                bytes_max=BYTES_MAX,
+            )
+
+    async def _write(self, changes: Sequence[Change]) -> None:
+        """Return when all changes are durable.
+
+        Raises:
+            FrazilError: if one is not. Others may be, so what the log has is read again.
+        """
+        loop = asyncio.get_running_loop()
+        waiting: list[asyncio.Future[Any]] = []
+        refusal: BaseException | None = None
+        try:
+            for key, value in changes:
+                future = loop.create_future()
+                self._states.submit(StateTag.SCHEMA, key, value, future)
+                waiting.append(future)
+        except FrazilError as error:
+            refusal = error
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        refusal = errors[0] if errors else refusal
+        if refusal is not None:
+            self._is_stale = True
+            raise refusal
+
+    def _note(self, key: str) -> None:
+        """Keep in `checks` what the topic of an entry asks for."""
+        parsed = parse_key(key)
+        if parsed.kind != "topic":
+            return
+        self.checks.pop(parsed.name, None)
+        found = self.registry.topics.get(parsed.name)
+        if found is not None and found.policy != "none":
+            self.checks[parsed.name] = found.check_payload
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the schema registry is closed")

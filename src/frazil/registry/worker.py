@@ -1,0 +1,214 @@
+"""The process that runs the schema libraries: one request after the other, within limits.
+
+A definition or a payload that is hostile can end this process, nothing else: its address space and
+the CPU time of each request are limited by the kernel, and `sandbox` gives each request a deadline
+and starts a new process when this one is gone.
+
+Both ways through the pipes a message is a length and MessagePack:
+
+    0        4
+    +--------+------------------+
+    |length  | Request / Answer |
+    |u32, BE |                  |
+    +--------+------------------+
+
+The first answer comes without a request: the libraries are loaded. Each request has one answer, but
+`check`, which has one for each payload; it may end before the last payload.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import sys
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from frazil.registry.definitions import Definition
+
+__all__ = ["Answer", "Request", "encode", "take_answers"]
+
+_LENGTH: Final = struct.Struct(">I")
+MEMORY_BYTES_MAX: Final = 1 << 30
+READ_CPU_S: Final = 4.0
+"""CPU time to read a definition, or to compare two."""
+CHECK_CPU_S: Final = 1.0
+"""CPU time to check one payload; its definition may have to be read first."""
+TURN_CPU_S: Final = 0.1
+"""After so much the other payloads of a request are left to the next one: others have a turn."""
+FILE_BYTES_MAX: Final = 64 << 20
+"""protoc writes its descriptors into a file in memory."""
+OPEN_FILES_MAX: Final = 64
+CACHED_MAX: Final = 256
+CACHED_BYTES_MAX: Final = 2 << 20
+"""Definitions kept for the next payloads; read, they take up to a hundred times their text."""
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the broker asks for."""
+
+    op: Literal["read", "compare", "check"]
+    type: str
+    definition: bytes = b""
+    """Of `check`: empty if this process should know it already, by its key."""
+    latest: bytes = b""
+    """Of `compare`: the version that `definition` is to follow."""
+    mode: str = ""
+    key: str = ""
+    payloads: tuple[bytes, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a request, or of one payload."""
+
+    fingerprint: str = ""
+    reasons: tuple[str, ...] = ()
+    """Of `compare`."""
+    refusal: str | None = None
+    """Why the definition is wrong, or why the payload does not fit."""
+    is_key_unknown: bool = False
+    """Of `check`: ask again with the definition."""
+    is_last: bool = False
+    """The request has no further answer."""
+
+
+_requests: Final = msgspec.msgpack.Decoder(Request)
+_answers: Final = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """Return a message with its length in front."""
+    data = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def take_answers(data: bytearray) -> list[Answer]:
+    """Take the whole answers off the front of what was received.
+
+    Raises:
+        ValueError: if the bytes are not answers.
+    """
+    found, at = [], 0
+    try:
+        while len(data) - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(data, at)
+            if len(data) - at - _LENGTH.size < size:
+                break
+            at += _LENGTH.size + size
+            found.append(_answers.decode(data[at - size : at]))
+    except msgspec.MsgspecError as error:
+        raise ValueError("not an answer") from error
+    del data[:at]
+    return found
+
+
+class _Cache:
+    """Definitions by key; all are dropped when they are too many."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Definition] = {}
+        self._bytes = 0
+
+    def get(self, key: str) -> Definition | None:
+        return self._found.get(key)
+
+    def add(self, key: str, definition: Definition, size: int) -> None:
+        if len(self._found) >= CACHED_MAX or self._bytes + size > CACHED_BYTES_MAX:
+            self._found.clear()
+            self._bytes = 0
+        self._found[key] = definition
+        self._bytes += size
+
+
+def _answers_to(request: Request, cache: _Cache) -> Iterator[Answer]:
+    from frazil.registry import definitions  # has the libraries
+
+    _limit_cpu(READ_CPU_S)
+    try:
+        if request.op == "read":
+            found = definitions.read_definition(request.type, request.definition)
+            yield Answer(fingerprint=found.fingerprint, is_last=True)
+            return
+        if request.op == "compare":
+            new = definitions.read_definition(request.type, request.definition)
+            latest = definitions.read_definition(request.type, request.latest)
+            yield Answer(reasons=definitions.compare(latest, new, request.mode), is_last=True)
+            return
+        known = cache.get(request.key)
+        if known is None and request.definition:
+            known = definitions.read_definition(request.type, request.definition)
+            cache.add(request.key, known, len(request.definition))
+    except definitions.InvalidDefinition as error:
+        # One payload is answered; the next one of the definition has the same answer.
+        yield Answer(refusal=str(error), is_last=True)
+        return
+    if known is None:
+        yield Answer(is_key_unknown=True, is_last=True)
+        return
+    used_s = 0.0
+    for number, payload in enumerate(request.payloads, 1):
+        _limit_cpu(CHECK_CPU_S)
+        refusal = known.refusal(payload)
+        used_s += CHECK_CPU_S - signal.getitimer(signal.ITIMER_PROF)[0]
+        is_last = number == len(request.payloads) or used_s > TURN_CPU_S
+        yield Answer(refusal=refusal, is_last=is_last)
+        if is_last:
+            return
+
+
+def _limit_cpu(seconds: float) -> None:
+    """End the process by SIGPROF when it has used so much more CPU time."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    cache = _Cache()
+    while True:
+        head = requests.read(_LENGTH.size)
+        if len(head) < _LENGTH.size:
+            return
+        request = _requests.decode(requests.read(_LENGTH.unpack(head)[0]))
+        for answer in _answers_to(request, cache):
+            answers.write(encode(answer))
+            answers.flush()
+        _limit_cpu(0)
+
+
+def _limit_process() -> None:
+    for kind, most in (
+        (resource.RLIMIT_AS, MEMORY_BYTES_MAX),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, FILE_BYTES_MAX),
+        (resource.RLIMIT_NOFILE, OPEN_FILES_MAX),
+    ):
+        _, hard = resource.getrlimit(kind)
+        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (limit, limit))
+
+
+def main() -> None:
+    """Answer requests from standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    # A library that prints must not write into the answers.
+    os.dup2(2, 1)
+    try:
+        from frazil.registry import definitions  # noqa: F401 - loads the libraries
+    except ImportError as error:
+        answers.write(encode(Answer(refusal=str(error), is_last=True)))
+        answers.flush()
+        return
+    _limit_process()
+    answers.write(encode(Answer(is_last=True)))
+    answers.flush()
+    # Any error but a definition's own, as MemoryError, ends the process: a new one is clean.
+    _serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Files that hold secrets: they are read only if nobody else can read them."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from frazil.errors import InvalidRequest
+from frazil.fs import FileSystem, RealFileSystem, read_fully
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frazil.config import ServeSettings
+
+__all__ = ["check_private", "load_certificate", "read_private", "read_text", "server_context"]
+
+FILE_BYTES_MAX: Final = 1 << 20
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+def check_private(path: str, *, what: str) -> None:
+    """Refuse a file that others than its owner can use, or that is another user's.
+
+    Raises:
+        InvalidRequest: if so, or if it is no file.
+    """
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{what} cannot be read", path=path, reason=_reason(error)) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidRequest(f"{what} is not a file", path=path)
+    if found.st_mode & _OTHERS:
+        mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        raise InvalidRequest(
+            f"{what} can be used by others, set its mode to 0600", path=path, mode=mode
+        )
+    if found.st_uid not in {0, os.geteuid()}:
+        raise InvalidRequest(f"{what} belongs to another user", path=path, owner=found.st_uid)
+
+
+def read_private(path: str, *, what: str, file_system: FileSystem | None = None) -> str:
+    """Return the text of a file that its owner alone can read.
+
+    Raises:
+        InvalidRequest: if others can, or if it cannot be read.
+    """
+    check_private(path, what=what)
+    return read_text(path, what=what, file_system=file_system)
+
+
+def read_text(path: str, *, what: str, file_system: FileSystem | None = None) -> str:
+    """Return the text of a small file.
+
+    Raises:
+        InvalidRequest: if it cannot be read, is larger than 1 MiB or not UTF-8.
+    """
+    files = RealFileSystem() if file_system is None else file_system
+    try:
+        file = files.open(str(Path(path).absolute()), "read")
+        try:
+            data = read_fully(file, 0, FILE_BYTES_MAX + 1)
+        finally:
+            file.close()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{what} cannot be read", path=path, reason=_reason(error)) from None
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidRequest(f"{what} is too large", path=path, bytes_max=FILE_BYTES_MAX)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # The error would hold the file's bytes.
+        raise InvalidRequest(f"{what} is not UTF-8", path=path, byte=error.start) from None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+
+
+def server_context(settings: ServeSettings, *, protocols: Sequence[str]) -> ssl.SSLContext | None:
+    """Return the context of a listener, None without a certificate.
+
+    Args:
+        settings: `serve.tls_*`.
+        protocols: what the listener speaks, for ALPN: `h2` or `http/1.1`.
+
+    Raises:
+        InvalidRequest: if a file cannot be used, or others can read the key.
+    """
+    if not settings.tls:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Compression leaks what it compresses; renegotiation is work that a client orders.
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(list(protocols))
+    load_certificate(context, settings)
+    if settings.tls_client_ca_file:
+        _require_clients(context, settings.tls_client_ca_file)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, settings: ServeSettings) -> None:
+    """Load certificate and key; again, to renew them: connections made afterwards use the new ones.
+
+    Raises:
+        InvalidRequest: if they cannot be used. The context keeps what it had.
+    """
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    check_private(key, what="key of the certificate")
+    # A pair that does not fit must not replace one that does: it is tried on its own first.
+    for target in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+        try:
+            # An empty password refuses an encrypted key; without one OpenSSL asks the terminal.
+            target.load_cert_chain(certificate, key, password="")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or type(error).__name__
+            raise InvalidRequest(
+                "certificate cannot be used", certificate=certificate, key=key, reason=reason
+            ) from None
+
+
+def _require_clients(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or type(error).__name__
+        raise InvalidRequest(
+            "authorities of clients cannot be used", path=path, reason=reason
+        ) from None
+    context.verify_mode = ssl.CERT_REQUIRED

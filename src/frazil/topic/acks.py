@@ -1,0 +1,337 @@
+"""Acks: of one call from those of its frames, of several parts, and those of the tiers.
+
+`ack="committed"` and `ack="uploaded"` wait for a tier: the record is fsynced first, like any other;
+then the tier is asked to hurry, and the caller waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from frazil.errors import FrazilError, InvalidRequest, Unavailable
+from frazil.log import Pending
+from frazil.model import Ack, AckLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from frazil.topic.runtime import TopicRuntime
+
+LEVELS: Final = get_args(AckLevel)
+RANGES_SHOWN_MAX: Final = 10
+
+Answers = list[Ack | FrazilError]
+"""The answers to the frames of one part, in their order."""
+Ends = dict[int, int]
+"""Offsets by part; -1 is a topic without parts."""
+
+WAITED_FOR: Final = {"committed": "committed to the lake", "uploaded": "uploaded to the store"}
+"""The levels of tiers, in words."""
+_TOPIC: Final = {"committed": "a topic with a lake", "uploaded": "a topic with objects"}
+
+
+def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+    """Return the ack of a call from those of its frames.
+
+    Raises:
+        FrazilError: what a frame met, if none was written.
+        Unavailable: with `outcome="unknown"` and what is there, if only some frames were written.
+    """
+    acks = [result for result in results if isinstance(result, Ack)]
+    if len(acks) == len(results):
+        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
+    errors = [result for result in results if isinstance(result, FrazilError)]
+    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
+    error = (unknown or errors)[0]
+    if not acks:
+        raise error
+    ranges = [f"{ack.offset}-{ack.offset_last}" for ack in acks]
+    more = ["…"] if len(ranges) > RANGES_SHOWN_MAX else []
+    raise Unavailable(
+        "part of the call was written, look before sending the rest; an idempotent producer may "
+        "send it all again",
+        outcome="unknown",
+        offsets_written=", ".join(ranges[:RANGES_SHOWN_MAX] + more),
+        frames_written=len(acks),
+        frames=len(results),
+        cause=error,
+    ) from error
+
+
+def check_level(ack: str, *, has_lake: bool = False, has_objects: bool = False) -> None:
+    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
+    if not isinstance(ack, str):
+        raise InvalidRequest("ack must be a text", got=type(ack).__name__)
+    absent = {
+        level for level, has in (("uploaded", has_objects), ("committed", has_lake)) if not has
+    }
+    allowed = "|".join(level for level in LEVELS if level not in absent)
+    if ack not in LEVELS:
+        raise InvalidRequest("unknown ack level", ack=ack, allowed=allowed)
+    if ack in absent:
+        raise InvalidRequest(
+            "this ack level needs a tier that this topic does not have", ack=ack, allowed=allowed
+        )
+
+
+def answer(pending: Pending) -> Ack | FrazilError:
+    """Wait for one frame's answer; an error is returned, for the others count as well."""
+    try:
+        value: Ack = pending.result()
+    except FrazilError as error:
+        return error
+    return value
+
+
+def written_text(acks: Iterable[tuple[int, Ack]]) -> str:
+    """Return where records are: for each ack its part, and its first and last offset."""
+    return ", ".join(f"{part}: {ack.offset}-{ack.offset_last}" for part, ack in acks)
+
+
+def part_acks(parts: Sequence[int], answers: Sequence[Answers]) -> list[Ack]:
+    """Return one ack for each part, from its first record to its last.
+
+    Raises:
+        FrazilError: what a frame met, if none was written.
+        Unavailable: with `outcome="unknown"` and what is there, if only some were written.
+    """
+    _check_written(parts, answers)
+    return [
+        Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part)
+        for part, found in zip(parts, _acks(answers), strict=True)
+    ]
+
+
+def _acks(answers: Sequence[Answers]) -> list[list[Ack]]:
+    return [[each for each in found if isinstance(each, Ack)] for found in answers]
+
+
+def _check_written(parts: Sequence[int], answers: Sequence[Answers]) -> None:
+    errors = [each for found in answers for each in found if isinstance(each, FrazilError)]
+    if not errors:
+        return
+    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
+    error = (unknown or errors)[0]
+    written = [
+        (part, ack) for part, acks in zip(parts, _acks(answers), strict=True) for ack in acks
+    ]
+    if not written:
+        raise error
+    raise Unavailable(
+        "only some parts of the call were written, look before sending the rest",
+        outcome="unknown",
+        parts_written=written_text(written[:RANGES_SHOWN_MAX]),
+        frames_written=len(written),
+        frames=sum(map(len, answers)),
+        cause=error,
+    ) from error
+
+
+class TierWaits:
+    """Who waits for a tier, and for how much. Any thread may call any method.
+
+    `wake` is called when somebody begins to wait.
+    """
+
+    def __init__(self, wake: Callable[[], None], *, timeout_s: float) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, int, Callable[[], None]]] = []
+        self.timeout_s = timeout_s
+        """So long a publish waits."""
+        self.reached: Ends = {}
+        """Where the tier stands, by part; a table may go back when somebody rolls it back."""
+        self.asked: Ends = {}
+        """How far somebody wants the tier to be, by part."""
+        self.refusal: str = ""
+        """Why nobody needs to wait: the tier is stopped or paused."""
+        self.delay: str = ""
+        """What the tier waits for at the moment, if it is known."""
+
+    def ask(self, part: int, end: int) -> None:
+        """Have everything below an offset there soon; returns at once."""
+        with self._lock:
+            if end <= max(self.asked.get(part, 0), self.reached.get(part, 0)):
+                return
+            self.asked[part] = end
+        self._wake()
+
+    def watch(self, part: int, end: int, tell: Callable[[], None]) -> bool:
+        """Have `tell` called when a part is there below `end`, or when it will not be.
+
+        Returns False, without a call to come, if one of the two is so already.
+        """
+        with self._lock:
+            if self.refusal or self.reached.get(part, 0) >= end:
+                return False
+            self._waiting.append((part, end, tell))
+        return True
+
+    def forget(self, tell: Callable[[], None]) -> None:
+        """Take back a watch."""
+        with self._lock:
+            self._waiting = [each for each in self._waiting if each[2] is not tell]
+
+    def moved(self, ends: Ends) -> None:
+        """Note where the tier stands and wake those who waited for it."""
+        with self._lock:
+            ready = self._moved(dict(ends))
+        for tell in ready:
+            tell()
+
+    def grew(self, part: int, end: int) -> None:
+        """Note that the tier has a part below an offset; whoever comes late with less is too late."""
+        with self._lock:
+            if end <= self.reached.get(part, 0):
+                return
+            ready = self._moved({**self.reached, part: end})
+        for tell in ready:
+            tell()
+
+    def _moved(self, ends: Ends) -> list[Callable[[], None]]:
+        self.reached = ends
+        ready = [each for each in self._waiting if ends.get(each[0], 0) >= each[1]]
+        self._waiting = [each for each in self._waiting if ends.get(each[0], 0) < each[1]]
+        return [tell for _part, _end, tell in ready]
+
+    def refuse(self, why: str) -> None:
+        """Wake everybody: the tier does not move on. Empty lets waits begin again."""
+        with self._lock:
+            self.refusal = why
+            told = self._waiting if why else []
+            if why:
+                self._waiting = []
+        for _part, _end, tell in told:
+            tell()
+
+    def is_asked(self) -> bool:
+        """Tell whether somebody wants more than the tier has."""
+        with self._lock:
+            return any(end > self.reached.get(part, 0) for part, end in self.asked.items())
+
+
+def _waits_of(runtime: TopicRuntime, level: str) -> TierWaits:
+    """Return the tier of a topic whose records are fsynced already: whatever fails has to say so."""
+    found = runtime.lake if level == "committed" else runtime.objects
+    if found is None:
+        # It was switched off between the check of the level and the ack of the log.
+        found = TierWaits(lambda: None, timeout_s=0)
+        found.refuse(f"the topic is not {_TOPIC[level]} any more")
+    return found
+
+
+def _late(
+    level: str, runtime: TopicRuntime, ack: Ack, every: Sequence[tuple[TopicRuntime, Ack]]
+) -> Unavailable:
+    """Return the error of a call whose records are all fsynced, but of which one part is late."""
+    waits = _waits_of(runtime, level)
+    late = f"it took longer than {waits.timeout_s:g} s"
+    why = waits.refusal or (f"{late}: {waits.delay}" if waits.delay else late)
+    if len(every) == 1:
+        return Unavailable(
+            f"the record is fsynced, but not {WAITED_FOR[level]} yet; it will be, "
+            "do not send it again",
+            outcome="fsynced",
+            topic=runtime.name,
+            offset=ack.offset,
+            offset_last=ack.offset_last,
+            why=why,
+        )
+    parts_late = [own.part for own, each in every if not _is_there(level, own, each)]
+    return Unavailable(
+        f"the records are fsynced, but not all {WAITED_FOR[level]} yet; they will be, "
+        "do not send them again",
+        outcome="fsynced",
+        topic=runtime.name.removesuffix(f"-part-{runtime.part}"),
+        parts_written=written_text((own.part, each) for own, each in every),
+        parts_late=", ".join(map(str, parts_late)),
+        acks=tuple(each for _own, each in every),
+        why=why,
+    )
+
+
+def _is_there(level: str, runtime: TopicRuntime, ack: Ack) -> bool:
+    return _waits_of(runtime, level).reached.get(runtime.part, 0) > ack.offset_last
+
+
+def _now(waits: Sequence[tuple[TopicRuntime, Ack]]) -> float:
+    """Return the monotonic time: all parts of a call share one time-out."""
+    return waits[0][0].clock.monotonic() if waits else 0.0
+
+
+def wait_reached(level: str | None, waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
+    """Wait until records that were acked have reached a tier; at once for other levels.
+
+    Raises:
+        Unavailable: if that takes too long, or the tier is stopped; the records are fsynced. Of
+            a call to several parts `parts_written` and `acks` tell where each of them is.
+    """
+    if level not in WAITED_FOR:
+        return
+    for runtime, ack in waits:
+        _waits_of(runtime, level).ask(runtime.part, ack.offset_last + 1)
+    began_at = _now(waits)
+    for runtime, ack in waits:
+        told = threading.Event()
+        tier, end = _waits_of(runtime, level), ack.offset_last + 1
+        if tier.watch(runtime.part, end, told.set):
+            told.wait(max(tier.timeout_s - (_now(waits) - began_at), 0.0))
+            tier.forget(told.set)
+        if not _is_there(level, runtime, ack):
+            raise _late(level, runtime, ack, waits)
+
+
+async def wait_reached_async(level: str | None, waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
+    """Do the same without holding up the loop."""
+    if level not in WAITED_FOR:
+        return
+    loop = asyncio.get_running_loop()
+    for runtime, ack in waits:
+        _waits_of(runtime, level).ask(runtime.part, ack.offset_last + 1)
+    began_at = _now(waits)
+    for runtime, ack in waits:
+        told = asyncio.Event()
+        tier, end = _waits_of(runtime, level), ack.offset_last + 1
+
+        def tell(told: asyncio.Event = told) -> None:
+            # The loop may have ended before the tier got there.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(told.set)
+
+        if tier.watch(runtime.part, end, tell):
+            try:
+                left_s = max(tier.timeout_s - (_now(waits) - began_at), 0.0)
+                await asyncio.wait_for(told.wait(), left_s)
+            except TimeoutError:
+                pass
+            finally:
+                tier.forget(tell)
+        if not _is_there(level, runtime, ack):
+            raise _late(level, runtime, ack, waits)
+
+
+class TierPending(Pending):
+    """An answer that counts when its record has reached a tier."""
+
+    __slots__ = ("_level", "_runtime")
+
+    def __init__(self, runtime: TopicRuntime, level: str) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._level = level
+
+    def settle(self, value: Any) -> None:
+        """Give the journal's answer, and have the tier hurry: in the journal's thread."""
+        super().settle(value)
+        runtime = self._runtime
+        tier = runtime.lake if self._level == "committed" else runtime.objects
+        if isinstance(value, Ack) and tier is not None:
+            tier.ask(runtime.part, value.offset_last + 1)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the fsync, then for the tier."""
+        ack: Ack = super().result(timeout_s)
+        wait_reached(self._level, [(self._runtime, ack)])
+        return ack

@@ -1,0 +1,263 @@
+"""Checks of records: at once or in the sandbox, in order, with a bound on what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+import frazil
+from frazil.errors import Overloaded, Unavailable
+from frazil.registry import NewSchema, SchemaChecks, SchemaStore, entries
+from frazil.registry import checks as checks_module
+from frazil.schema import Message
+
+SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
+TOPIC = "/n/t"
+WAIT_S = 60
+
+
+class Refused(Exception):
+    """A record's refusal, as a front end makes it."""
+
+
+def run(path, scene, *, policy="enforce", check_payload=True, schema=None):
+    """Run a scene with the checks of a topic for whole numbers in JSON, or another schema."""
+
+    async def play(engine):
+        store = SchemaStore(engine.states)
+        text = json.dumps({"type": "integer"} if schema is None else schema).encode()
+        await store.register(NewSchema(subject="s", type="json", definition=text, now=1))
+        await store.change(
+            lambda r: r.configure_topic(TOPIC, "s", policy, check_payload=check_payload)
+        )
+        try:
+            checks = SchemaChecks(store, Refused)
+            return await asyncio.wait_for(scene(checks, store), WAIT_S)
+        finally:
+            await store.close()
+
+    with frazil.open(path, **SETTINGS) as engine:
+        return asyncio.run(play(engine))
+
+
+def record(payload, schema_id=1):
+    return Message(payload, schema_id=schema_id)
+
+
+async def until(check):
+    """Wait for a condition."""
+    while not check():  # noqa: ASYNC110 - any condition
+        await asyncio.sleep(0.001)
+
+
+def test_ids_are_looked_at_at_once(tmp_path):
+    """Without the check of payloads the verdict is there when the call returns."""
+
+    async def scene(checks, store):
+        told = []
+        checks.check(TOPIC, record(b"anything"), told.append)
+        checks.check(TOPIC, record(b"7", schema_id=None), told.append)
+        assert told[0] is None
+        assert isinstance(told[1], Refused)
+        assert "the message has no schema id, subject 's' has 1" in str(told[1])
+        assert checks.stats() == {
+            "checked_total": 2,
+            "warned_total": 0,
+            "refused_total": 1,
+            "waiting_records": 0,
+            "waiting_bytes": 0,
+        }
+
+    run(tmp_path, scene, check_payload=False)
+
+
+def test_verdicts_come_in_the_order_of_the_records(tmp_path):
+    """Many records, more than one turn takes, are passed on in their order, each once."""
+
+    async def scene(checks, store):
+        told = []
+        for number in range(300):
+            payload = b"%d" % number if number % 3 else b"no"
+            checks.check(TOPIC, record(payload), lambda e, n=number: told.append((n, e)))
+        assert told == []
+        await until(lambda: len(told) == 300)
+        assert [number for number, _ in told] == list(range(300))
+        assert all((error is None) == bool(number % 3) for number, error in told)
+        assert checks.stats()["waiting_records"] == checks.stats()["waiting_bytes"] == 0
+        assert checks.refused_total == 100
+
+    run(tmp_path, scene)
+
+
+def test_an_answer_does_not_overtake_when_the_policy_changes(tmp_path):
+    """A record that needs no check of its payload any more still waits for those before it."""
+
+    async def scene(checks, store):
+        told = []
+        for number in range(100):
+            checks.check(TOPIC, record(b"%d" % number), lambda _, n=number: told.append(n))
+        store.registry.apply(
+            "topic:" + TOPIC, entries.encode(entries.TopicEntry("s", "enforce", False))
+        )
+        checks.check(TOPIC, record(b"100"), lambda _: told.append(100))
+        assert told == []
+        await until(lambda: len(told) == 101)
+        assert told == list(range(101))
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("TOPIC_RECORDS_MAX", 3), ("TOPIC_BYTES_MAX", 30), ("BYTES_MAX", 30)]
+)
+def test_what_may_wait_is_bounded(tmp_path, monkeypatch, limit, value):
+    """One record too many is refused at once, and those before it are answered."""
+    monkeypatch.setattr(checks_module, limit, value)
+
+    async def scene(checks, store):
+        told = []
+        for _ in range(3):
+            checks.check(TOPIC, record(b"1234567890"), told.append)
+        with pytest.raises(Overloaded, match="slow down"):
+            checks.check(TOPIC, record(b"1"), told.append)
+        await until(lambda: len(told) == 3)
+        assert told == [None, None, None]
+        checks.check(TOPIC, record(b"1"), told.append)
+        await until(lambda: len(told) == 4)
+
+    run(tmp_path, scene)
+
+
+def test_payloads_of_plain_types_are_checked_at_once(tmp_path):
+    """No library is needed for a text or a number, so the answer is there when the call returns."""
+
+    async def scene(checks, store):
+        await store.change(lambda r: r.set_mode("s", "none"))
+        await store.register(NewSchema(subject="s", type="number", definition=b"", now=1))
+        told = []
+        checks.check(TOPIC, record(b"7"), told.append)
+        checks.check(TOPIC, record(b"seven!"), told.append)
+        assert told[0] is None
+        assert str(told[1]).startswith(
+            f"schema validation failed for topic '{TOPIC}': the payload does not fit version 2 of"
+            " 's': not a number"
+        )
+
+    run(tmp_path, scene)
+
+
+def test_each_record_is_checked_by_its_version(tmp_path):
+    """Records of two versions in one batch have each their own schema."""
+
+    async def scene(checks, store):
+        text = b'{"type": "number"}'
+        await store.register(NewSchema(subject="s", type="json", definition=text, now=1))
+        told = []
+        for number in range(8):
+            message = Message(b"1.5", schema_id=1, schema_version=1 + number % 2)
+            checks.check(TOPIC, message, told.append)
+        await until(lambda: len(told) == 8)
+        assert [error is None for error in told] == [False, True] * 4
+        assert "does not fit version 1 of 's': at $: the value is not of type" in str(told[0])
+
+    run(tmp_path, scene)
+
+
+def test_warnings_are_told_now_and_then(tmp_path, monkeypatch, caplog):
+    """A topic's warnings are counted all and logged once, later with the number of them."""
+
+    async def scene(checks, store):
+        passed = []
+        for _ in range(5):
+            checks.check(TOPIC, record(b"", schema_id=None), passed.append)
+        assert passed == [None] * 5
+        monkeypatch.setattr(checks_module, "WARNING_S", 0.0)
+        checks.check(TOPIC, record(b"", schema_id=None), passed.append)
+        return checks.warned_total
+
+    assert run(tmp_path, scene, policy="warn", check_payload=False) == 6
+    told = [each.facts for each in caplog.records if each.message == "schema_mismatch_taken"]
+    assert told == [{"topic": TOPIC, "records": 1}, {"topic": TOPIC, "records": 5}]
+
+
+def test_no_payload_is_in_the_log(tmp_path, caplog):
+    """What a record holds is nobody's business but its sender's."""
+
+    async def scene(checks, store):
+        told = []
+        checks.check(TOPIC, record(b'"secret text"'), told.append)
+        await until(lambda: told)
+        assert told == [None]
+
+    run(tmp_path, scene, policy="warn")
+    told = [each for each in caplog.records if each.message == "schema_mismatch_taken"]
+    assert len(told) == 1
+    assert "secret" not in str(told[0].facts)
+
+
+ENDLESS = {"type": "array", "items": "null"}
+LONG = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x0f\x00"
+
+
+async def make_endless(store):
+    """Change the schema to an Avro array that takes no bytes for as many items as it says."""
+    await store.change(lambda r: r.set_mode("s", "none"))
+    text = json.dumps(ENDLESS).encode()
+    await store.register(NewSchema(subject="s", type="avro", definition=text, now=1))
+
+
+@pytest.mark.parametrize("policy", ["enforce", "warn"])
+def test_a_record_that_overruns_costs_its_sender_alone(tmp_path, policy):
+    """It does not fit; those before and after it in the batch do, and the next batch, too."""
+
+    async def scene(checks, store):
+        await make_endless(store)
+        told = []
+        for payload in (b"\0", LONG, b"\0", b"\0"):
+            checks.check(TOPIC, record(payload), told.append)
+        await until(lambda: len(told) == 4)
+        assert [told[number] for number in (0, 2, 3)] == [None] * 3
+        if policy == "enforce":
+            assert "schema needs too much work for this payload" in str(told[1])
+        else:
+            assert (told[1], checks.warned_total) == (None, 1)
+        checks.check(TOPIC, record(b"\0"), told.append)
+        await until(lambda: len(told) == 5)
+        assert told[4] is None
+
+    run(tmp_path, scene, policy=policy)
+
+
+def test_records_that_wait_are_refused_by_the_close(tmp_path):
+    """Each record has one answer, in their order, and a later one is refused, too."""
+
+    async def scene(checks, store):
+        told = []
+        for number in range(100):
+            checks.check(TOPIC, record(b"1"), lambda e, n=number: told.append((n, e)))
+        await until(lambda: told)
+        await store.close()
+        await until(lambda: len(told) == 100)
+        assert [number for number, _ in told] == list(range(100))
+        assert {type(error) for _, error in told} == {type(None), Unavailable}
+        checks.check(TOPIC, record(b"1"), lambda e: told.append((100, e)))
+        await until(lambda: len(told) == 101)
+        assert type(told[100][1]) is Unavailable
+        assert checks.stats()["waiting_bytes"] == 0
+
+    run(tmp_path, scene)
+
+
+def test_no_number_of_the_server_is_told(tmp_path, monkeypatch):
+    """Who is to slow down does not learn how much of others waits."""
+    monkeypatch.setattr(checks_module, "TOPIC_RECORDS_MAX", 1)
+
+    async def scene(checks, store):
+        checks.check(TOPIC, record(b"1"), lambda _: None)
+        with pytest.raises(Overloaded) as caught:
+            checks.check(TOPIC, record(b"1"), lambda _: None)
+        assert caught.value.details == {"retry_after_ms": 100}
+
+    run(tmp_path, scene)
