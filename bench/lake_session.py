@@ -35,7 +35,7 @@ from frazil.lake.binding import bind
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 from frazil.lake.connection import CatalogAddress, connect
 from frazil.lake.table import TableDefinition
-from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
+from frazil.lake.worker_jobs import commit_body, commit_plan, commit_result
 from frazil.lake.worker_spark import Spark
 from frazil.model import WHOLE
 from frazil.schema import declare_schema
@@ -103,7 +103,7 @@ def lake_session(root: str) -> Iterator[LakeSession]:
 
 
 class _Job:
-    """A worker's job without the worker; see `frazil.lake.worker_calls.Job`."""
+    """A worker's job without the worker; see `frazil.lake.worker_jobs.Job`."""
 
     def __init__(self, spark: Spark, body: Mapping[str, Any]) -> None:
         self.spark = spark.session

@@ -19,10 +19,12 @@ from frazil.config.sections import DAY, LogSettings
 from frazil.engine import Engine
 from frazil.errors import NotFound
 from frazil.model import Ack
-from frazil.query import lockdown, pool
+from frazil.query import pool
 from frazil.topic import known_topics
 from tests.crash.checker import require
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+
+CONNECT = pool.connect_locked
 
 ROOT = "/data"
 LOG = LogSettings(
@@ -77,7 +79,7 @@ def _connect(*, directories, **settings):
 
 @cache
 def _instance(directories, **settings):
-    return lockdown.connect_locked(directories=directories, **settings)
+    return CONNECT(directories=directories, **settings)
 
 
 @attrs.define(eq=False)

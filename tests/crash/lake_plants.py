@@ -7,7 +7,7 @@ import msgspec
 from frazil.errors import CommitUnknown, Unavailable
 from frazil.lake import commit as module
 from frazil.lake import ends_of, watermark
-from frazil.lake.commit import _Run
+from frazil.lake.commit import CommitAttempt
 from tests.crash.lake_table import IcebergTable
 from tests.crash.lake_world import World
 
@@ -27,35 +27,35 @@ def marker_only_in_the_summary(monkeypatch):
 
 def no_fence(monkeypatch):
     """The snapshot is that of the moment of the write, not that of the watermark."""
-    honest = _Run._append
+    honest = CommitAttempt._append
 
     def append(self, table, rows, sid, summary):
         return honest(self, table, rows, self._tables.load(table).sid, summary)
 
-    monkeypatch.setattr(_Run, "_append", append)
+    monkeypatch.setattr(CommitAttempt, "_append", append)
 
 
 def cleaned_up_after_an_unknown_outcome(monkeypatch):
     """The file of a write without a reply is removed."""
-    honest = _Run._failed
+    honest = CommitAttempt._failed
 
     def failed(self, error):
         if isinstance(error, (CommitUnknown, Unavailable)):
             self._tables.discard()
         honest(self, error)
 
-    monkeypatch.setattr(_Run, "_failed", failed)
+    monkeypatch.setattr(CommitAttempt, "_failed", failed)
 
 
 def watermark_moved_before_the_commit(monkeypatch):
     """A snapshot with the new watermark comes first, the rows with the next."""
-    honest = _Run._append
+    honest = CommitAttempt._append
 
     def append(self, table, rows, sid, summary):
         sid = honest(self, table, [], sid, summary)
         return None if sid is None else honest(self, table, rows, sid, summary)
 
-    monkeypatch.setattr(_Run, "_append", append)
+    monkeypatch.setattr(CommitAttempt, "_append", append)
 
 
 def rejects_after_main(monkeypatch):
@@ -68,14 +68,14 @@ def rejects_after_main(monkeypatch):
                 pass
         return result
 
-    honest_main, honest_rejects = _Run._commit_main, _Run._commit_rejects
-    monkeypatch.setattr(_Run, "_commit_main", commit_main)
-    monkeypatch.setattr(_Run, "_commit_rejects", lambda *_args: True)
+    honest_main, honest_rejects = CommitAttempt._commit_main, CommitAttempt._commit_rejects
+    monkeypatch.setattr(CommitAttempt, "_commit_main", commit_main)
+    monkeypatch.setattr(CommitAttempt, "_commit_rejects", lambda *_args: True)
 
 
 def unknown_taken_for_done(monkeypatch):
     """A write without a reply counts as a commit."""
-    honest = _Run._append
+    honest = CommitAttempt._append
 
     def append(self, table, rows, sid, summary):
         try:
@@ -85,7 +85,7 @@ def unknown_taken_for_done(monkeypatch):
         except Unavailable:
             return honest(self, table, rows, sid, summary)
 
-    monkeypatch.setattr(_Run, "_append", append)
+    monkeypatch.setattr(CommitAttempt, "_append", append)
 
 
 def whole_files_moved_again(monkeypatch):
@@ -108,13 +108,13 @@ def side_table_without_a_watermark(monkeypatch):
 
 def other_parts_left_out_of_the_summary(monkeypatch):
     """A summary has the ends of its own plan's parts alone, and the newest counts alone."""
-    honest = _Run._summary
+    honest = CommitAttempt._summary
 
     def summary(self, ends, verdict):
         own = {each.part for each in self._plan.parts}
         return honest(self, {part: end for part, end in ends.items() if part in own}, verdict)
 
-    monkeypatch.setattr(_Run, "_summary", summary)
+    monkeypatch.setattr(CommitAttempt, "_summary", summary)
 
 
 def newest_summary_counts(monkeypatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from frazil.errors import Conflict
-from frazil.lake import TOPIC_ID, RejectRatio, Snapshot, TableMetadata, View, ends_of
+from frazil.lake import TOPIC_ID, RejectRatio, Snapshot, TableMetadata, TableState, ends_of
 
 COMMITS_COUNTED = 50
 """What one commit counts for the age of the property: the third is already too old."""
@@ -108,7 +108,7 @@ class IcebergTable:
             sum(each.number("frazil.rows-in") for each in counts),
             sum(each.number("frazil.rows-rejected") for each in counts),
         )
-        return View(
+        return TableState(
             sid=self.head,
             topic_id=self.properties.get(TOPIC_ID),
             schema_version=None,

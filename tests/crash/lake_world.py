@@ -199,7 +199,7 @@ class World:
         known = Known(TOPIC_ID, self.remembered, self.durable, self.held, self.choice, self.chosen)
         decision = decide(TABLE, self.main.view(), known)
         if decision.case == "stop":
-            self._operator(decision.reason, decision.message, decision.told)
+            self._operator(decision.reason, decision.message, decision.stated)
             return False
         self.committed = {part: decision.marks.get(part, 0) for part in self.parts}
         self._remember(spent=decision.choice_spent)

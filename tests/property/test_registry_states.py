@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.registry import Planned, Registry
-from frazil.registry.definitions import InvalidDefinition, compare, read_definition
+from frazil.registry.definitions import Invalid, compare, read_definition
 from tests.unit.registry.registering import plan, register
 
 SUBJECTS = st.sampled_from(["a", "b", "c:1"])
@@ -99,17 +99,17 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @invariant()
     def says_what_the_model_says(self):
-        listed = {each.subject: each for each in self.registry.subjects()}
+        listed = {each.subject.name: each for each in self.registry.subjects()}
         assert set(listed) == {name for name, versions in self.model.items() if versions}
         for name, line in listed.items():
             versions = self.model[name]
-            assert line.schema_id == self.ids[name]
-            assert line.compatibility_mode == self.modes[name]
+            assert line.subject.schema_id == self.ids[name]
+            assert line.subject.mode == self.modes[name]
             assert {each.version for each in self.registry.versions(name)} == set(versions)
             for version, kind in versions.items():
-                assert self.registry.schema(line.schema_id, version).type == kind
+                assert self.registry.schema(line.subject.schema_id, version).entry.type == kind
         for topic, subject in self.topics.items():
-            assert self.registry.topic_schema(topic).subject == subject
+            assert self.registry.topics[topic].subject == subject
 
     @invariant()
     def replayed_is_equal(self):
@@ -133,7 +133,7 @@ class RegistryMachine(RuleBasedStateMachine):
         for key, value in self.journal[:-1]:
             cut.apply(key, value)
         done = register(cut, "new")
-        assert cut.schema(done.schema_id).subject == "new"
+        assert cut.schema(done.schema_id).subject.name == "new"
 
 
 RegistryMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
@@ -144,7 +144,7 @@ def read(kind, *definitions):
     """Return those definitions that are right; any other error than its own would end the worker."""
     found = []
     for data in definitions:
-        with suppress(InvalidDefinition):
+        with suppress(Invalid):
             found.append(read_definition(kind, data))
     return found
 

@@ -35,8 +35,6 @@ SEAM_EXCEPTIONS = {
         {"tempfile"},
         "a catalog in memory has a warehouse that is gone with it",
     ),
-    "lake/doctor.py": ({"tempfile"}, "a catalog that is only tried leaves no file behind"),
-    "lake/priority.py": ({"os.open"}, "the kernel's file of a session's priority takes no pwrite"),
     "lake/worker_spark.py": ({"shutil"}, "scratch files of a dead Spark are a tree of any depth"),
     "lake/session.py": ({"os.open"}, "the JVM's own output needs a descriptor that appends"),
     "engine/doctor.py": (
@@ -44,9 +42,12 @@ SEAM_EXCEPTIONS = {
         "rights and owner are the user's business; a copy of the metadata is opened, never the file",
     ),
     "registry/definitions.py": ({"os.pread"}, "protoc writes into files in memory"),
-    "lake/process.py": (
+    "lake/worker_client.py": (
         {"os.open"},
-        "a child process gets descriptors: its output, and a short way to its socket",
+        (
+            "a child process gets descriptors (its output, a short way to its socket), and the kernel's "
+            "file of a session's priority takes no pwrite"
+        ),
     ),
 }
 """Paths under src/frazil with what they may call although it belongs to the seams, and why."""
@@ -55,7 +56,6 @@ BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
     "engine/engine.py": "what a failed creation wrote is taken back, whatever went wrong",
     "subscribe/burials.py": "the top of a letter's task: a bug is told, the record stays",
-    "lake/runtime.py": "the top of the lake's thread: a bug is told, and the lake goes on",
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",

@@ -80,7 +80,7 @@ def serve(
         token=None if no_token else server.token_of(token_file),
         run_directory=paths.run,
     )
-    server.serve(options, told=lambda address: _show(session, options, address))
+    server.serve(options, listening=lambda address: _show(session, options, address))
 
 
 def _answers(address: CatalogAddress) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["LakeNews", "tell_lake"]
 
 LOOK_S: Final = 1.0
-TABLES_TOLD_MAX: Final = 20
+TABLES_SHOWN_MAX: Final = 20
 """Whoever has more topics looks at `frazil top`."""
 
 
@@ -23,7 +23,7 @@ class LakeNews:
     def __init__(self, engine: Engine) -> None:
         self._lake = engine.lake
         self._state = ""
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
     def look(self) -> list[str]:
         """Return the lines that were not said yet; it does not wait for anything."""
@@ -35,8 +35,8 @@ class LakeNews:
             found += [f"lake: {state}"] if state else []
         for topic in topics:
             rows = topic.counts["rows"]
-            if rows and topic.name not in self._told and len(self._told) < TABLES_TOLD_MAX:
-                self._told.add(topic.name)
+            if rows and topic.name not in self._shown and len(self._shown) < TABLES_SHOWN_MAX:
+                self._shown.add(topic.name)
                 count = "row" if rows == 1 else f"{rows:,} rows"
                 found.append(f"lake: {topic.name} has its first {count} in {topic.table}")
         return found

@@ -384,15 +384,6 @@ class LakeWorkerSettings(Section):
     heap_bytes: Bytes = setting(
         GIB, "The worker's Java heap has at most this size.", low=256 * MIB, high=TIB
     )
-    start_timeout_s: Seconds = setting(
-        10 * MINUTE, "A worker that is not ready after this time is replaced.", low=1, high=HOUR
-    )
-    ping_timeout_s: Seconds = setting(
-        10.0, "A worker that answers nothing for so long is replaced.", low=0.1, high=HOUR
-    )
-    stop_timeout_s: Seconds = setting(
-        30.0, "A running commit gets so long when the worker is stopped.", low=0, high=HOUR
-    )
 
 
 class LakeSettings(Section):

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges, encode_ranges
     from frazil.lake.doctor import Check, examine
     from frazil.lake.expiry import expirable
-    from frazil.lake.halting import VARIABLE, Halt
     from frazil.lake.iceberg import Reference, Snapshot, TableMetadata
     from frazil.lake.jars import Jar, jars_directory, jars_of, kinds_for, prepare, take_jars
     from frazil.lake.java import cache_directory, find_java
@@ -34,13 +33,14 @@ if TYPE_CHECKING:
     from frazil.lake.plans import LakePlans
     from frazil.lake.runtime import Lake
     from frazil.lake.session import CATALOG_NAME, build_session, session_conf
-    from frazil.lake.table import TOPIC_ID, RejectRatio, View, end_key, ends_of
+    from frazil.lake.table import TOPIC_ID, RejectRatio, TableState, end_key, ends_of
     from frazil.lake.topics import COUNTS
     from frazil.lake.types import check_lake_schema, iceberg_schema
     from frazil.lake.verify import PartFacts, Problem, StagedRows, VerifyRequest, VerifyResult
     from frazil.lake.watermark import MISSING_RANGE, ROLLED_BACK, Known, decide, watermarks
     from frazil.lake.wire import Answer, Request, receive, send
     from frazil.lake.worker_client import Launched
+    from frazil.lake.worker_jobs import VARIABLE, Failpoints
 
 __all__ = [
     "ADOPTED",
@@ -56,7 +56,7 @@ __all__ = [
     "Check",
     "CommitRequest",
     "CommitResult",
-    "Halt",
+    "Failpoints",
     "Jar",
     "Known",
     "Lake",
@@ -76,10 +76,10 @@ __all__ = [
     "StagedSet",
     "TableMetadata",
     "TableName",
+    "TableState",
     "Verdict",
     "VerifyRequest",
     "VerifyResult",
-    "View",
     "build_session",
     "cache_directory",
     "check_lake_columns",
@@ -115,7 +115,7 @@ _MODULES = {
     "frazil.lake.declared": ("ADOPTED", "SKIPPED", "decode_ranges", "encode_ranges"),
     "frazil.lake.doctor": ("Check", "examine"),
     "frazil.lake.expiry": ("expirable",),
-    "frazil.lake.halting": ("Halt", "VARIABLE"),
+    "frazil.lake.worker_jobs": ("Failpoints", "VARIABLE"),
     "frazil.lake.iceberg": ("Reference", "Snapshot", "TableMetadata"),
     "frazil.lake.jars": ("Jar", "jars_directory", "jars_of", "kinds_for", "prepare", "take_jars"),
     "frazil.lake.java": ("cache_directory", "find_java"),
@@ -134,7 +134,7 @@ _MODULES = {
     "frazil.lake.plans": ("LakePlans",),
     "frazil.lake.runtime": ("Lake",),
     "frazil.lake.session": ("CATALOG_NAME", "build_session", "session_conf"),
-    "frazil.lake.table": ("TOPIC_ID", "RejectRatio", "View", "end_key", "ends_of"),
+    "frazil.lake.table": ("TOPIC_ID", "RejectRatio", "TableState", "end_key", "ends_of"),
     "frazil.lake.topics": ("COUNTS",),
     "frazil.lake.types": ("check_lake_schema", "iceberg_schema"),
     "frazil.lake.verify": (

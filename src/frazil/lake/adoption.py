@@ -13,16 +13,17 @@ import msgspec
 
 from frazil.errors import InvalidRequest, NotFound
 from frazil.lake.declared import ADOPTED, ranges_between, without
-from frazil.lake.plans import Wishes
-from frazil.lake.watermark import side_view, stray_begins, watermarks
+from frazil.lake.plans import OperatorOverrides
+from frazil.lake.watermark import rejects_state, stray_starts, watermarks
 from frazil.log import RANGE_GAP, Control, Pending, deliver
 from frazil.log import format as fmt
+from frazil.offsets import RangeSet
 from frazil.telemetry import event
 from frazil.topic import first_held, special_ranges
 
 if TYPE_CHECKING:
     from frazil.lake.declared import Ranges
-    from frazil.lake.table import Ends, View
+    from frazil.lake.table import Ends, TableState
     from frazil.lake.tables import CatalogTables
     from frazil.lake.topics import LakeTopic
     from frazil.topic import TopicRuntime
@@ -48,7 +49,7 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
     if foreign:
         firsts = {each.part: first_held(each) for each in topic.runtimes}
     else:
-        firsts = {**topic.own_to(), **strays}
+        firsts = {**topic.lineage_ends(), **strays}
     theirs = ranges_between(firsts, {part: ends.get(part, 0) for part in firsts})
     left_out = _own_records(topic, theirs)
     if (foreign or left_out) and not confirm:
@@ -59,12 +60,12 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
             table=topic.table,
             topic_id=view.topic_id,
             ours=topic.uid,
-            left_out=sum(end - first for each in left_out.values() for first, end in each),
+            left_out=sum(each.size for each in left_out.values()),
         )
     if theirs and not foreign:
         # Before the head is raised: afterwards nothing says where the table's own records ended.
         if strays:
-            topic.branch_off(strays)
+            topic.mark_diverged(strays)
         topic.note_own()
         # In the side table first, because the main one decides.
         with contextlib.suppress(NotFound):
@@ -75,9 +76,9 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
         # The side table may be ahead of it.
         tables.advance(topic.table, ends)
     if foreign:
-        everything: Ranges = {part: ((0, end),) for part, end in ends.items() if end}
+        everything = {part: RangeSet([(0, end)]) for part, end in ends.items() if end}
         tables.take_over(topic.table, topic.uid, everything)
-    topic.decide(Wishes(paused=topic.wishes.paused), adopted=True)
+    topic.decide(OperatorOverrides(paused=topic.overrides.paused), adopted=True)
     event("lake_adopted", topic=topic.name, foreign=foreign, ends=ends, left_out=left_out)
     return {
         "table": str(topic.table),
@@ -88,7 +89,7 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
     }
 
 
-def _side_view(topic: LakeTopic, tables: CatalogTables, view: View) -> View | None:
+def _side_view(topic: LakeTopic, tables: CatalogTables, view: TableState) -> TableState | None:
     """Return the state of the side table, if it belongs to the table's topic or to this one."""
     try:
         side = tables.look(topic.table.rejects)
@@ -97,30 +98,32 @@ def _side_view(topic: LakeTopic, tables: CatalogTables, view: View) -> View | No
     return side if side.topic_id in {view.topic_id, topic.uid} else None
 
 
-def _ends(view: View, side: View | None) -> Ends:
+def _ends(view: TableState, side: TableState | None) -> Ends:
     """Return where the table ends, its side table included."""
     ends, _certain = watermarks(view, {})
     others = {} if side is None else watermarks(side, {})[0]
     return {part: max(ends.get(part, 0), others.get(part, 0)) for part in {*ends, *others}}
 
 
-def _strays(topic: LakeTopic, view: View, side: View | None) -> Ends:
+def _strays(topic: LakeTopic, view: TableState, side: TableState | None) -> Ends:
     """Return, by part, where late commits for another topic took this one's offsets."""
-    durable = topic.own_to()
-    found = stray_begins(view, topic.remembered(), durable)
+    durable = topic.lineage_ends()
+    found = stray_starts(view, topic.remembered(), durable)
     if side is None:
         return found
     own = {**watermarks(view, {})[0], **found}
-    return {**stray_begins(side_view(side, own), {}, durable), **found}
+    return {**stray_starts(rejects_state(side, own), {}, durable), **found}
 
 
 def _own_records(topic: LakeTopic, ranges: Ranges) -> Ranges:
     """Return the durable offsets of ranges at which the topic has records, by part."""
     durable = topic.durable()
     outside = {
-        each.part: (
-            (durable[each.part], 1 << 63),
-            *((gap.first, gap.end) for gap in special_ranges(each)),
+        each.part: RangeSet(
+            [
+                (durable[each.part], 1 << 63),
+                *((gap.first, gap.end) for gap in special_ranges(each)),
+            ]
         )
         for each in topic.runtimes
     }

@@ -1,6 +1,6 @@
 """Bind a topic to its table: create it with everything the protocol needs, or check it.
 
-Done by PyIceberg, without Spark, before the first plan. Binding again, from two places at once, or
+Done by PyIceberg, without Spark, before the first plan. Binding again, from two programs at once, or
 after a crash in the middle comes to the same: what is there is checked, what is missing is made.
 """
 
@@ -19,7 +19,7 @@ from pyiceberg.transforms import IdentityTransform, parse_transform
 
 from frazil.errors import CommitUnknown, Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake.connection import CatalogAddress, calls, connect, load
-from frazil.lake.matching import compare, match
+from frazil.lake.evolve import compare, match
 from frazil.lake.plan import TableName
 from frazil.lake.table import (
     OFFSET_BEGIN,
@@ -27,10 +27,10 @@ from frazil.lake.table import (
     PROTOCOL_VERSION,
     SCHEMA_VERSION,
     TOPIC_ID,
-    View,
+    TableState,
     end_key,
 )
-from frazil.lake.table_state import view_of
+from frazil.lake.table_state import state_of
 from frazil.lake.types import (
     OFFSET,
     PART,
@@ -69,8 +69,8 @@ class Bound:
     table: TableName
     location: str
     created: bool
-    view: View
-    rejects: View
+    view: TableState
+    rejects: TableState
     schema_version: int
     foreign: tuple[str, ...] = ()
 
@@ -85,7 +85,7 @@ def bind(
     """Make or check the table of a topic and its side table.
 
     An existing table may stand at an earlier version of the topic's columns, which `columns` then
-    gives; `evolve` brings it further. Properties that somebody changed are left alone.
+    gives; `evolve` brings it further. Changed properties are left alone.
 
     Raises:
         InvalidRequest: a type, name or partition column that a table cannot have.
@@ -101,18 +101,18 @@ def bind(
     foreign = _check_columns(table, found, definition, columns)
     if not created:
         _probe(catalog, main.config, found.location, clock)
-    # Only beside a table that is this topic's: another's would get a side table of ours.
+    # Only for a table that is this topic's: another's would get a side table of ours.
     side, _ = _made(catalog, table.rejects, lambda: _create_rejects(catalog, definition, clock))
-    beside = _checked(table.rejects, side, definition)
-    compare(table.rejects, beside.schema(), rejects_schema(partitioned=definition.parts > 0))
-    view = view_of(catalog, table, main)
+    side_metadata = _checked(table.rejects, side, definition)
+    compare(table.rejects, side_metadata.schema(), rejects_schema(partitioned=definition.parts > 0))
+    view = state_of(catalog, table, main)
     assert view.schema_version is not None
     return Bound(
         table=table,
         location=found.location,
         created=created,
         view=view,
-        rejects=view_of(catalog, table.rejects, side),
+        rejects=state_of(catalog, table.rejects, side),
         schema_version=view.schema_version,
         foreign=foreign,
     )
@@ -151,7 +151,7 @@ def table_properties(definition: TableDefinition, *, side: bool = False) -> dict
 
 
 def _made(catalog: Catalog, table: TableName, create: Callable[[], None]) -> tuple[Loaded, bool]:
-    """Load a table, made first if there is none; whoever else makes it at this moment may win."""
+    """Load a table, made first if there is none; another program may make it first."""
     try:
         return load(catalog, table), False
     except NotFound:

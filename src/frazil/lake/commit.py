@@ -8,7 +8,7 @@ process or another, at the same time or later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -27,14 +27,14 @@ from frazil.lake.table import (
     Rows,
     end_key,
 )
-from frazil.lake.watermark import Choice, Decision, Known, decide, side_view, watermarks
+from frazil.lake.watermark import Choice, Decision, Known, decide, rejects_state, watermarks
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from frazil.lake.plan import TableName
-    from frazil.lake.table import LakeTable, View
+    from frazil.lake.table import LakeTable, TableState
 
 __all__ = [
     "PROPERTY_COMMITS_MAX",
@@ -62,7 +62,7 @@ STEPS: Final = (
     "property_setting",
     "property_set",
 )
-"""The steps that `progress` is told, in their order; not every commit has all of them."""
+"""The steps that `progress` gets, in order; not every commit has all of them."""
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +81,17 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     chosen: Ends = {}
     rejects_allowed: bool = False
 
+    def body(self) -> dict[str, Any]:
+        """Return it as the body of a request to the worker."""
+        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return found
+
 
 class CommitResult(msgspec.Struct, kw_only=True):
     """What became of a plan. `ends` is where the table stands, whatever the state.
 
     `committed` and `already`: the plan is in the table. `replan`: the table stands below it; make
-    another from `ends`. `stopped`: somebody has to decide, `reason` is a machine word and `message`
+    another from `ends`. `stopped`: an operator has to decide, `reason` is a machine word and `message`
     a sentence. `contended`: others commit all the time; try again in a minute.
     """
 
@@ -153,20 +158,20 @@ def commit(
 ) -> CommitResult:
     """Move a plan into its table. May be called again and again, and by several at once.
 
-    `pause` waits that many seconds; `progress` is told each of `STEPS` when it was reached.
+    `pause` waits that many seconds; `progress` is called with each of `STEPS` when it was reached.
 
     Raises:
         Unavailable: if catalog or storage could not be reached, or outcomes stayed unknown.
         FrazilError: what the stages or a write said, if trying again would not help.
     """
-    run = _Run(tables, stages, request, pause=pause, attempts=attempts, progress=progress)
+    run = CommitAttempt(tables, stages, request, pause=pause, attempts=attempts, progress=progress)
     while True:
         result = run.turn()
         if result is not None:
             return result
 
 
-class _Run:
+class CommitAttempt:
     """One call of `commit`: counts its failures, and remembers what its looks have shown."""
 
     def __init__(
@@ -229,7 +234,7 @@ class _Run:
 
     # -- looking --
 
-    def _load(self, table: TableName) -> View | CommitResult | None:
+    def _load(self, table: TableName) -> TableState | CommitResult | None:
         try:
             return self._tables.load(table)
         except NotFound:
@@ -245,7 +250,7 @@ class _Run:
                 raise
             return None
 
-    def _decide(self, view: View) -> Decision:
+    def _decide(self, view: TableState) -> Decision:
         """Compare; what an earlier look of this run has shown counts as remembered."""
         request = self._request
         known = Known(
@@ -258,10 +263,10 @@ class _Run:
         )
         decision = decide(self._plan.table, view, known, self._plan.parts)
         if decision.case != "stop":
-            self._seen = _highest(self._seen, decision.told)
+            self._seen = _highest(self._seen, decision.stated)
         return decision
 
-    def _ended(self, view: View, decision: Decision) -> CommitResult:
+    def _ended(self, view: TableState, decision: Decision) -> CommitResult:
         if decision.case == "stop":
             return self._stopped(decision.reason, decision.message, decision.marks)
         if decision.case == "replan":
@@ -297,7 +302,7 @@ class _Run:
         if self._conflicts < self._attempts and self._unknowns < self._attempts:
             self._pause(PAUSE_SECONDS * 2.0 ** (failures - 1))
 
-    def _gave_up(self, view: View, decision: Decision) -> CommitResult | None:
+    def _gave_up(self, view: TableState, decision: Decision) -> CommitResult | None:
         """Tell what failed too often, after a look that has shown that it is not in the table."""
         error = self._error
         if error is None:
@@ -340,7 +345,9 @@ class _Run:
             self._judged = decision.starts, self._stages.verdict(self._plan, decision.starts)
         return self._judged[1]
 
-    def _refused(self, view: View, decision: Decision, verdict: Verdict) -> CommitResult | None:
+    def _refused(
+        self, view: TableState, decision: Decision, verdict: Verdict
+    ) -> CommitResult | None:
         """Check a verdict before anything of it is committed."""
         if verdict.rows_in != decision.rows:
             return self._stopped(
@@ -372,7 +379,7 @@ class _Run:
 
     # -- committing --
 
-    def _property_lowered(self, view: View, decision: Decision) -> bool:
+    def _property_lowered(self, view: TableState, decision: Decision) -> bool:
         """Take back a property that is above the table: it was set before a rollback.
 
         Were it left, and the summaries expired by others, rows would be skipped.
@@ -390,13 +397,13 @@ class _Run:
     def _commit_rejects(
         self, decision: Decision, verdict: Verdict
     ) -> CommitResult | Literal[True] | None:
-        """Commit rejects before main: the side table may be ahead of main, never behind."""
+        """Commit rejects before main: the side table may be ahead of main, never the reverse."""
         table = self._plan.table.rejects
         view = self._load(table)
         if view is None or isinstance(view, CommitResult):
             return view
         known = Known(self._plan.topic_id, {}, self._request.durable, {})
-        stop = decide(table, side_view(view, decision.marks), known)
+        stop = decide(table, rejects_state(view, decision.marks), known)
         if stop.case == "stop":
             return self._stopped(stop.reason, stop.message, decision.marks)
         self._progress("rejects_looked")
@@ -419,7 +426,9 @@ class _Run:
             self._set_property(table, ends)
         return True
 
-    def _commit_main(self, view: View, decision: Decision, verdict: Verdict) -> CommitResult | None:
+    def _commit_main(
+        self, view: TableState, decision: Decision, verdict: Verdict
+    ) -> CommitResult | None:
         """Append, fenced by the snapshot of the look that gave the watermark."""
         ends = dict(decision.marks)
         for each in self._plan.parts:

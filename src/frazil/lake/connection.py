@@ -62,7 +62,7 @@ class Loaded(msgspec.Struct, frozen=True):
     metadata: bytes
     config: dict[str, str] = {}
     location: str = ""
-    """Where the metadata's own file lies; empty if the catalog did not say."""
+    """The location of the metadata's own file; empty if the catalog did not send it."""
 
 
 class _Response(msgspec.Struct, frozen=True, rename="kebab"):
@@ -201,7 +201,7 @@ def _meaning(error: Exception, *, writes: bool) -> Callable[..., FrazilError]:
             InvalidRequest,
             "catalog refuses the token, correct lake.catalog.token",
         ),
-        ((theirs.CommitFailedException,), Conflict, "somebody else changed the table first"),
+        ((theirs.CommitFailedException,), Conflict, "another program changed the table first"),
         (
             (theirs.CommitStateUnknownException, *(_BUSY if unknown else ())),
             CommitUnknown,
@@ -223,7 +223,8 @@ def _meaning(error: Exception, *, writes: bool) -> Callable[..., FrazilError]:
             return functools.partial(meaning, message)
     if isinstance(error, OSError) and error.errno in _FULL:
         return functools.partial(
-            Unavailable, "disk of the tables is full, free room or let lake.warehouse lie elsewhere"
+            Unavailable,
+            "disk of the tables is full, free room or set lake.warehouse to another disk",
         )
     return functools.partial(
         Unavailable, "storage of the table failed, check lake.warehouse and its rights"

@@ -1,15 +1,12 @@
 """Look at everything the lake needs on this machine, and say for each failure what to do.
 
-Nothing is fetched or changed. A probe file in the warehouse is removed again; if no catalog runs, one
-without data is started for a moment.
+Nothing is fetched, started or changed. A probe file in the warehouse is removed again.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,18 +14,17 @@ import attrs
 
 from frazil.clock import Clock, SystemClock
 from frazil.config import Settings
-from frazil.errors import FrazilError, Unavailable
+from frazil.errors import FrazilError
 from frazil.fs import FileSystem, RealFileSystem, write_fully
 from frazil.lake.jars import inspect_jars, jars_directory, kinds_for, pins
-from frazil.lake.java import INSTALL, cache_directory, find_java, read_text, spark_version
+from frazil.lake.java import INSTALL, cache_directory, find_java, spark_version
+from frazil.lake.worker_client import process_exists
 
 if TYPE_CHECKING:
     from frazil.lake.catalog.address import CatalogAddress as ServingAddress
 
 __all__ = ["Check", "examine"]
 
-JVM_BYTES: Final = 400 << 20
-"""What a JVM takes beside its heap: code, classes, threads, buffers."""
 ANSWER_SECONDS: Final = 10.0
 _PACKAGES: Final = ("pyspark", "pyiceberg", "starlette", "uvicorn", "duckdb")
 _SETUP: Final = "run frazil lake setup, or frazil lake setup --jars DIR without a network"
@@ -147,31 +143,17 @@ def _jars(examination: _Examination) -> Iterator[Check]:
 
 
 def _catalog(examination: _Examination) -> Iterator[Check]:
-    """Ask the catalog that runs beside the data; if there is none, try one without data."""
+    """Ask the catalog of the data directory, if it runs."""
     from frazil.lake.catalog.address import read_address
-    from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 
     address = read_address(os.path.join(examination.data_dir, "run"), file_system=examination.files)
-    if address is not None and _lives(address.pid):
-        yield _asked(address, "answers")
-        return
-    port = examination.settings.lake.catalog.port
-    with tempfile.TemporaryDirectory(prefix="frazil-doctor-") as directory:
-        options = CatalogOptions(run_directory=directory, port=port)
-        try:
-            with CatalogProcess(options, clock=examination.clock) as process:
-                assert process.address is not None
-                yield _asked(process.address, "is tried without data and answers")
-        except Unavailable as error:
-            yield Check(
-                "catalog",
-                ok=False,
-                found=str(error),
-                fix=f"run {INSTALL}, or choose another lake.catalog.port",
-            )
+    if address is not None and process_exists(address.pid):
+        yield _asked(address)
+    else:
+        yield Check("catalog", ok=True, found="not running; the next start of the lake starts it")
 
 
-def _asked(running: ServingAddress, words: str) -> Check:
+def _asked(running: ServingAddress) -> Check:
     from frazil.lake.connection import CatalogAddress, connect
 
     address = CatalogAddress(
@@ -187,47 +169,37 @@ def _asked(running: ServingAddress, words: str) -> Check:
             fix="open the data directory again, which makes a new address and token;"
             " logs/lake.log in it has the rest",
         )
-    return Check("catalog", ok=True, found=f"{running.uri} {words}, {len(names)} namespaces")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return Check("catalog", ok=True, found=f"{running.uri} answers, {len(names)} namespaces")
 
 
 def _warehouse(examination: _Examination) -> Iterator[Check]:
-    place = examination.warehouse
-    if "://" in place and not place.startswith("file://"):
+    path = examination.warehouse
+    if "://" in path and not path.startswith("file://"):
         yield Check(
             "warehouse",
             ok=False,
-            found=f"{place} is not on the local disk, where the embedded catalog keeps tables",
+            found=f"{path} is not on the local disk, where the embedded catalog keeps tables",
             fix="set lake.warehouse to a directory",
         )
         return
     token = examination.clock.random_bytes(8).hex()
     probe = token.encode() * 512
     try:
-        path = os.path.abspath(place.removeprefix("file://"))
-        # One that is not there yet is made by the first table; the one above it is tried.
-        place = _existing(path, examination.files)
-        read = _probe(place, token, probe, examination.files)
+        whole = os.path.abspath(path.removeprefix("file://"))
+        # A missing warehouse is made by the first table; the directory above it is tried.
+        path = _existing(whole, examination.files)
+        read = _probe(path, token, probe, examination.files)
     except OSError as error:
         yield Check(
             "warehouse",
             ok=False,
-            found=f"{place} cannot be written and read: {error}",
-            fix="correct its rights, or set lake.warehouse to another place",
+            found=f"{path} cannot be written and read: {error}",
+            fix="correct its rights, or set lake.warehouse to another directory",
         )
         return
     fits = read == probe
-    text = f"{place} was written and read" if fits else f"{place} gave back other bytes"
-    fix = "" if fits else "set lake.warehouse to another place: this storage loses data"
+    text = f"{path} was written and read" if fits else f"{path} gave back other bytes"
+    fix = "" if fits else "set lake.warehouse to another directory: this storage loses data"
     yield Check("warehouse", ok=fits, found=text, fix=fix)
 
 
@@ -250,43 +222,6 @@ def _existing(path: str, files: FileSystem) -> str:
     return path
 
 
-def _disk(examination: _Examination) -> Iterator[Check]:
-    needed = examination.settings.log.free_bytes_min
-    jars = jars_directory(examination.settings, examination.environment)
-    for what, path, bytes_min in (
-        ("data", examination.data_dir, needed),
-        ("jars", jars, sum(jar.bytes for jar in pins().jars.values())),
-    ):
-        free = examination.files.space(_existing(path, examination.files)).free_bytes
-        fits = free >= bytes_min
-        fix = "" if fits else f"free room: {bytes_min:,} bytes are needed there"
-        yield Check(f"disk of {what}", ok=fits, found=f"{free:,} bytes free at {path}", fix=fix)
-
-
-def _memory(examination: _Examination) -> Iterator[Check]:
-    available = _memory_available(examination.files)
-    needed = examination.settings.lake.worker.heap_bytes + JVM_BYTES
-    if available is None:
-        yield Check("memory", ok=True, found="unknown on this system")
-        return
-    fits = available >= needed
-    fix = (
-        "" if fits else f"{needed:,} bytes are needed: free memory, or lower lake.worker.heap_bytes"
-    )
-    yield Check("memory", ok=fits, found=f"{available:,} bytes available", fix=fix)
-
-
-def _memory_available(files: FileSystem) -> int | None:
-    """Return what the system, and the control group of this process, still let us take."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", read_text("/proc/meminfo", files), re.MULTILINE)
-    limits = [int(found.group(1)) << 10] if found else []
-    limit = read_text("/sys/fs/cgroup/memory.max", files).strip()
-    used = read_text("/sys/fs/cgroup/memory.current", files).strip()
-    if limit.isdigit() and used.isdigit():
-        limits.append(max(int(limit) - int(used), 0))
-    return min(limits) if limits else None
-
-
 _LOOKS: Final[tuple[tuple[str, Callable[[_Examination], Iterator[Check]]], ...]] = (
     ("java", _java),
     ("packages", _packages),
@@ -294,6 +229,4 @@ _LOOKS: Final[tuple[tuple[str, Callable[[_Examination], Iterator[Check]]], ...]]
     ("jars", _jars),
     ("catalog", _catalog),
     ("warehouse", _warehouse),
-    ("disk", _disk),
-    ("memory", _memory),
 )

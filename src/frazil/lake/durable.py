@@ -4,7 +4,7 @@ Spark and Iceberg write files without syncing them; a catalog syncs its own meta
 files that the newest snapshots added, and the directories that name them, are synced here: by the
 worker before a commit is answered, by the engine before a first look moves a watermark. A file that
 is not whole was lost with the machine's power: the records are still held, and stay so.
-Storage that is not a file system of this machine syncs what it takes by itself and is passed over.
+Storage that is not a file system of this machine syncs by itself and is skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["Synced", "make_durable", "settled_ends"]
 
 LOOKS_MAX: Final = 5
 PATHS: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path")
-"""Properties that let a table's files lie elsewhere than below its location."""
+"""Properties that put a table's files outside of its location."""
 _UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that cannot sync this kind of file at all."""
 _UNREADABLE: Final = (ValueError, EOFError, LookupError, TypeError, AssertionError)
@@ -56,7 +56,7 @@ class Synced(NamedTuple):
 def settled_ends(remembered: Ends, choice: Choice, chosen: Ends) -> Ends:
     """Return up to where a table is known to be synced, by part.
 
-    Nothing is remembered before it was synced. But the rows of a replay lie below what is
+    Nothing is remembered before it was synced. But the rows of a replay are below what is
     remembered: then the table was settled up to where it stood at the choice.
     """
     if not choice:
@@ -179,7 +179,7 @@ class _Sync:
             return True
         if not self._file(path, size):
             return False
-        # Hadoop keeps checksums beside its files, and does not read what they do not fit.
+        # Hadoop keeps a checksum file for each file, and refuses to read a file that does not match.
         directory, name = os.path.split(path)
         self._file(os.path.join(directory, f".{name}.crc"), None)
         return True

@@ -13,7 +13,7 @@ import msgspec
 from frazil.lake.connection import load
 from frazil.lake.iceberg import TableMetadata, parse_metadata
 from frazil.lake.table import end_key
-from frazil.lake.table_state import view_of
+from frazil.lake.table_state import state_of
 from frazil.lake.watermark import watermarks
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ def expire_snapshots(
 
     Raises:
         NotFound: there is no such table.
-        Conflict: somebody else changed the table; try again later.
+        Conflict: another program changed the table; try again later.
         CommitUnknown, Unavailable: the catalog failed; what happened is safe either way.
     """
     loaded = load(catalog, table)
-    view = view_of(catalog, table, loaded)
+    view = state_of(catalog, table, loaded)
     metadata = parse_metadata(loaded.metadata, table)
     # Another topic's commit came late: its watermark must not become the table's property.
     chosen = (

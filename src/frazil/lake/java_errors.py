@@ -117,16 +117,16 @@ _WRITE_MEANINGS: Final = (
     _means(
         "ValidationException CommitFailedException",
         Conflict,
-        "somebody else committed to the table first, look again",
+        "another program committed to the table first, look again",
     ),
     _means(
         "IllegalArgumentException",
         Conflict,
-        "somebody else committed to the table first, look again",
+        "another program committed to the table first, look again",
         text="Cannot fast-forward",
     ),
     _means("", NotFound, "table does not exist", text="TABLE_OR_VIEW_NOT_FOUND"),
-    # The stages have compared the columns: somebody changed them since, and Spark began nothing.
+    # The stages have compared the columns: they were changed since, and Spark began nothing.
     _means(
         "AnalysisException ExtendedAnalysisException",
         Conflict,

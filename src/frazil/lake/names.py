@@ -1,7 +1,7 @@
 """Names of topics as names of tables: one-to-one, and back.
 
 A topic `/namespace/name` is the table `name` of the namespace `namespace`, letter for letter.
-Refused are names that would be one to an engine which does not tell case, and those of side tables.
+Names that differ in case only, and names of side tables, are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frazil.model import full_topic_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["check_lake_name", "fold_name", "table_of", "topic_of"]
+__all__ = ["check_lake_name", "fold_name", "table_of"]
 
 SIDE_SUFFIXES: Final = ("__log", "__rejects")
 RESERVED_NAMESPACES: Final = frozenset({"information_schema", "pg_catalog"})
@@ -26,20 +26,6 @@ def table_of(topic: str) -> TableName:
     """Return the table of a topic."""
     _, namespace, name = full_topic_name(topic).split("/")
     return TableName(namespace, name)
-
-
-def topic_of(table: TableName) -> str:
-    """Return the topic whose table it is.
-
-    Raises:
-        InvalidRequest: if no topic can have such a table; side tables belong to their main one.
-    """
-    if table.name.endswith(SIDE_SUFFIXES):
-        raise InvalidRequest("side table is no topic's own table", table=table)
-    topic = f"/{table.namespace}/{table.name}"
-    if full_topic_name(topic) != topic:
-        raise InvalidRequest("table's name is not that of a topic", table=table)
-    return topic
 
 
 def check_lake_name(topic: str, others: Iterable[str] = ()) -> None:

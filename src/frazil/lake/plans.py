@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from frazil.errors import InvalidRequest
-from frazil.lake.plan import decode_plan, encode_plan
-from frazil.lake.staging import planned_files
+from frazil.lake.plan import decode_plan, encode_plan, planned_files
 from frazil.lake.table import Ends
 from frazil.lake.watermark import Choice
 from frazil.metadata import Transaction
@@ -21,27 +20,27 @@ if TYPE_CHECKING:
     from frazil.metadata import MetadataStore
     from frazil.tiers import DiskTier, FilesPin
 
-__all__ = ["LakePlans", "Wishes"]
+__all__ = ["LakePlans", "OperatorOverrides"]
 
 PLANS: Final = "/lake/plans/"
-WISHES: Final = "/lake/wishes/"
+OVERRIDES: Final = "/lake/overrides/"
 LAST: Final = "/lake/last/"
 EPOCH: Final = "/lake/epoch"
 
 
-class Wishes(msgspec.Struct, frozen=True):
-    """What outlives a restart of a topic's way into its table: an operator's decisions, mostly.
+class OperatorOverrides(msgspec.Struct, frozen=True):
+    """What survives a restart: an operator's decisions, and the end of the lineage.
 
-    `chosen` is where the table stood when the choice was made. `own_to` is where this log ended
+    `chosen` is where the table stood when the choice was made. `lineage_ends` is where this log ended
     when it was opened, until a look at the table was good: if the log is an older copy, what was
-    published since lies at offsets that the table has given to other records.
+    published since has offsets that the table has given to other records.
     """
 
     paused: bool = False
     choice: Choice = ""
     chosen: Ends = {}
     rejects_allowed: bool = False
-    own_to: Ends = {}
+    lineage_ends: Ends = {}
 
 
 class LakePlans:
@@ -59,7 +58,7 @@ class LakePlans:
     # -- plans -------------------------------------------------------------------------------------
 
     def load(self, uid: str) -> Plan | None:
-        """Return a topic's persisted plan with its files pinned; None if there is none to go on with.
+        """Return a topic's persisted plan with its files pinned; None without one that can run.
 
         A plan whose files are not all there any more is dropped: it could not be read.
         """
@@ -122,41 +121,45 @@ class LakePlans:
 
     # -- what else is remembered -------------------------------------------------------------------
 
-    def wishes(self, uid: str) -> Wishes:
+    def overrides(self, uid: str) -> OperatorOverrides:
         """Return what was decided about a topic's table."""
-        entry = self._store.get(f"{WISHES}{uid}")
+        entry = self._store.get(f"{OVERRIDES}{uid}")
         try:
             return (
-                Wishes()
+                OperatorOverrides()
                 if entry is None
-                else msgspec.msgpack.decode(entry.value, type=learnt(Wishes))
+                else msgspec.msgpack.decode(entry.value, type=learnt(OperatorOverrides))
             )
         except msgspec.MsgspecError as error:
             warn("lake_wishes_unreadable", uid=uid, error=error)
-            return Wishes(paused=True)
+            return OperatorOverrides(paused=True)
 
-    def set_wishes(self, uid: str, wishes: Wishes) -> None:
+    def set_overrides(self, uid: str, overrides: OperatorOverrides) -> None:
         """Remember what was decided; durable on return."""
-        key = f"{WISHES}{uid}"
-        if wishes == Wishes():
+        key = f"{OVERRIDES}{uid}"
+        if overrides == OperatorOverrides():
             self._store.commit(Transaction(deletes=(key,)))
         else:
-            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(wishes)}))
+            self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(overrides)}))
 
     def forget(self, uid: str) -> None:
         """Forget everything about a topic that is gone."""
-        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, WISHES, LAST))
+        keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, OVERRIDES, LAST))
         self._store.commit(Transaction(deletes=keys))
         self.release(uid)
 
-    def put_aside(self, uid: str, own_to: Ends) -> None:
+    def put_aside(self, uid: str, lineage_ends: Ends) -> None:
         """Forget what a topic without a lake does not need; it may get its lake back.
 
         Where its lineage ends is kept for that.
         """
-        key = f"{WISHES}{uid}"
-        left = {key: msgspec.msgpack.encode(Wishes(own_to=own_to))} if own_to else {}
-        gone = (f"{PLANS}{uid}",) if own_to else (f"{PLANS}{uid}", key)
+        key = f"{OVERRIDES}{uid}"
+        left = (
+            {key: msgspec.msgpack.encode(OperatorOverrides(lineage_ends=lineage_ends))}
+            if lineage_ends
+            else {}
+        )
+        gone = (f"{PLANS}{uid}",) if lineage_ends else (f"{PLANS}{uid}", key)
         self._store.commit(Transaction(puts=left, deletes=gone))
         self.release(uid)
 

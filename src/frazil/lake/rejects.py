@@ -21,13 +21,14 @@ import pyarrow as pa
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound
 from frazil.lake.connection import calls
-from frazil.lake.declared import covers, decode_ranges, encode_ranges
+from frazil.lake.declared import decode_ranges, encode_ranges
 from frazil.lake.originals import ENCODING, decode_original
 from frazil.lake.table import TOPIC_ID
 from frazil.lake.types import OFFSET, PART, TIME, topic_column_id
 from frazil.lake.watermark import watermarks
 from frazil.log import Pending, Sender
 from frazil.model import WHOLE
+from frazil.offsets import RangeSet
 from frazil.telemetry import event
 from frazil.topic import wait_admitted
 
@@ -96,7 +97,7 @@ class _Side(NamedTuple):
 
     def state(self, key: RejectKey) -> Any:
         for state, ranges in self.marks.items():
-            if covers(ranges.get(key.part, ()), key.offset):
+            if key.part in ranges and ranges[key.part].has(key.offset):
                 return state
         return "open"
 
@@ -358,7 +359,7 @@ def settled_ranges(chosen: Iterable[RejectKey], known: Iterable[RejectKey]) -> R
         first = ranges.pop()[0] if part_before == key.part else key.offset
         ranges.append((first, key.offset + 1))
         part_before = key.part
-    return {part: tuple(ranges) for part, ranges in found.items()}
+    return {part: RangeSet(ranges) for part, ranges in found.items()}
 
 
 def _key(row: dict[str, Any]) -> RejectKey:

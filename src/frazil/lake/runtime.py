@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.background import Task
 from frazil.errors import (
     Closed,
     CommitUnknown,
@@ -22,33 +24,36 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.lake.adoption import adopt
-from frazil.lake.catalog_runtime import LakeCatalog
-from frazil.lake.facts import topic_facts, totals
 from frazil.lake.plans import LakePlans
-from frazil.lake.process import launcher
-from frazil.lake.topics import HOLD, LakeTopic
+from frazil.lake.topics import COUNTS, HOLD, LakeTopic
 from frazil.lake.watermark import watermarks
-from frazil.lake.worker_client import LakeWorker, error_of
+from frazil.lake.worker_client import LakeWorker, error_of, launcher
 from frazil.log import STATE_HOLD, Control, Pending
 from frazil.log import format as fmt
 from frazil.model import full_topic_name, topic_uid
-from frazil.telemetry import warn
+from frazil.topic import special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from frazil.clock import Clock
+    from frazil.config import Settings
+    from frazil.fs import FileSystem
+    from frazil.lake.catalog.process import CatalogProcess
+    from frazil.lake.connection import CatalogAddress
     from frazil.lake.rejects import TopicRejects
     from frazil.lake.table import Ends
     from frazil.lake.tables import CatalogTables
     from frazil.lake.verify import VerifyResult
     from frazil.lake.watermark import Choice
     from frazil.lake.wire import Answer
+    from frazil.log import DataDirectory
     from frazil.metadata import MetadataStore
     from frazil.model import TopicSpec
     from frazil.tiers import Tiers
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["Lake"]
+__all__ = ["Lake", "LakeCatalog", "topic_facts", "totals"]
 
 TICK_S: Final = 0.1
 GRACE_S: Final = 1.0
@@ -66,20 +71,23 @@ class Lake:
         self._tiers = tiers
         self.clock = engine.clock
         self.topics: dict[str, LakeTopic] = {}
-        self.error = ""
-        """A bug that the lake's thread met; the other topics go on."""
         self.by_itself = True
-        """The children are started after a moment; else only when somebody asks for them."""
+        """Start the children after a moment; else only when a call needs them."""
         self._started = False
+        self._begun = False
+        self._task = Task(
+            "frazil-lake",
+            self._round,
+            clock=engine.clock,
+            pause_s=lambda: TICK_S,
+            failed_event="lake_failed",
+        )
         self._needs = 0
-        self._stopping = False
         self._opened_at = engine.clock.monotonic()
-        self._woken = threading.Event()
         self._calls: list[tuple[Callable[[], Any], Pending]] = []
         self._lock = threading.RLock()
         self.settling = threading.Lock()
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
-        self._thread: threading.Thread | None = None
         self.catalog = LakeCatalog(
             engine.settings, engine.paths, file_system=engine.file_system, clock=engine.clock
         )
@@ -89,7 +97,6 @@ class Lake:
                 launcher(engine.paths, engine.file_system),
                 hello=self._hello,
                 next_epoch=self.plans.next_epoch,
-                settings=engine.settings.lake.worker,
                 clock=engine.clock,
                 wake=self.wake,
             )
@@ -112,8 +119,8 @@ class Lake:
         return self.catalog.tables()
 
     def wake(self) -> None:
-        """Have the lake's thread look again soon."""
-        self._woken.set()
+        """Begin the next round now."""
+        self._task.wake()
 
     def set_hold(self, runtime: TopicRuntime, offset: int | None) -> None:
         """Move the lake's hold of a topic or part; durable on return."""
@@ -122,23 +129,23 @@ class Lake:
             runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
 
     def _hello(self, epoch: int) -> Mapping[str, Any]:
-        """Return what a new worker is told."""
-        from frazil.lake.worker_calls import hello_body
+        """Return the body of `hello`."""
+        from frazil.lake.worker_jobs import hello_body
 
         return {**hello_body(self._engine.settings, self.catalog.address()), "epoch": epoch}
 
     # -- topics come and go ------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take up all topics with a lake, before files are merged that their plans name."""
+        """Attach all topics with a lake, before files that their plans name are merged."""
         for name in self._engine.lake_names():
-            self._take_up(name)
+            self._attach(name)
 
     def changed(self, name: str) -> None:
-        """Take note that a topic came or changed."""
+        """Attach a topic that was created or changed, if it has a lake."""
         spec, _runtimes = self._engine.whole_topic(name)
         if spec.lake and name not in self.topics:
-            self._take_up(name)
+            self._attach(name)
             self.begin()
 
     def leave(self, name: str, *, confirm: bool) -> None:
@@ -160,13 +167,13 @@ class Lake:
                 topic=name,
                 committed=self.committed(name),
             )
-        self.call(lambda: self._let_go(name, gone=False))
+        self.call(lambda: self._detach(name, gone=False))
         for runtime in runtimes:
             if HOLD in runtime.state.holds:
                 self.set_hold(runtime, None)
 
     def deleted(self, spec: TopicSpec, *, drop_table: bool) -> None:
-        """Take note that a topic was deleted; its table stays unless it is to be dropped.
+        """Detach a deleted topic; its table stays unless `drop_table`.
 
         Raises:
             InvalidRequest: if the topic had no lake.
@@ -174,7 +181,7 @@ class Lake:
         """
         found = self.topics.get(spec.name)
         if found is not None:
-            self.call(lambda: self._let_go(spec.name, gone=True))
+            self.call(lambda: self._detach(spec.name, gone=True))
         if not drop_table:
             return
         if found is None:
@@ -191,7 +198,7 @@ class Lake:
                 error=error,
             ) from error
 
-    def _take_up(self, name: str) -> None:
+    def _attach(self, name: str) -> None:
         spec, runtimes = self._engine.whole_topic(name)
         topic = LakeTopic(self, spec, runtimes)
         topic.load()
@@ -199,7 +206,7 @@ class Lake:
             runtime.lake = topic.waits
         self.topics[name] = topic
 
-    def _let_go(self, name: str, *, gone: bool) -> None:
+    def _detach(self, name: str, *, gone: bool) -> None:
         topic = self.topics.pop(name, None)
         if topic is not None:
             topic.leave(gone=gone)
@@ -211,43 +218,29 @@ class Lake:
     def begin(self) -> None:
         """Start the thread if there is anything to do; the children follow after a moment."""
         with self._lock:
-            if self._thread is None and self.topics and self._engine.threaded:
+            if not self._begun and self.topics and self._engine.threaded:
+                self._begun = True
                 self._opened_at = self.clock.monotonic()
-                self._thread = threading.Thread(target=self._run, name="frazil-lake", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._woken.wait(TICK_S)
-            self._woken.clear()
-            try:
-                self._round()
-                self.error = ""
-            except Exception as error:  # noqa: BLE001 - the thread's top: it goes on
-                text = f"{type(error).__name__}: {error}"
-                if text != self.error:
-                    warn("lake_failed", error=text)
-                self.error = text
-        self._answer_calls()
+                self._task.start()
 
     def _round(self) -> None:
         self._answer_calls()
         wanted = self._is_wanted()
-        # The worker is told where the catalog is: that comes first.
+        # `hello` has the address of the catalog, so the catalog comes first.
         self.worker.wanted = (wanted or self._needs > 0) and self.catalog.uri() is not None
         if self.catalog.has_moved():
             self.worker.replace("the catalog has another address")
         self.worker.step()
         for topic in list(self.topics.values()):
-            if self._stopping:
+            if self._task.stopping:
                 return
             topic.step(begin=wanted)
             topic.waits.delay = topic.why or self.worker.why
 
     def _is_wanted(self) -> bool:
-        """Tell whether topics are to be moved, which takes the catalog and Spark."""
+        """Return whether topics are to be committed, which takes the catalog and Spark."""
         active = [each for each in self.topics.values() if each.state in {"starting", "running"}]
-        if not active or self._stopping:
+        if not active or self._task.stopping:
             return False
         old = self.by_itself and self.clock.monotonic() - self._opened_at >= GRACE_S
         return self._started or old or any(each.waits.is_asked() for each in active)
@@ -255,8 +248,7 @@ class Lake:
     def call(self, function: Callable[[], Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Run a function in the lake's thread and return what it returns."""
         with self._lock:
-            running = self._thread is not None and self._thread.is_alive()
-            if running and threading.current_thread() is not self._thread:
+            if self._task.is_running and not self._task.is_current:
                 pending = Pending()
                 self._calls.append((function, pending))
             else:
@@ -280,20 +272,13 @@ class Lake:
 
     def stop(self) -> None:
         """End the thread and the children; a commit under way gets its time."""
-        self._stopping = True
-        self.wake()
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        self._task.stop()
+        self._answer_calls()
         if self._tiers is not None:
-            self.worker.stop(self._wait)
+            self.worker.stop(self._task.wait)
             for topic in self.topics.values():
                 topic.waits.refuse("the engine is closed")
         self.catalog.stop()
-
-    def _wait(self, seconds: float) -> None:
-        self._woken.wait(seconds)
-        self._woken.clear()
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -305,7 +290,7 @@ class Lake:
         self.wake()
 
     def flush(self, topic: str | None = None, timeout_s: float | None = None) -> dict[str, Ends]:
-        """Have everything that is durable committed; return where the tables then stand, by part.
+        """Commit everything that is durable; return the watermarks of the tables, by part.
 
         Args:
             topic: one topic; all with a lake without it.
@@ -331,17 +316,17 @@ class Lake:
         return {each.name: dict(each.waits.reached) for each, _ends in targets}
 
     def _wait_for(self, topic: LakeTopic, part: int, end: int, deadline: float) -> None:
-        told = threading.Event()
-        if topic.waits.watch(part, end, told.set):
-            while not told.is_set() and not self.worker.refused:
+        moved = threading.Event()
+        if topic.waits.watch(part, end, moved.set):
+            while not moved.is_set() and not self.worker.refused:
                 left = deadline - self.clock.monotonic()
                 if left <= 0:
                     break
-                told.wait(min(left, LOOK_S))
-            topic.waits.forget(told.set)
+                moved.wait(min(left, LOOK_S))
+            topic.waits.forget(moved.set)
         if topic.waits.reached.get(part, 0) < end:
             raise Unavailable(
-                "the lake did not get there; the records are safe and wait",
+                "the commit did not happen in time; the records are safe and wait",
                 topic=topic.name,
                 state=topic.state,
                 why=topic.waits.refusal or topic.why or self.worker.why or "it takes longer",
@@ -364,21 +349,21 @@ class Lake:
             "state": state,
             "worker": worker,
             "catalog": self.catalog.describe(),
-            "error": self.error,
+            "error": self._task.errors.get("round", ""),
             "totals": totals(topics, facts),
             "topics": facts,
         }
 
     def committed(self, topic: str) -> Ends:
-        """Return where a topic's table stands, by part; -1 is a topic without parts."""
+        """Return the watermark of a topic's table, by part; -1 is a topic without parts."""
         found = self.topics.get(full_topic_name(topic))
         return {} if found is None else dict(found.waits.reached or found.remembered())
 
     def pause(self, topic: str | None = None) -> None:
-        """Let records wait; a commit under way is finished. Outlives a restart."""
+        """Stop committing after the running commit; survives a restart."""
         for each in self._chosen(topic):
-            wishes = msgspec.structs.replace(each.wishes, paused=True)
-            self.call(partial(each.decide, wishes))
+            overrides = msgspec.structs.replace(each.overrides, paused=True)
+            self.call(partial(each.decide, overrides))
 
     def resume(
         self,
@@ -388,7 +373,7 @@ class Lake:
         accept: bool = False,
         rejects: bool = False,
     ) -> None:
-        """Go on after a pause or a stop: look at the table again.
+        """Continue after a pause or a stop: load the table's state again.
 
         Args:
             topic: one topic; all without it.
@@ -402,16 +387,16 @@ class Lake:
             raise InvalidRequest("a choice is for one topic, name it")
         choice: Choice = "replay" if replay else "accept" if accept else ""
         for each in self._chosen(topic):
-            wishes = msgspec.structs.replace(each.wishes, paused=False)
+            overrides = msgspec.structs.replace(each.overrides, paused=False)
             if rejects:
-                wishes = msgspec.structs.replace(wishes, rejects_allowed=True)
+                overrides = msgspec.structs.replace(overrides, rejects_allowed=True)
             if choice:
                 chosen = self.call(partial(self._ends_of, each))
-                wishes = msgspec.structs.replace(wishes, choice=choice, chosen=chosen)
-            self.call(partial(each.decide, wishes))
+                overrides = msgspec.structs.replace(overrides, choice=choice, chosen=chosen)
+            self.call(partial(each.decide, overrides))
 
     def _ends_of(self, topic: LakeTopic) -> Ends:
-        """Return where a table stands by its own word; nowhere if there is none."""
+        """Return the watermark that a table states; empty if there is no table."""
         try:
             return watermarks(self.tables().look(topic.table), {})[0]
         except NotFound:
@@ -482,7 +467,7 @@ class Lake:
 
     @contextlib.contextmanager
     def needed(self) -> Iterator[None]:
-        """Have Spark run meanwhile, whatever state the topics are in; none is moved by this."""
+        """Keep Spark running meanwhile, whatever state the topics are in; this commits nothing."""
         with self._lock:
             self._needs += 1
         self.begin()
@@ -540,3 +525,257 @@ def _read_error(answer: Answer) -> FrazilError:
     if isinstance(error, CommitUnknown):
         return Unavailable("the lake worker was lost meanwhile, try again", why=error)
     return error
+
+
+def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int) -> dict[str, Any]:
+    """Describe one topic with a lake: state, how far it is, what waits and why."""
+    committed = topic.waits.reached or topic.remembered()
+    durable = topic.durable()
+    state: str = topic.state if topic.state != "stopped" else f"stopped: {topic.reason}"
+    if state == "running" and worker.state != "ready":
+        state = "starting"
+    return {
+        "state": state,
+        "why": _why(topic, worker),
+        "table": str(topic.table),
+        "topic_id": topic.uid,
+        "committed": _shown(committed),
+        "durable": _shown(durable),
+        "lag_records": sum(_records(each, committed.get(each.part, 0)) for each in topic.runtimes),
+        **_waiting(topic, tiers, committed, now_us),
+        "last_commit_us": topic.last_commit_us,
+        "commit_seconds": round(topic.results[-1], 3) if topic.results else None,
+        "step": topic.step_name or None,
+        "plan": None if topic.plan is None else topic.plan.id,
+        "schema_version": topic.table_version,
+        **topic.counts,
+    }
+
+
+def totals(topics: Sequence[LakeTopic], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counters of all topics together, and their lag.
+
+    Counters begin with the engine. `commit_seconds` is of the last hundred commits of each topic.
+    """
+    waits = [each["lag_seconds"] for each in facts.values() if each["lag_seconds"] is not None]
+    return {
+        **{name: sum(topic.counts[name] for topic in topics) for name in COUNTS},
+        "lag_records": sum(each["lag_records"] for each in facts.values()),
+        "lag_bytes": sum(each["lag_bytes"] for each in facts.values()),
+        "lag_seconds": max(waits, default=None),
+        "commit_seconds": _quantiles([each for topic in topics for each in topic.results]),
+        "states": dict(Counter(topic.state for topic in topics)),
+    }
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, Any]:
+    """Return the middle, the slow end and the slowest of some durations."""
+    if not seconds:
+        return {"count": 0, "p50": None, "p99": None, "max": None}
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    shown = {"p50": ordered[last // 2], "p99": ordered[last * 99 // 100], "max": ordered[-1]}
+    return {"count": len(ordered), **{name: round(value, 3) for name, value in shown.items()}}
+
+
+def _why(topic: LakeTopic, worker: LakeWorker) -> str:
+    if topic.why:
+        return topic.why
+    if topic.state in {"starting", "running"} and worker.state != "ready":
+        step = worker.step_name
+        return worker.why or (step if step != "starting" else "") or "Spark is starting"
+    return ""
+
+
+def _shown(ends: Ends) -> int | dict[str, int]:
+    """Return one number for a topic without parts, else one for each part."""
+    if set(ends) <= {-1}:
+        return ends.get(-1, 0)
+    return {str(part): end for part, end in sorted(ends.items())}
+
+
+def _records(runtime: TopicRuntime, committed: int) -> int:
+    waiting = max(runtime.state.durable - committed, 0)
+    gaps = sum(
+        max(0, min(each.end, runtime.state.durable) - max(each.first, committed))
+        for each in special_ranges(runtime)
+    )
+    return max(waiting - gaps, 0)
+
+
+def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> dict[str, Any]:
+    """Return the bytes that wait, how many files they are in, and how old the oldest is."""
+    size = files = 0
+    oldest: int | None = None
+    for runtime in topic.runtimes:
+        try:
+            own = tiers.topic(runtime.state.id)
+        except NotFound:
+            continue
+        unflushed = own.memory.unflushed(own.flushed)
+        times = [unflushed.time_us] if unflushed.time_us else []
+        size += unflushed.bytes
+        if not own.loaded:
+            first = max(own.flushed, committed.get(runtime.part, 0))
+            bytes_only, time_us = _only_in_the_log(runtime, first)
+            size = size + max(bytes_only - unflushed.bytes, 0)
+            times += [time_us] if time_us else []
+        for span in own.disk.picture(own.id).spans:
+            if span.end > committed.get(runtime.part, 0):
+                staged = [file for file in span.files if file.rows]
+                size += sum(file.bytes for file in staged)
+                files += len(staged)
+                times += [file.time_first for file in staged]
+        oldest = min([*times, *([] if oldest is None else [oldest])], default=None)
+    return {
+        "lag_bytes": size,
+        "lag_seconds": None if oldest is None else round(max(now_us - oldest, 0) / 1e6, 3),
+        "staged_files": files,
+    }
+
+
+def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:
+    """Estimate the bytes of records that were not loaded since the start, and the first one's time.
+
+    Both are 0 if there are none; the time is 0 if it cannot be read.
+    """
+    state = runtime.state
+    count, kept = state.durable - first, state.durable - state.start
+    if count <= 0 or kept <= 0:
+        return 0, 0
+    size = state.bytes_local * min(count, kept) // kept
+    try:
+        batches = runtime.lane.source.read(state.id, offset=first, bytes_max=1).batches
+    except FrazilError:
+        return size, 0
+    return size, batches[0].time_us if batches else 0
+
+
+READY_S: Final = 5.0
+"""How long a call waits for a catalog that is being started again."""
+
+
+class LakeCatalog:
+    """Starts the catalog when it is needed and knows where it is.
+
+    Starting takes a moment and is done by the first caller, as a rule the lake's thread.
+    """
+
+    def __init__(
+        self, settings: Settings, paths: DataDirectory, *, file_system: FileSystem, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._file_system = file_system
+        self._paths = paths
+        self._clock = clock
+        self._process: CatalogProcess | None = None
+        self._tables: CatalogTables | None = None
+        self._told: str | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def tables(self) -> CatalogTables:
+        """Return the tables; the catalog is started if it is not running.
+
+        Raises:
+            Unavailable: if it does not start or does not answer.
+        """
+        from frazil.lake.tables import CatalogTables
+
+        address, root = self._found()
+        with self._lock:
+            if self._tables is None or self._tables.address != address:
+                self._tables = CatalogTables(
+                    address, root=root, settings=self._settings, clock=self._clock
+                )
+            return self._tables
+
+    def address(self) -> CatalogAddress:
+        """Return where the catalog is; it is started if it is not running.
+
+        Raises:
+            Unavailable: if it does not start.
+        """
+        return self._found()[0]
+
+    def _found(self) -> tuple[CatalogAddress, str]:
+        """Return the address, and where the catalog has its warehouse."""
+        from frazil.lake.connection import CatalogAddress
+
+        with self._lock:
+            if self._closed:
+                raise Closed("the lake is closed")
+            found = self._running().wait_ready(timeout=READY_S)
+        return CatalogAddress(uri=found.uri, token=found.token or ""), found.warehouse
+
+    def _running(self) -> CatalogProcess:
+        from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
+
+        if self._process is None:
+            lake, paths = self._settings.lake, self._paths
+            options = CatalogOptions(
+                run_directory=paths.run,
+                db=paths.catalog,
+                warehouse=self._warehouse(),
+                port=lake.catalog.port,
+                log_path=f"{paths.logs}/catalog.log",
+            )
+            process = CatalogProcess(options, clock=self._clock)
+            process.start()
+            self._process = process
+        return self._process
+
+    def _warehouse(self) -> str:
+        """Return the directory of the tables; checked here, because the catalog could only die of a wrong one.
+
+        Raises:
+            InvalidRequest: if it is no local path.
+            Unavailable: if it is one that cannot be made.
+        """
+        warehouse = self._settings.lake.warehouse or self._paths.warehouse
+        path = warehouse.removeprefix("file://")
+        if "://" in path:
+            raise InvalidRequest(
+                "the embedded catalog keeps tables on the local disk only, set lake.warehouse to a "
+                "directory",
+                warehouse=warehouse,
+            )
+        try:
+            self._file_system.make_directory(path)
+        except OSError as error:
+            raise Unavailable(
+                "the warehouse cannot be made, correct lake.warehouse or its rights",
+                warehouse=warehouse,
+                error=error,
+            ) from error
+        return warehouse
+
+    def uri(self) -> str | None:
+        """Return where the catalog listens now, None while it does not."""
+        found = None if self._process is None else self._process.address
+        return None if found is None else found.uri
+
+    def has_moved(self) -> bool:
+        """Tell once that the catalog listens at another address than before."""
+        uri = self.uri()
+        if uri is None:
+            return False
+        before, self._told = self._told, uri
+        return before is not None and before != uri
+
+    def describe(self) -> dict[str, Any]:
+        """Return facts for people, ready for JSON."""
+        return {
+            "kind": self._settings.lake.catalog.kind,
+            "uri": self.uri(),
+            "restarts": 0 if self._process is None else self._process.restarts,
+            "warehouse": self._settings.lake.warehouse or self._paths.warehouse,
+        }
+
+    def stop(self) -> None:
+        """End the child."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.stop()

@@ -1,6 +1,6 @@
-"""The one place that builds a Spark session, with settings for a small driver.
+"""The one module that builds a Spark session, with settings for a small driver.
 
-`session_conf` is pure: what Spark is told, where every key of `lake.spark.conf` wins.
+`session_conf` is pure: the settings of Spark, where every key of `lake.spark.conf` wins.
 `build_session` starts the JVM with it. Library code takes a session as an argument.
 """
 
@@ -142,7 +142,7 @@ def _catalog_conf(catalog: CatalogAddress) -> dict[str, str]:
     values = {
         "type": catalog.kind,
         "uri": catalog.uri,
-        # A cached table would hide a commit of somebody else from the look before ours.
+        # A cached table would hide a commit of another program from the look before ours.
         "cache-enabled": "false",
     }
     if catalog.kind == "rest":
@@ -152,7 +152,7 @@ def _catalog_conf(catalog: CatalogAddress) -> dict[str, str]:
             "rest.client.socket-timeout-ms": str(ANSWER_MS),
         }
     if catalog.token:
-        # The token is fixed; there is nobody who could give another one for it.
+        # The token is fixed; no server exchanges it for another one.
         values |= {"token": catalog.token, "token-refresh-enabled": "false"}
     if catalog.warehouse:
         values["warehouse"] = catalog.warehouse
@@ -271,8 +271,8 @@ def _start(java: Java, properties: str, log_path: str, files: FileSystem) -> Spa
             return SparkSession(SparkContext(gateway=gateway))
     except (PySparkException, Py4JError, OSError) as error:
         said = read_text(log_path, files).encode()[before:].decode(errors="replace")
-        told = {"facts": {"java": java.version}, "trace": f"{error}\n{said}"}
-        LOGGER.warning("spark_does_not_start", extra=told)
+        details = {"facts": {"java": java.version}, "trace": f"{error}\n{said}"}
+        LOGGER.warning("spark_does_not_start", extra=details)
         raise Unavailable(
             "spark does not start, correct lake.spark.conf or run frazil lake doctor",
             cause=cause_of_end(said) or type(error).__name__,

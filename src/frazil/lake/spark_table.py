@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from frazil.lake.durable import Synced
     from frazil.lake.iceberg import Snapshot, TableMetadata
     from frazil.lake.plan import TableName
-    from frazil.lake.table import Ends, Rows, View
+    from frazil.lake.table import Ends, Rows, TableState
 
 __all__ = ["SnapshotFacts", "SparkTables"]
 
 OP: Final = "_op"
 OP_DELETE: Final = 4
 FACTS_MAX: Final = 64
-"""So many commits are remembered for those who ask what they made; few do not."""
+"""The facts of so many commits are kept until they are asked for."""
 SUMMARY_CONF: Final = "spark.sql.iceberg.snapshot-property."
 _EMPTY_BRANCH: Final = "ALTER TABLE {table} CREATE BRANCH {branch}"
 
@@ -61,7 +61,7 @@ class SparkTables:
         spark: the session.
         catalog: PyIceberg's catalog, for looks and properties.
         name: what Spark calls the same catalog.
-        file_system: where a local warehouse lies.
+        file_system: of a local warehouse.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SparkTables:
         with java_calls("read the table's columns", table):
             return self._spark.table(self._identifier(table)).schema
 
-    def load(self, table: TableName) -> View:
+    def load(self, table: TableName) -> TableState:
         return look(self._catalog, table)
 
     def make_durable(self, table: TableName, settled: Ends) -> Synced:

@@ -35,7 +35,7 @@ __all__ = [
     "RejectRatio",
     "Rows",
     "TableDefinition",
-    "View",
+    "TableState",
     "end_key",
     "ends_of",
 ]
@@ -60,9 +60,9 @@ REJECTS_ONE_OF: Final = 100
 TARGET_FILE_BYTES: Final = 128 << 20
 
 Ends: TypeAlias = dict[int, int]
-"""The offset behind the last committed one, by part; the part of a whole topic is -1."""
+"""The offset after the last committed one, by part; the part of a whole topic is -1."""
 Rows: TypeAlias = object
-"""Rows to write: a DataFrame for Spark; only who made it and who writes it look inside."""
+"""Rows to write: a DataFrame for Spark; only the stages and the writer look inside."""
 
 
 def end_key(part: int, key: str = OFFSET_END) -> str:
@@ -88,7 +88,7 @@ class TableDefinition:
     `schema` are the topic's columns at `schema_version`, with their ids: of the first records that
     go into a new table. `parts` is how many parts a partitioned topic has, 0 for one without.
     `begin` is where the binding begins; nothing below it goes into the table. `sort_by` are the
-    names of columns that a rewrite of the table sorts by. `root` is where its files lie; each
+    names of columns that a rewrite of the table sorts by. `root` is the directory of its files; each
     table has a directory of its own in it.
     """
 
@@ -127,8 +127,8 @@ class RejectRatio(NamedTuple):
         return self.rejects >= REJECTS_MIN and self.rejects * REJECTS_ONE_OF > self.records
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What one load of a table's metadata tells. All of it is of one moment.
+class TableState(msgspec.Struct, frozen=True, kw_only=True):
+    """A table's state by one version of its metadata.
 
     `summary_ends` are, by part, the highest in the summaries along the ancestors of `main`, None if
     none is left that has any. (The newest is not enough: a snapshot without rows is no conflict for
@@ -159,12 +159,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class LakeTable(Protocol):
     """A catalog's tables, as the protocol uses them.
 
-    Every call may raise `NotFound` (no such table), `Conflict` (somebody else committed: nothing
+    Every call may raise `NotFound` (no such table), `Conflict` (another program committed: nothing
     of ours did), `CommitUnknown` (it may have happened, or may still happen) or `Unavailable`
     (catalog or storage cannot be reached; for a write it may have happened all the same).
     """
 
-    def load(self, table: TableName) -> View:
+    def load(self, table: TableName) -> TableState:
         """Read the table's current metadata once."""
 
     def cas_append(

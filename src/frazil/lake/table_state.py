@@ -1,6 +1,6 @@
 """Load a table's state: how far it has come, by one version of its metadata.
 
-The highest watermark in the summaries of `main`'s ancestors counts. If somebody else expired all of
+The highest watermark in the summaries of `main`'s ancestors counts. If another program expired all of
 those snapshots, the highest `_offset` of the live files counts: from their bounds, or by reading the
 column where a file has no bound or has rows of several parts.
 """
@@ -35,7 +35,7 @@ from frazil.lake.table import (
     TOPIC_ID,
     Ends,
     RejectRatio,
-    View,
+    TableState,
     ends_of,
 )
 from frazil.lake.types import OFFSET, PART
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from frazil.lake.iceberg import Snapshot, TableMetadata
     from frazil.lake.plan import TableName
 
-__all__ = ["look", "view_of"]
+__all__ = ["look", "state_of"]
 
 MAIN: Final = "main"
 
 
-def look(catalog: Catalog, table: TableName) -> View:
+def look(catalog: Catalog, table: TableName) -> TableState:
     """Return how far a table has come.
 
     Raises:
@@ -65,10 +65,10 @@ def look(catalog: Catalog, table: TableName) -> View:
         Unavailable: catalog or storage cannot be reached.
         CorruptionError: the metadata cannot be read, or a mark of ours in it is no number.
     """
-    return view_of(catalog, table, load(catalog, table))
+    return state_of(catalog, table, load(catalog, table))
 
 
-def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
+def state_of(catalog: Catalog, table: TableName, loaded: Loaded) -> TableState:
     """Return what metadata says that was loaded before; files are read only if no mark is left."""
     metadata = parse_metadata(loaded.metadata, table)
     with readable(table):
@@ -87,7 +87,7 @@ def view_of(catalog: Catalog, table: TableName, loaded: Loaded) -> View:
     if summary_ends is None and line:
         with calls("read the table's files", table=table):
             bounds = _bound_ends(catalog, table, loaded, metadata, line[0])
-    return View(
+    return TableState(
         sid=line[0].snapshot_id if line else None,
         topic_id=metadata.properties.get(TOPIC_ID),
         schema_version=schema_version,
@@ -146,7 +146,7 @@ def _recent(line: list[Snapshot]) -> RejectRatio:
 
 
 def _since(line: list[Snapshot], property_ends: Ends) -> int:
-    """Count the snapshots since the one whose watermarks the table's property has reached."""
+    """Count the snapshots since the one with watermarks that the table's property has reached."""
     for count, snapshot in enumerate(line):
         ends = snapshot.ends
         if ends and all(property_ends.get(part, -1) >= end for part, end in ends.items()):
@@ -155,7 +155,7 @@ def _since(line: list[Snapshot], property_ends: Ends) -> int:
 
 
 class _Columns(msgspec.Struct, frozen=True):
-    """The field ids of the columns that tell a row's place; `part` is None without parts."""
+    """The field ids of the columns for offset and part; `part` is None without parts."""
 
     offset: int
     part: int | None
@@ -183,7 +183,7 @@ def _bound_ends(
             ends[parts[0]] = max(ends.get(parts[0], 0), high + 1)
         elif file.record_count:
             unclear.append((high if high is not None else 2**63, parts, file))
-    # The highest first: what it tells spares the others.
+    # The highest first: its bound may make reading the others needless.
     unclear.sort(key=lambda each: each[0], reverse=True)
     for high, parts, file in unclear:
         known = min((ends.get(part, 0) for part in parts), default=0)
@@ -217,7 +217,7 @@ def _bound(bounds: Mapping[int, bytes] | None, field: int, kind: PrimitiveType) 
 
 
 def _scanned(io: FileIO, loaded: Loaded, file: DataFile, columns: _Columns) -> Ends:
-    """Read the places of a file's rows, those deleted since then included."""
+    """Read the highest offsets of a file's rows, deleted rows included."""
     metadata = TableMetadataUtil.parse_raw(loaded.metadata.decode())
     names = [OFFSET] if columns.part is None else [OFFSET, PART]
     scan = ArrowScan(metadata, io, metadata.schema().select(*names), AlwaysTrue())

@@ -17,7 +17,7 @@ from frazil.lake.binding import bind
 from frazil.lake.connection import calls, connect
 from frazil.lake.declared import ADOPTED, decode_ranges, encode_ranges
 from frazil.lake.durable import make_durable, settled_ends
-from frazil.lake.evolving import evolve
+from frazil.lake.evolve import evolve
 from frazil.lake.table import (
     PROTOCOL,
     PROTOCOL_VERSION,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from frazil.lake.connection import CatalogAddress
     from frazil.lake.declared import Ranges
     from frazil.lake.plan import TableName
-    from frazil.lake.table import Ends, TableDefinition, View
+    from frazil.lake.table import Ends, TableDefinition, TableState
     from frazil.lake.watermark import Known
 
 __all__ = ["CatalogTables"]
@@ -67,7 +67,7 @@ class CatalogTables:
         # Not the engine's: other processes write the tables' files.
         self._file_system = RealFileSystem()
 
-    def look(self, table: TableName) -> View:
+    def look(self, table: TableName) -> TableState:
         """Read how far a table is.
 
         Raises:
@@ -108,7 +108,7 @@ class CatalogTables:
         """Bring the table's columns to the definition's version; return the one it has then.
 
         Raises:
-            Conflict: somebody else changed them.
+            Conflict: another program changed them.
         """
         return evolve(
             self._catalog,

@@ -1,7 +1,7 @@
-"""One topic on its way into its table: bind, look, plan, send, take the outcome in.
+"""One topic with a lake: bind, look, plan, send, apply the result.
 
 One thread works for all topics; nothing here waits for a publish, and no publish waits for it. The
-table says how far it is: what is remembered here is only compared with that.
+table has the watermark: what is remembered here is only compared with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
 from msgspec.structs import replace
 
 from frazil.errors import (
@@ -23,17 +22,17 @@ from frazil.errors import (
 from frazil.lake.commit import CommitRequest, CommitResult
 from frazil.lake.declared import SKIPPED, ranges_between
 from frazil.lake.names import table_of
-from frazil.lake.plan import plan_parts
-from frazil.lake.plans import Wishes
-from frazil.lake.staging import (
+from frazil.lake.plan import (
     PLAN_FILES_MAX,
     before_gaps,
     part_sets,
     plan_bytes,
     plan_of,
+    plan_parts,
 )
+from frazil.lake.plans import OperatorOverrides
 from frazil.lake.table import Ends, TableDefinition
-from frazil.lake.watermark import Known, decide, side_view
+from frazil.lake.watermark import Known, decide, rejects_state
 from frazil.lake.worker_client import error_of
 from frazil.model import topic_uid
 from frazil.schema import key_names
@@ -56,13 +55,13 @@ __all__ = ["LakeTopic"]
 
 HOLD: Final = "lake"
 ASKED_PAUSE_S: Final = 1.0
-"""Those who wait for a commit make at most one a second."""
+"""Waiting acks trigger at most one commit per second."""
 RETRY_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 CONTENDED_PAUSE_S: Final = 60.0
 PLAN_TRIES: Final = 10
 KEYED: Final = "keyed tables come later"
 COUNTS: Final = ("commits", "rows", "rejected", "files", "bytes", "failures", "stops")
-"""What is counted since the engine was opened; failures are tried again, stops wait for somebody."""
+"""What is counted since the engine was opened; failures are tried again, stops wait for an operator."""
 _RETRIED: Final = (Unavailable, CommitUnknown, Overloaded, Closed)
 
 State = Literal["starting", "running", "paused", "stopped", "waiting"]
@@ -79,7 +78,7 @@ class LakeTopic:
         self.keyed = bool(spec.primary_key)
         self.runtimes = list(runtimes)
         self.waits = TierWaits(lake.wake, timeout_s=runtimes[0].settings.lake.ack_timeout_s)
-        self.wishes: Wishes = Wishes()
+        self.overrides: OperatorOverrides = OperatorOverrides()
         self.plan: Plan | None = None
         self.state: State = "waiting" if self.keyed else "starting"
         self.reason = "keyed" if self.keyed else ""
@@ -87,14 +86,14 @@ class LakeTopic:
         self.step_name = ""
         """How far the running commit is."""
         self.position: Ends = {}
-        """Where the table stood when it was last looked at."""
+        """The table's watermark when it was last loaded."""
         self.table_version: int | None = None
         self.results: deque[float] = deque(maxlen=100)
         """How long the last commits took, in seconds."""
         self.counts = dict.fromkeys(COUNTS, 0)
         self.last_commit_us: int | None = None
         self._opened: Ends = self.durable()
-        """Where the log ended before anything was published in this life."""
+        """Where the log ended when the engine was opened."""
         self._joined = False
         """A look has shown that the table has nothing but this log's records."""
         self._bound = False
@@ -118,7 +117,7 @@ class LakeTopic:
         """Return what is fsynced, by part."""
         return {each.part: each.state.durable for each in self.runtimes}
 
-    def own_to(self) -> Ends:
+    def lineage_ends(self) -> Ends:
         """Return up to where the table's rows, if it has any, are this log's records, by part.
 
         A log that was restored from an older copy and published to goes past the table's end, but
@@ -127,27 +126,27 @@ class LakeTopic:
         durable = self.durable()
         if self._joined:
             return durable
-        opened = self.wishes.own_to or self._opened
+        opened = self.overrides.lineage_ends or self._opened
         return {part: min(end, opened.get(part, end)) for part, end in durable.items()}
 
     def note_own(self) -> None:
         """Remember over restarts where this log ended when it was opened, until a look is good."""
-        if not self._joined and not self.wishes.own_to:
-            self._keep(replace(self.wishes, own_to=self.own_to()))
+        if not self._joined and not self.overrides.lineage_ends:
+            self._keep(replace(self.overrides, lineage_ends=self.lineage_ends()))
 
-    def branch_off(self, own_to: Ends) -> None:
+    def mark_diverged(self, lineage_ends: Ends) -> None:
         """Remember over restarts that the table's rows are this log's only up to there."""
         self._joined = False
-        self._keep(replace(self.wishes, own_to={**self.own_to(), **own_to}))
+        self._keep(replace(self.overrides, lineage_ends={**self.lineage_ends(), **lineage_ends}))
 
     def _join(self) -> None:
         self._joined = True
-        if self.wishes.own_to:
-            self._keep(replace(self.wishes, own_to={}))
+        if self.overrides.lineage_ends:
+            self._keep(replace(self.overrides, lineage_ends={}))
 
-    def _keep(self, wishes: Wishes) -> None:
-        self._lake.plans.set_wishes(self.uid, wishes)
-        self.wishes = wishes
+    def _keep(self, overrides: OperatorOverrides) -> None:
+        self._lake.plans.set_overrides(self.uid, overrides)
+        self.overrides = overrides
 
     def remembered(self) -> Ends:
         """Return the highest watermark that was ever seen in the table, by part."""
@@ -164,16 +163,16 @@ class LakeTopic:
         return Known(
             self.uid,
             self.remembered(),
-            self.own_to(),
+            self.lineage_ends(),
             self._first_held(),
-            choice=self.wishes.choice,
-            chosen=self.wishes.chosen,
+            choice=self.overrides.choice,
+            chosen=self.overrides.chosen,
         )
 
     def definition(self, version: int) -> TableDefinition:
         """Return the topic as its table has to be, at one version of its columns."""
         spec = self.runtimes[0].state.spec
-        accepted = self.wishes.choice == "accept"
+        accepted = self.overrides.choice == "accept"
         columns = self.columns(version)
         return TableDefinition(
             topic=self.name,
@@ -207,12 +206,12 @@ class LakeTopic:
         ]
         return min([*staged, self._newest()])
 
-    # -- what others ask for -----------------------------------------------------------------------
+    # -- calls of the runtime -----------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take up what an earlier life left: decisions, and a plan whose outcome is not known."""
-        self.wishes = self._lake.plans.wishes(self.uid)
-        if self.wishes.paused:
+        """Load what an earlier process left: overrides, and a plan whose outcome is unknown."""
+        self.overrides = self._lake.plans.overrides(self.uid)
+        if self.overrides.paused:
             self._set("paused", "paused", "paused by an operator")
         if not self.keyed:
             # Before anything can be published.
@@ -220,13 +219,15 @@ class LakeTopic:
             self.plan = self._lake.plans.load(self.uid)
             self.last_commit_us = self._lake.plans.last_commit_us(self.uid)
 
-    def decide(self, wishes: Wishes, *, adopted: bool = False) -> None:
-        """Go on as an operator decided: look again from the start."""
+    def decide(self, overrides: OperatorOverrides, *, adopted: bool = False) -> None:
+        """Apply an operator's decision: bind again."""
         self._joined = self._joined or adopted
-        self._keep(replace(wishes, own_to={} if self._joined else self.wishes.own_to))
+        self._keep(
+            replace(overrides, lineage_ends={} if self._joined else self.overrides.lineage_ends)
+        )
         if self.keyed:
             return
-        if wishes.paused:
+        if overrides.paused:
             self._set("paused", "paused", "paused by an operator")
             return
         self._bound = False
@@ -235,19 +236,19 @@ class LakeTopic:
         self._set("starting", "", "")
 
     def leave(self, *, gone: bool) -> None:
-        """End it: the topic is gone, or has no lake any more."""
+        """Detach: the topic is deleted, or has no lake any more."""
         self.plan = None
         if gone:
             self._lake.plans.forget(self.uid)
         else:
-            self._lake.plans.put_aside(self.uid, {} if self._joined else self.own_to())
+            self._lake.plans.put_aside(self.uid, {} if self._joined else self.lineage_ends())
         self._set("stopped", "gone", "the topic has no lake any more")
 
     def _set(self, state: State, reason: str, why: str) -> None:
         if (state, reason) != (self.state, self.reason):
             event("lake_state", topic=self.name, state=state, reason=reason, why=why)
         self.state, self.reason, self.why = state, reason, why
-        # Who waits for a table that does not move on is told so at once.
+        # Acks that wait for a stopped table fail at once.
         self.waits.refuse(f"{state}: {why}" if state in {"paused", "stopped"} else "")
 
     def _stop(self, reason: str, message: str) -> None:
@@ -265,7 +266,7 @@ class LakeTopic:
     # -- the lake's thread -------------------------------------------------------------------------
 
     def step(self, *, begin: bool) -> None:
-        """Do what is due. `begin` False only keeps records until the lake is wanted."""
+        """Do what is due; with `begin` False only hold the records."""
         if self.keyed:
             return
         try:
@@ -307,7 +308,7 @@ class LakeTopic:
         self.why = why
 
     def _keep_records(self) -> None:
-        """Have a hold on everything that the table does not have; before anything else."""
+        """Hold everything that the table does not have; before anything else."""
         for runtime in self.runtimes:
             if runtime.part not in self._held:
                 known = runtime.state.holds.get(HOLD)
@@ -321,12 +322,12 @@ class LakeTopic:
                 self._held[runtime.part] = known
 
     def _bind(self) -> None:
-        """Find the table or make it, and look where it stands before any watermark moves."""
+        """Find or create the table, and load its state before any watermark moves."""
         tables = self._lake.tables()
         try:
             view = tables.look(self.table)
         except NotFound:
-            if any(self.remembered().values()) and not self.wishes.choice:
+            if any(self.remembered().values()) and not self.overrides.choice:
                 self._stop(
                     "table_missing",
                     f"the table {self.table} is gone; restore it, or choose with `frazil lake "
@@ -337,20 +338,20 @@ class LakeTopic:
             view = tables.look(self.table)
         decision = decide(self.table, view, self._known())
         if decision.case == "stop":
-            self.position = dict(decision.told)
+            self.position = dict(decision.stated)
             self._stop(decision.reason, decision.message)
             return
-        skipped = ranges_between(decision.told, decision.marks)
+        skipped = ranges_between(decision.stated, decision.marks)
         if skipped:
-            # Into the table itself, and before any row behind them: they were given up knowingly.
+            # Into the table itself, and before any row after them: an operator gave them up.
             warn("lake_skipped", topic=self.name, ranges=skipped)
             tables.declare(self.table, SKIPPED, skipped)
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
         # Its side table may be ahead of it by one commit, never of the log.
-        side = side_view(tables.look(self.table.rejects), decision.marks)
-        found = decide(self.table.rejects, side, Known(self.uid, {}, self.own_to(), {}))
+        side = rejects_state(tables.look(self.table.rejects), decision.marks)
+        found = decide(self.table.rejects, side, Known(self.uid, {}, self.lineage_ends(), {}))
         if found.case == "stop":
-            self.position = dict(decision.told)
+            self.position = dict(decision.stated)
             self._stop(found.reason, found.message)
             return
         tables.make_durable(self.table, self._known())
@@ -359,10 +360,10 @@ class LakeTopic:
         self._failures = 0
         self._set("running", "", "")
         self._advance(decision.marks)
-        self._spend(decision.marks, choice=decision.choice_spent)
+        self._consume_overrides(decision.marks, choice=decision.choice_spent)
 
     def _advance(self, ends: Ends) -> None:
-        """Take in where the table stands: `committed`, the hold, and those who wait for it."""
+        """Apply the table's watermark: `committed`, the hold, and waiting acks."""
         for topic in self._parts():
             part = topic.runtime.part
             end = ends.get(part, 0)
@@ -461,7 +462,7 @@ class LakeTopic:
 
     def _send(self, plan: Plan, now: float) -> None:
         if not self._lake.plans.keep(self.uid, plan):
-            # A damaged file was written again under another name: plan anew, the table tells.
+            # A damaged file was written again under another name: make another plan from the table's watermark.
             self._drop_plan()
             self._more = True
             return
@@ -473,16 +474,15 @@ class LakeTopic:
             remembered=self.remembered(),
             durable=self.durable(),
             held=self._first_held(),
-            choice=self.wishes.choice,
-            chosen=self.wishes.chosen,
-            rejects_allowed=self.wishes.rejects_allowed,
+            choice=self.overrides.choice,
+            chosen=self.overrides.chosen,
+            rejects_allowed=self.overrides.rejects_allowed,
         )
-        body = msgspec.to_builtins(request, str_keys=True)
         self._begun_at = now
         self._sent = True
         self.step_name = "sent"
         try:
-            self._lake.worker.request("commit", body, self._answered(plan))
+            self._lake.worker.request("commit", request.body(), self._answered(plan))
         except Closed:
             self._sent = False
             raise
@@ -506,7 +506,7 @@ class LakeTopic:
         return take
 
     def _take(self, answer: Answer) -> None:
-        """Take in how a commit ended."""
+        """Apply the result of a commit."""
         if answer.state == "failed":
             raise error_of(answer)
         result = CommitResult.of(answer.body)
@@ -514,7 +514,7 @@ class LakeTopic:
             self._committed(result)
         elif result.state == "replan":
             self._drop_plan()
-            self._spend(result.ends, choice=result.choice_spent)
+            self._consume_overrides(result.ends, choice=result.choice_spent)
             self.position = dict(result.ends)
             self._more = True
         elif result.state == "contended":
@@ -542,7 +542,7 @@ class LakeTopic:
         self._advance(result.ends)
         self._drop_plan(committed_us=self.last_commit_us)
         moved = result.state == "committed"
-        self._spend(result.ends, choice=result.choice_spent, rejects=moved)
+        self._consume_overrides(result.ends, choice=result.choice_spent, rejects=moved)
         self._failures = 0
         if self.state != "paused":
             self._set("running", "", "")
@@ -560,15 +560,15 @@ class LakeTopic:
             snapshot=result.sid,
         )
 
-    def _spend(self, ends: Ends, *, choice: bool, rejects: bool = False) -> None:
-        """Forget decisions that have had their effect; a replay may take several plans."""
-        left = self.wishes
-        behind = any(end > ends.get(part, 0) for part, end in self.remembered().items())
+    def _consume_overrides(self, ends: Ends, *, choice: bool, rejects: bool = False) -> None:
+        """Remove overrides that have had their effect; a replay may take several plans."""
+        left = self.overrides
+        below = any(end > ends.get(part, 0) for part, end in self.remembered().items())
         if choice and left.choice:
-            left = replace(left, chosen=ends) if behind else replace(left, choice="", chosen={})
+            left = replace(left, chosen=ends) if below else replace(left, choice="", chosen={})
         if rejects and left.rejects_allowed:
             left = replace(left, rejects_allowed=False)
-        if left != self.wishes:
+        if left != self.overrides:
             self._keep(left)
 
     def _drop_plan(self, *, committed_us: int | None = None) -> None:

@@ -56,7 +56,7 @@ RESERVED_NAMES: Final = frozenset(
         "_time",
     }
 )
-"""Columns that Frazil adds, and those that Iceberg and Spark show beside a table's own."""
+"""Columns that Frazil adds, and those that Iceberg and Spark add to a table's own."""
 RESERVED_PREFIX: Final = "_change_"
 _ID_KEY: Final = b"frazil.id"
 
@@ -289,7 +289,7 @@ def _check_names(fields: Sequence[pa.Field], *, path: str) -> None:
             other = seen.setdefault(form, field.name)
             if other != field.name:
                 raise InvalidRequest(
-                    "two columns have names that Spark cannot tell apart, rename one",
+                    "two columns have names that Spark cannot distinguish, rename one",
                     column=f"{path}{field.name}",
                     other=f"{path}{other}",
                 )
@@ -308,7 +308,7 @@ def _stored_character(character: str) -> str:
 
 
 def _check_paths(schema: pa.Schema) -> None:
-    """Refuse a column `a.b` beside a field `b` of a struct `a`: Iceberg's names are such paths."""
+    """Refuse a column `a.b` together with a field `b` of a struct `a`: Iceberg's names are such paths."""
     seen: set[str] = set()
     for field in schema:
         for path in _paths(field, field.name):

@@ -16,11 +16,10 @@ import msgspec
 from msgspec.structs import replace
 
 from frazil.errors import CODES, Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.lake.declared import merged, without
-from frazil.lake.plan import PartRange, Plan, TableName
-from frazil.lake.staging import part_sets, plan_of
+from frazil.lake.plan import PartRange, Plan, TableName, part_sets, plan_of
 from frazil.lake.table import ROWS_DROPPED, ROWS_IN, ROWS_OUT, ROWS_REJECTED, TOPIC_ID
 from frazil.log import RANGE_LOST
+from frazil.offsets import RangeSet
 from frazil.schema import column_id
 from frazil.struct_types import learnt
 from frazil.topic import special_ranges
@@ -49,7 +48,6 @@ __all__ = [
     "offset_text",
     "part_facts",
     "ranges_text",
-    "records_between",
     "removals",
     "verify_topic",
 ]
@@ -232,11 +230,6 @@ def ranges_text(part: int, ranges: Iterable[tuple[int, int]]) -> list[str]:
     ]
 
 
-def records_between(first: int, end: int, gaps: Iterable[tuple[int, int]]) -> int:
-    """Return how many offsets of `[first, end)` have a record."""
-    return end - first - sum(max(0, min(end, b) - max(first, a)) for a, b in gaps)
-
-
 def miscounted(line: Iterable[Snapshot], topic_id: str, *, side: bool = False) -> list[Problem]:
     """Check the counts in the summary of each commit of a topic."""
     wrong: list[str] = []
@@ -274,7 +267,7 @@ def verify_topic(
 ) -> VerifyResult:
     """Verify a topic's table; see `Lake.verify`.
 
-    Files of the disk tier that it is compared with stay in place meanwhile.
+    Files of the disk tier that it is compared with are pinned meanwhile.
     """
     if topic.keyed:
         raise InvalidRequest("keyed tables come later", topic=topic.name)
@@ -316,7 +309,7 @@ def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
 
 @contextlib.contextmanager
 def _pinned(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
-    """Keep the files of the disk tier in place."""
+    """Pin the files of the disk tier."""
     disk = lake.tiers.disk
     with contextlib.ExitStack() as stack:
         for runtime in runtimes:
@@ -377,9 +370,9 @@ def _extend(ranges: list[PartRange], part: int, topic: int, each: StagedSet) -> 
 
 def part_facts(part: int, ranges: Sequence[SpecialRange], *, committed: int = 0) -> PartFacts:
     """Return which offsets of a part have no record, and which have lost theirs here."""
-    lost = {part: merged((each.first, each.end) for each in ranges if each.kind == RANGE_LOST)}
-    gaps = {part: merged((each.first, each.end) for each in ranges if each.kind != RANGE_LOST)}
-    return PartFacts(part, gaps[part], without(lost, gaps)[part], committed)
+    lost = RangeSet((each.first, each.end) for each in ranges if each.kind == RANGE_LOST)
+    gaps = RangeSet((each.first, each.end) for each in ranges if each.kind != RANGE_LOST)
+    return PartFacts(part, gaps, lost - gaps, committed)
 
 
 def column_names(

@@ -36,7 +36,7 @@ from frazil.lake.stages.read import read_staged
 from frazil.lake.stages.shapes import shaped, without_others
 from frazil.lake.stages.split import keep_accepted
 from frazil.lake.stages.validate import validate
-from frazil.lake.table_state import look, view_of
+from frazil.lake.table_state import look, state_of
 from frazil.lake.verify import (
     SHOWN_MAX,
     Problem,
@@ -45,10 +45,10 @@ from frazil.lake.verify import (
     miscounted,
     offset_text,
     ranges_text,
-    records_between,
     removals,
 )
 from frazil.lake.watermark import watermarks
+from frazil.offsets import RangeSet
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 
     from frazil.lake.declared import Ranges
     from frazil.lake.plan import PartRange, TableName
-    from frazil.lake.table import Ends, View
+    from frazil.lake.table import Ends, TableState
     from frazil.lake.verify import Kind, StagedRows
-    from frazil.lake.worker_calls import Job
+    from frazil.lake.worker_jobs import SparkJob
 
 __all__ = ["examine", "verify"]
 
@@ -70,13 +70,13 @@ LAST: Final = 1 << 63
 REJECT_COLUMNS: Final = (TIME, "reason", "field", "schema_version", "encoding", "original")
 
 
-def verify(job: Job) -> Mapping[str, Any]:
+def verify(job: SparkJob) -> Mapping[str, Any]:
     """Verify a table; `VerifyRequest` is the body of the request, `VerifyResult` of the answer."""
     try:
         request = msgspec.convert(job.body, learnt(VerifyRequest), str_keys=True)
     except msgspec.MsgspecError as error:
         raise InvalidRequest("request to verify cannot be read", reason=error) from error
-    found = examine(job.spark, job.catalog, request, progress=job.progress)
+    found = examine(job.spark.session, job.spark.catalog, request, progress=job.progress)
     body: dict[str, Any] = msgspec.to_builtins(found, str_keys=True)
     return body
 
@@ -116,7 +116,7 @@ class _Loaded(NamedTuple):
     """A table at one moment; `line` has its snapshots, newest first."""
 
     table: TableName
-    view: View
+    view: TableState
     line: list[Snapshot]
     skipped: Ranges
     adopted: Ranges
@@ -125,7 +125,7 @@ class _Loaded(NamedTuple):
 def _load(catalog: Catalog, table: TableName, request: VerifyRequest) -> _Loaded:
     loaded = load(catalog, table)
     metadata = parse_metadata(loaded.metadata, table)
-    view = view_of(catalog, table, loaded)
+    view = state_of(catalog, table, loaded)
     if view.topic_id != request.topic_id:
         raise Conflict("the table is another topic's", table=table, topic_id=view.topic_id)
     skipped, adopted = (decode_ranges(metadata.properties, key) for key in (SKIPPED, ADOPTED))
@@ -141,8 +141,9 @@ class _Rows:
         self._spark = spark
         self._request = request
         self._loaded = main
-        lost: Ranges = {each.part: each.lost for each in request.parts}
-        self._gaps = without({each.part: each.gaps for each in request.parts}, main.adopted)
+        lost = {each.part: RangeSet(each.lost) for each in request.parts}
+        gaps = {each.part: RangeSet(each.gaps) for each in request.parts}
+        self._gaps = without(gaps, main.adopted)
         """Offsets that have no record, by part; another log may have had one there."""
         self._others = united(main.adopted, lost)
         """Offsets that the tiers have other records of, or have lost, by part."""
@@ -186,10 +187,8 @@ class _Rows:
             side = self._side.select(*_key_columns(self._side)).where(_within(ends))
             found.rejected = side.count()
             every = every.unionAll(side)
-        found.gaps = sum(
-            end - begin - records_between(begin, end, self._gaps.get(part, ()))
-            for part, begin, end in self._spans(found.begins, found.ends)
-        )
+        inside = _ranges(self._spans(found.begins, found.ends))
+        found.gaps = sum((own & inside.get(part, ())).size for part, own in self._gaps.items())
         keys = every.groupBy(*KEY).agg(F.count(F.lit(1)).alias("n")).persist()
         try:
             self._check_keys(keys, "doubled", F.col("n") > 1)
@@ -239,7 +238,10 @@ class _Rows:
     def _count_declared(self, keys: DataFrame) -> None:
         """List the offsets that were given up and are not there, and those of another log."""
         found = self.found
-        outside = {part: ((0, found.begins[part]), (end, LAST)) for part, end in found.ends.items()}
+        outside = {
+            part: RangeSet([(0, found.begins[part]), (end, LAST)])
+            for part, end in found.ends.items()
+        }
         skipped = without(without(self._loaded.skipped, outside), self._gaps)
         adopted = without(self._loaded.adopted, outside)
         found.skipped, found.skipped_places = _shown(skipped)
@@ -248,7 +250,7 @@ class _Rows:
             found.skipped -= keys.where(_within(skipped)).count()
 
     def _deleted(self, keys: DataFrame) -> DataFrame | None:
-        """Return the offsets of rows that snapshots of others removed and nobody put back."""
+        """Return the offsets of rows that snapshots of others removed and that were not added again."""
         kept = {each.snapshot_id for each in self._loaded.line}
         frames: list[DataFrame] = []
         for each, _removed in self._removals:
@@ -294,7 +296,7 @@ class _Rows:
         """Return how many records of spans are missing in `covered`, and the first offsets."""
         spans = [(p, low, high) for p, low, high in self._spans(lows, highs) if low < high]
         needless = united(self._gaps, self._excepted)
-        wanted = sum(records_between(low, high, needless.get(p, ())) for p, low, high in spans)
+        wanted = sum(each.size for each in without(_ranges(spans), needless).values())
         inside = covered.where(_within(_ranges(spans)))
         missing = wanted - inside.count() if spans else 0
         if not missing:
@@ -452,7 +454,7 @@ def _key_columns(frame: DataFrame) -> tuple[Column, Column]:
 
 
 def _within(ranges: Ranges, part: Column | None = None, offset: Column | None = None) -> Column:
-    """Return whether a row's part and offset lie in ranges."""
+    """Return whether a row's part and offset are in ranges."""
     number = F.col("part") if part is None else part
     at = F.col("offset") if offset is None else offset
     conditions = [
@@ -464,7 +466,7 @@ def _within(ranges: Ranges, part: Column | None = None, offset: Column | None = 
 
 
 def _ranges(spans: Iterable[tuple[int, int, int]]) -> Ranges:
-    return {part: ((low, high),) for part, low, high in spans}
+    return {part: RangeSet([(low, high)]) for part, low, high in spans}
 
 
 def _first(frame: DataFrame, column: str = "") -> list[str]:
@@ -477,5 +479,5 @@ def _first(frame: DataFrame, column: str = "") -> list[str]:
 
 def _shown(ranges: Ranges) -> tuple[int, tuple[str, ...]]:
     """Return how many offsets ranges have, and the ranges for people."""
-    count = sum(end - first for each in ranges.values() for first, end in each)
+    count = sum(each.size for each in ranges.values())
     return count, tuple(text for part, own in ranges.items() for text in ranges_text(part, own))

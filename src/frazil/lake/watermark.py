@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from frazil.lake.plan import PartRange, TableName
-    from frazil.lake.table import View
+    from frazil.lake.table import TableState
 
 __all__ = [
     "AHEAD_OF_LOG",
@@ -27,9 +27,9 @@ __all__ = [
     "Decision",
     "Known",
     "decide",
+    "rejects_state",
     "rows_between",
-    "side_view",
-    "stray_begins",
+    "stray_starts",
     "watermarks",
 ]
 
@@ -41,7 +41,7 @@ MISSING_RANGE: Final = "missing_range"
 Choice: TypeAlias = Literal["", "replay", "accept"]
 """What the operator chose for a table that was rolled back: move its rows again, or go on without.
 
-`accept` also goes on behind a range that is held nowhere any more.
+`accept` also continues after a range that is held nowhere any more.
 """
 
 
@@ -66,7 +66,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     `done`: all of it is in the table. `replan`: the table stands below the plan's first offset
     and all from there on is held, so another plan has to be made from `marks`. `stop`: nothing may
-    be written or released until somebody has decided.
+    be written or released until an operator has decided.
     """
 
     case: Literal["move", "done", "replan", "stop"]
@@ -74,8 +74,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     marks: Ends
     """Where the table stands, by part, the operator's choice included; all parts it knows."""
-    told: Ends
-    """Where it stands by its own word."""
+    stated: Ends
+    """The watermark that the table itself states."""
     choice_spent: bool = False
     """The table has come to where the operator's choice was to bring it: forget the choice."""
     starts: Ends = {}
@@ -84,10 +84,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """How many records the plan has from `starts` on."""
 
 
-def watermarks(view: View, remembered: Ends) -> tuple[Ends, bool]:
+def watermarks(view: TableState, remembered: Ends) -> tuple[Ends, bool]:
     """Return where a table stands, by part, and whether the table alone says so.
 
-    A summary tells it exactly; so does a table without any snapshot, as expiry never takes the
+    A summary has it exactly; so does a table without any snapshot, as expiry never takes the
     current one. If only foreign snapshots are left, what is left is the highest of three lower
     bounds, of which none alone is enough: the property may be old, rows at the end may have been
     rejected, the memory may have been lost.
@@ -95,14 +95,14 @@ def watermarks(view: View, remembered: Ends) -> tuple[Ends, bool]:
     if view.summary_ends is not None:
         return dict(view.summary_ends), True
     if view.sid is None:
-        # Not what the property says: it stays behind when somebody replaces the table.
+        # Not what the property says: it stays when another program replaces the table.
         return dict(view.begin_ends or view.property_ends), True
     sources = (view.property_ends, view.bound_ends, remembered)
     parts = {part for ends in sources for part in ends}
     return {part: max(ends.get(part, 0) for ends in sources) for part in sorted(parts)}, False
 
 
-def stray_begins(view: View, remembered: Ends, durable: Ends) -> Ends:
+def stray_starts(view: TableState, remembered: Ends, durable: Ends) -> Ends:
     """Return, by part, where the log's own rows end in a table that a late commit got into."""
     return {
         part: min(max(first, remembered.get(part, 0)), durable.get(part, 0))
@@ -110,7 +110,7 @@ def stray_begins(view: View, remembered: Ends, durable: Ends) -> Ends:
     }
 
 
-def side_view(view: View, marks: Ends) -> View:
+def rejects_state(view: TableState, marks: Ends) -> TableState:
     """Return what a side table says, given where its main table stands: that much is settled."""
     strays = {
         part: (max(first, marks.get(part, 0)), end)
@@ -132,7 +132,7 @@ def rows_between(ranges: Iterable[PartRange], starts: Ends) -> int:
 
 
 def decide(
-    table: TableName, view: View, known: Known, ranges: tuple[PartRange, ...] = ()
+    table: TableName, view: TableState, known: Known, ranges: tuple[PartRange, ...] = ()
 ) -> Decision:
     """Compare what a table says with what is known, for a plan's ranges or for none at all.
 
@@ -141,10 +141,10 @@ def decide(
     if view.topic_id != known.topic_id:
         return _foreign(table, view, known)
     remembered = known.chosen if known.choice == "replay" else known.remembered
-    told, conclusive = watermarks(view, remembered)
-    marks = dict(told)
+    stated, conclusive = watermarks(view, remembered)
+    marks = dict(stated)
     parts = sorted({*marks, *known.durable, *known.remembered, *(each.part for each in ranges)})
-    own = {**known.durable, **stray_begins(view, known.remembered, known.durable)}
+    own = {**known.durable, **stray_starts(view, known.remembered, known.durable)}
     for part in parts:
         if marks.get(part, 0) > own.get(part, 0):
             return _ahead(table, part, marks, own)
@@ -160,10 +160,10 @@ def decide(
         if missing is None:
             continue
         if known.choice != "accept":
-            return _missing(table, part, missing, told)
+            return _missing(table, part, missing, stated)
         marks[part] = missing[1]
-    spent = marks == told and not _behind(told, known.remembered)
-    return msgspec.structs.replace(_placed(marks, told, ranges), choice_spent=spent)
+    spent = marks == stated and not _behind(stated, known.remembered)
+    return msgspec.structs.replace(_placed(marks, stated, ranges), choice_spent=spent)
 
 
 def _behind(marks: Ends, others: Ends) -> Ends:
@@ -171,7 +171,7 @@ def _behind(marks: Ends, others: Ends) -> Ends:
     return {part: end for part, end in others.items() if marks.get(part, 0) < end}
 
 
-def _placed(marks: Ends, told: Ends, ranges: tuple[PartRange, ...]) -> Decision:
+def _placed(marks: Ends, stated: Ends, ranges: tuple[PartRange, ...]) -> Decision:
     starts: Ends = {}
     for each in ranges:
         mark = marks.get(each.part, 0)
@@ -184,22 +184,22 @@ def _placed(marks: Ends, told: Ends, ranges: tuple[PartRange, ...]) -> Decision:
                     f"plan={each.lo}); plan again from there"
                 ),
                 marks=marks,
-                told=told,
+                stated=stated,
             )
         if mark < each.hi:
             starts[each.part] = mark
     if not starts:
-        return Decision(case="done", marks=marks, told=told)
+        return Decision(case="done", marks=marks, stated=stated)
     return Decision(
-        case="move", marks=marks, told=told, starts=starts, rows=rows_between(ranges, starts)
+        case="move", marks=marks, stated=stated, starts=starts, rows=rows_between(ranges, starts)
     )
 
 
 def _first_missing(start: int, end: int, gaps: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
     """Return the range from the first offset in `[start, end)` that no gap explains."""
-    for first, behind in _ordered(gaps):
-        if first <= start < behind:
-            start = behind
+    for first, after in _ordered(gaps):
+        if first <= start < after:
+            start = after
     return (start, end) if start < end else None
 
 
@@ -207,7 +207,7 @@ def _ordered(gaps: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     yield from sorted(gaps)
 
 
-def _foreign(table: TableName, view: View, known: Known) -> Decision:
+def _foreign(table: TableName, view: TableState, known: Known) -> Decision:
     found = "none" if view.topic_id is None else view.topic_id
     return Decision(
         case="stop",
@@ -217,7 +217,7 @@ def _foreign(table: TableName, view: View, known: Known) -> Decision:
             f"ours={known.topic_id}); `frazil lake adopt` takes it over"
         ),
         marks={},
-        told={},
+        stated={},
     )
 
 
@@ -228,10 +228,10 @@ def _ahead(table: TableName, part: int, marks: Ends, own: Ends) -> Decision:
         message=(
             f"table has records that the log never had (table={table} part={part} "
             f"table_end={marks[part]} durable={own.get(part, 0)}); the data directory is "
-            "older than the table or new; `frazil lake adopt` goes on behind the table's end"
+            "older than the table or new; `frazil lake adopt` continues after the table's end"
         ),
         marks=marks,
-        told=marks,
+        stated=marks,
     )
 
 
@@ -246,7 +246,7 @@ def _rolled_back(table: TableName, marks: Ends, behind: Ends) -> Decision:
             "`--accept` goes on without them"
         ),
         marks=marks,
-        told=marks,
+        stated=marks,
     )
 
 
@@ -259,5 +259,5 @@ def _missing(table: TableName, part: int, missing: tuple[int, int], marks: Ends)
             f"here (table={table} part={part}); `frazil lake resume --accept` goes on without them"
         ),
         marks=marks,
-        told=marks,
+        stated=marks,
     )

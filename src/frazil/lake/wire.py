@@ -1,4 +1,4 @@
-"""What the engine and the lake worker say to each other: versioned JSON behind a length.
+"""The protocol of the engine and the lake worker: versioned JSON with a length prefix.
 
     0        4
     +--------+----------------------------------------+
@@ -28,7 +28,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Request(msgspec.Struct, tag_field="type", tag="request", omit_defaults=True):
-    """What the engine asks: `op` is hello, ping, commit, maintain, verify, cancel, stop."""
+    """What the engine asks: `op` is hello, ping, commit, maintain, verify, stop."""
 
     id: int
     op: str

@@ -1,6 +1,6 @@
 """The lake worker: the process that runs Spark for an engine, and nothing without it.
 
-It is stateless. The engine plans, persists and releases; the worker commits what it is told, and
+It is stateless. The engine plans, persists and releases; the worker commits the plan it is given, and
 whatever it was at when it died is looked at and done again by the next one. Its main thread reads
 the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it, when
 the socket does.
@@ -24,11 +24,9 @@ import msgspec
 from frazil.clock import SystemClock
 from frazil.errors import Closed, CorruptionError, FrazilError, InvalidRequest, Unavailable
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import Halt
-from frazil.lake.priority import step_back
 from frazil.lake.wire import Answer, Request, receive, send
-from frazil.lake.worker_calls import WorkerConfig
-from frazil.lake.worker_jobs import Jobs
+from frazil.lake.worker_client import step_back
+from frazil.lake.worker_jobs import Failpoints, Jobs, WorkerConfig
 from frazil.lake.worker_spark import STARTING, Spark, keep_log
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "main"]
 
-STOP_SECONDS: Final = 30.0
-"""A running commit gets so long when the worker is asked to end, unless the settings differ."""
+STOP_SECONDS: Final = 60.0
+"""A running commit gets so long when the worker is asked to end."""
 WATCH_SECONDS: Final = 0.5
 EXIT_LOST: Final = 3
 """The exit code when Spark's JVM died."""
@@ -55,7 +53,7 @@ class Worker:
     Args:
         connection: the engine's socket.
         epoch: the number that the engine gave this worker.
-        config: what `hello` would tell, if it is known before.
+        config: the body of `hello`, if it is known before.
     """
 
     def __init__(
@@ -72,10 +70,9 @@ class Worker:
         self._config = config
         self._clock = clock or SystemClock()
         self._file_system = file_system or RealFileSystem()
-        self._halt = Halt(os.environ, self._file_system)
+        self._halt = Failpoints(os.environ, self._file_system)
         self._sending = threading.Lock()
         self._stopping = threading.Event()
-        self._stop_seconds = STOP_SECONDS
         self._spark: Spark | None = None
         self._starting: threading.Thread | None = None
         self._launching = False
@@ -131,7 +128,7 @@ class Worker:
 
     def _drain(self) -> None:
         event("lake_worker_stopping", jobs=len(self._jobs.running()))
-        if not self._jobs.drain(self._stop_seconds):
+        if not self._jobs.drain(STOP_SECONDS):
             # Nothing is lost: whatever becomes of the commit, the next worker looks first.
             warn("lake_commit_abandoned", jobs=len(self._jobs.running()))
 
@@ -142,8 +139,6 @@ class Worker:
             self._done(request, {"jobs": self._jobs.running(), "ready": self._jobs.ready})
         elif request.op == "hello":
             self._hello(request)
-        elif request.op == "cancel":
-            self._done(request, {"cancelled": self._jobs.cancel(int(request.body.get("id", 0)))})
         elif request.op == "stop":
             self._done(request, {})
             self.stop()
@@ -174,8 +169,8 @@ class Worker:
                 return
             except Exception:
                 LOGGER.exception("lake_worker_broke", extra={"facts": {"epoch": self._epoch}})
-                told = Unavailable("Spark does not start, logs/lake.log has the trace")
-                self.answer(Answer(request.id, "failed", error=told.code, message=str(told)))
+                broken = Unavailable("Spark does not start, logs/lake.log has the trace")
+                self.answer(Answer(request.id, "failed", error=broken.code, message=str(broken)))
                 raise
             self._jobs.open(spark)
             self.answer(Answer(request.id, "done", self._facts(spark)))
@@ -187,7 +182,6 @@ class Worker:
     def _launched(self, request: Request) -> Spark:
         config = self._config or _config_of(request.body)
         settings = config.to_settings()
-        self._stop_seconds = settings.lake.worker.stop_timeout_s
         keep_log(settings.data_dir, self._file_system)
         self.answer(Answer(request.id, "progress", {"step": STARTING}))
         self._launching = True
@@ -196,7 +190,7 @@ class Worker:
                 config,
                 epoch=self._epoch,
                 file_system=self._file_system,
-                tell=lambda step: self.answer(Answer(request.id, "progress", {"step": step})),
+                report=lambda step: self.answer(Answer(request.id, "progress", {"step": step})),
             )
         finally:
             # Only now: in between the JVM would have no handle, and could not be ended.
@@ -262,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The JVM is being started and has no handle yet: the whole group goes.
         os.killpg(os.getpgid(0), signal.SIGKILL)
     worker.end()
-    # Threads may be stuck in calls to a JVM that is gone: nobody waits for them.
+    # Threads may be stuck in calls to a JVM that is gone.
     os._exit(code)
 
 

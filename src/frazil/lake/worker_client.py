@@ -9,31 +9,53 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-from frazil.errors import CODES, Closed, FrazilError, Unavailable
+from frazil.errors import CODES, Closed, FrazilError, InvalidRequest, Unavailable
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from frazil.clock import Clock
-    from frazil.config import LakeWorkerSettings
+    from frazil.fs import FileSystem
+    from frazil.log import DataDirectory
 
-__all__ = ["LakeWorker", "Launched", "WorkerProcess", "error_of"]
+__all__ = [
+    "NICENESS",
+    "WORKER_COMMAND",
+    "LakeWorker",
+    "Launched",
+    "WorkerProcess",
+    "error_of",
+    "launcher",
+    "process_exists",
+    "step_back",
+]
 
 RESTART_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """How long to wait before the next start, after so many that came to nothing."""
 STEADY_S: Final = 60.0
 """A worker that lasted so long was a good one: the next starts after the first pause."""
-STARTING_FACTOR: Final = 6
+START_TIMEOUT_S: Final = 600.0
+"""A worker that is not ready after this time is replaced; the first start fetches jars."""
+SILENT_S: Final = 60.0
+"""A worker that answers nothing for so long is replaced. The fence makes a late worker harmless, so
+patience costs nothing, and a starved machine answers late."""
+PING_S: Final = 2.5
+STOP_TIMEOUT_S: Final = 60.0
+"""A running commit gets so long when the engine is closed."""
 REFUSALS_MIN: Final = 2
-"""After so many starts in a row that said why they cannot be, nobody has to wait for the next."""
+"""After so many starts in a row that said why they cannot be, calls no longer wait for the next."""
 IDLE_STOP_S: Final = 10.0
 SEND_TIMEOUT_S: Final = 5
 
@@ -95,7 +117,7 @@ class LakeWorker:
 
     Args:
         launch: starts a process for an epoch.
-        hello: returns what a new worker is told, for its epoch.
+        hello: returns the body of `hello` for an epoch.
         next_epoch: returns a number that is higher than all before, durably.
         wake: called from another thread when there is something for `step`.
     """
@@ -106,14 +128,12 @@ class LakeWorker:
         *,
         hello: Callable[[int], Mapping[str, Any]],
         next_epoch: Callable[[], int],
-        settings: LakeWorkerSettings,
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
         self.launch = launch
         self._hello = hello
         self._next_epoch = next_epoch
-        self._settings = settings
         self._clock = clock
         self._wake = wake
         self._box: queue.SimpleQueue[tuple[_Talk, socket.socket | Answer | Exception]]
@@ -125,7 +145,7 @@ class LakeWorker:
         self.wanted = False
         self.starts = 0
         self.why = ""
-        """What the last worker died of, or the next one waits for; empty while one works."""
+        """Why the last worker ended, or what the next one waits for; empty while one works."""
         self.refused = ""
         """Why no worker can be started, if the last ones said so themselves: Java is missing."""
         self._refusals = 0
@@ -216,7 +236,7 @@ class LakeWorker:
             try:
                 body = self._hello(talk.epoch)
             except FrazilError as error:
-                self._lost(talk, f"the worker cannot be told what it needs: {error}")
+                self._lost(talk, f"the body of hello cannot be made: {error}")
                 return
             self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
         elif isinstance(found, Answer):
@@ -247,13 +267,13 @@ class LakeWorker:
         event("lake_worker_ready", pid=talk.process.pid, epoch=talk.epoch)
 
     def replace(self, why: str) -> None:
-        """Have another worker in the place of this one."""
+        """Replace the worker."""
         if self._talk is not None:
             self._lost(self._talk, why)
             self._retry_at = 0.0
 
     def try_again(self) -> None:
-        """Start soon although starts were refused: somebody wants to know whether they still are."""
+        """Start soon although starts were refused: the cause may be gone."""
         if self.refused:
             self.refused = ""
             self._refusals = self._failures = 0
@@ -278,7 +298,7 @@ class LakeWorker:
     def _listen(self, talk: _Talk, connect: Callable[[float], socket.socket]) -> None:
         """Put everything that the worker says into the box; a thread of its own."""
         try:
-            connection = connect(self._settings.start_timeout_s)
+            connection = connect(START_TIMEOUT_S)
             timeout = struct.pack("ll", SEND_TIMEOUT_S, 0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
             self._put(talk, connection)
@@ -294,28 +314,25 @@ class LakeWorker:
         self._wake()
 
     def _watch(self, talk: _Talk, now: float) -> None:
-        settings = self._settings
         code = talk.process.poll()
         if code is not None:
             self._lost(talk, f"the worker ended with code {code}")
             return
         if talk.ending:
             return
-        if not talk.ready and now - talk.begun > settings.start_timeout_s:
-            self._lost(talk, f"the worker was not ready in {settings.start_timeout_s:g} s")
+        if not talk.ready and now - talk.begun > START_TIMEOUT_S:
+            self._lost(talk, f"the worker was not ready in {START_TIMEOUT_S:g} s")
             return
         if talk.connection is None:
             return
-        # While it starts it may be busy for longer: Python loads Spark's modules.
-        silent_s = settings.ping_timeout_s * (1 if talk.ready else STARTING_FACTOR)
-        if now - talk.heard > silent_s:
-            self._lost(talk, f"the worker said nothing for {silent_s:g} s")
-        elif now - talk.pinged > settings.ping_timeout_s / 4:
+        if now - talk.heard > SILENT_S:
+            self._lost(talk, f"the worker said nothing for {SILENT_S:g} s")
+        elif now - talk.pinged > PING_S:
             talk.pinged = now
             self._send(talk, "ping", {})
 
     def _lost(self, talk: _Talk, why: str) -> None:
-        """Give a worker up: end it for certain, and tell all who wait that it is unknown."""
+        """Give a worker up: end it, and answer all requests with an unknown outcome."""
         if talk is not self._talk:
             return
         self._talk = None
@@ -328,7 +345,7 @@ class LakeWorker:
             say("lake_worker_lost", pid=talk.process.pid, epoch=talk.epoch, why=why)
         self._end(talk)
         self._pause(now, why)
-        self._tell_all(talk, why)
+        self._fail_all(talk, why)
 
     def _end(self, talk: _Talk) -> None:
         if talk.process.poll() is None:
@@ -337,7 +354,7 @@ class LakeWorker:
             # Wakes the thread that listens.
             _shut(talk.connection)
 
-    def _tell_all(self, talk: _Talk, why: str) -> None:
+    def _fail_all(self, talk: _Talk, why: str) -> None:
         waiting, talk.waiting = talk.waiting, {}
         for number, answered in waiting.items():
             answered(Answer(number, "failed", {}, "commit_unknown", why))
@@ -358,7 +375,7 @@ class LakeWorker:
         talk = self._talk
         if talk is None:
             return
-        wait_s = self._settings.stop_timeout_s if talk.waiting else IDLE_STOP_S
+        wait_s = STOP_TIMEOUT_S if talk.waiting else IDLE_STOP_S
         # One that has not begun has nothing to finish.
         deadline = self._clock.monotonic() + (wait_s if talk.ready else 0.0)
         if talk.ready:
@@ -370,7 +387,7 @@ class LakeWorker:
         if self._talk is talk:
             self._talk = None
             self._end(talk)
-            self._tell_all(talk, "the lake was stopped")
+            self._fail_all(talk, "the lake was stopped")
         self.why = ""
 
 
@@ -378,3 +395,166 @@ def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
+
+
+SOCKET: Final = "lake.sock"
+LOG: Final = "lake-output.log"
+LOG_BYTES_MAX: Final = 16 << 20
+"""A larger log is put aside when the next worker starts; one old one is kept."""
+PATH_BYTES_MAX: Final = 100
+"""Operating systems cut the path of a socket at 104 or 108 bytes."""
+ACCEPT_S: Final = 0.2
+WORKER_COMMAND: Final = ("-m", "frazil.lake.worker")
+
+
+class _Process:
+    """A child in a group of its own: a signal for the terminal does not reach it."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def poll(self) -> int | None:
+        return self._child.poll()
+
+    def terminate(self) -> None:
+        self._child.terminate()
+
+    def kill(self) -> None:
+        # The group: Java is a child of the worker, and must not outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(1.0)
+
+
+def launcher(
+    paths: DataDirectory, file_system: FileSystem, *, command: Sequence[str] = WORKER_COMMAND
+) -> Callable[[int], Launched]:
+    """Return what starts a worker of this data directory."""
+
+    def launch(epoch: int) -> Launched:
+        for directory in (paths.run, paths.logs):
+            file_system.make_directory(directory)
+        listener = _listen(paths, file_system)
+        try:
+            process = _spawn(paths, file_system, [*command, "--epoch", str(epoch)])
+        except OSError as error:
+            listener.close()
+            raise Unavailable("the lake worker cannot be started", error=error) from error
+        return Launched(process, lambda timeout_s: _accept(listener, process, timeout_s))
+
+    return launch
+
+
+def _listen(paths: DataDirectory, file_system: FileSystem) -> socket.socket:
+    path = f"{paths.run}/{SOCKET}"
+    if file_system.stat(path) is not None:
+        file_system.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _bind(listener, path)
+        os.chmod(path, 0o600)
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        raise Unavailable("the lake's socket cannot be made", path=path, error=error) from error
+    return listener
+
+
+def _bind(listener: socket.socket, path: str) -> None:
+    if len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        listener.bind(path)
+        return
+    if not sys.platform.startswith("linux"):
+        raise InvalidRequest(
+            "the path of the data directory is too long for the lake's socket, use a shorter one",
+            path=path,
+        )
+    # A short way to the same directory: through a descriptor of it.
+    directory, _, name = path.rpartition("/")
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listener.bind(f"/proc/self/fd/{descriptor}/{name}")
+    finally:
+        os.close(descriptor)
+
+
+def _spawn(paths: DataDirectory, file_system: FileSystem, command: Sequence[str]) -> _Process:
+    log = f"{paths.logs}/{LOG}"
+    found = file_system.stat(log)
+    if found is not None and found.size > LOG_BYTES_MAX:
+        file_system.rename(log, f"{log}.1")
+    # It runs in the directory of its socket, whose name is then short enough for any system.
+    module_path = os.pathsep.join(os.path.abspath(each) for each in sys.path if each)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        child = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, *command, "--socket", SOCKET],
+            cwd=paths.run,
+            env={**os.environ, "PYTHONPATH": module_path},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+    return _Process(child)
+
+
+def _accept(listener: socket.socket, process: _Process, timeout_s: float) -> socket.socket:
+    """Wait until the worker has connected; the directory's rights keep others out."""
+    listener.settimeout(ACCEPT_S)
+    try:
+        for _attempt in range(max(int(timeout_s / ACCEPT_S), 1)):
+            try:
+                connection, _address = listener.accept()
+            except TimeoutError:
+                if process.poll() is not None:
+                    raise Closed(
+                        "the lake worker ended before it called, see the lake's log",
+                        code=process.poll(),
+                    ) from None
+                continue
+            connection.settimeout(None)
+            return connection
+        raise Unavailable("the lake worker did not call in time", timeout_s=timeout_s)
+    finally:
+        listener.close()
+
+
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this number runs, of any user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+NICENESS: Final = 10
+_GROUP: Final = "/proc/self/autogroup"
+
+
+def step_back() -> None:
+    """Lower this process's priority, and that of all it starts; idle cores are still all its own.
+
+    Linux may share cores between sessions first, and between the processes of each only then. A
+    process that has a session of its own would step back for nothing there, so its session does;
+    one in the engine's session must not touch that.
+    """
+    os.nice(NICENESS)
+    if os.getsid(0) != os.getpid():
+        return
+    with contextlib.suppress(OSError):
+        group = os.open(_GROUP, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(group, str(NICENESS).encode())
+        finally:
+            os.close(group)

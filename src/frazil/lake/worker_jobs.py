@@ -1,38 +1,189 @@
-"""The jobs of a worker: each in a thread, one at a time for a table, cancelled when asked to."""
+"""What a lake worker does: the operations of requests, and the threads that run them.
+
+The engine imports this module too, so it imports neither Spark nor what an operation needs before it
+is asked for. One operation at a time runs for a table.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import signal
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from frazil.errors import Closed, FrazilError, Unavailable
+import msgspec
+
+from frazil.config import SecretText, Settings, load_settings
+from frazil.errors import Closed, FrazilError, InvalidRequest, Unavailable
+from frazil.lake.commit import CommitRequest, commit
+from frazil.lake.connection import CatalogAddress
+from frazil.lake.plan import TableName
 from frazil.lake.wire import Answer
-from frazil.lake.worker_calls import operation, table_of_body
+from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pyiceberg.catalog import Catalog
-    from pyspark.sql import SparkSession
-
     from frazil.clock import Clock
-    from frazil.config import Settings
-    from frazil.lake.halting import Halt
-    from frazil.lake.spark_table import SparkTables
-    from frazil.lake.stages import SparkStages
+    from frazil.fs import FileSystem
+    from frazil.lake.expiry import Expired
     from frazil.lake.wire import Request
     from frazil.lake.worker_spark import Spark
 
-__all__ = ["Jobs"]
+__all__ = [
+    "VARIABLE",
+    "Failpoints",
+    "Jobs",
+    "MaintainRequest",
+    "Operation",
+    "SparkJob",
+    "WorkerConfig",
+    "commit_plan",
+    "hello_body",
+    "maintain_table",
+    "operation",
+    "table_of_body",
+]
 
 JOBS_MAX: Final = 2
 """So many tables are worked on at once; a small driver has no more cores."""
+RATIO_BYTES_MIN: Final = 1 << 20
+"""Smaller commits are mostly footers: their size says nothing about how rows compress."""
+RATIO_MIN: Final = 0.1
+RATIO_MAX: Final = 10.0
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs before it starts Spark; `settings` are all of them by dotted path."""
+
+    data_dir: str
+    settings: dict[str, Any]
+    catalog: CatalogAddress
+
+    def to_settings(self) -> Settings:
+        """Return the settings as the engine has them, with an absolute data directory."""
+        values = self.settings | {"data_dir": self.data_dir}
+        return load_settings(environment={}, overrides=values)
+
+
+class MaintainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A table whose metadata is to be kept small; limits of 0 mean the usual ones."""
+
+    table: TableName
+    snapshots_max: int = 0
+    metadata_bytes_max: int = 0
+
+
+Operation: TypeAlias = "Callable[[SparkJob], Mapping[str, Any]]"
+
+_OPERATIONS: Final[dict[str, tuple[str, str]]] = {
+    "commit": ("frazil.lake.worker_jobs", "commit_plan"),
+    "maintain": ("frazil.lake.worker_jobs", "maintain_table"),
+    "verify": ("frazil.lake.verify_job", "verify"),
+}
+"""Which function of which module does what is asked; it is imported when it is first needed."""
+
+
+def operation(name: str) -> Operation:
+    """Return what does an operation.
+
+    Raises:
+        InvalidRequest: if this worker has none of that name.
+    """
+    found = _OPERATIONS.get(name)
+    try:
+        if found is not None:
+            made: Operation = getattr(importlib.import_module(found[0]), found[1])
+            return made
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise InvalidRequest("the lake worker cannot do this yet", op=name) from error
+    raise InvalidRequest("the lake worker does not know this operation", op=name)
+
+
+def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
+    """Return the body of `hello`: what a worker, which runs elsewhere, needs to know."""
+    # It has no business with the object store, whose secrets must not leave this process.
+    known = {
+        name: each for name, each in settings.values().items() if not isinstance(each, SecretText)
+    }
+    config = WorkerConfig(
+        data_dir=os.path.abspath(settings.data_dir),
+        settings=known,
+        catalog=catalog,
+    )
+    body: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)
+    return body
+
+
+def commit_plan(job: SparkJob) -> Mapping[str, Any]:
+    """Move a plan into its table; once this says so, everything of it is on the disk."""
+    request = _converted(job.body, CommitRequest)
+    plan = request.plan
+    result = commit(
+        job.spark.tables, job.spark.stages, request, pause=job.pause, progress=job.progress
+    )
+    if result.state in {"committed", "already"}:
+        from frazil.lake.durable import settled_ends
+
+        settled = settled_ends(request.remembered, request.choice, request.chosen)
+        if result.rows_rejected or result.state == "already":
+            job.spark.tables.make_durable(plan.table.rejects, settled)
+        job.spark.tables.make_durable(plan.table, settled)
+    made = job.spark.tables.facts(result.sid)
+    if made is not None and result.state == "committed":
+        result.files, result.bytes = made.files, made.bytes
+        if plan.bytes >= RATIO_BYTES_MIN and made.bytes:
+            ratio = made.bytes / plan.bytes
+            job.spark.stages.ratios[plan.table] = min(max(ratio, RATIO_MIN), RATIO_MAX)
+    for table in (plan.table, plan.table.rejects):
+        if table in job.spark.tables.large:
+            job.spark.tables.large.discard(table)
+            job.afterwards(partial(_maintain, job, table))
+    body: dict[str, Any] = msgspec.to_builtins(result, str_keys=True)
+    return body
+
+
+def maintain_table(job: SparkJob) -> Mapping[str, Any]:
+    """Keep the metadata of a table small."""
+    request = _converted(job.body, MaintainRequest)
+    limits = {
+        "snapshots_max": request.snapshots_max,
+        "metadata_bytes_max": request.metadata_bytes_max,
+    }
+    given = {name: limit for name, limit in limits.items() if limit}
+    body: dict[str, Any] = msgspec.to_builtins(
+        _maintain(job, request.table, **given, progress=job.progress)
+    )
+    return body
+
+
+def _maintain(job: SparkJob, table: TableName, **options: Any) -> Expired:
+    from frazil.lake.expiry import expire_snapshots
+
+    return expire_snapshots(job.spark.tables, job.spark.catalog, table, **options)
+
+
+def table_of_body(body: Mapping[str, Any]) -> str:
+    """Return which table a request is about, empty if about none: one job a table at a time."""
+    plan = body.get("plan")
+    table = plan.get("table") if isinstance(plan, dict) else body.get("table")
+    return ".".join(map(str, table)) if isinstance(table, (list, tuple)) else ""
+
+
+def _converted(body: Mapping[str, Any], kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(body, learnt(kind), str_keys=True)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(
+            "request to the lake worker cannot be read", kind=kind.__name__, reason=error
+        ) from error
 
 
 class SparkJob:
-    """One request while it is worked on; see `frazil.lake.worker_calls.Job`."""
+    """One request while it is worked on, with everything that the worker has."""
 
     def __init__(
         self,
@@ -40,72 +191,35 @@ class SparkJob:
         spark: Spark,
         *,
         answer: Callable[[Answer], None],
-        halt: Halt,
+        halt: Failpoints,
     ) -> None:
         self.request = request
-        self._spark = spark
+        self.body: Mapping[str, Any] = request.body
+        self.spark = spark
         self._answer = answer
         self._halt = halt
-        self._cancelled = threading.Event()
         self._later: list[Callable[[], object]] = []
 
-    @property
-    def spark(self) -> SparkSession:
-        return self._spark.session
-
-    @property
-    def catalog(self) -> Catalog:
-        return self._spark.catalog
-
-    @property
-    def tables(self) -> SparkTables:
-        return self._spark.tables
-
-    @property
-    def stages(self) -> SparkStages:
-        return self._spark.stages
-
-    @property
-    def settings(self) -> Settings:
-        return self._spark.settings
-
-    @property
-    def body(self) -> Mapping[str, Any]:
-        return self.request.body
-
-    @property
-    def group(self) -> str:
-        """Return the name under which Spark knows the job."""
-        return f"frazil-{self.request.id}"
-
     def progress(self, step: str, /, **facts: object) -> None:
-        self._refuse_cancelled()
+        """Report a step to the engine."""
         self._answer(Answer(self.request.id, "progress", {"step": step, **facts}))
         self._halt.reached(step)
 
     def pause(self, seconds: float) -> None:
-        self._cancelled.wait(seconds)
-        self._refuse_cancelled()
+        """Wait."""
+        threading.Event().wait(seconds)
 
     def afterwards(self, action: Callable[[], object]) -> None:
+        """Do something for the same table once the answer is given."""
         self._later.append(action)
 
     def do_later(self) -> None:
-        """Do what was left for after the answer; a failure of it is nobody's failure."""
+        """Do the actions for after the answer; a failure is only logged."""
         for action in self._later:
             try:
                 action()
             except FrazilError as error:
                 warn("lake_upkeep_failed", op=self.request.op, id=self.request.id, error=error)
-
-    def cancel(self) -> None:
-        """Let the job end at its next step; what Spark is doing for it ends now."""
-        self._cancelled.set()
-        self.spark.sparkContext.cancelJobGroup(self.group)
-
-    def _refuse_cancelled(self) -> None:
-        if self._cancelled.is_set():
-            raise Closed("job was cancelled", id=self.request.id, op=self.request.op)
 
 
 class Jobs:
@@ -116,7 +230,7 @@ class Jobs:
         halt: the tests' hook at each step.
     """
 
-    def __init__(self, answer: Callable[[Answer], None], halt: Halt, clock: Clock) -> None:
+    def __init__(self, answer: Callable[[Answer], None], halt: Failpoints, clock: Clock) -> None:
         self._answer = answer
         self._halt = halt
         self._clock = clock
@@ -153,16 +267,8 @@ class Jobs:
             self._jobs[request.id] = job
         self._pool.submit(self._run, job)
 
-    def cancel(self, number: int) -> bool:
-        """Cancel a job; tell whether there is one of that id."""
-        with self._changed:
-            job = self._jobs.get(number)
-        if job is not None:
-            job.cancel()
-        return job is not None
-
     def drain(self, seconds: float) -> bool:
-        """Take no more jobs and wait for the running ones; tell whether they came to an end."""
+        """Take no more jobs and wait for the running ones; return whether all ended."""
         self._closed = True
         deadline = self._clock.monotonic() + seconds
         with self._changed:
@@ -176,7 +282,6 @@ class Jobs:
         begun = self._clock.monotonic()
         try:
             with self._lock(table_of_body(request.body)):
-                job.spark.sparkContext.setJobGroup(job.group, request.op, interruptOnCancel=False)
                 body = dict(operation(request.op)(job))
                 seconds = self._clock.monotonic() - begun
                 event("lake_job_done", op=request.op, id=request.id, seconds=f"{seconds:.3f}")
@@ -188,12 +293,12 @@ class Jobs:
             self._failed(request, error)
         except Exception as error:  # noqa: BLE001 - the top of a thread: a bug is an answer
             LOGGER.exception("lake_job_broke", extra={"facts": {"op": request.op}})
-            told = FrazilError(
+            bug = FrazilError(
                 "the lake worker has a bug, logs/lake.log has the trace",
                 op=request.op,
                 error=repr(error),
             )
-            self._failed(request, told)
+            self._failed(request, bug)
         finally:
             with self._changed:
                 self._jobs.pop(request.id, None)
@@ -211,3 +316,58 @@ class Jobs:
     def _lock(self, table: str) -> threading.Lock:
         with self._changed:
             return self._tables.setdefault(table or "", threading.Lock())
+
+
+VARIABLE: Final = "FRAZIL_LAKE_HALT_AT"
+_ACTIONS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class Failpoints:
+    """What the variable asks for; nothing if it is not set.
+
+    Raises:
+        InvalidRequest: if the variable cannot be understood.
+    """
+
+    def __init__(self, environment: Mapping[str, str], file_system: FileSystem) -> None:
+        text = environment.get(VARIABLE, "")
+        self._orders = text.removeprefix("@") if text.startswith("@") else ""
+        self._file_system = file_system
+        self._step, self._signal, self._once = _understood("" if self._orders else text)
+
+    def reached(self, step: str) -> None:
+        """End or freeze the process group of this worker if this is the step."""
+        if self._orders:
+            self._obey(step)
+            return
+        if not self._step or step != self._step:
+            return
+        if self._once:
+            try:
+                self._file_system.open(self._once, "create").close()
+            except FileExistsError:
+                return
+        os.killpg(os.getpgid(0), self._signal)
+
+    def _obey(self, step: str) -> None:
+        """Do what the file of orders says, if there is one now."""
+        try:
+            file = self._file_system.open(self._orders, "read")
+        except FileNotFoundError:
+            return
+        try:
+            text = file.read_at(0, file.size()).decode()
+        finally:
+            file.close()
+        wanted, number, _once = _understood(text)
+        if wanted == step:
+            self._file_system.unlink(self._orders)
+            os.killpg(os.getpgid(0), number)
+
+
+def _understood(text: str) -> tuple[str, signal.Signals, str]:
+    step, _, rest = text.strip().partition(":")
+    action, _, once = rest.partition(":")
+    if (action or "kill") not in _ACTIONS:
+        raise InvalidRequest("test hook must be step[:kill|stop[:file]]", variable=VARIABLE)
+    return step, _ACTIONS[action or "kill"], once

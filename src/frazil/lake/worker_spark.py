@@ -1,4 +1,4 @@
-"""Spark as the worker has it: started once, watched, ended with everything it left behind."""
+"""Spark as the worker has it: started once, watched, ended together with its scratch files."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from frazil.lake.jars import prepare
 from frazil.lake.session import CATALOG_NAME, build_session, session_conf
 from frazil.lake.spark_table import SparkTables
 from frazil.lake.stages import SparkStages
+from frazil.lake.worker_client import process_exists
 from frazil.telemetry import LOGGER, TextFormatter, event, warn
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from frazil.fs import FileSystem
     from frazil.lake.jars import Progress
-    from frazil.lake.worker_calls import WorkerConfig
+    from frazil.lake.worker_jobs import WorkerConfig
 
 __all__ = ["STARTING", "Spark", "fetch_steps", "keep_log", "kept_conf"]
 
@@ -47,7 +48,7 @@ SESSION_CONF: Final = {
     "spark.sql.caseSensitive": "false",
 }
 QUICK_CONF: Final = {
-    # Staged files lie on this machine: a job that lists them costs more than the listing.
+    # Staged files are on this machine: a job that lists them costs more than the listing.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }
 """What saves time, unless the user sets it otherwise."""
@@ -56,7 +57,7 @@ _MB: Final = 1_000_000
 
 
 class _TraceFormatter(logging.Formatter):
-    """Events as everywhere, with the traces of Java and Python in full behind them."""
+    """Events as everywhere, followed by the whole traces of Java and Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,9 +104,9 @@ class Spark:
         *,
         epoch: int,
         file_system: FileSystem,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> Spark:
-        """Reach the catalog, find Java and the jars, start the JVM; `tell` gets the steps.
+        """Reach the catalog, find Java and the jars, start the JVM; `report` gets the steps.
 
         Raises:
             Unavailable: something of it is not there; the message says what.
@@ -113,7 +114,7 @@ class Spark:
         """
         settings = config.to_settings()
         catalog = connect(config.catalog)
-        ready = prepare(settings, progress=fetch_steps(tell), file_system=file_system)
+        ready = prepare(settings, progress=fetch_steps(report), file_system=file_system)
         for note in ready.java.notes:
             event("lake_java_passed_over", note=note, used=ready.java.home)
         runs = os.path.join(settings.data_dir, "run")
@@ -175,7 +176,7 @@ class Spark:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what runs here."""
-        java = self.session.sparkContext._jvm  # noqa: SLF001 - Java tells its version itself
+        java = self.session.sparkContext._jvm  # noqa: SLF001 - PySpark has no call for it
         found = "" if java is None else str(java.java.lang.System.getProperty("java.version"))
         return {"python": sys.version.split()[0], "spark": self.session.version, "java": found}
 
@@ -201,17 +202,17 @@ def kept_conf(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def fetch_steps(tell: Callable[[str], None]) -> Progress:
-    """Return what tells how far the jars are fetched, once for each MB."""
-    told = -1
+def fetch_steps(report: Callable[[str], None]) -> Progress:
+    """Return a progress callback that reports how far the jars are fetched, once for each MB."""
+    reported = -1
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
-        if done // _MB != told:
-            told = done // _MB
-            tell(f"fetching Spark's jars, {told} of {-(-total // _MB)} MB")
+        nonlocal reported
+        if done // _MB != reported:
+            reported = done // _MB
+            report(f"fetching Spark's jars, {reported} of {-(-total // _MB)} MB")
         if done >= total:
-            tell(STARTING)
+            report(STARTING)
 
     return progress
 
@@ -221,15 +222,5 @@ def _remove_left_overs(runs: str, file_system: FileSystem) -> None:
     with contextlib.suppress(FileNotFoundError):
         for name in file_system.list_directory(runs):
             pid = name.rpartition("-")[2]
-            if name.startswith(RUN_PREFIX) and pid.isdigit() and not _runs(int(pid)):
+            if name.startswith(RUN_PREFIX) and pid.isdigit() and not process_exists(int(pid)):
                 shutil.rmtree(os.path.join(runs, name), ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

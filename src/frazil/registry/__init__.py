@@ -1,4 +1,4 @@
-"""The schema registry: what payloads of a topic look like, and how that may change.
+"""The schema registry: schemas of topics' payloads, and the rules of their evolution.
 
 The libraries that read schemas are imported by `definitions` and `compatibility`, which only the
 worker process imports; the worker must not import the rest, so names are imported at first use.
@@ -12,25 +12,20 @@ from frazil.lazy import lazy_names
 
 if TYPE_CHECKING:
     from frazil.registry.checks import Judged, SchemaChecks
-    from frazil.registry.entries import Change, parse_key
+    from frazil.registry.entries import Change, TopicEntry, parse_key
     from frazil.registry.kinds import CompatibilityMode, SchemaType, check_subject
     from frazil.registry.registry import (
-        Compatibility,
         IncompatibleSchema,
         NewSchema,
         Planned,
         Registered,
         Registry,
         Schema,
-        SubjectSummary,
-        TopicSchema,
-        VersionSummary,
     )
     from frazil.registry.store import SchemaStore
 
 __all__ = [
     "Change",
-    "Compatibility",
     "CompatibilityMode",
     "IncompatibleSchema",
     "Judged",
@@ -42,28 +37,22 @@ __all__ = [
     "SchemaChecks",
     "SchemaStore",
     "SchemaType",
-    "SubjectSummary",
-    "TopicSchema",
-    "VersionSummary",
+    "TopicEntry",
     "check_subject",
     "parse_key",
 ]
 
 _MODULES = {
     "frazil.registry.checks": ("Judged", "SchemaChecks"),
-    "frazil.registry.entries": ("Change", "parse_key"),
+    "frazil.registry.entries": ("Change", "TopicEntry", "parse_key"),
     "frazil.registry.kinds": ("CompatibilityMode", "SchemaType", "check_subject"),
     "frazil.registry.registry": (
-        "Compatibility",
         "IncompatibleSchema",
         "NewSchema",
         "Planned",
         "Registered",
         "Registry",
         "Schema",
-        "SubjectSummary",
-        "TopicSchema",
-        "VersionSummary",
     ),
     "frazil.registry.store": ("SchemaStore",),
 }

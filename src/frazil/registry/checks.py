@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import FrazilError, Overloaded
 from frazil.registry.kinds import plain_refusal, quoted
+from frazil.registry.registry import NO_CHECK
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class SchemaChecks:
         """When each topic's last warning was logged, and how many records came since."""
 
     def check(self, topic: str, record: Message, then: Judged) -> None:
-        """Check a record of a topic of `store.checks`; `then` hears the result, now or later.
+        """Check a record of a topic with a subject; `then` is called with the result, now or later.
 
         Raises:
             Overloaded: if too many records wait.
@@ -170,7 +171,7 @@ class SchemaChecks:
         return [_payload_refusal(found, refusal) for refusal in refusals]
 
     def _answer(self, topic: str, then: Judged, found: IdCheck, refusal: str | None) -> None:
-        self.checked_total += 1
+        self.checked_total += found is not NO_CHECK
         if refusal is None:
             then(None)
         elif found.is_enforced:

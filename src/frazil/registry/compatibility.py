@@ -50,7 +50,7 @@ class _Reasons:
 
 
 def _below(path: str, step: str) -> str:
-    """Return a place inside of another one; what would not be shown is not copied."""
+    """Return a place inside of another one; steps that no message shows are left out."""
     return path if len(path) > SHOWN_CHARACTERS_MAX else f"{path}{step[:SHOWN_CHARACTERS_MAX]}"
 
 
@@ -126,13 +126,13 @@ _PROMOTIONS: Final[dict[str, frozenset[str]]] = {
     "string": frozenset(("bytes",)),
     "bytes": frozenset(("string",)),
 }
-"""What the writer wrote, and as what else a reader may take it."""
+"""The writer's type, and the other types as which a reader may read it."""
 _NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
 
 
 @attrs.frozen(eq=False)
 class AvroForm:
-    """A schema as fastavro parses it: types in a second place are their full names."""
+    """A schema as fastavro parses it: the second use of a named type is its full name."""
 
     schema: Any
     named: dict[str, Any]
@@ -145,7 +145,7 @@ class AvroForm:
 
 
 def avro_name(schema: Any) -> str:
-    """Return what tells a type from the others of a union: its full name, or its kind."""
+    """Return the name of a type inside a union: its full name, or its kind."""
     if isinstance(schema, list):
         return "union"
     if isinstance(schema, str):
@@ -362,7 +362,7 @@ def _shown(field: Any) -> str:
 
 
 def _field_problem(reader: Any, writer: Any, *, is_reader_newer: bool) -> str:
-    """Return why a field does not read what one of the same number wrote, empty if it does."""
+    """Return why a field does not read the writer's of the same number, empty if it does."""
     ours, theirs = _kind(reader), _kind(writer)
     is_same = ours == theirs or (ours in _FAMILIES and _FAMILIES[ours] == _FAMILIES.get(theirs))
     if not is_same and not (ours == "bytes" and theirs in {"string", "message"}):

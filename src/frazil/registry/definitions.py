@@ -13,6 +13,7 @@ import math
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
 
 import fastavro
@@ -24,19 +25,20 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc_tools import protoc
 
 from frazil.registry import compatibility
-from frazil.registry.kinds import INTEGER_MAX, INTEGER_MIN, quoted, shortened
+from frazil.registry.kinds import INTEGER_MAX, INTEGER_MIN, quoted
 
-__all__ = ["Definition", "InvalidDefinition", "compare", "read_definition"]
+__all__ = ["Definition", "Invalid", "compare", "read_definition"]
 
 BACKTRACKS_MAX: Final = 100_000
 """Of a regular expression in a JSON Schema, on one text."""
+MESSAGE_CHARACTERS_MAX: Final = 300
 _INTEGER_CHARACTERS_MAX: Final = 20
 _MISSING_MAX: Final = 8
 """Required fields of Protobuf that one reason names."""
 
 
-class InvalidDefinition(Exception):
-    """Why a definition is wrong, for its author."""
+class Invalid(Exception):
+    """Why a definition, or the JSON of a payload, is wrong; of a payload nothing is quoted."""
 
 
 class Definition(Protocol):
@@ -55,13 +57,14 @@ def read_definition(kind: str, data: bytes) -> Definition:
     """Read a definition of one of the three languages.
 
     Raises:
-        InvalidDefinition: if it is wrong.
+        Invalid: if it is wrong.
     """
-    if kind == "avro":
-        return AvroDefinition(data)
-    if kind == "json_schema":
-        return JsonDefinition(data)
-    return ProtobufDefinition(data)
+    readers: dict[str, Callable[[bytes], Definition]] = {
+        "avro": AvroDefinition,
+        "json_schema": JsonDefinition,
+        "protobuf": ProtobufDefinition,
+    }
+    return readers[kind](data)
 
 
 def compare(latest: Definition, new: Definition, mode: str) -> tuple[str, ...]:
@@ -81,6 +84,11 @@ def compare(latest: Definition, new: Definition, mode: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _shown(text: object) -> str:
+    """Return the message of a library as one line."""
+    return quoted(" ".join(str(text).split()), most=MESSAGE_CHARACTERS_MAX)
+
+
 def _fingerprint(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
@@ -88,19 +96,14 @@ def _fingerprint(data: bytes) -> str:
 # ------------------------------------------------------------------------------------- JSON text
 
 
-class _NotJson(Exception):
-    """Why text is not JSON that every reader reads alike; nothing of the text is in it."""
-
-
 def _refuse_constant(text: str) -> NoReturn:
-    raise _NotJson(f"{text} is not a JSON number")
+    raise Invalid(f"{text} is not a JSON number")
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise _NotJson("a name stands twice in one JSON object", name)
+        raise Invalid("a name stands twice in one JSON object")
     return found
 
 
@@ -109,13 +112,13 @@ def _integer(text: str) -> int:
         value = int(text)
         if INTEGER_MIN <= value <= INTEGER_MAX:
             return value
-    raise _NotJson("a whole number has more than 64 bits")
+    raise Invalid("a whole number has more than 64 bits")
 
 
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise _NotJson("a number is beyond the floating-point range")
+        raise Invalid("a number is beyond the floating-point range")
     return value
 
 
@@ -129,48 +132,34 @@ _JSON: Final = json.JSONDecoder(
 bits is cut, rounded or refused."""
 
 
+_HALF_CHARACTER: Final = re.compile("[\ud800-\udfff]")
+
+
 def _read_json(data: bytes) -> Any:
     if data.startswith(b"\xef\xbb\xbf"):
-        raise _NotJson("not JSON: it starts with a byte order mark")
+        raise Invalid("not JSON: it starts with a byte order mark")
     try:
         return _JSON.decode(data.decode())
     except UnicodeDecodeError as error:
-        raise _NotJson(f"not JSON: invalid UTF-8 at byte {error.start}") from error
+        raise Invalid(f"not JSON: invalid UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
-        raise _NotJson(f"not JSON: {error.msg} at character {error.pos}") from error
+        raise Invalid(f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
-        raise _NotJson("not JSON that can be read: nested too deep") from error
+        raise Invalid("not JSON that can be read: nested too deep") from error
 
 
 def _read_json_definition(data: bytes) -> tuple[Any, str]:
-    """Return the value and the fingerprint of its compact form with sorted names."""
-    try:
-        value = _read_json(data)
-        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-        return value, _fingerprint(text.encode())
-    except _NotJson as error:
-        name = f": '{quoted(error.args[1])}'" if len(error.args) > 1 else ""
-        raise InvalidDefinition(f"{error.args[0]}{name}") from error
-    except UnicodeEncodeError as error:
-        raise InvalidDefinition("not JSON that every reader takes: half of a character") from error
-
-
-def _names_in(value: Any) -> frozenset[str]:
-    found: set[str] = set()
-    work = [value]
-    while work:
-        each = work.pop()
-        if isinstance(each, dict):
-            found.update(each)
-            work.extend(each.values())
-        elif isinstance(each, list):
-            found.update(item for item in each if isinstance(item, str))
-            work.extend(item for item in each if not isinstance(item, str))
-    return frozenset(found)
+    """Return the value and its compact text with sorted names."""
+    value = _read_json(data)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    if _HALF_CHARACTER.search(text):
+        raise Invalid("not JSON that every reader takes: half of a character")
+    return value, text
 
 
 # ----------------------------------------------------------------------------------- JSON Schema
 
+_JSON_STRING: Final = re.compile(r'"([^"\\]+)"')
 _NAMING: Final = {
     "additionalProperties": "a property that the schema does not allow",
     "unevaluatedProperties": "a property that the schema does not allow",
@@ -185,8 +174,9 @@ class JsonDefinition:
     """A JSON Schema of draft-04 to 2020-12. References to other documents are never fetched."""
 
     def __init__(self, data: bytes) -> None:
-        self.form, self.fingerprint = _read_json_definition(data)
-        self._names = _names_in(self.form)
+        self.form, text = _read_json_definition(data)
+        self.fingerprint = _fingerprint(text.encode())
+        self._names = frozenset(_JSON_STRING.findall(text))
         try:
             self._validator = jsonschema_rs.validator_for(
                 self.form,
@@ -196,18 +186,16 @@ class JsonDefinition:
             )
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             path = self._place(getattr(error, "instance_path", ()))
-            text = getattr(error, "message", error)
-            raise InvalidDefinition(
-                f"invalid JSON Schema at {quoted(path)}: {shortened(text)}"
-            ) from error
+            problem = _shown(getattr(error, "message", error))
+            raise Invalid(f"invalid JSON Schema at {quoted(path)}: {problem}") from error
         except ValueError as error:
-            raise InvalidDefinition(f"invalid JSON Schema: {shortened(error)}") from error
+            raise Invalid(f"invalid JSON Schema: {_shown(error)}") from error
 
     def refusal(self, payload: bytes) -> str | None:
         try:
             value = _read_json(payload)
-        except _NotJson as error:
-            return str(error.args[0])
+        except Invalid as error:
+            return str(error)
         try:
             if self._validator.is_valid(value):
                 return None
@@ -231,7 +219,7 @@ def _json_problem(found: Any) -> str:
             return _NAMING[keyword]
     # A schema that is `false` has no keyword to name.
     text = found.message.replace("False schema does not allow the value", "nothing is allowed here")
-    return shortened(text)
+    return _shown(text)
 
 
 # ------------------------------------------------------------------------------------------ Avro
@@ -241,29 +229,31 @@ _AVRO_MARKS: Final = ("__fastavro_parsed", "__named_schemas")
 """A definition that has these would be taken as parsed already."""
 
 
+_AVRO_ERRORS: Final = (ValueError, LookupError, TypeError, AttributeError)
+_AVRO_PROBLEMS: Final[dict[type[Exception], str]] = {
+    EOFError: "the payload ends in the middle of it",
+    UnicodeDecodeError: "a string is not valid UTF-8",
+    IndexError: "a branch, symbol or number that it does not have",
+    RecursionError: "nested too deep",
+}
+
+
 class AvroDefinition:
     """An Avro schema; a payload is one value in the binary encoding."""
 
     def __init__(self, data: bytes) -> None:
-        value, self.fingerprint = _read_json_definition(data)
-        if any(mark in _names_in(value) for mark in _AVRO_MARKS):
-            raise InvalidDefinition("invalid Avro schema: a name belongs to the library")
+        value, text = _read_json_definition(data)
+        self.fingerprint = _fingerprint(text.encode())
+        if any(mark in text for mark in _AVRO_MARKS):
+            raise Invalid("invalid Avro schema: a name belongs to the library")
         named: dict[str, Any] = {}
         try:
             # With names of its own for each call; by default all calls would share them.
             self._schema = fastavro.parse_schema(value, named_schemas=named)
-        except RecursionError as error:
-            raise InvalidDefinition("invalid Avro schema: nested too deep") from error
-        except fastavro.schema.UnknownType as error:
-            text = f"unknown type '{quoted(error)}'"
-            raise InvalidDefinition(f"invalid Avro schema: {text}") from error
-        except (fastavro.schema.SchemaParseException, ValueError) as error:
-            raise InvalidDefinition(f"invalid Avro schema: {shortened(error)}") from error
-        except (KeyError, TypeError, AttributeError) as error:
-            text = f"{type(error).__name__} {error}"
-            raise InvalidDefinition(
-                f"invalid Avro schema: a part is missing or of another type: {shortened(text)}"
-            ) from error
+        except (*_AVRO_ERRORS, RecursionError, fastavro.schema.SchemaParseException) as error:
+            # A missing part is a KeyError of its name; the error's class says what is wrong.
+            problem = _shown(f"{type(error).__name__}: {error}")
+            raise Invalid(f"invalid Avro schema: {problem}") from error
         _check_avro(self._schema, named)
         self.form = compatibility.AvroForm(self._schema, named)
 
@@ -271,39 +261,30 @@ class AvroDefinition:
         source = io.BytesIO(payload)
         try:
             fastavro.schemaless_reader(source, self._schema, None)
-        except EOFError:
-            return "not a value of the Avro schema: the payload ends in the middle of it"
-        except UnicodeDecodeError:
-            return "not a value of the Avro schema: a string is not valid UTF-8"
-        except IndexError:
-            return "not a value of the Avro schema: a branch, symbol or number it does not have"
-        except RecursionError:
-            return "not a value of the Avro schema: nested too deep"
-        except (ValueError, TypeError, OverflowError, KeyError, ArithmeticError):
-            return "not a value of the Avro schema"
+        except (EOFError, RecursionError, ArithmeticError, *_AVRO_ERRORS) as error:
+            problem = _AVRO_PROBLEMS.get(type(error), "its bytes are no such value")
+            return f"not a value of the Avro schema: {problem}"
         left = len(payload) - source.tell()
         return f"not a value of the Avro schema: {left} bytes are left after it" if left else None
 
 
 def _check_avro(schema: Any, named: dict[str, Any]) -> None:
-    """Refuse what the specification forbids and fastavro takes."""
+    """Refuse schemas that fastavro accepts against the specification."""
     work = [schema]
     for name, each in named.items():
         if not _AVRO_NAME.fullmatch(name):
-            raise InvalidDefinition(f"invalid Avro schema: '{quoted(name)}' is no name of a type")
+            raise Invalid(f"invalid Avro schema: '{quoted(name)}' is no name of a type")
         if each["type"] == "fixed" and each["size"] < 0:
-            raise InvalidDefinition(f"invalid Avro schema: '{quoted(name)}' has a negative size")
+            raise Invalid(f"invalid Avro schema: '{quoted(name)}' has a negative size")
     while work:
         each = work.pop()
         if isinstance(each, list):
             branches = [compatibility.avro_name(branch) for branch in each]
             if "union" in branches:
-                raise InvalidDefinition("invalid Avro schema: a union may not contain a union")
+                raise Invalid("invalid Avro schema: a union may not contain a union")
             twice = [name for name, count in Counter(branches).items() if count > 1]
             if twice:
-                raise InvalidDefinition(
-                    f"invalid Avro schema: a union has {quoted(twice[0])} twice"
-                )
+                raise Invalid(f"invalid Avro schema: a union has {quoted(twice[0])} twice")
             work.extend(each)
         elif isinstance(each, dict):
             if each["type"] in {"record", "error"}:
@@ -317,9 +298,9 @@ def _check_avro_fields(schema: dict[str, Any]) -> None:
     for field in schema["fields"]:
         name = field["name"]
         if not isinstance(name, str) or not _AVRO_NAME.fullmatch(name) or "." in name:
-            raise InvalidDefinition(f"invalid Avro schema: '{quoted(name)}' is no name of a field")
+            raise Invalid(f"invalid Avro schema: '{quoted(name)}' is no name of a field")
         if name in names:
-            raise InvalidDefinition(f"invalid Avro schema: the field '{quoted(name)}' is twice")
+            raise Invalid(f"invalid Avro schema: the field '{quoted(name)}' is twice")
         names.add(name)
 
 
@@ -350,9 +331,9 @@ class ProtobufDefinition:
                 added = pool.AddSerializedFile(file.SerializeToString())
         except (TypeError, ValueError) as error:
             text = str(error).partition("descriptor pool: ")[2] or str(error)
-            raise InvalidDefinition(f"invalid Protobuf definition: {shortened(text)}") from error
+            raise Invalid(f"invalid Protobuf definition: {_shown(text)}") from error
         if not files.file or not files.file[-1].message_type:
-            raise InvalidDefinition("the Protobuf definition has no message")
+            raise Invalid("the Protobuf definition has no message")
         root = added.message_types_by_name[files.file[-1].message_type[0].name]
         self.form = compatibility.ProtobufForm.of(
             root, (pool.FindFileByName(f.name) for f in files.file)
@@ -367,10 +348,10 @@ class ProtobufDefinition:
             return f"not a message {name}: its bytes are no such message"
         wrong = _wrong_field(found, "")
         if wrong is not None:
-            return f"not a message {name}: {shortened(wrong)}"
+            return f"not a message {name}: {_shown(wrong)}"
         if not found.IsInitialized():
             missing = ", ".join(found.FindInitializationErrors()[:_MISSING_MAX])
-            return f"not a message {name}: required fields are missing: {shortened(missing)}"
+            return f"not a message {name}: required fields are missing: {_shown(missing)}"
         return None
 
 
@@ -384,7 +365,7 @@ def _read_files(data: bytes) -> Any:
     try:
         return descriptor_pb2.FileDescriptorSet.FromString(data)
     except message.DecodeError as error:
-        raise InvalidDefinition(
+        raise Invalid(
             "the Protobuf definition is neither .proto text nor a serialized FileDescriptorSet"
         ) from error
 
@@ -413,7 +394,7 @@ def _compile(text: bytes) -> bytes:
             shown = os.pread(errors, 4096, 0).decode(errors="replace")
             lines = shown.replace(f"/proc/self/fd/{source}:", "line ").splitlines()
             shown = "; ".join(line for line in lines if line.startswith("line ")) or shown
-            raise InvalidDefinition(f"invalid Protobuf definition: {shortened(shown)}")
+            raise Invalid(f"invalid Protobuf definition: {_shown(shown)}")
         return os.pread(output, os.fstat(output).st_size, 0)
     finally:
         os.dup2(stderr, 2)

@@ -1,7 +1,7 @@
 """What the registry keeps, as entries of a key and a value; deleting one removes its key.
 
     subject:<name>            id, mode, next version; there before the first version
-    version:<number>:<name>   one definition (compressed) and who registered it
+    version:<number>:<name>   one definition (compressed) with its notes
     topic:<name>              subject and policy of a topic
     ids                       the next schema id, written when a subject goes
 
@@ -84,7 +84,7 @@ class VersionEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicEntry(msgspec.Struct, frozen=True):
-    """What a topic asks of its records."""
+    """The schema settings of a topic."""
 
     subject: str
     policy: ValidationPolicy

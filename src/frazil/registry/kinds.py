@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 from frazil.errors import InvalidRequest
 
@@ -26,13 +26,14 @@ __all__ = [
     "plain_refusal",
     "quoted",
     "schema_type",
-    "shortened",
     "validation_policy",
 ]
 
 SchemaType = Literal["bytes", "string", "number", "avro", "json_schema", "protobuf"]
 CompatibilityMode = Literal["none", "backward", "forward", "full"]
 ValidationPolicy = Literal["none", "warn", "enforce"]
+
+_Word = TypeVar("_Word")
 
 PLAIN: Final = frozenset(("bytes", "string", "number"))
 """Types without a definition: their name is the fingerprint."""
@@ -49,7 +50,6 @@ _MODES: Final[dict[str, CompatibilityMode]] = {name: name for name in get_args(C
 _POLICIES: Final[dict[str, ValidationPolicy]] = {name: name for name in get_args(ValidationPolicy)}
 _SUBJECT: Final = re.compile(r"[\w./:+@-]+\Z")
 SHOWN_CHARACTERS_MAX: Final = 128
-_MESSAGE_CHARACTERS_MAX: Final = 300
 
 SUBJECT_CHARACTERS_MAX: Final = 255
 NAME_BYTES_MAX: Final = 960
@@ -65,49 +65,35 @@ _NUMBER_TEXT: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9
 """JSON's, as RFC 8259 writes it: no space around it, no sign before it but a minus, no NaN."""
 
 
-def quoted(text: object) -> str:
-    """Return text of a caller as it may stand in a message: one line, not too long."""
+def quoted(text: object, *, most: int = SHOWN_CHARACTERS_MAX) -> str:
+    """Return text of a caller or a library as it may stand in a message: one line, not too long."""
     line = str(text)
-    if len(line) > SHOWN_CHARACTERS_MAX:
-        line = line[:SHOWN_CHARACTERS_MAX] + "…"
-    return line if line.isprintable() else ascii(line)[1:-1]
-
-
-def shortened(text: object) -> str:
-    """Return the message of a library as one line, not too long."""
-    line = " ".join(str(text).split())
-    if len(line) > _MESSAGE_CHARACTERS_MAX:
-        line = line[:_MESSAGE_CHARACTERS_MAX] + "…"
+    if len(line) > most:
+        line = line[:most] + "…"
     return line if line.isprintable() else ascii(line)[1:-1]
 
 
 def schema_type(text: str) -> SchemaType:
     """Return the type that a name or an alias means."""
-    word = text.lower()
-    found = _TYPES.get(word) or _ALIASES.get(word)
-    if found is None:
-        raise InvalidRequest(_unknown("schema type", text, (*_TYPES, *_ALIASES)))
-    return found
+    return _meant("schema type", text, {**_TYPES, **_ALIASES})
 
 
 def compatibility_mode(text: str) -> CompatibilityMode:
     """Return the mode of that name."""
-    found = _MODES.get(text.lower())
-    if found is None:
-        raise InvalidRequest(_unknown("compatibility mode", text, tuple(_MODES)))
-    return found
+    return _meant("compatibility mode", text, _MODES)
 
 
 def validation_policy(text: str) -> ValidationPolicy:
     """Return the policy of that name."""
-    found = _POLICIES.get(text.lower())
+    return _meant("validation policy", text, _POLICIES)
+
+
+def _meant(what: str, text: str, known: dict[str, _Word]) -> _Word:
+    found = known.get(text.lower())
     if found is None:
-        raise InvalidRequest(_unknown("validation policy", text, tuple(_POLICIES)))
+        words = ", ".join(known)
+        raise InvalidRequest(f"Invalid {what}: '{quoted(text)}', use one of: {words}")
     return found
-
-
-def _unknown(what: str, text: str, known: tuple[str, ...]) -> str:
-    return f"Invalid {what}: '{quoted(text)}', use one of: {', '.join(known)}"
 
 
 def check_subject(subject: str) -> None:
@@ -128,7 +114,7 @@ def check_subject(subject: str) -> None:
 
 
 def check_topic(topic: str) -> None:
-    """Refuse what cannot be a topic's name; the rules of topic names are checked above."""
+    """Refuse a name that cannot be a key; front ends check the other rules of topic names."""
     if not topic:
         raise InvalidRequest("a topic has a name, this one is empty")
     check_text("topic's name", topic, TOPIC_CHARACTERS_MAX)

@@ -8,8 +8,7 @@ alone: the same entries make the same registry, in any order of keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -32,7 +31,7 @@ from frazil.registry.kinds import (
 )
 
 __all__ = [
-    "Compatibility",
+    "NO_CHECK",
     "IdCheck",
     "IncompatibleSchema",
     "NewSchema",
@@ -41,9 +40,6 @@ __all__ = [
     "Registry",
     "Schema",
     "Subject",
-    "SubjectSummary",
-    "TopicSchema",
-    "VersionSummary",
 ]
 
 SUBJECTS_MAX: Final = 10_000
@@ -82,7 +78,7 @@ class Planned(Generic[_Reply]):
 
 @attrs.frozen(kw_only=True)
 class NewSchema:
-    """A version to register; what is wrong without a look into the definition is refused.
+    """A version to register; all but the definition's text is checked.
 
     Raises:
         InvalidRequest: if a name, the type or a size is wrong.
@@ -117,68 +113,9 @@ class Registered:
     fingerprint: str
 
 
-@attrs.frozen
-class Compatibility:
-    """Whether a schema may follow the latest version, and why not."""
-
-    is_compatible: bool
-    errors: tuple[str, ...]
-
-
-@attrs.frozen
-class SubjectSummary:
-    """One line of the list of subjects."""
-
-    subject: str
-    type: SchemaType
-    latest_version: int
-    compatibility_mode: CompatibilityMode
-    schema_id: int
-    tags: tuple[str, ...]
-
-
-@attrs.frozen
-class VersionSummary:
-    """One line of the list of versions."""
-
-    version: int
-    schema_id: int
-    created_at: int
-    created_by: str
-    description: str
-    fingerprint: str
-
-
-@attrs.frozen
-class TopicSchema:
-    """The schema settings of a topic; `schema_id` is 0 when the subject is gone."""
-
-    subject: str
-    policy: ValidationPolicy
-    check_payload: bool
-    schema_id: int
-
-
-@attrs.frozen
-class Schema:
-    """One version of a subject, as callers see it."""
-
-    schema_id: int
-    version: int
-    subject: str
-    type: SchemaType
-    definition: bytes
-    fingerprint: str
-    compatibility_mode: CompatibilityMode
-    created_at: int
-    created_by: str
-    description: str
-    tags: tuple[str, ...]
-
-
 @attrs.define
 class Subject:
-    """A subject; without versions it is only a reserved id, and nobody sees it."""
+    """A subject; without versions it is only a reserved id, and callers do not see it."""
 
     name: str
     schema_id: int
@@ -191,26 +128,30 @@ class Subject:
         """The newest version's number, 0 if there is none."""
         return max(self.versions, default=0)
 
-    def entry(self, version_next: int) -> SubjectEntry:
-        return SubjectEntry(self.schema_id, self.mode, version_next)
+    @property
+    def entry(self) -> SubjectEntry:
+        """The subject without its versions, as it is stored."""
+        return SubjectEntry(self.schema_id, self.mode, self.version_next)
 
-    def schema(self, version: int) -> Schema:
-        """Return one version; it must exist."""
-        found = self.versions[version]
-        key = entries.version_key(self.name, version)
-        return Schema(
-            schema_id=self.schema_id,
-            version=version,
-            subject=self.name,
-            type=found.type,
-            definition=entries.unpack(found.packed, key=key),
-            fingerprint=found.fingerprint,
-            compatibility_mode=self.mode,
-            created_at=found.created_at,
-            created_by=found.created_by,
-            description=found.description,
-            tags=found.tags,
-        )
+    def schema(self, version: int = 0) -> Schema:
+        """Return a version, which must exist, or the latest one."""
+        number = version or self.latest
+        return Schema(self, number, self.versions[number])
+
+
+@attrs.frozen
+class Schema:
+    """One version of a subject."""
+
+    subject: Subject
+    version: int
+    entry: VersionEntry
+
+    @property
+    def definition(self) -> bytes:
+        """The definition as it was registered."""
+        key = entries.version_key(self.subject.name, self.version)
+        return entries.unpack(self.entry.packed, key=key)
 
 
 @attrs.frozen
@@ -228,16 +169,16 @@ class IdCheck:
     @property
     def is_quick(self) -> bool:
         """Whether the check of the payload, if there is one, needs no library."""
-        version = self.payload_version
-        subject = self.subject
+        subject, version = self.subject, self.payload_version
         return not version or subject is None or subject.versions[version].type in PLAIN
 
     def is_like(self, other: IdCheck) -> bool:
         """Say whether two payloads are checked with one version."""
-        return (self.subject is other.subject) and self.payload_version == other.payload_version
+        return self.subject is other.subject and self.payload_version == other.payload_version
 
 
-_NO_CHECK: Final = IdCheck(None, is_enforced=False)
+NO_CHECK: Final = IdCheck(None, is_enforced=False)
+"""Of a topic without a subject, or with the policy `none`."""
 
 
 @attrs.define
@@ -247,7 +188,8 @@ class Registry:
     _subjects: dict[str, Subject] = attrs.field(factory=dict, init=False)
     _names: dict[int, str] = attrs.field(factory=dict, init=False)
     """Subjects by schema id."""
-    _topics: dict[str, TopicEntry] = attrs.field(factory=dict, init=False)
+    topics: dict[str, TopicEntry] = attrs.field(factory=dict, init=False)
+    """Schema settings of the topics that have a subject; to be read."""
     _schema_id_next: int = attrs.field(default=1, init=False)
 
     # -- state -----------------------------------------------------------------------------------
@@ -257,11 +199,10 @@ class Registry:
         if self._schema_id_next > 1:
             yield entries.IDS_KEY, entries.encode(IdsEntry(self._schema_id_next))
         for name, subject in sorted(self._subjects.items()):
-            entry = subject.entry(subject.version_next)
-            yield entries.subject_key(name), entries.encode(entry)
+            yield entries.subject_key(name), entries.encode(subject.entry)
             for version, found in sorted(subject.versions.items()):
                 yield entries.version_key(name, version), entries.encode(found)
-        for name, topic in sorted(self._topics.items()):
+        for name, topic in sorted(self.topics.items()):
             yield entries.topic_key(name), entries.encode(topic)
 
     def apply(self, key: str, value: bytes | None) -> None:
@@ -271,21 +212,17 @@ class Registry:
             CorruptionError: if it is no entry of the registry, or contradicts another one.
         """
         parsed = entries.parse_key(key)
-        if parsed.kind == "topic":
-            self._apply_topic(Change(key, value), parsed.name)
-        elif parsed.kind == "subject":
+        if parsed.kind == "subject":
             self._apply_subject(Change(key, value), parsed.name)
         elif parsed.kind == "version":
             self._apply_version(Change(key, value), parsed.name, parsed.version)
-        elif value is not None:
+        elif value is None:
+            self.topics.pop(parsed.name, None)
+        elif parsed.kind == "topic":
+            self.topics[parsed.name] = entries.decode(key, value, TopicEntry)
+        else:
             ids = entries.decode(key, value, IdsEntry)
             self._schema_id_next = max(self._schema_id_next, ids.schema_id_next)
-
-    def _apply_topic(self, change: Change, name: str) -> None:
-        if change.value is None:
-            self._topics.pop(name, None)
-        else:
-            self._topics[name] = entries.decode(change.key, change.value, TopicEntry)
 
     def _apply_subject(self, change: Change, name: str) -> None:
         if change.value is None:
@@ -344,11 +281,6 @@ class Registry:
         if found is None:
             raise NotFound(f"Subject not found: {quoted(name)}")
         return found
-
-    @property
-    def topics(self) -> Mapping[str, TopicEntry]:
-        """Topics that have a subject."""
-        return MappingProxyType(self._topics)
 
     # -- schemas ---------------------------------------------------------------------------------
 
@@ -418,54 +350,32 @@ class Registry:
         found = self.find(self._names.get(schema_id, ""))
         if found is None:
             raise NotFound(f"Schema not found for ID: {schema_id}")
-        wanted = found.latest if version is None else version
-        if wanted not in found.versions:
-            raise NotFound(f"Schema not found for ID: {schema_id} version: {wanted}")
-        return found.schema(wanted)
+        if version is not None and version not in found.versions:
+            raise NotFound(f"Schema not found for ID: {schema_id} version: {version}")
+        return found.schema(version or 0)
 
     def latest_schema(self, subject: str) -> Schema:
         """Return the latest version of a subject."""
         found = self.find(subject)
         if found is None:
             raise NotFound(f"Schema not found for subject: {quoted(subject)}")
-        return found.schema(found.latest)
+        return found.schema()
 
-    def versions(self, subject: str) -> list[VersionSummary]:
-        """Return a line for each version of a subject, oldest first."""
+    def versions(self, subject: str) -> list[Schema]:
+        """Return all versions of a subject, oldest first."""
         found = self._subject(subject)
-        return [
-            VersionSummary(
-                version=version,
-                schema_id=found.schema_id,
-                created_at=entry.created_at,
-                created_by=entry.created_by,
-                description=entry.description,
-                fingerprint=entry.fingerprint,
-            )
-            for version, entry in sorted(found.versions.items())
-        ]
+        return [found.schema(version) for version in sorted(found.versions)]
 
-    def subjects(self) -> list[SubjectSummary]:
-        """Return a line for each subject, by name."""
-        return [
-            SubjectSummary(
-                subject=each.name,
-                type=each.versions[each.latest].type,
-                latest_version=each.latest,
-                compatibility_mode=each.mode,
-                schema_id=each.schema_id,
-                tags=each.versions[each.latest].tags,
-            )
-            for _, each in sorted(self._subjects.items())
-            if each.versions
-        ]
+    def subjects(self) -> list[Schema]:
+        """Return the latest version of each subject, by name."""
+        return [each.schema() for _, each in sorted(self._subjects.items()) if each.versions]
 
     def counts(self) -> dict[str, int]:
         """Return how much there is."""
         return {
             "subjects": len(self._subjects),
             "versions": sum(len(each.versions) for each in self._subjects.values()),
-            "topics": len(self._topics),
+            "topics": len(self.topics),
         }
 
     def set_mode(self, subject: str, mode: str) -> Planned[str]:
@@ -491,9 +401,9 @@ class Registry:
         reply = f"Deleted version {version} for subject {subject}"
         if len(found.versions) > 1:
             # The subject keeps the number, or the next version would get it again.
-            kept = entries.encode(found.entry(found.version_next))
+            kept = entries.encode(found.entry)
             return _planned(reply, Change(entries.subject_key(subject), kept), removal)
-        topics = self._topics.items()
+        topics = self.topics.items()
         user = next((name for name, each in topics if each.subject == subject), None)
         if user is not None:
             raise Conflict(
@@ -512,7 +422,7 @@ class Registry:
     def configure_topic(
         self, topic: str, subject: str, policy: str, *, check_payload: bool
     ) -> Planned[str]:
-        """Plan what a topic asks of its records; an empty policy is the default one."""
+        """Plan the schema settings of a topic; an empty policy is the default one."""
         found = self._subject(subject)
         wanted = validation_policy(policy) if policy else POLICY_DEFAULT
         return _planned(
@@ -523,19 +433,21 @@ class Registry:
     def update_policy(self, topic: str, policy: str, *, check_payload: bool) -> Planned[str]:
         """Plan another policy of a topic that has a subject."""
         wanted = validation_policy(policy)
-        found = self._topic(topic)
+        found = self.topics.get(topic)
+        if found is None:
+            raise NotFound(f"No schema configured for topic: {quoted(topic)}")
         return _planned(
             f"Validation policy updated to {wanted}",
             self._topic_change(topic, TopicEntry(found.subject, wanted, check_payload)),
         )
 
-    def assign_topic(self, topic: str, subject: str) -> Planned[TopicSchema]:
+    def assign_topic(self, topic: str, subject: str) -> Planned[None]:
         """Plan the subject that a producer names: the first one gives it to the topic.
 
         Raises:
             Conflict: if the topic has another subject, or the registry does not have this one.
         """
-        found = self._topics.get(topic)
+        found = self.topics.get(topic)
         if found is not None and found.subject != subject:
             raise Conflict(
                 f"Topic '{quoted(topic)}' uses schema subject '{found.subject}', cannot use"
@@ -543,28 +455,15 @@ class Registry:
             )
         self.resolve(subject)
         if found is not None:
-            return _planned(self.topic_schema(topic))
+            return _planned(None)
         entry = TopicEntry(subject, POLICY_DEFAULT, check_payload=False)
-        schema_id = self._subject(subject).schema_id
-        reply = TopicSchema(subject, POLICY_DEFAULT, check_payload=False, schema_id=schema_id)
-        return _planned(reply, self._topic_change(topic, entry))
+        return _planned(None, self._topic_change(topic, entry))
 
     def forget_topic(self, topic: str) -> Planned[None]:
-        """Plan to drop what a deleted topic asked for."""
-        if topic not in self._topics:
+        """Plan to drop the schema settings of a deleted topic."""
+        if topic not in self.topics:
             return _planned(None)
         return _planned(None, Change(entries.topic_key(topic), None))
-
-    def topic_schema(self, topic: str) -> TopicSchema:
-        """Return what a topic asks of its records."""
-        found = self._topic(topic)
-        subject = self.find(found.subject)
-        return TopicSchema(
-            subject=found.subject,
-            policy=found.policy,
-            check_payload=found.check_payload,
-            schema_id=subject.schema_id if subject else 0,
-        )
 
     def resolve(
         self, subject: str, *, pinned_version: int | None = None, min_version: int | None = None
@@ -587,9 +486,9 @@ class Registry:
         self, topic: str, *, schema_id: int | None, schema_version: int | None
     ) -> IdCheck:
         """Check the schema id and version that a record to be published to a topic has."""
-        config = self._topics.get(topic)
+        config = self.topics.get(topic)
         if config is None or config.policy == "none":
-            return _NO_CHECK
+            return NO_CHECK
         subject = self.find(config.subject)
         version = 0
         if subject is None:
@@ -611,16 +510,10 @@ class Registry:
             refusal = f"subject '{subject.name}' has no version {version}"
         return IdCheck(refusal, config.policy == "enforce")
 
-    def _topic(self, topic: str) -> TopicEntry:
-        found = self._topics.get(topic)
-        if found is None:
-            raise NotFound(f"No schema configured for topic: {quoted(topic)}")
-        return found
-
     def _topic_change(self, topic: str, entry: TopicEntry) -> Change:
         check_topic(topic)
-        count = len(self._topics)
-        if topic not in self._topics and count >= TOPICS_MAX:
+        count = len(self.topics)
+        if topic not in self.topics and count >= TOPICS_MAX:
             raise Overloaded("too many topics with a schema", topics_max=TOPICS_MAX)
         return Change(entries.topic_key(topic), entries.encode(entry))
 

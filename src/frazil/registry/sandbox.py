@@ -19,7 +19,7 @@ from frazil.errors import InvalidRequest, Unavailable
 from frazil.registry.worker import Answer, Request, encode, take_answers
 from frazil.telemetry import warn
 
-__all__ = ["TOO_MUCH_TO_COMPARE", "TOO_MUCH_WORK", "Sandbox"]
+__all__ = ["TOO_MUCH_TO_COMPARE", "TOO_MUCH_WORK", "Sandbox", "closed"]
 
 DEADLINE_S: Final = 30.0
 """From a request to its last answer; on an idle machine the limits of CPU time come first."""
@@ -138,7 +138,7 @@ class Sandbox:
                 code = process.returncode
                 await self._end(process)
                 if self._is_closed:
-                    raise _closed() from error
+                    raise closed() from error
                 if code == -signal.SIGKILL:
                     raise Unavailable("the schema worker was killed, try again") from error
             else:
@@ -149,7 +149,7 @@ class Sandbox:
     async def _started(self) -> asyncio.subprocess.Process:
         """Return the process, a new one if there is none."""
         if self._is_closed:
-            raise _closed()
+            raise closed()
         if self._process is not None and self._process.returncode is None:
             return self._process
         try:
@@ -190,7 +190,8 @@ def _environment() -> dict[str, str]:
     return found
 
 
-def _closed() -> Unavailable:
+def closed() -> Unavailable:
+    """Return the error of a request after the end of the registry."""
     return Unavailable("the schema registry is closed")
 
 

@@ -9,30 +9,29 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.errors import FrazilError, Overloaded, Unavailable
+from frazil.errors import FrazilError, Overloaded
 from frazil.registry import entries
-from frazil.registry.entries import Change, parse_key
 from frazil.registry.kinds import PLAIN, check_subject, compatibility_mode, schema_type
 from frazil.registry.registry import (
     MODE_DEFAULT,
-    Compatibility,
     NewSchema,
     Planned,
     Registered,
     Registry,
     Subject,
 )
-from frazil.registry.sandbox import Sandbox
+from frazil.registry.sandbox import Sandbox, closed
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
+    from frazil.registry.entries import Change
     from frazil.registry.kinds import CompatibilityMode, SchemaType
     from frazil.topic import States
 
 __all__ = ["SchemaStore"]
 
 BYTES_MAX: Final = 32 << 20
-"""All entries together: half of what the engine keeps of values that are no records."""
+"""All entries together: half of the room for values that are no records."""
 
 _Answer = TypeVar("_Answer")
 
@@ -40,7 +39,7 @@ _Answer = TypeVar("_Answer")
 class SchemaStore:
     """A durable registry. All methods belong to the event loop's thread.
 
-    Make it before anything is served: it reads what the log has, and waits for that.
+    Create it before anything is served: it reads the entries of the log, and waits for that.
     """
 
     def __init__(self, states: States) -> None:
@@ -52,11 +51,6 @@ class SchemaStore:
         self.sandbox = Sandbox()
         self.registry = Registry()
         """What is durable, to be read. Replaced by a new one if a change was written in part."""
-        self.checks: dict[str, bool] = {}
-        """Topics whose records are checked, and whether their payloads are, too.
-
-        Replaced by a new one now and then: read it from here each time.
-        """
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
         self._load(states.items(StateTag.SCHEMA))
@@ -81,16 +75,16 @@ class SchemaStore:
         A change that has begun goes on if its caller is cancelled.
 
         Raises:
-            Overloaded: if the entries take too much room; and what `plan` raises.
+            Overloaded: if the entries take too much room; and any error of `plan`.
         """
         return await self._changed(self._change(plan))
 
     async def check_compatibility(
         self, subject: str, type_name: str, definition: bytes, mode: str | None = None
-    ) -> Compatibility:
-        """Compare a definition with the latest version, in the subject's mode or another one.
+    ) -> tuple[str, ...]:
+        """Return why a definition may not follow the latest version, in the subject's mode or another.
 
-        Without a type it is of the subject's; a new subject accepts everything.
+        Without a type it has the subject's; a new subject accepts everything.
         """
         check_subject(subject)
         entries.check_definition_size(definition)
@@ -101,8 +95,7 @@ class SchemaStore:
         else:
             kind = schema_type(type_name)
         fingerprint = await self._fingerprint(kind, definition)
-        errors = await self._incompatibilities(found, kind, definition, fingerprint, wanted)
-        return Compatibility(is_compatible=not errors, errors=errors)
+        return await self._incompatibilities(found, kind, definition, fingerprint, wanted)
 
     async def close(self) -> None:
         """Refuse all that waits for the sandbox and finish the changes that are being written."""
@@ -148,7 +141,7 @@ class SchemaStore:
 
     async def _fingerprint(self, kind: SchemaType, definition: bytes) -> str:
         if self._is_closed:
-            raise _closed()
+            raise closed()
         return kind if kind in PLAIN else await self.sandbox.fingerprint(kind, definition)
 
     async def _incompatibilities(
@@ -166,12 +159,12 @@ class SchemaStore:
             return (f"schema type changed from {latest.type} to {kind}",)
         if latest.fingerprint == fingerprint:
             return ()
-        before = subject.schema(subject.latest).definition
+        before = subject.schema().definition
         return await self.sandbox.incompatibilities(kind, latest=before, new=definition, mode=mode)
 
     async def _change(self, plan: Callable[[Registry], Planned[_Answer]]) -> _Answer:
         if self._is_closed:
-            raise _closed()
+            raise closed()
         if self._is_stale:
             await self._reload()
         planned = plan(self.registry)
@@ -180,7 +173,6 @@ class SchemaStore:
             await self._write(planned.changes)
         reply = self.registry.commit(planned)
         for change in planned.changes:
-            self._note(change.key)
             self._size_bytes -= self._sizes.pop(change.key, 0)
             if change.value is not None:
                 self._sizes[change.key] = size = len(change.key) + len(change.value)
@@ -191,9 +183,7 @@ class SchemaStore:
         registry = Registry()
         for key, value in stored.items():
             registry.apply(key, value)
-        self.registry, self.checks = registry, {}
-        for key in stored:
-            self._note(key)
+        self.registry = registry
         self._sizes = {key: len(key) + len(value) for key, value in stored.items()}
         self._size_bytes = sum(self._sizes.values())
         self._is_stale = False
@@ -215,7 +205,7 @@ class SchemaStore:
         """Return when all changes are durable.
 
         Raises:
-            FrazilError: if one is not. Others may be, so what the log has is read again.
+            FrazilError: if one is not. Others may be, so the entries of the log are read again.
         """
         loop = asyncio.get_running_loop()
         waiting: list[asyncio.Future[Any]] = []
@@ -233,17 +223,3 @@ class SchemaStore:
         if refusal is not None:
             self._is_stale = True
             raise refusal
-
-    def _note(self, key: str) -> None:
-        """Keep in `checks` what the topic of an entry asks for."""
-        parsed = parse_key(key)
-        if parsed.kind != "topic":
-            return
-        self.checks.pop(parsed.name, None)
-        found = self.registry.topics.get(parsed.name)
-        if found is not None and found.policy != "none":
-            self.checks[parsed.name] = found.check_payload
-
-
-def _closed() -> Unavailable:
-    return Unavailable("the schema registry is closed")

@@ -51,7 +51,7 @@ CACHED_BYTES_MAX: Final = 2 << 20
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the broker asks for."""
+    """A request of the broker."""
 
     op: Literal["read", "compare", "check"]
     type: str
@@ -65,7 +65,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a request, or of one payload."""
+    """The answer to a request, or for one payload."""
 
     fingerprint: str = ""
     reasons: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def encode(message: Request | Answer) -> bytes:
 
 
 def take_answers(data: bytearray) -> list[Answer]:
-    """Take the whole answers off the front of what was received.
+    """Remove the whole answers from the front of the received bytes and return them.
 
     Raises:
         ValueError: if the bytes are not answers.
@@ -144,7 +144,7 @@ def _answers_to(request: Request, cache: _Cache) -> Iterator[Answer]:
         if known is None and request.definition:
             known = definitions.read_definition(request.type, request.definition)
             cache.add(request.key, known, len(request.definition))
-    except definitions.InvalidDefinition as error:
+    except definitions.Invalid as error:
         # One payload is answered; the next one of the definition has the same answer.
         yield Answer(refusal=str(error), is_last=True)
         return

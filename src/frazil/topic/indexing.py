@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import msgspec
@@ -30,7 +30,7 @@ from frazil.struct_types import learnt
 from frazil.topic.cursor_paths import SUBSCRIPTIONS, cursor_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from frazil.clock import Clock
     from frazil.config import Settings
@@ -40,11 +40,8 @@ if TYPE_CHECKING:
 
 TOPICS: Final = "/topics/"
 SCHEMAS: Final = "/schemas/"
-SEGMENTS: Final = "/segments/"
 SHARED_ID: Final = "/shared-metadata"
 """In the local store: which shared one belongs to it."""
-CURSORS_FORMER: Final = "/cursors/"
-"""Where copies of cursors once were; what is left there goes."""
 PUTS_MAX: Final = 500
 PUTS_BYTES_MAX: Final = 4 << 20
 OPERATIONS_BESIDES: Final = 4
@@ -293,30 +290,28 @@ class Indexer:
             wanted.update(_topic_rows(topic))
             for name, cursor in topic.cursors.items() if cursors else ():
                 copies[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
-        for journal in journals:
-            wanted.update(_segment_rows(journal))
-        try:
-            warnings += [warning for journal in journals if (warning := self._ahead(journal))]
-            self._bring_in_line(wanted)
+
+        def write() -> None:
+            warnings.extend(each for journal in journals if (each := self._ahead(journal)))
+            self._replace((TOPICS, SCHEMAS), wanted)
             if cursors and all(journal.failed is None for journal in journals):
                 # What a failed journal says of its cursors may not be durable.
-                self._replace((SUBSCRIPTIONS, CURSORS_FORMER), copies)
-            applied = {journal.journal_id.hex(): journal.synced_lsn for journal in journals}
-            generation = max(journal.active.generation for journal in journals)
-            self._change(applied=self._growing(applied))
-            if generation > (self._store.generation() or 0):
-                self._change(generation=generation)
-        except (Unavailable, Closed, Conflict) as error:
-            self.failed = error
-            warnings.append(f"metadata cannot be written: {error}")
+                self._replace((SUBSCRIPTIONS,), copies)
+            for journal in journals:
+                self._note_applied(journal)
+
+        if not self._attempt(write):
+            warnings.append(f"metadata cannot be written: {self.failed}")
         return warnings
 
-    def _growing(self, applied: Mapping[str, int]) -> dict[str, int]:
-        return {
-            journal: lsn
-            for journal, lsn in applied.items()
-            if lsn > (self._store.applied_lsn(journal) or 0)
-        }
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        """Write unless the store failed before, which an error says from then on; tell success."""
+        if self.failed is None:
+            try:
+                work()
+            except (Unavailable, Closed, Conflict) as error:
+                self.failed = error
+        return self.failed is None
 
     def _ahead(self, journal: Journal) -> str:
         applied = self._store.applied_lsn(journal.journal_id.hex())
@@ -327,29 +322,42 @@ class Indexer:
             )
         return ""
 
-    def _bring_in_line(self, wanted: dict[str, bytes]) -> None:
-        self._replace((TOPICS, SCHEMAS, SEGMENTS), wanted)
+    def _note_applied(self, journal: Journal) -> None:
+        # Only what is synced may be remembered: the index must never be ahead of the log.
+        name, lsn = journal.journal_id.hex(), journal.synced_lsn
+        if lsn > (self._store.applied_lsn(name) or 0):
+            self._change(applied={name: lsn})
 
     def _replace(self, prefixes: Iterable[str], wanted: Mapping[str, bytes]) -> None:
         have = {
             entry.key: entry.value for prefix in prefixes for entry in entries(self._store, prefix)
         }
-        puts = {key: value for key, value in wanted.items() if have.get(key) != value}
-        deletes = [key for key in have if key not in wanted]
+        self._put({key: value for key, value in wanted.items() if have.get(key) != value})
+        self._delete([key for key in have if key not in wanted])
+
+    def _put(self, puts: Mapping[str, bytes]) -> None:
         for some in self._portions(puts):
             self._change(puts=some)
-        for gone in self._some(deletes):
-            self._change(deletes=gone)
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), self._puts_max):
+            self._change(deletes=tuple(keys[start : start + self._puts_max]))
 
     def topic_changed(self, journal: Journal, topics: Iterable[TopicState]) -> None:
-        """Note changed topics, and with the last of them the batch sequence that changed them."""
+        """Note changed topics, then the batch sequence that changed them."""
         puts: dict[str, bytes] = {}
         for topic in topics:
             puts.update(_topic_rows(topic))
-        *before, last = [*self._portions(puts)] or [{}]
-        for some in before:
-            self._commit(puts=some)
-        self._commit(puts=last, applied=self._applied(journal))
+
+        def write() -> None:
+            self._put(puts)
+            self._note_applied(journal)
+
+        self._attempt(write)
+
+    def segments_changed(self, journal: Journal) -> None:
+        """Note how far the log is synced, after rotation, sealing or freeing."""
+        self._attempt(lambda: self._note_applied(journal))
 
     def cursors_changed(
         self,
@@ -367,68 +375,17 @@ class Indexer:
         keys = {self._copies.get(each): each for each in gone}
         # A newer topic of the same name may have a subscription of the same name.
         deletes = [key for key, each in keys.items() if key and self._copied.get(key) == each[0]]
-        for some in self._portions(puts):
-            self._commit(puts=some, applied=self._applied(journal))
-        for some_gone in self._some(deletes):
-            self._commit(deletes=some_gone)
-        if self.failed is None:
+
+        def write() -> None:
+            self._put(puts)
+            self._note_applied(journal)
+            self._delete(deletes)
             for key in deletes:
                 del self._copied[key]
             for each in keys.values():
                 self._copies.pop(each, None)
-        return self.failed is None
 
-    def segments_changed(self, journal: Journal) -> None:
-        """Note the journal's segments after rotation, sealing or freeing."""
-        wanted = _segment_rows(journal)
-        prefix = _segment_prefix(journal)
-        try:
-            have = {entry.key: entry.value for entry in entries(self._store, prefix)}
-        except (Unavailable, Closed) as error:
-            self.failed = error
-            return
-        puts = {key: value for key, value in wanted.items() if have.get(key) != value}
-        deletes = [key for key in have if key not in wanted]
-        for gone in self._some(deletes):
-            self._commit(deletes=gone)
-        *before, last = [*self._portions(puts)] or [{}]
-        for some in before:
-            self._commit(puts=some)
-        self._commit(puts=last, applied=self._applied(journal))
-        self._note_generation(journal.active.generation)
-
-    def _note_generation(self, generation: int) -> None:
-        if self.failed is not None:
-            return
-        try:
-            if generation > self._store.generation():
-                self._change(generation=generation)
-        except (Unavailable, Closed, Conflict) as error:
-            self.failed = error
-
-    def _applied(self, journal: Journal) -> dict[str, int]:
-        if self.failed is not None:
-            return {}
-        try:
-            # Only what is synced may be remembered: an index ahead of the log would be a lie.
-            return self._growing({journal.journal_id.hex(): journal.synced_lsn})
-        except (Unavailable, Closed) as error:
-            self.failed = error
-            return {}
-
-    def _commit(
-        self,
-        *,
-        puts: Mapping[str, bytes] | None = None,
-        deletes: tuple[str, ...] = (),
-        applied: Mapping[str, int] | None = None,
-    ) -> None:
-        if self.failed is not None:
-            return
-        try:
-            self._change(puts=puts, deletes=deletes, applied=applied)
-        except (Unavailable, Closed, Conflict) as error:
-            self.failed = error
+        return self._attempt(write)
 
     def _change(
         self,
@@ -436,17 +393,12 @@ class Indexer:
         puts: Mapping[str, bytes] | None = None,
         deletes: tuple[str, ...] = (),
         applied: Mapping[str, int] | None = None,
-        generation: int | None = None,
     ) -> None:
         """Commit under the lease, if one is needed."""
-        transaction = Transaction(
-            puts=puts or {},
-            deletes=deletes,
-            applied=applied or {},
-            generation=generation,
-            requires=self._requires(),
+        requires = self._requires()
+        self._store.commit(
+            Transaction(puts=puts or {}, deletes=deletes, applied=applied or {}, requires=requires)
         )
-        self._store.commit(transaction)
 
     def _cursor_key(self, topic: TopicState, name: str) -> str:
         key = self._copies[topic.id, name] = cursor_path(name, topic.spec.name)
@@ -467,10 +419,6 @@ class Indexer:
         if some:
             yield some
 
-    def _some(self, keys: list[str]) -> Iterator[tuple[str, ...]]:
-        for start in range(0, len(keys), self._puts_max):
-            yield tuple(keys[start : start + self._puts_max])
-
     def close(self) -> None:
         """Close the store."""
         self._store.close()
@@ -486,21 +434,3 @@ def _topic_rows(topic: TopicState) -> dict[str, bytes]:
 def _cursor_row(topic_id: int, name: str, cursor: CursorState) -> bytes:
     copy = cursor.encode()
     return _encode(CursorRow(name=name, cursor=copy, lsn=cursor.lsn, topic=topic_id))
-
-
-def _segment_prefix(journal: Journal) -> str:
-    return f"{SEGMENTS}{journal.journal_id.hex()}/"
-
-
-def _segment_rows(journal: Journal) -> dict[str, bytes]:
-    rows: dict[str, bytes] = {}
-    for segment in journal.segments:
-        if segment is journal.active:
-            continue
-        value: dict[str, Any] = {
-            "generation": segment.generation,
-            "body_end": segment.body_end,
-            "lsn_last": segment.lsn_last,
-        }
-        rows[f"{_segment_prefix(journal)}{segment.id:016x}"] = _encode(value)
-    return rows

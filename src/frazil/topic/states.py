@@ -6,9 +6,7 @@ Each is a key with a tag, in `state` frames of the shared journal and in its che
 from __future__ import annotations
 
 import threading
-from collections import deque
 from enum import IntEnum
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,9 +16,6 @@ from frazil.log import STATE_FIRST_FREE, Control, Pending
 from frazil.log import format as fmt
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
     from frazil.log.codec import Waiter
     from frazil.topic.instance import Instance
 
@@ -30,7 +25,6 @@ BYTES_MAX: Final = 64 << 20
 """All keys and values together: they are part of every checkpoint, which is one frame."""
 TAG_MAX: Final = (1 << 31) - 1
 Key = tuple[int, str]
-_NOTHING: Final = (0, 0)
 
 
 class StateTag(IntEnum):
@@ -51,13 +45,12 @@ class States:
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        values = engine.main.journal.state.values
-        self._sizes = {key: (_size(key[1], value), 0) for key, value in values.items()}
-        """How much each takes, and the number of the change that made it so."""
-        self._bytes = sum(size for size, _number in self._sizes.values())
-        self._changes = 0
-        self._answered: deque[tuple[Key, int, bool]] = deque()
-        """Changes, and whether they were refused, as whichever thread heard of it."""
+        self._bytes = self._count()
+        """At least the size of all values; removed and replaced ones count until it is full."""
+
+    def _count(self) -> int:
+        values = self._engine.main.journal.state.values
+        return sum(_size(key, value) for (_tag, key), value in list(values.items()))
 
     def put(self, tag: int, key: str, value: bytes) -> None:
         """Set a value; durable on return.
@@ -84,51 +77,27 @@ class States:
         size = len(payload) + fmt.FRAME_HEAD_BYTES
         queue, what = self._engine.main.queue, (int(tag), key)
         with self._lock:
-            self._take_back()
             self._check_room(what, value)
-            self._changes += 1
-            answered = partial(self._was_answered, what, self._changes)
-            if waiter is None:
-                waiter = _Counted(answered)
-            else:
-                waiter.add_done_callback(partial(_tell, answered))
+            waiter = waiter or Pending()
             if not queue.submit((None, None, control, 0, size, waiter, None)):
                 raise queue.overloaded()
-            self._count(what, value)
+            if value is not None:
+                self._bytes += _size(key, value)
         return waiter
 
-    def _was_answered(self, key: Key, number: int, is_refused: bool) -> None:  # noqa: FBT001
-        # Not under the lock: who answers may hold others.
-        self._answered.append((key, number, is_refused))
-
-    def _check_room(self, key: Key, value: bytes | None) -> None:
-        if value is None:
+    def _check_room(self, what: Key, value: bytes | None) -> None:
+        if value is None or self._bytes + _size(what[1], value) <= BYTES_MAX:
             return
-        total = self._bytes - self._sizes.get(key, _NOTHING)[0] + _size(key[1], value)
+        self._bytes = self._count()
+        known = self._engine.main.journal.state.values.get(what)
+        replaced = 0 if known is None else _size(what[1], known)
+        total = self._bytes - replaced + _size(what[1], value)
         if total > BYTES_MAX:
             raise Overloaded(
-                "the values that are no records take too much room, remove some",
+                "namespaces, policies, roles and ids take too much room, remove some",
                 bytes=total,
                 bytes_max=BYTES_MAX,
             )
-
-    def _count(self, key: Key, value: object) -> None:
-        size = 0 if value is None else _size(key[1], value)
-        self._bytes += size - self._sizes.get(key, _NOTHING)[0]
-        self._sizes[key] = (size, self._changes)
-
-    def _take_back(self) -> None:
-        """Count what is there instead of changes that the journal refused."""
-        values = self._engine.main.journal.state.values
-        while self._answered:
-            key, number, is_refused = self._answered.popleft()
-            if self._sizes.get(key, _NOTHING)[1] != number:
-                # Another change of it came behind, which counts, or it never came so far.
-                continue
-            if is_refused:
-                self._count(key, values.get(key))
-            if not self._sizes[key][0]:
-                del self._sizes[key]
 
     def get(self, tag: int, key: str) -> bytes | None:
         """Return a durable value, None if there is none."""
@@ -148,24 +117,6 @@ class States:
 
         found: dict[str, bytes] = self._engine.main.queue.call(of_tag)
         return found
-
-
-class _Counted(Pending):
-    """An answer on its way, of a change that is counted already."""
-
-    __slots__ = ("_answered",)
-
-    def __init__(self, answered: Callable[[bool], None]) -> None:
-        super().__init__()
-        self._answered = answered
-
-    def settle(self, value: Any) -> None:
-        self._answered(isinstance(value, BaseException))
-        super().settle(value)
-
-
-def _tell(answered: Callable[[bool], None], waiter: asyncio.Future[Any]) -> None:
-    answered(not waiter.cancelled() and waiter.exception() is not None)
 
 
 def _size(key: str, value: Any) -> int:

@@ -21,7 +21,7 @@ from frazil.lake import Answer, Launched, Verdict, receive, send
 from frazil.lake.commit import commit
 from frazil.lake.connection import CatalogAddress, connect
 from frazil.lake.table_state import look
-from frazil.lake.worker_calls import CommitRequest
+from frazil.lake.worker_jobs import CommitRequest
 
 
 class Tables:

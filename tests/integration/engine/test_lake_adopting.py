@@ -138,7 +138,9 @@ def test_an_older_copy_that_published_past_its_table_doubles_nothing(tmp_path, l
             db.topic(name).append_many(
                 [{"id": 100 * life + n, "text": "new"} for n in range(10, 14)]
             )
-            wait_for(lambda: db.lake.plans.wishes(db.lake.topics[f"/default/{name}"].uid).own_to)
+            wait_for(
+                lambda: db.lake.plans.overrides(db.lake.topics[f"/default/{name}"].uid).lineage_ends
+            )
     with opened(data) as (db, _stand_in):
         topic = db.topic(name)
         topic.append_many([{"id": n, "text": "last"} for n in range(1000, 1008)])
@@ -157,7 +159,7 @@ def test_an_older_copy_that_published_past_its_table_doubles_nothing(tmp_path, l
         assert found == [0, 1, 2, 3, 4, *[*early, *range(1000, 1008)][4:], 9]
         assert [row["_offset"] for row in rows_of(db, name)] == list(range(len(found)))
         assert decode_ranges(table_of(db, name).properties, ADOPTED) == {-1: ((1, 5),)}
-        assert db.lake.plans.wishes(db.lake.topics[topic.name].uid).own_to == {}
+        assert db.lake.plans.overrides(db.lake.topics[topic.name].uid).lineage_ends == {}
 
 
 def test_an_adoption_of_an_older_copy_that_was_cut_off_is_still_needed(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def test_a_lake_can_be_left_while_it_commits(tmp_path):
         db.alter_topic("left", lake=True)
         db.topic("left").append(id=2, text="", ack="committed")
         assert ids_of(db, "left") == [1, 2]
-        assert db.lake.error == ""
+        assert db.lake.status()["error"] == ""
 
 
 def test_records_that_expired_at_a_quota_are_passed(tmp_path):

@@ -179,7 +179,7 @@ def test_a_replay_that_takes_several_plans_is_chosen_once(db, monkeypatch):
     db.lake.resume("rolled", replay=True)
     topic.append(id=5, text="", ack="committed")
     assert ids_of(db, "rolled") == list(range(6))
-    assert db.lake.topics[topic.name].wishes.choice == ""
+    assert db.lake.topics[topic.name].overrides.choice == ""
 
 
 def test_a_table_that_somebody_replaced_gets_all_its_rows_again(db):

@@ -15,7 +15,7 @@ GONE_SECONDS = 20.0
 
 
 class Orders:
-    """The file that tells workers at which step to halt; see `frazil.lake.halting`."""
+    """The file that tells workers at which step to halt; see `frazil.lake.worker_jobs`."""
 
     def __init__(self, path):
         self.path = path

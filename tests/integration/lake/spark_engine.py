@@ -24,7 +24,7 @@ from frazil.lake import Launched, session_conf
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
 from frazil.lake.worker import Worker
-from frazil.lake.worker_calls import WorkerConfig
+from frazil.lake.worker_jobs import WorkerConfig
 from frazil.lake.worker_spark import Spark
 from tests.integration.lake.spark_world import QUICK
 
@@ -33,7 +33,6 @@ SETTINGS = {
     "lake.catalog.port": 0,
     "lake.writer.flush_interval": "1h",
     "lake.ack_timeout_s": "300s",
-    "lake.worker.ping_timeout_s": "120s",
     "lake.spark.conf": QUICK,
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
@@ -67,7 +66,6 @@ class SharedWorker(Worker):
         address = self.way(config.catalog)
         session = session_at(self.world, address)
         settings = config.to_settings()
-        self._stop_seconds = settings.lake.worker.stop_timeout_s
         return Spark.of_session(session, settings, connect(address), "")
 
     def live(self):

@@ -27,7 +27,6 @@ def settings_of(port):
         "lake.catalog.port": int(port),
         "lake.writer.flush_interval": "1h",
         "lake.ack_timeout_s": "600s",
-        "lake.worker.ping_timeout_s": "120s",
         "lake.spark.conf": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
         "log.ballast_bytes": 0,
         "log.free_bytes_min": 0,

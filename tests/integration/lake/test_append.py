@@ -10,10 +10,9 @@ import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.fs import RealFileSystem
-from frazil.lake import CATALOG_NAME, Halt, Request
+from frazil.lake import CATALOG_NAME, CommitResult, Failpoints, Request
 from frazil.lake.spark_table import SparkTables
-from frazil.lake.worker_calls import commit_body, commit_plan, commit_result
-from frazil.lake.worker_jobs import SparkJob
+from frazil.lake.worker_jobs import SparkJob, commit_plan
 from frazil.model import PartitionField
 from tests.integration.lake.spark_world import MARKS
 from tests.support import FaultyFileSystem
@@ -93,12 +92,12 @@ def worked(world, topic, plan, remembered):
     seam = FaultyFileSystem(RealFileSystem())
     tables = SparkTables(world.session, world.catalog, name=CATALOG_NAME, file_system=seam)
     job = SparkJob(
-        Request(1, "commit", commit_body(topic.request(plan, remembered=remembered))),
+        Request(1, "commit", topic.request(plan, remembered=remembered).body()),
         attrs.evolve(world.spark, tables=tables),
         answer=lambda _answer: None,
-        halt=Halt({}, seam),
+        halt=Failpoints({}, seam),
     )
-    result = commit_result(commit_plan(job))
+    result = CommitResult.of(commit_plan(job))
     files = {call.path for call in seam.trace if call.verb == "sync"}
     return result, files, [call.path for call in seam.trace if call.verb == "sync_directory"]
 

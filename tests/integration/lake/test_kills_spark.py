@@ -12,9 +12,8 @@ import time
 import pyarrow as pa
 import pytest
 
-from frazil.lake import STEPS, PartFacts, StagedRows, VerifyRequest
+from frazil.lake import STEPS, CommitResult, PartFacts, StagedRows, VerifyRequest
 from frazil.lake.verify_job import examine
-from frazil.lake.worker_calls import commit_body, commit_result
 from tests.integration.lake.catalog_proxy import CatalogProxy
 from tests.integration.lake.killing import Orders, Workers, wake
 from tests.integration.lake.spark_world import MARKS
@@ -163,10 +162,10 @@ class Stage:
 
     def ask(self, story, plan):
         """Ask the worker, a new one if the last is dead, for a commit."""
-        return self.workers.engine.ask("commit", commit_body(story.request(plan)))
+        return self.workers.engine.ask("commit", story.request(plan).body())
 
     def commit(self, story, plan):
-        result = commit_result(self.workers.engine.hear(self.ask(story, plan)).body)
+        result = CommitResult.of(self.workers.engine.hear(self.ask(story, plan)).body)
         assert result.state in {"committed", "already"}, result
         story.topic.ends |= result.ends
 
@@ -182,7 +181,7 @@ class Stage:
         story.commit_here(plan)
         story.commit_here(story.next_plan())
         wake(self.workers.pid)
-        told = commit_result(self.workers.engine.hear(number).body)
+        told = CommitResult.of(self.workers.engine.hear(number).body)
         assert told.state in {"committed", "already"}, (step, told)
         story.check_quickly()
 
@@ -196,7 +195,7 @@ class Stage:
         story.commit_here(plan)
         self.release(409)
         wake(self.workers.pid)
-        assert commit_result(self.workers.engine.hear(number).body).ends == story.topic.ends
+        assert CommitResult.of(self.workers.engine.hear(number).body).ends == story.topic.ends
         story.check_quickly()
 
     def release(self, *statuses):
@@ -247,7 +246,7 @@ class Stage:
             body = {"table": list(story.topic.table), "snapshots_max": SNAPSHOTS_MAX}
             engine.ask("maintain", body)
         else:
-            engine.ask("commit", commit_body(story.request(plan)))
+            engine.ask("commit", story.request(plan).body())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import CommitUnknown
-from frazil.lake.commit import _Run, commit
+from frazil.lake.commit import CommitAttempt, commit
 from frazil.lake.connection import connect
 from frazil.lake.spark_table import SparkTables
 from frazil.lake.worker_spark import Spark
@@ -115,18 +115,18 @@ def cleaned_up_after_an_unknown_outcome(patch):
 
 def watermark_moved_before_the_commit(patch):
     """A snapshot with the new watermark comes first, the rows with the next."""
-    honest = _Run._append
+    honest = CommitAttempt._append
 
     def append(self, table, rows, sid, summary):
         sid = honest(self, table, rows.limit(0), sid, summary)
         return None if sid is None else honest(self, table, rows, sid, summary)
 
-    patch.setattr(_Run, "_append", append)
+    patch.setattr(CommitAttempt, "_append", append)
 
 
 def rejects_after_main(patch):
     """The rows are committed first, their rejects behind them."""
-    honest_main, honest_rejects = _Run._commit_main, _Run._commit_rejects
+    honest_main, honest_rejects = CommitAttempt._commit_main, CommitAttempt._commit_rejects
 
     def main(self, view, decision, verdict):
         result = honest_main(self, view, decision, verdict)
@@ -134,8 +134,8 @@ def rejects_after_main(patch):
             return None
         return result
 
-    patch.setattr(_Run, "_commit_rejects", lambda *_: True)
-    patch.setattr(_Run, "_commit_main", main)
+    patch.setattr(CommitAttempt, "_commit_rejects", lambda *_: True)
+    patch.setattr(CommitAttempt, "_commit_main", main)
 
 
 PLANTS = {

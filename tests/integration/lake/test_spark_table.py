@@ -17,10 +17,9 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.fs import RealFileSystem
-from frazil.lake import Halt, Request, TableName
+from frazil.lake import Failpoints, Request, TableName
 from frazil.lake.expiry import expire_snapshots
 from frazil.lake.spark_table import SparkTables
-from frazil.lake.worker_calls import commit_body
 from frazil.lake.worker_jobs import Jobs
 from tests.integration.lake.spark_world import MARKS
 
@@ -223,10 +222,10 @@ def test_a_table_that_has_grown_is_maintained_behind_the_answer(world, monkeypat
     def answer(given):
         answers.append((given.state, world.tables.load(topic.table).snapshots))
 
-    jobs = Jobs(answer, Halt({}, RealFileSystem()), SystemClock())
+    jobs = Jobs(answer, Failpoints({}, RealFileSystem()), SystemClock())
     jobs.open(world.spark)
     plan = topic.plan(topic.stage([{"id": 24, "name": "n"}]))
-    jobs.take(Request(1, "commit", commit_body(topic.request(plan))))
+    jobs.take(Request(1, "commit", topic.request(plan).body()))
     assert jobs.drain(120.0)
     assert answers[-1] == ("done", 25)
     view = world.tables.load(topic.table)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.lake import check_lake_schema
-from frazil.lake.evolving import evolve as evolve_table
+from frazil.lake.evolve import evolve as evolve_table
 from frazil.schema import (
     AddColumn,
     DropColumn,

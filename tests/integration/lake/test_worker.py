@@ -13,8 +13,8 @@ import time
 import pytest
 
 from frazil.config import load_settings
-from frazil.lake import Answer, Request, receive, send
-from frazil.lake.worker_calls import commit_body, commit_result, hello_body
+from frazil.lake import Answer, CommitResult, Request, receive, send
+from frazil.lake.worker_jobs import hello_body
 from tests.integration.lake.spark_world import MARKS, QUICK
 from tests.servers.running import free_port
 
@@ -70,8 +70,6 @@ class Engine:
             overrides={
                 "data_dir": str(self.directory),
                 "lake.spark.conf": QUICK,
-                # The first commit of a JVM takes long where others want the machine as well.
-                "lake.worker.stop_timeout_s": 240.0,
             },
         )
         return self.ask("hello", hello_body(settings, self.world.address))
@@ -147,26 +145,25 @@ def test_a_worker_serves_and_ends_with_its_engine(world, engine):
     assert greeted.body["versions"]["spark"].startswith("4.")
     topic = world.topic({"id": "long"})
     plan = topic.plan(topic.stage([{"id": number} for number in range(100)]))
-    number = made.ask("commit", commit_body(topic.request(plan)))
+    number = made.ask("commit", topic.request(plan).body())
     meanwhile = made.ask("ping")
     assert made.hear(meanwhile).body["jobs"] == [number]
     assert not any(each.id == number and each.state == "done" for each in made.heard)
-    result = commit_result(made.hear(number).body)
+    result = CommitResult.of(made.hear(number).body)
     assert (result.state, result.rows_out, result.ends) == ("committed", 100, {-1: 100})
     assert (result.files, result.bytes > 0) == (1, True)
     assert made.steps(number) == ["looked", "staged", "committing", "committed"]
-    again = commit_result(made.hear(made.ask("commit", commit_body(topic.request(plan)))).body)
+    again = CommitResult.of(made.hear(made.ask("commit", topic.request(plan).body())).body)
     assert again.state == "already"
     kept = made.hear(made.ask("maintain", {"table": list(topic.table)}))
     assert (kept.state, kept.body["expired"]) == ("done", 0)
     for op, body in (("burn", {}), ("commit", {"plan": 1})):
         refused = made.hear(made.ask(op, body))
         assert (refused.state, refused.error) == ("failed", "invalid")
-    assert made.hear(made.ask("cancel", {"id": 99})).body == {"cancelled": False}
     missing = topic.request(plan)
     gone = topic.world.topic({"id": "long"})
     gone.foreign("DROP TABLE {table}")
-    answer = made.hear(made.ask("commit", commit_body(missing) | {"plan": plan_for(plan, gone)}))
+    answer = made.hear(made.ask("commit", missing.body() | {"plan": plan_for(plan, gone)}))
     assert answer.body["state"] == "stopped"
     pids = [made.process.pid, greeted.body["java_pid"]]
     assert all(running(pid) for pid in pids)
@@ -181,7 +178,7 @@ def test_a_worker_serves_and_ends_with_its_engine(world, engine):
 
 def plan_for(plan, topic):
     """Return a plan's JSON for another topic's table."""
-    body = commit_body(topic.request(plan))["plan"]
+    body = topic.request(plan).body()["plan"]
     return body | {"table": list(topic.table), "topic_id": topic.uid}
 
 
@@ -192,10 +189,10 @@ def test_a_worker_that_is_asked_to_end_finishes_its_commit(world, engine):
     assert greeted.state == "done", greeted
     topic = world.topic({"id": "long"})
     plan = topic.plan(topic.stage([{"id": number} for number in range(50)]))
-    number = made.ask("commit", commit_body(topic.request(plan)))
+    number = made.ask("commit", topic.request(plan).body())
     assert made.hear(made.ask("ping")).body["jobs"] == [number]
     made.process.send_signal(signal.SIGTERM)
-    assert commit_result(made.hear(number).body).state == "committed"
+    assert CommitResult.of(made.hear(number).body).state == "committed"
     assert made.process.wait(60) == 0
     assert wait_gone([greeted.body["java_pid"]], GONE_SECONDS)
     assert topic.offsets() == list(range(50))

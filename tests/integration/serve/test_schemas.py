@@ -449,7 +449,7 @@ def test_a_deleted_topic_is_forgotten(tmp_path):
         await w.enforce()
         w.db.delete_topic(TOPIC)
         await w.schemas.forget_topic(TOPIC)
-        assert w.schemas.store.checks == {}
+        assert w.schemas.store.registry.topics == {}
         producer = await w.producer()
         await producer.send(b"anything")
         assert (await w.registry.delete_schema_version("user", 1))[0] is True
@@ -474,7 +474,7 @@ def test_schemas_survive_a_restart(tmp_path, lost):
         return identity, await w.ask("GetLatestSchema", subject="user")
 
     async def after(w):
-        assert set(w.schemas.store.checks) == {TOPIC}
+        assert set(w.schemas.store.registry.topics) == {TOPIC}
         plain = await w.producer(name="plain")
         refusal = await failure(plain.send(b"{}"))
         assert refusal[0] == "PERMISSION_DENIED"

@@ -11,7 +11,7 @@ import pytest
 from frazil.errors import CorruptionError, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.lake.catalog.files import MetadataFiles, Warehouse, is_inside, local_path
-from frazil.lake.catalog.names import joined, table_name
+from frazil.lake.catalog.metadata import joined, table_name
 from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal
 from frazil.lake.catalog.requirements import Requirement
 from frazil.lake.catalog.service import Catalog, TableChange

@@ -11,14 +11,14 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import VARIABLE, Halt
+from frazil.lake.worker_jobs import VARIABLE, Failpoints
 
 CHILD = """
 import os
 from frazil.fs import RealFileSystem
-from frazil.lake.halting import Halt
+from frazil.lake.worker_jobs import Failpoints
 os.setpgid(0, 0)
-halt = Halt(os.environ, RealFileSystem())
+halt = Failpoints(os.environ, RealFileSystem())
 for step in ("looked", "committing", "committed"):
     print(step, flush=True)
     halt.reached(step)
@@ -57,7 +57,7 @@ def test_orders_may_come_while_the_worker_runs(tmp_path):
 
 def test_without_the_variable_nothing_happens():
     """No step of a worker is one at which it halts."""
-    halt = Halt({}, RealFileSystem())
+    halt = Failpoints({}, RealFileSystem())
     for step in ("", "committing"):
         halt.reached(step)
     assert halt._step == ""
@@ -66,4 +66,4 @@ def test_without_the_variable_nothing_happens():
 def test_what_cannot_be_understood_is_refused():
     """A mistyped hook would make a test pass that shows nothing."""
     with pytest.raises(InvalidRequest):
-        Halt({VARIABLE: "committing:burn"}, RealFileSystem())
+        Failpoints({VARIABLE: "committing:burn"}, RealFileSystem())

@@ -7,7 +7,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 
 from frazil.errors import Conflict
-from frazil.lake.matching import match
+from frazil.lake.evolve import match
 from frazil.lake.plan import TableName
 from frazil.lake.types import iceberg_schema
 from frazil.schema import declare_schema

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from frazil.lake.priority import NICENESS
+from frazil.lake.worker_client import NICENESS
 
 SCRIPT = """
 import os
 from pathlib import Path
-from frazil.lake.priority import step_back
+from frazil.lake.worker_client import step_back
 step_back()
 group = Path("/proc/self/autogroup")
 words = group.read_text().split() if group.exists() else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.lake.declared import covers, decode_ranges, encode_ranges
+from frazil.lake.declared import decode_ranges, encode_ranges
 from frazil.lake.rejects import RejectKey, settled_ranges
 
 KEYS = st.builds(RejectKey, st.sampled_from([0, 3]), st.integers(0, 9))
@@ -20,7 +20,9 @@ def test_the_named_rejects_are_settled_and_no_others(known, steps):
         marks = decode_ranges({"m": text}, "m")
         text = encode_ranges(marks, settled_ranges(keys & known, known))
     marks = decode_ranges({"m": text}, "m")
-    assert {key for key in known if covers(marks.get(key.part, ()), key.offset)} == settled
+    assert {
+        key for key in known if key.part in marks and marks[key.part].has(key.offset)
+    } == settled
 
 
 def test_rejects_in_a_row_are_one_range():
@@ -33,5 +35,5 @@ def test_rejects_in_a_row_are_one_range():
 def test_later_rejects_and_other_parts_are_open():
     """A range ends at its last reject."""
     marks = settled_ranges([RejectKey(0, 5)], [RejectKey(0, 5)])
-    assert [covers(marks[0], offset) for offset in (4, 5, 6)] == [False, True, False]
+    assert [marks[0].has(offset) for offset in (4, 5, 6)] == [False, True, False]
     assert 1 not in marks

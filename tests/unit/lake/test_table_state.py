@@ -8,7 +8,7 @@ import pytest
 from frazil.errors import CorruptionError
 from frazil.lake.connection import Loaded
 from frazil.lake.plan import TableName
-from frazil.lake.table_state import view_of
+from frazil.lake.table_state import state_of
 from frazil.lake.watermark import watermarks
 
 TABLE = TableName("a", "b")
@@ -34,7 +34,7 @@ def viewed(*summaries, properties=None, refs=None, **changes):
         "refs": {"main": {"snapshot-id": len(snapshots)}} if refs is None else refs,
         **changes,
     }
-    return view_of(None, TABLE, Loaded(msgspec.json.encode(metadata)))
+    return state_of(None, TABLE, Loaded(msgspec.json.encode(metadata)))
 
 
 def test_parts_are_put_together_from_several_summaries():
@@ -136,4 +136,4 @@ def test_spoilt_marks_are_damage(key):
 def test_what_is_no_metadata_is_damage():
     """An answer that is no table's metadata is damage, not an empty table."""
     with pytest.raises(CorruptionError):
-        view_of(None, TABLE, Loaded(b"{}"))
+        state_of(None, TABLE, Loaded(b"{}"))

@@ -119,7 +119,7 @@ def test_names_that_spark_confuses_are_refused(one, other):
     for names in ((one, other), (other, one)):
         fields = [pa.field(name, pa.int8()) for name in names]
         for schema in (fields, [pa.field("s", pa.list_(pa.struct(fields)))]):
-            with pytest.raises(InvalidRequest, match="cannot tell apart"):
+            with pytest.raises(InvalidRequest, match="cannot distinguish"):
                 check_lake_schema(declare_schema(schema))
 
 

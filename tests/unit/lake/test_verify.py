@@ -15,7 +15,6 @@ from frazil.lake.verify import (
     miscounted,
     part_facts,
     ranges_text,
-    records_between,
     removals,
 )
 from frazil.log import SpecialRange
@@ -129,11 +128,6 @@ def test_removals_are_those_of_others_only():
     ]
     found = removals(line, UID)
     assert [(each.snapshot_id, rows) for each, rows in found] == [(1, 2), (3, 2), (4, 1)]
-
-
-def test_offsets_with_a_record_are_counted():
-    """Gaps may lie across the ends."""
-    assert records_between(0, 10, ((4, 6), (9, 20))) == 7
 
 
 def test_what_the_log_has_lost_differs_from_declared_gaps():

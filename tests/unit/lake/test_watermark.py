@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.lake.plan import PartRange, TableName
-from frazil.lake.table import View, end_key, ends_of
+from frazil.lake.table import TableState, end_key, ends_of
 from frazil.lake.watermark import Known, decide, rows_between, watermarks
 from frazil.model import WHOLE
 
@@ -15,7 +15,7 @@ TABLE = TableName("ns", "t")
 
 
 def view(summary=None, *, sid=5, properties=None, bounds=None, topic_id="ours"):
-    return View(
+    return TableState(
         sid=sid,
         topic_id=topic_id,
         schema_version=1,
@@ -83,7 +83,7 @@ def test_a_rollback_stops_until_somebody_chooses():
     found = decided(20, known(25, choice="replay", chosen=20), plan(25, 30))
     assert (found.case, found.marks, found.choice_spent) == ("replan", {WHOLE: 20}, False)
     found = decided(20, known(25, choice="accept", chosen=20), plan(25, 30))
-    assert (found.case, found.starts, found.told) == ("move", {WHOLE: 25}, {WHOLE: 20})
+    assert (found.case, found.starts, found.stated) == ("move", {WHOLE: 25}, {WHOLE: 20})
     assert not found.choice_spent
 
 

@@ -8,7 +8,7 @@ from frazil.registry import NewSchema, Planned, entries
 
 
 def plan(registry, subject, definition=b"", kind="bytes", *, now=1, reasons=(), **notes):
-    """Plan a version as the store does when it knows what the sandbox answered."""
+    """Plan a version as the store does with the answer of the sandbox."""
     new = NewSchema(subject=subject, type=kind, definition=definition, now=now, **notes)
     fingerprint = hashlib.sha256(definition).hexdigest()
     known = registry.known_version(new, fingerprint)

@@ -37,7 +37,7 @@ def test_entries_rebuild_the_registry_in_any_order():
 
 
 def test_an_id_is_not_given_again_after_a_rebuild():
-    """The id of a subject that is gone stays taken."""
+    """The id of a deleted subject is not used again."""
     copy = Registry()
     for key, value in filled().to_states():
         copy.apply(key, value)
@@ -82,7 +82,7 @@ def test_a_key_is_taken_apart_as_it_was_made():
 
 @pytest.mark.parametrize("key", ["", "x", "subject:", "version:a:b", "version:1:", "ids:", "topic"])
 def test_a_strange_key_is_corruption(key):
-    """A key that the registry never made is told."""
+    """A key that the registry never makes is refused."""
     with pytest.raises(CorruptionError, match="not a key of the schema registry"):
         Registry().apply(key, b"")
 
@@ -93,7 +93,7 @@ def version(schema_id=1, packed=None, kind="bytes"):
 
 
 def test_damaged_values_are_corruption():
-    """No byte string that is no entry is taken, nor a definition that does not unpack."""
+    """Bytes that are no entry are refused, and a definition that does not unpack."""
     for key in ("subject:a", "version:1:a", "topic:t", "ids"):
         for value in (b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03"):
             with pytest.raises(CorruptionError, match="is damaged"):

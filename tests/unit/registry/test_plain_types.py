@@ -41,7 +41,7 @@ def test_types_have_their_aliases(text, meant):
 
 
 def test_unknown_words_are_refused_with_the_known_ones():
-    """A wrong type, mode or policy is told with what would be right."""
+    """The error for a wrong type, mode or policy lists the right ones."""
     with pytest.raises(InvalidRequest, match="Invalid schema type: 'xml', use one of: bytes, str"):
         schema_type("xml")
     with pytest.raises(InvalidRequest, match="Invalid compatibility mode: '', use one of: none"):

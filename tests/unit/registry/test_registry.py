@@ -1,4 +1,4 @@
-"""The registry: subjects, versions, ids, modes and what its callers are told."""
+"""The registry: subjects, versions, ids, modes and errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_plan_changes_nothing_until_it_is_committed(registry):
     with pytest.raises(NotFound):
         registry.latest_schema("a")
     registry.commit(planned)
-    assert [each.subject for each in registry.subjects()] == ["a"]
+    assert [each.subject.name for each in registry.subjects()] == ["a"]
 
 
 def test_an_incompatible_version_is_refused_with_its_reasons(registry):
@@ -74,7 +74,7 @@ def test_a_mode_is_set(registry):
     register(registry, "a")
     reply = registry.commit(registry.set_mode("a", "Forward"))
     assert reply == "Compatibility mode set to forward for subject a"
-    assert registry.latest_schema("a").compatibility_mode == "forward"
+    assert registry.latest_schema("a").subject.mode == "forward"
     with pytest.raises(InvalidRequest, match="Invalid compatibility mode: 'odd'"):
         registry.set_mode("a", "odd")
     with pytest.raises(NotFound, match="Subject not found: b"):
@@ -88,9 +88,10 @@ def test_a_schema_is_read_back_as_it_was_registered(registry):
     found = registry.schema(1)
     assert found == registry.latest_schema("a") == registry.schema(1, 1)
     assert found.definition == definition
-    assert (found.schema_id, found.version, found.subject, found.type) == (1, 1, "a", "avro")
-    assert (found.description, found.created_by, found.tags) == ("d", "me", ("t", "u"))
-    assert (found.created_at, found.compatibility_mode) == (7, "backward")
+    subject, entry = found.subject, found.entry
+    assert (subject.schema_id, found.version, subject.name, entry.type) == (1, 1, "a", "avro")
+    assert (entry.description, entry.created_by, entry.tags) == ("d", "me", ("t", "u"))
+    assert (entry.created_at, subject.mode) == (7, "backward")
 
 
 def test_what_is_not_there_is_told_in_the_protocols_words(registry):
@@ -114,13 +115,14 @@ def test_versions_and_subjects_are_listed(registry):
     register(registry, "b", b"", "int64")
     register(registry, "a", OLD, tags=("old",))
     register(registry, "a", NEW, tags=("new",), description="more")
-    assert [(each.version, each.description) for each in registry.versions("a")] == [
+    assert [(each.version, each.entry.description) for each in registry.versions("a")] == [
         (1, ""),
         (2, "more"),
     ]
     one, two = registry.subjects()
-    assert (one.subject, one.latest_version, one.schema_id, one.tags) == ("a", 2, 2, ("new",))
-    assert (two.subject, two.type, two.compatibility_mode) == ("b", "number", "backward")
+    assert (one.subject.name, one.version, one.entry.tags) == ("a", 2, ("new",))
+    assert (two.subject.name, two.entry.type, two.subject.mode) == ("b", "number", "backward")
+    assert [one.subject.schema_id, two.subject.schema_id] == [2, 1]
 
 
 def test_a_deleted_version_is_gone_and_its_number_with_it(registry):

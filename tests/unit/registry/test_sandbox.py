@@ -237,7 +237,7 @@ def test_a_worker_that_somebody_killed_is_no_fault_of_the_request():
 
 
 def test_a_caller_that_goes_away_leaves_no_answer_to_the_next():
-    """Its request is answered all the same, to nobody."""
+    """Its answer is read and dropped."""
 
     async def scene(sandbox):
         for _ in range(20):

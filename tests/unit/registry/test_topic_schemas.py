@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from frazil.registry import Registry, TopicSchema
+from frazil.registry import Registry, TopicEntry
 from tests.unit.registry.registering import register
 
 TOPIC = "/default/people"
@@ -26,13 +26,13 @@ def configure(registry, policy, *, check_payload=True, subject="person"):
 
 
 def test_a_topic_is_configured_and_read_back(registry):
-    """Subject, policy and payload check, with the subject's id; the default policy is warn."""
+    """Subject, policy and payload check; the default policy is warn."""
     assert configure(registry, "enforce") == (
         f"Topic {TOPIC} uses schema subject person, validation policy enforce"
     )
-    assert registry.topic_schema(TOPIC) == TopicSchema("person", "enforce", True, 1)
+    assert registry.topics[TOPIC] == TopicEntry("person", "enforce", True)
     configure(registry, "", check_payload=False, subject="other")
-    assert registry.topic_schema(TOPIC) == TopicSchema("other", "warn", False, 2)
+    assert registry.topics[TOPIC] == TopicEntry("other", "warn", False)
 
 
 def test_a_policy_is_updated(registry):
@@ -40,7 +40,7 @@ def test_a_policy_is_updated(registry):
     configure(registry, "none")
     planned = registry.update_policy(TOPIC, "ENFORCE", check_payload=False)
     assert registry.commit(planned) == "Validation policy updated to enforce"
-    assert registry.topic_schema(TOPIC) == TopicSchema("person", "enforce", False, 1)
+    assert registry.topics[TOPIC] == TopicEntry("person", "enforce", False)
 
 
 def test_what_cannot_be_configured_is_told(registry, monkeypatch):
@@ -53,8 +53,6 @@ def test_what_cannot_be_configured_is_told(registry, monkeypatch):
         registry.configure_topic("", "person", "warn", check_payload=True)
     with pytest.raises(NotFound, match=f"No schema configured for topic: {TOPIC}"):
         registry.update_policy(TOPIC, "warn", check_payload=True)
-    with pytest.raises(NotFound, match=f"No schema configured for topic: {TOPIC}"):
-        registry.topic_schema(TOPIC)
     monkeypatch.setattr("frazil.registry.registry.TOPICS_MAX", 0)
     with pytest.raises(Overloaded, match="too many topics"):
         registry.configure_topic(TOPIC, "person", "warn", check_payload=True)
@@ -63,7 +61,8 @@ def test_what_cannot_be_configured_is_told(registry, monkeypatch):
 def test_the_first_producer_gives_the_subject(registry):
     """Another subject is refused in the protocol's words, the same one is fine."""
     planned = registry.assign_topic(TOPIC, "person")
-    assert registry.commit(planned) == TopicSchema("person", "warn", False, 1)
+    registry.commit(planned)
+    assert registry.topics[TOPIC] == TopicEntry("person", "warn", False)
     assert registry.assign_topic(TOPIC, "person").changes == ()
     with pytest.raises(Conflict) as caught:
         registry.assign_topic(TOPIC, "other")
@@ -128,7 +127,6 @@ def test_a_subject_that_is_gone_is_a_refusal():
     configure(registry, "enforce")
     registry.apply("subject:person", None)
     assert check(registry, 1).refusal == "its schema subject 'person' not found in registry"
-    assert registry.topic_schema(TOPIC).schema_id == 0
 
 
 def test_payloads_are_checked_when_asked_for_by_the_version_they_name(registry):

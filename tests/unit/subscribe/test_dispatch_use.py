@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frazil.log import RANGES_MAX
 from frazil.subscribe import Change, Cursor, Deliver, Dispatch, Limits, SubscriptionType
-from tests.unit.registry.counted_lines import lines_at_most
+from tests.unit.subscribe.counted_lines import lines_at_most
 from tests.unit.subscribe.desk import MUCH, Desk
 
 

@@ -39,7 +39,7 @@ class Draft:
         base: complete metadata; a skeleton for a new table.
         now_ms: the time of the commit.
         is_new: whether the base is a skeleton.
-        check_location: refuses a location where no table may lie.
+        check_location: refuses a location outside of the warehouse.
     """
 
     def __init__(

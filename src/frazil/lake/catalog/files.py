@@ -6,8 +6,10 @@ warehouse on the local disk; a location elsewhere is refused with that reason.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
+import os
 import os.path
 import re
 import threading
@@ -22,14 +24,16 @@ import msgspec
 from frazil.fs import read_fully, write_fully
 from frazil.lake.catalog.metadata import completed, written
 from frazil.lake.catalog.refusals import Refusal, bad_request, commit_failed
-from frazil.telemetry import warn
+from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from frazil.clock import Clock
     from frazil.fs import FileSystem
     from frazil.lake.catalog.schemas import Json
 
-__all__ = ["Loaded", "MetadataFiles", "Warehouse", "is_inside", "local_path"]
+__all__ = ["Loaded", "MetadataFiles", "Warehouse", "is_inside", "local_path", "purge"]
 
 FILE_BYTES_MAX: Final = 256 << 20
 CACHE_BYTES_MAX: Final = 64 << 20
@@ -68,20 +72,20 @@ def local_path(location: str) -> str:
 
 
 def is_inside(location: str, directory: str) -> bool:
-    """Tell whether a location lies below a directory, and is not the directory itself."""
+    """Return whether a location is below a directory, and not the directory itself."""
     path, above = local_path(location), local_path(directory)
     return path != above and os.path.commonpath([path, above]) == above
 
 
 @attrs.frozen
 class Warehouse:
-    """Where tables may lie: below `location`, and anywhere if `allow_outside`."""
+    """The directory that all tables must be below, unless `allow_outside`."""
 
     location: str
     allow_outside: bool = False
 
     def check(self, location: str) -> None:
-        """Refuse a location where no table may lie."""
+        """Refuse a location outside of the warehouse."""
         path = local_path(location)
         if self.allow_outside:
             return
@@ -282,3 +286,114 @@ def _number_of(location: str | None) -> int:
         return -1
     found = _NUMBERED.fullmatch(location.rpartition("/")[2])
     return int(found[1]) if found else -1
+
+
+GC_ENABLED: Final = "gc.enabled"
+
+
+def purge(
+    dropped: Loaded, *, others: Sequence[str], file_system: FileSystem, warehouse: Warehouse
+) -> int:
+    """Delete what a dropped table's metadata names below its own location; return how many files.
+
+    Nothing is deleted if another table's metadata is below the location too, or if the table's
+    location is not below the warehouse: its files may then belong to another table. With the property
+    `gc.enabled` false, data files stay.
+    """
+    home = str(dropped.metadata["location"])
+    reason = _reason_to_keep(home, others, warehouse)
+    if reason:
+        warn("catalog_purge_skipped", location=home, reason=reason)
+        return 0
+    count = 0
+    for location in dict.fromkeys(_files(dropped)):
+        try:
+            if not is_inside(location, home):
+                warn("catalog_purge_kept_file", location=location, reason="outside the table")
+                continue
+            path = local_path(location)
+            # Spark keeps the checksum of each local file in a hidden file of the same directory.
+            with contextlib.suppress(FileNotFoundError):
+                file_system.unlink(_checksum_of(path))
+            file_system.unlink(path)
+            count += 1
+        except (FileNotFoundError, Refusal):
+            continue
+        except OSError as error:
+            warn("catalog_purge_kept_file", location=location, reason=error)
+    event("catalog_table_purged", location=home, files=count)
+    return count
+
+
+def _checksum_of(path: str) -> str:
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.crc")
+
+
+def _reason_to_keep(home: str, others: Iterable[str], warehouse: Warehouse) -> str:
+    try:
+        warehouse.check(home)
+        if any(_is_local_inside(location, home) for location in others):
+            return "another table is below it"
+    except Refusal as refusal:
+        return str(refusal)
+    return ""
+
+
+def _is_local_inside(location: str, home: str) -> bool:
+    try:
+        return is_inside(location, home)
+    except Refusal:
+        return False
+
+
+def _files(dropped: Loaded) -> Iterator[str]:
+    """Yield files so that what names others goes after them: a crash leaves what can be found."""
+    metadata: dict[str, Any] = dropped.metadata
+    snapshots = metadata["snapshots"]
+    has_gc = str(metadata["properties"].get(GC_ENABLED, "true")).lower() == "true"
+    manifests: dict[str, None] = {}
+    if snapshots:
+        for location, is_manifest in _reachable(snapshots, data_too=has_gc):
+            if is_manifest:
+                manifests[location] = None
+            else:
+                yield location
+    yield from manifests
+    for snapshot in snapshots:
+        if snapshot.get("manifest-list"):
+            yield snapshot["manifest-list"]
+    for item in (*metadata["statistics"], *metadata["partition-statistics"]):
+        yield item["statistics-path"]
+    for entry in metadata["metadata-log"]:
+        yield entry["metadata-file"]
+    yield dropped.location
+
+
+def _reachable(
+    snapshots: Iterable[dict[str, Any]], *, data_too: bool
+) -> Iterator[tuple[str, bool]]:
+    """Yield the data files and manifests of snapshots, and whether each is a manifest."""
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+    from pyiceberg.manifest import read_manifest_list
+
+    files = PyArrowFileIO()
+    seen: set[str] = set()
+    for snapshot in snapshots:
+        try:
+            listed = snapshot.get("manifest-list")
+            found = list(read_manifest_list(files.new_input(listed))) if listed else []
+            for manifest in found:
+                if manifest.manifest_path in seen:
+                    continue
+                seen.add(manifest.manifest_path)
+                if data_too:
+                    for entry in manifest.fetch_manifest_entry(files, discard_deleted=False):
+                        yield entry.data_file.file_path, False
+                yield manifest.manifest_path, True
+        except (OSError, ValueError) as error:
+            warn(
+                "catalog_purge_snapshot_unreadable",
+                snapshot=snapshot.get("snapshot-id"),
+                reason=error,
+            )

@@ -1,6 +1,6 @@
 """Refusals: the errors of the Iceberg REST specification, as the catalog's inner calls raise them.
 
-A refusal carries the status and the type that clients tell errors apart by; its text is Frazil's
+A refusal carries the status and the error type of the specification; its text is Frazil's
 usual message with facts. `app` turns one into the specification's body.
 """
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import attrs
 import msgspec
 
-from frazil.lake.catalog.metadata import with_refs_only
-from frazil.lake.catalog.names import SEPARATOR, joined, levels, table_name
+from frazil.lake.catalog.metadata import SEPARATOR, joined, levels, table_name, with_refs_only
 from frazil.lake.catalog.refusals import Refusal, bad_request, no_table, unsupported
 from frazil.lake.catalog.requirements import Requirement
 from frazil.lake.catalog.service import Catalog, TableChange
@@ -73,7 +72,7 @@ class Answer(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A method and a path with what answers it; clients are told of it unless it is `hidden`."""
+    """A method and a path with its handler; `config` lists it to clients unless it is `hidden`."""
 
     method: str
     path: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hmac
 import logging
 import logging.handlers
 import os
@@ -20,27 +21,46 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
 import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 
 from frazil.clock import SystemClock
 from frazil.errors import FrazilError, InvalidRequest, Unavailable, codes_of
 from frazil.fs import RealFileSystem, read_fully, write_fully
 from frazil.lake.catalog.address import CatalogAddress, remove_address, write_address
-from frazil.lake.catalog.app import make_app
 from frazil.lake.catalog.files import Warehouse, local_path
+from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal, bad_request
+from frazil.lake.catalog.routes import ROUTES, Answer, Call
 from frazil.lake.catalog.service import Catalog
 from frazil.lake.catalog.store import Store
-from frazil.lake.priority import step_back
-from frazil.telemetry import LOGGER, TextFormatter, configure, event
+from frazil.lake.worker_client import step_back
+from frazil.telemetry import LOGGER, TextFormatter, configure, event, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["PORT_DEFAULT", "READY", "ServerOptions", "main", "serve", "token_of"]
+    from starlette.requests import Request
+
+    from frazil.lake.catalog.routes import Route
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "PORT_DEFAULT",
+    "READY",
+    "ServerOptions",
+    "main",
+    "make_app",
+    "serve",
+    "token_of",
+]
 
 PORT_DEFAULT: Final = 8181
 PORTS_TRIED: Final = 64
@@ -97,7 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that tells when it listens, and that outlives its signals to clean up."""
+    """A uvicorn server that reports when it listens, and handles signals without ending."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -128,12 +148,12 @@ class _Server(uvicorn.Server):
             self._tell()
 
 
-def serve(options: ServerOptions, *, told: Callable[[CatalogAddress], None]) -> None:
+def serve(options: ServerOptions, *, listening: Callable[[CatalogAddress], None]) -> None:
     """Serve a catalog until a signal, the end of the parent or a failure of storage.
 
     Args:
         options: how.
-        told: gets the address once the server listens.
+        listening: called with the address once the server listens.
 
     Raises:
         Unavailable: the file, the warehouse or the port cannot be used, or storage failed.
@@ -156,7 +176,7 @@ def serve(options: ServerOptions, *, told: Callable[[CatalogAddress], None]) -> 
             if options.run_directory is not None:
                 write_address(options.run_directory, address, file_system=file_system, clock=clock)
             event("catalog_started", uri=address.uri, warehouse=address.warehouse, db=options.db)
-            told(address)
+            listening(address)
 
         broken = threading.Event()
 
@@ -256,13 +276,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m frazil.lake.catalog", description=__doc__)
     parser.add_argument("--db", help="the SQLite file")
     parser.add_argument("--memory", action="store_true", help="keep everything in memory")
-    parser.add_argument("--warehouse", help="where tables lie")
+    parser.add_argument("--warehouse", help="the directory of the tables")
     parser.add_argument("--catalog", default="frazil", help="the catalog's name in the rows")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="0 takes any free one")
     parser.add_argument("--token-file", help="made if it is missing; without it no token is asked")
     parser.add_argument("--run", help="directory of the address file")
-    parser.add_argument("--allow-outside", action="store_true", help="tables may lie anywhere")
+    parser.add_argument("--allow-outside", action="store_true", help="tables may be anywhere")
     parser.add_argument("--parent", type=int, help="end with this process and with stdin")
     parser.add_argument("--log", help="file for events; stderr without it")
     given = parser.parse_args(arguments)
@@ -275,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process and return its exit code."""
     given = _parsed(arguments)
     if given.parent:
-        # Beside an engine: its readers, however many, take no core from those who publish.
+        # Started by an engine: readers of the catalog take no core from publishers.
         step_back()
     configure(sys.stderr, log_level="info", log_format="text")
     if given.log:
@@ -287,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         LOGGER.handlers[:] = [handler]
         logging.getLogger("uvicorn").addHandler(handler)
 
-    def told(address: CatalogAddress) -> None:
+    def listening(address: CatalogAddress) -> None:
         sys.stdout.write(f"{READY}{msgspec.json.encode(address).decode()}\n")
         sys.stdout.flush()
 
@@ -303,8 +323,146 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_outside=given.allow_outside,
             parent=given.parent,
         )
-        serve(options, told=told)
+        serve(options, listening=listening)
     except (FrazilError, OSError) as error:
         sys.stderr.write(f"frazil catalog: {error}\n")
         return codes_of(error).exit
     return 0
+
+
+BODY_BYTES_MAX: Final = 64 << 20
+CONTENT_TYPE: Final = "application/json"
+
+
+def make_app(
+    catalog: Catalog, *, name: str, token: str | None, failed: Callable[[], None]
+) -> Starlette:
+    """Return the application.
+
+    Args:
+        catalog: what answers.
+        name: the catalog's name.
+        token: what a request must bring, None if any may come.
+        failed: called when storage failed: the file is in an unknown state.
+    """
+    expected = None if token is None else f"Bearer {token}".encode()
+
+    def endpoint(handles: dict[str, Route]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            try:
+                _authorise(request, expected)
+                call = Call(
+                    catalog=catalog,
+                    name=name,
+                    path=dict(request.path_params),
+                    query=dict(request.query_params),
+                    headers=dict(request.headers),
+                    body=await _body(request),
+                )
+                found = await run_in_threadpool(handles[request.method].handle, call)
+            except FrazilError as error:
+                if isinstance(error, OutcomeUnknown):
+                    failed()
+                return _response(_failure(error), request)
+            return _response(found, request)
+
+        return answer
+
+    by_path: dict[str, dict[str, Route]] = {}
+    for route in ROUTES:
+        by_path.setdefault(route.path, {})[route.method] = route
+    routes = [
+        # Starlette answers HEAD wherever there is GET: the endpoint looks the method up again.
+        StarletteRoute(path, endpoint(handles), methods=list(handles))
+        for path, handles in by_path.items()
+    ]
+    routes.append(StarletteRoute("/health", _health, methods=["GET"]))
+    return Starlette(
+        routes=routes, exception_handlers={HTTPException: _http_failure, Exception: _bug}
+    )
+
+
+def _authorise(request: Request, expected: bytes | None) -> None:
+    if expected is None:
+        # A page in the user's browser can reach this machine, too; clients of Iceberg are no pages.
+        if "origin" in request.headers:
+            raise Refusal(403, "ForbiddenException", "browsers need the catalog's token")
+        return
+    given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
+    if not hmac.compare_digest(given, expected):
+        raise Refusal(
+            401,
+            "NotAuthorizedException",
+            "token is missing or wrong, the address file of the catalog has it",
+        )
+
+
+async def _body(request: Request) -> bytes:
+    """Read the body; a larger one than allowed is not read to its end."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise bad_request("request body must not be compressed")
+    length = request.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length[:18]) > BODY_BYTES_MAX:
+        raise _too_large()
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > BODY_BYTES_MAX:
+            raise _too_large()
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _too_large() -> Refusal:
+    return Refusal(
+        413, "BadRequestException", "request body is too large", bytes_max=BODY_BYTES_MAX
+    )
+
+
+def _failure(error: FrazilError) -> Answer:
+    if isinstance(error, Refusal):
+        return _error(error.status, error.kind, str(error))
+    warn("catalog_request_failed", reason=error)
+    if isinstance(error, OutcomeUnknown):
+        return _error(500, "CommitStateUnknownException", str(error))
+    status = codes_of(error).http
+    kind = "ServiceUnavailableException" if status == 503 else "InternalServerError"
+    return _error(status, kind, str(error))
+
+
+def _error(status: int, kind: str, message: str) -> Answer:
+    body = {"error": {"message": message, "type": kind, "code": status}}
+    return Answer(status, msgspec.json.encode(body))
+
+
+def _response(answer: Answer, request: Request) -> Response:
+    headers = dict(answer.headers)
+    if answer.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    has_body = answer.body and request.method != "HEAD"
+    return Response(
+        answer.body if has_body else b"",
+        status_code=answer.status,
+        headers=headers,
+        media_type=CONTENT_TYPE if has_body else None,
+    )
+
+
+async def _health(request: Request) -> Response:
+    del request
+    return Response(b'{"status":"ok"}', media_type=CONTENT_TYPE)
+
+
+async def _http_failure(request: Request, error: Exception) -> Response:
+    """Answer what no route takes: an unknown path or a method it does not have."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    text = f"{request.method} {request.url.path} is not offered by this catalog"
+    kind = "UnsupportedOperationException" if status == 405 else "NotFoundException"
+    return _response(_error(status, kind, text), request)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    warn("catalog_bug", method=request.method, path=request.url.path, reason=repr(error))
+    text = f"unexpected failure, the commit's state is unknown: {type(error).__name__}"
+    return _response(_error(500, "InternalServerError", text), request)

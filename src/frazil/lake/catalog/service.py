@@ -15,14 +15,14 @@ from weakref import WeakValueDictionary
 
 from frazil.errors import Unavailable
 from frazil.lake.catalog.draft import Draft
-from frazil.lake.catalog.files import Loaded, MetadataFiles, Warehouse
+from frazil.lake.catalog.files import Loaded, MetadataFiles, Warehouse, purge
 from frazil.lake.catalog.metadata import (
     FORMAT_VERSION_DEFAULT,
+    levels,
     new_table,
+    path_part,
     skeleton,
 )
-from frazil.lake.catalog.names import levels, path_part
-from frazil.lake.catalog.purge import purge
 from frazil.lake.catalog.refusals import (
     OutcomeUnknown,
     Refusal,
@@ -94,7 +94,7 @@ class Catalog:
         store: the rows.
         file_system: where the warehouse is.
         clock: for times and unique names.
-        warehouse: where tables may lie.
+        warehouse: the directory of the tables.
     """
 
     def __init__(
@@ -159,13 +159,13 @@ class Catalog:
             raise no_namespace(namespace)
         if self.store.location(namespace, name) is not None:
             raise already_exists("table already exists", table=f"{namespace}.{name}")
-        place = location.rstrip("/") if location else self._new_location(namespace, name)
-        self.warehouse.check(place)
+        root = location.rstrip("/") if location else self._new_location(namespace, name)
+        self.warehouse.check(root)
         metadata = new_table(
             schema=schema,
             spec=spec,
             order=order,
-            location=place,
+            location=root,
             properties=properties,
             uuid=self._uuid(),
             now_ms=self._now_ms(),
@@ -177,7 +177,7 @@ class Catalog:
         return loaded.location, loaded
 
     def _new_location(self, namespace: str, name: str) -> str:
-        """Return a place that no table had before, also after a rename or a drop."""
+        """Return a location that no table had before, also after a rename or a drop."""
         given = self.store.namespace_properties(namespace).get("location")
         parts = [self.warehouse.location, *map(path_part, levels(namespace))]
         above = (given or "/".join(parts)).rstrip("/")
@@ -212,7 +212,7 @@ class Catalog:
         try:
             dropped = self._files.load(location)
         except Refusal as refusal:
-            # A table whose metadata is lost can be dropped, but nobody knows its files.
+            # A table whose metadata is lost can be dropped, but its files are unknown.
             warn("catalog_purge_skipped", table=f"{namespace}.{name}", reason=refusal)
             return
         purge(
@@ -313,7 +313,7 @@ class Catalog:
             raise
         except Unavailable as error:
             self._discard(built)
-            # Said as a failure that is certain: a client that is told 503 takes it for unknown.
+            # A certain failure: a client takes 503 for an unknown outcome.
             raise commit_failed(f"{error.message}, nothing was changed", **error.details) from error
         except BaseException:
             self._discard(built)

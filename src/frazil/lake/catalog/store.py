@@ -212,7 +212,7 @@ class Store:
         return {row[0] for row in rows}
 
     def _has_namespace(self, connection: apsw.Connection, namespace: str) -> bool:
-        # A namespace is also there when something lies in it or below it.
+        # A namespace also exists if a table or namespace is below it.
         return any(
             name == namespace or name.startswith(f"{namespace}.")
             for name in self._names(connection)
@@ -326,7 +326,7 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[apsw.Connection]:
-        """Hold the file's write lock; commit at the end, or leave nothing behind."""
+        """Hold the file's write lock; commit at the end, or roll back."""
         connection = self._writer
         with self._writing_lock, self._translated("write"):
             connection.execute("BEGIN IMMEDIATE")
@@ -340,7 +340,7 @@ class Store:
             try:
                 connection.execute("COMMIT")
             except apsw.Error as error:
-                # The log may hold the commit although the call failed: nobody knows.
+                # The log may hold the commit although the call failed: the outcome is unknown.
                 with contextlib.suppress(apsw.Error):
                     connection.execute("ROLLBACK")
                 raise OutcomeUnknown(

@@ -121,7 +121,7 @@ def spark_type(data_type: pa.DataType, *, raw: bool = False) -> T.DataType:
         return T.BinaryType()
     found = _SCALARS.get(data_type)
     if found is None:
-        raise InvalidRequest("column type has no place in a table", type=data_type)
+        raise InvalidRequest("column type is not supported in a table", type=data_type)
     return found
 
 

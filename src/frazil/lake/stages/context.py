@@ -22,7 +22,7 @@ __all__ = ["Context", "Source"]
 class Source:
     """What is read of one part: files, and the rows `[start, end)` of them.
 
-    `cut` tells whether a file has rows outside of that range.
+    `cut` is true if a file has rows outside of that range.
     """
 
     part: int
@@ -32,7 +32,7 @@ class Source:
 
     @property
     def cut(self) -> bool:
-        """Tell whether rows have to be filtered."""
+        """Return whether rows have to be filtered."""
         return any(
             file.offset_first < self.start or file.offset_last >= self.end for file in self.files
         )
@@ -43,7 +43,7 @@ class Context:
     """One plan from given offsets on.
 
     `schema` has the topic's columns at the plan's schema version, `table` those of the table.
-    `raw` tells that the footers leave doubt whether all values fit. `ratio` is how many bytes a
+    `raw` is true if the footers leave doubt whether all values fit. `ratio` is how many bytes a
     byte of staged files becomes in the table.
     """
 
@@ -57,7 +57,7 @@ class Context:
 
     @property
     def partitioned(self) -> bool:
-        """Tell whether the topic has parts."""
+        """Return whether the topic has parts."""
         return any(each.part != WHOLE for each in self.plan.parts)
 
     @property

@@ -1,4 +1,4 @@
-"""What the footers of staged files tell before Spark runs: how many rows, and whether all fit.
+"""Read the footers of staged files before Spark runs: how many rows, and whether all fit.
 
 The footers are read by the driver, a fraction of a millisecond each. They replace a pass over the
 data: a file has the rows that its footer says, and a column whose least and greatest values fit has
@@ -36,7 +36,7 @@ class StagedFacts(NamedTuple):
 class _Leaf(NamedTuple):
     """A scalar column that has to be looked at; `required` if no null may be in it."""
 
-    place: int
+    column: int
     type: pa.DataType
     required: bool
 
@@ -89,7 +89,7 @@ def _rows(file: StagedFile, source: Source) -> int:
     if file.rows == file.offset_last - file.offset_first + 1:
         first = max(file.offset_first, source.start)
         return min(file.offset_last + 1, source.end) - first
-    # Rows of other partitions lie between: only the offsets themselves tell.
+    # Rows of other partitions are in between: only the offsets themselves show it.
     offsets = _read(file, lambda: pq.read_table(file.path, columns=[OFFSET])).column(OFFSET)
     inside = pc.and_(
         pc.greater_equal(offsets, source.start),
@@ -114,10 +114,10 @@ def _read(file: StagedFile, call: Any) -> Any:
 
 
 def _is_open(footer: pq.FileMetaData, leaf: _Leaf) -> bool:
-    """Tell whether the footer leaves it open that all values of a column fit."""
-    optional = footer.schema.column(leaf.place).max_definition_level > 0
+    """Return whether the footer leaves it open that all values of a column fit."""
+    optional = footer.schema.column(leaf.column).max_definition_level > 0
     for group in range(footer.num_row_groups):
-        facts = footer.row_group(group).column(leaf.place).statistics
+        facts = footer.row_group(group).column(leaf.column).statistics
         if facts is None:
             return True
         if leaf.required and optional and (not facts.has_null_count or facts.null_count):

@@ -62,7 +62,7 @@ def check_columns(context: Context) -> None:
         field = found.get(name)
         if field is None:
             raise InvalidRequest(
-                "table lacks a column of the topic: somebody dropped or renamed it, undo that",
+                "table lacks a column of the topic: another program dropped or renamed it, undo that",
                 table=context.plan.table,
                 column=name,
                 columns=",".join(found),

@@ -18,7 +18,7 @@ __all__ = ["Difference", "difference", "shaped", "without_others"]
 
 
 class Difference(NamedTuple):
-    """The first place where a table's type is not the topic's; a type is empty if it is missing."""
+    """The first field whose type in the table is not the topic's; a type is empty if it is missing."""
 
     path: str
     found: str

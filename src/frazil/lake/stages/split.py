@@ -1,4 +1,4 @@
-"""The third stage: records that fit go on, the others leave with everything they had."""
+"""The third stage: split the records that fit from the others, which keep everything they had."""
 
 from __future__ import annotations
 

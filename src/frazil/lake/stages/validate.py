@@ -1,4 +1,4 @@
-"""The second stage: tells of each record whether the table can hold it.
+"""The second stage: decide for each record whether the table can hold it.
 
 Only a record whose values do not fit is rejected, and the same one always is: the verdict is a
 function of the record and its schema version. Where the footers of the files rule all doubt out

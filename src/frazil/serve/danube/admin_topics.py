@@ -165,10 +165,10 @@ class TopicAdmin:
         if facts is not None:
             reply.schema_subject = facts.config.subject
             if facts.latest is not None:
-                reply.schema_id = facts.latest.schema_id
+                reply.schema_id = facts.latest.subject.schema_id
                 reply.schema_version = facts.latest.version
-                reply.schema_type = facts.latest.type
-                reply.compatibility_mode = facts.latest.compatibility_mode.upper()
+                reply.schema_type = facts.latest.entry.type
+                reply.compatibility_mode = facts.latest.subject.mode.upper()
         return reply
 
     async def _of_namespace(self, request: NamespaceRequest) -> TopicInfoListResponse:

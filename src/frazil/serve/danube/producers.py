@@ -143,7 +143,7 @@ class Producers:
         reply = request_id_reply(request_id)
         store = self._store
         try:
-            if store is not None and target.name in store.checks:
+            if store is not None and target.name in store.registry.topics:
                 self._send_checked(target, record, Publishing(call, self._loop, reply))
                 return
             runtime = target.runtime
@@ -194,7 +194,7 @@ class Producers:
         target = self._known.get(identity)
         if target is None or not target.is_stored or not target.runtime.is_message:
             return None
-        if self._store is not None and target.name in self._store.checks:
+        if self._store is not None and target.name in self._store.registry.topics:
             return None
         runtime = target.runtime
         if runtime.refusal is not None or runtime.pressure.level:

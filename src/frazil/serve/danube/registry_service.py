@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.engine import Engine
-    from frazil.registry import Planned, Registry, Schema, TopicSchema
+    from frazil.registry import Planned, Registry, Schema, TopicEntry
     from frazil.serve.danube.admin_acts import Acts
     from frazil.serve.danube.proto.danube_pb2 import SchemaReference
     from frazil.serve.danube.services import WireMessage
@@ -42,7 +42,7 @@ __all__ = ["RegistryService", "Schemas", "TopicFacts", "registry_routes"]
 
 SECOND_US: Final = 1_000_000
 _NO_CONFIG: Final = wire.GetTopicSchemaConfigResponse(validation_policy="warn")
-"""What is told of a topic without a subject: the policy that its first producer would give it."""
+"""Of a topic without a subject, with the policy that its first producer would set."""
 
 _SERVICE: Final = "/danube_schema.SchemaRegistry/"
 _ACTS: Final = {
@@ -52,7 +52,7 @@ _ACTS: Final = {
     "ConfigureTopicSchema": ("topic", "topic_name"),
     "UpdateTopicValidationPolicy": ("topic", "topic_name"),
 }
-"""The calls that change something: what they change, and the field that names it."""
+"""The calls that change something: the kind of their target, and the field with its name."""
 
 _Answer = Callable[[bytes], Coroutine[Any, Any, "WireMessage"]]
 _Reply = TypeVar("_Reply")
@@ -61,14 +61,14 @@ _Reply = TypeVar("_Reply")
 class TopicFacts(NamedTuple):
     """The schema settings of a topic, and the latest schema of its subject if there is one."""
 
-    config: TopicSchema
+    config: TopicEntry
     latest: Schema | None
 
 
 class Schemas:
     """The schemas of a broker's topics. All methods belong to the event loop's thread.
 
-    Make it before anything is served: it reads what the log has.
+    Create it before anything is served: it reads the entries of the log.
     """
 
     def __init__(self, engine: Engine, topics: Topics) -> None:
@@ -84,7 +84,7 @@ class Schemas:
         """Refuse a reference that a producer of a topic, there or not, may not have.
 
         Raises:
-            Refused: if the topic has another subject, or no schema is what the reference means.
+            Refused: if the topic has another subject, or the reference means no schema.
         """
         try:
             _plan_reference(self.store.registry, topic=topic, reference=reference)
@@ -143,12 +143,11 @@ class Schemas:
             Refused: if there is no such topic.
         """
         name, registry = self._parts(topic)[0], self.store.registry
-        try:
-            config = registry.topic_schema(name)
-        except NotFound:
+        config = registry.topics.get(name)
+        if config is None:
             return None
         found = registry.find(config.subject)
-        return TopicFacts(config, None if found is None else found.schema(found.latest))
+        return TopicFacts(config, None if found is None else found.schema())
 
     async def forget_topic(self, topic: str) -> None:
         """Drop the schema settings of a deleted topic; durable on return.
@@ -187,9 +186,7 @@ def _joined(plans: Sequence[Planned[_Reply]]) -> Planned[_Reply]:
     return attrs.evolve(plans[0], changes=changes)
 
 
-def _plan_reference(
-    registry: Registry, *, topic: str, reference: SchemaReference
-) -> Planned[TopicSchema]:
+def _plan_reference(registry: Registry, *, topic: str, reference: SchemaReference) -> Planned[None]:
     kind = reference.WhichOneof("version_ref")
     planned = registry.assign_topic(topic, reference.subject)
     registry.resolve(
@@ -252,7 +249,7 @@ async def _reply(answer: _Answer, message: bytes) -> bytes:
 
 
 def _names(path: str, message: bytes) -> dict[str, str]:
-    """Return the name of what an act is done to."""
+    """Return the name of an act's target."""
     what, field = _ACTS[path.removeprefix(_SERVICE)]
     return {what: getattr(parse_request(RPCS[path].request, message), field)}
 
@@ -300,23 +297,23 @@ class RegistryService:
     async def list_versions(self, message: bytes) -> wire.ListVersionsResponse:
         """Answer ListVersions, oldest first."""
         request = parse_request(wire.ListVersionsRequest, message)
-        return _versions(self._store.registry, subject=request.subject)
+        versions = self._store.registry.versions(request.subject)
+        return wire.ListVersionsResponse(versions=map(_version_info, versions))
 
     async def list_subjects(self, message: bytes) -> wire.ListSubjectsResponse:
         """Answer ListSubjects, by name."""
         parse_request(wire.ListSubjectsRequest, message)
-        return _subjects(self._store.registry)
+        subjects = self._store.registry.subjects()
+        return wire.ListSubjectsResponse(subjects=map(_subject_summary, subjects))
 
     async def check_compatibility(self, message: bytes) -> wire.CheckCompatibilityResponse:
         """Answer CheckCompatibility with all reasons; nothing is registered."""
         request = parse_request(wire.CheckCompatibilityRequest, message)
         mode = request.compatibility_mode if request.HasField("compatibility_mode") else None
-        found = await self._store.check_compatibility(
+        errors = await self._store.check_compatibility(
             request.subject, request.schema_type, request.new_schema_definition, mode
         )
-        return wire.CheckCompatibilityResponse(
-            is_compatible=found.is_compatible, errors=found.errors
-        )
+        return wire.CheckCompatibilityResponse(is_compatible=not errors, errors=errors)
 
     async def delete_version(self, message: bytes) -> wire.DeleteSchemaVersionResponse:
         """Answer DeleteSchemaVersion."""
@@ -367,54 +364,45 @@ class RegistryService:
             schema_subject=found.config.subject,
             validation_policy=found.config.policy,
             enable_payload_validation=found.config.check_payload,
-            schema_id=found.config.schema_id,
+            schema_id=found.latest.subject.schema_id if found.latest else 0,
         )
 
 
 def _schema(found: Schema) -> wire.GetSchemaResponse:
-    """Return a schema as clients get it: the definition is what was registered."""
+    """Return a schema as clients get it: with the definition as it was registered."""
+    subject, entry = found.subject, found.entry
     return wire.GetSchemaResponse(
-        schema_id=found.schema_id,
+        schema_id=subject.schema_id,
         version=found.version,
-        subject=found.subject,
-        schema_type=found.type,
+        subject=subject.name,
+        schema_type=entry.type,
         schema_definition=found.definition,
-        description=found.description,
-        created_at=found.created_at,
-        created_by=found.created_by,
-        tags=found.tags,
-        fingerprint=found.fingerprint,
-        compatibility_mode=found.compatibility_mode,
+        description=entry.description,
+        created_at=entry.created_at,
+        created_by=entry.created_by,
+        tags=entry.tags,
+        fingerprint=entry.fingerprint,
+        compatibility_mode=subject.mode,
     )
 
 
-def _versions(registry: Registry, *, subject: str) -> wire.ListVersionsResponse:
-    return wire.ListVersionsResponse(
-        versions=[
-            wire.SchemaVersionInfo(
-                version=each.version,
-                created_at=each.created_at,
-                created_by=each.created_by,
-                description=each.description,
-                fingerprint=each.fingerprint,
-                schema_id=each.schema_id,
-            )
-            for each in registry.versions(subject)
-        ]
+def _version_info(found: Schema) -> wire.SchemaVersionInfo:
+    return wire.SchemaVersionInfo(
+        version=found.version,
+        created_at=found.entry.created_at,
+        created_by=found.entry.created_by,
+        description=found.entry.description,
+        fingerprint=found.entry.fingerprint,
+        schema_id=found.subject.schema_id,
     )
 
 
-def _subjects(registry: Registry) -> wire.ListSubjectsResponse:
-    return wire.ListSubjectsResponse(
-        subjects=[
-            wire.SubjectSummary(
-                subject=each.subject,
-                schema_type=each.type,
-                latest_version=each.latest_version,
-                compatibility_mode=each.compatibility_mode,
-                schema_id=each.schema_id,
-                tags=each.tags,
-            )
-            for each in registry.subjects()
-        ]
+def _subject_summary(latest: Schema) -> wire.SubjectSummary:
+    return wire.SubjectSummary(
+        subject=latest.subject.name,
+        schema_type=latest.entry.type,
+        latest_version=latest.version,
+        compatibility_mode=latest.subject.mode,
+        schema_id=latest.subject.schema_id,
+        tags=latest.entry.tags,
     )

@@ -13,7 +13,7 @@ from frazil.clock import SystemClock
 from frazil.errors import Conflict, Unavailable
 from frazil.lake.binding import bind
 from frazil.lake.connection import RestTables, connect
-from frazil.lake.evolving import evolve
+from frazil.lake.evolve import evolve
 from frazil.schema import (
     AddColumn,
     DropColumn,

@@ -1,6 +1,6 @@
 """Bring a table's columns to the topic's next version: one catalog commit for each version.
 
-Columns are told apart by the ids that a topic gives them, so that a rename stays one and a new
+Columns are identified by the ids that a topic gives them, so that a rename stays one and a new
 column under an old name does not get the old one's values. Iceberg's own field ids are kept.
 """
 
@@ -31,10 +31,9 @@ from pyiceberg.types import (
 
 from frazil.errors import CommitUnknown, Conflict, InvalidRequest, Unavailable
 from frazil.lake.connection import calls
-from frazil.lake.matching import match
 from frazil.lake.names import fold_name
 from frazil.lake.table import SCHEMA_VERSION, TOPIC_ID
-from frazil.lake.types import iceberg_type, topic_column_id
+from frazil.lake.types import iceberg_schema, iceberg_type, topic_column_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from frazil.lake.plan import TableName
 
-__all__ = ["evolve", "next_schema"]
+__all__ = ["compare", "evolve", "match", "next_schema"]
 
 ATTEMPTS_MAX: Final = 5
 _PROMOTIONS: Final[frozenset[tuple[type[IcebergType], type[IcebergType]]]] = frozenset(
@@ -70,7 +69,7 @@ def evolve(
     left alone. May run on two machines at once: each version is made once.
 
     Raises:
-        Conflict: the table is not this topic's, or somebody else changed its columns; with the
+        Conflict: the table is not this topic's, or another program changed its columns; with the
             fact. Nothing was changed by the step that failed.
         NotFound: there is no such table.
         Unavailable: the catalog cannot be reached, or others keep changing the table.
@@ -96,7 +95,7 @@ def evolve(
             with calls("change columns", writes=True, table=table):
                 catalog.commit_table(loaded, requirements, updates)
         except (Conflict, CommitUnknown) as error:
-            # The table itself tells: it is loaded again, and the step made only if it is missing.
+            # The table decides: it is loaded again, and the step made only if it is missing.
             failures += 1
             if failures >= ATTEMPTS_MAX:
                 raise Unavailable(
@@ -160,7 +159,7 @@ def next_schema(
     Columns that the topic does not know stay as they are. New ones get ids above `last_id`.
 
     Raises:
-        Conflict: somebody added a column of a name that the topic uses now.
+        Conflict: another program added a column of a name that the topic uses now.
         InvalidRequest: the change is none that a topic can make.
     """
     ids = itertools.count(last_id + 1)
@@ -242,7 +241,7 @@ class _Change:
             other = seen.setdefault(fold_name(each.name), each.name)
             if other is not each.name:
                 raise Conflict(
-                    "somebody added a column to the table whose name the topic uses now: rename "
+                    "another program added a column to the table whose name the topic uses now: rename "
                     "theirs, then frazil lake resume",
                     table=self._table,
                     column=path + each.name,
@@ -290,3 +289,82 @@ def _check_partition_names(table: TableName, loaded: Table, found: Schema, new: 
                 table=table,
                 column=each.name,
             )
+
+
+def match(
+    table: TableName, found: Schema, topic: pa.Schema, *, partitioned: bool
+) -> tuple[str, ...]:
+    """Compare a table's columns with a topic's; return the paths of those that others added.
+
+    Raises:
+        Conflict: a column is gone, of another type, or cannot be left empty; with the fact.
+    """
+    wanted = iceberg_schema(topic, partitioned=partitioned)
+    return compare(table, found, wanted)
+
+
+def compare(table: TableName, found: Schema, wanted: Schema) -> tuple[str, ...]:
+    """Compare a table's columns with those it should have, as `match` does."""
+    comparison = _Comparison(table)
+    comparison.structs(found.as_struct(), wanted.as_struct(), path="")
+    return tuple(comparison.foreign)
+
+
+class _Comparison:
+    """Walks two types side by side."""
+
+    def __init__(self, table: TableName) -> None:
+        self._table = table
+        self.foreign: list[str] = []
+
+    def structs(self, found: StructType, wanted: StructType, *, path: str) -> None:
+        """Compare the fields of two structs by name."""
+        fields = {each.name: each for each in found.fields}
+        for each in wanted.fields:
+            theirs = fields.pop(each.name, None)
+            name = f"{path}{each.name}"
+            if theirs is None:
+                raise Conflict(
+                    "column of the topic is not in the table, another program dropped or renamed it: "
+                    "undo that, then frazil lake resume",
+                    table=self._table,
+                    column=name,
+                )
+            if theirs.required and not each.required:
+                raise self._other(name, "nullable", "required")
+            self._types(theirs.field_type, each.field_type, path=name)
+        for name, theirs in fields.items():
+            if theirs.required:
+                raise Conflict(
+                    "column that another program added to the table cannot be empty: make it nullable "
+                    "or drop it, then frazil lake resume",
+                    table=self._table,
+                    column=f"{path}{name}",
+                )
+            self.foreign.append(f"{path}{name}")
+
+    def _types(self, found: IcebergType, wanted: IcebergType, *, path: str) -> None:
+        if isinstance(found, StructType) and isinstance(wanted, StructType):
+            self.structs(found, wanted, path=f"{path}.")
+        elif isinstance(found, ListType) and isinstance(wanted, ListType):
+            self._children(found.element_field, wanted.element_field, path=f"{path}.element")
+        elif isinstance(found, MapType) and isinstance(wanted, MapType):
+            self._children(found.key_field, wanted.key_field, path=f"{path}.key")
+            self._children(found.value_field, wanted.value_field, path=f"{path}.value")
+        elif found != wanted:
+            raise self._other(path, wanted, found)
+
+    def _children(self, found: NestedField, wanted: NestedField, *, path: str) -> None:
+        if found.required and not wanted.required:
+            raise self._other(path, "nullable", "required")
+        self._types(found.field_type, wanted.field_type, path=path)
+
+    def _other(self, path: str, wanted: object, found: object) -> Conflict:
+        return Conflict(
+            "column of the table has another type than the topic's: undo that, "
+            "then frazil lake resume",
+            table=self._table,
+            column=path,
+            expected=wanted,
+            found=found,
+        )
