@@ -162,19 +162,6 @@ class TopicSettings(Section):
     key_bytes_max: Bytes = setting(
         KIB, "The key of a message may have this many bytes.", low=0, high=MIB
     )
-    attributes_max: Count = setting(
-        64, "A message may have so many attributes.", low=0, high=10_000
-    )
-    attributes_bytes_max: Bytes = setting(
-        32 * KIB, "The attributes of a message may have so many bytes together.", low=0, high=MIB
-    )
-    columns_max: Count = setting(
-        1000, "A table topic may have so many columns.", low=1, high=10_000
-    )
-    nesting_max: Count = setting(8, "Columns may be nested so deeply.", low=1, high=64)
-    future_time_max_s: Seconds = setting(
-        HOUR, "A publish time may be so far ahead of this machine's clock.", low=0, high=365 * DAY
-    )
     delete_grace_s: Seconds = setting(
         DAY, "The data of a deleted topic is kept so long.", low=0, high=365 * DAY
     )
@@ -407,25 +394,16 @@ class LakeSettings(Section):
 
 
 class QuerySettings(Section):
-    """SQL: what queries may use together and each."""
+    """SQL: what queries may use together."""
 
     threads: Count = setting(0, "Queries use so many threads; 0 is one a core.", low=0, high=1024)
     memory_bytes: Bytes = setting(
         512 * MIB, "Queries use at most this much memory together.", low=MIB, high=16 * TIB
     )
-    memory_each_bytes: Bytes = setting(
-        0, "One query uses at most this much memory; 0 is what others leave.", low=0, high=16 * TIB
-    )
     timeout_s: Seconds = setting(
         MINUTE, "A query is cancelled after this time.", low=0.001, high=DAY
     )
     concurrency_max: Count = setting(4, "So many queries run at once.", low=1, high=1000)
-    wait_s: Seconds = setting(
-        5.0, "A query waits so long for its turn before it is refused.", low=0, high=HOUR
-    )
-    result_bytes_ahead: Bytes = setting(
-        64 * MIB, "A result is read ahead of its reader by so much.", low=KIB, high=64 * GIB
-    )
 
 
 class TelemetrySettings(Section):

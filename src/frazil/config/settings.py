@@ -427,12 +427,6 @@ _RULES: Final = (
         lambda s: s.disk.file_bytes > s.disk.bytes_max,
     ),
     _Rule(
-        "as many queries as run at once must fit into the memory of all",
-        "query.memory_each_bytes",
-        "query.memory_bytes",
-        lambda s: s.query.memory_each_bytes * s.query.concurrency_max > s.query.memory_bytes,
-    ),
-    _Rule(
         "a store needs a place: a bucket or container, a directory, or a name",
         "objects.root",
         "objects.store",
@@ -440,30 +434,21 @@ _RULES: Final = (
     ),
     _Rule(
         "an access key and its secret are set together",
-        "objects.s3.access_key",
-        "objects.s3.secret_key",
-        lambda s: bool(s.objects.s3.access_key) != bool(s.objects.s3.secret_key),
+        "objects.access_key",
+        "objects.secret_key",
+        lambda s: bool(s.objects.access_key) != bool(s.objects.secret_key),
     ),
     _Rule(
         "requests are signed or anonymous, not both",
-        "objects.s3.anonymous",
-        "objects.s3.access_key",
-        lambda s: s.objects.s3.anonymous and bool(s.objects.s3.access_key),
-    ),
-    _Rule(
-        "the key of a service account is given once, as JSON or as a file",
-        "objects.gcs.credentials_json",
-        "objects.gcs.credentials_path",
-        lambda s: bool(s.objects.gcs.credentials_json) and bool(s.objects.gcs.credentials_path),
+        "objects.anonymous",
+        "objects.access_key",
+        lambda s: s.objects.anonymous and bool(s.objects.access_key),
     ),
     _Rule(
         "requests are signed or anonymous, not both",
-        "objects.gcs.anonymous",
-        "objects.gcs.credentials_path",
-        lambda s: (
-            s.objects.gcs.anonymous
-            and bool(s.objects.gcs.credentials_path or s.objects.gcs.credentials_json)
-        ),
+        "objects.anonymous",
+        "objects.credentials",
+        lambda s: s.objects.anonymous and bool(s.objects.credentials),
     ),
     _Rule(
         "the warehouse must have a name without zero bytes",

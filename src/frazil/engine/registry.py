@@ -527,9 +527,4 @@ def _limits(settings: Settings) -> IngestLimits:
     return IngestLimits(
         message_bytes_max=topics.message_bytes_max,
         key_bytes_max=topics.key_bytes_max,
-        attributes_max=topics.attributes_max,
-        attributes_bytes_max=topics.attributes_bytes_max,
-        columns_max=topics.columns_max,
-        nesting_max=topics.nesting_max,
-        future_time_max_us=int(topics.future_time_max_s * 1_000_000),
     )

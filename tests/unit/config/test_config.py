@@ -214,25 +214,20 @@ def test_a_wrong_choice_names_the_nearest():
         ),
         ({"log.queue_bytes_max": "9MiB"}, "log.queue_bytes_max", "log.write_bytes_max"),
         ({"objects.store": "s3"}, "objects.root", "objects.store"),
-        ({"objects.s3.access_key": "k"}, "objects.s3.access_key", "objects.s3.secret_key"),
+        ({"objects.access_key": "k"}, "objects.access_key", "objects.secret_key"),
         (
             {
-                "objects.s3.access_key": "k",
-                "objects.s3.secret_key": "s",
-                "objects.s3.anonymous": True,
+                "objects.access_key": "k",
+                "objects.secret_key": "s",
+                "objects.anonymous": True,
             },
-            "objects.s3.anonymous",
-            "objects.s3.access_key",
+            "objects.anonymous",
+            "objects.access_key",
         ),
         (
-            {"objects.gcs.credentials_json": "{}", "objects.gcs.anonymous": True},
-            "objects.gcs.anonymous",
-            "objects.gcs.credentials_path",
-        ),
-        (
-            {"objects.gcs.credentials_json": "{}", "objects.gcs.credentials_path": "key.json"},
-            "objects.gcs.credentials_json",
-            "objects.gcs.credentials_path",
+            {"objects.credentials": "{}", "objects.anonymous": True},
+            "objects.anonymous",
+            "objects.credentials",
         ),
         ({"topics.message_bytes_max": "11MiB"}, "topics.message_bytes_max", "log.write_bytes_max"),
         ({"log.sync_interval_s": 0}, "log.sync_interval_s", "log.sync"),
@@ -249,7 +244,6 @@ def test_a_wrong_choice_names_the_nearest():
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),
         ({"disk.small_file_bytes": "128MiB"}, "disk.small_file_bytes", "disk.file_bytes"),
         ({"disk.bytes_max": "127MiB"}, "disk.file_bytes", "disk.bytes_max"),
-        ({"query.memory_each_bytes": "129MiB"}, "query.memory_each_bytes", "query.memory_bytes"),
     ],
 )
 def test_contradictions_are_refused_with_both_keys(changes, key, against):

@@ -62,7 +62,6 @@ class Services:
             producers_max=serve.producers_max,
             schemas=self.schemas,
             unreliable=self.unreliable,
-            attributes_max=engine.settings.topics.attributes_max,
         )
         self.consumers = Consumers(
             self.deliveries,
