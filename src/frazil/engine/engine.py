@@ -597,7 +597,7 @@ class Engine(Registry):
         self._check_open()
         tiers = self.tiers
         # In a forked child the files, and the threads that move records, are the parent's.
-        tiers.disk.rows.check_owner()
+        tiers.disk.catalog.check_owner()
         with self._control:
             if self._query_engine is None:
                 made = self._query_engine = self._new_query_engine()

@@ -155,7 +155,7 @@ class Registry(Instance):
             if self.settings.memory.enabled:
                 self._tiers = Tiers(self, stores.local, threads=self._threads)
                 self.tiers.write_stats = partial(write_told, self)
-                self._sources.append(self.tiers.disk)
+                self._sources.append(self.tiers.disk.history)
                 for topic_id, end in self.tiers.open(
                     suspect=bool(stores.warnings) or not stores.local.revision()
                 ).items():

@@ -71,10 +71,10 @@ class EngineSnapshot:
         chunks, self.cut, self._dead = tiers.repairing(self._take)
         self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]
         disk = tiers.disk
-        with disk.changing():
+        with disk.catalog.changing:
             # Retired files go after this lock: what is pinned under it stays.
             files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
-            self._pin = disk.pin_files(files)
+            self._pin = disk.pins.pin(files)
         self.files: Sequence[FileView] = [FileView(file) for file in files]
 
     def _settle(self) -> None:
@@ -112,11 +112,11 @@ class EngineSnapshot:
 
     def _check(self, file: DiskFile) -> None:
         disk = self._tiers.disk
-        disk.note_use((file,))
-        fault = disk.verify(file)
+        disk.readers.note_use((file,))
+        fault = disk.damage.verify(file)
         if not fault:
             return
-        rebuilt = disk.damaged(file, fault)
+        rebuilt = disk.damage.report(file, fault)
         if rebuilt:
             raise Unavailable(
                 "a damaged file was just written again, run the query again",
