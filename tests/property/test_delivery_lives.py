@@ -75,7 +75,7 @@ def unread_records_are_left_out(patch):
     """What cannot be read is left out of its delivery, and the rest goes."""
 
     def wrong(self, offset, error):
-        self._waiting[0].leave_out(offset)
+        self.waiting[0].leave_out(offset)
         self._subscription.put_off(self._consumer, [offset], error)
 
     patch.setattr(Outbox, "_put_off", wrong)

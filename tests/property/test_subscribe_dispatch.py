@@ -119,7 +119,7 @@ def key_order_broken_at_a_join(patch):
 
     def wrong(self, member, now_ms):
         join(self, member, now_ms)
-        for key, queue in list(self._queues.items()):
+        for key, queue in list(self.waiting.items()):
             if queue[0].state is State.IN_FLIGHT and len(queue) > 1:
                 queue.popleft()
                 self._offer(key)
@@ -134,7 +134,7 @@ def key_order_broken_by_a_nack(patch):
     def wrong(self, record, now_ms):
         arrange(self, record, now_ms)
         if record.state is State.WAITING and isinstance(self._schedule, KeySharedDispatcher):
-            queue = self._schedule._queues[record.key]
+            queue = self._schedule.waiting[record.key]
             if len(queue) > 1:
                 queue.rotate(-1)
                 self._schedule._offer(record.key)
@@ -283,8 +283,8 @@ def oldest_not_first(patch):
     """What comes back after a reconnect comes in the wrong order."""
 
     def wrong(self, record):
-        heapq.heappush(self._ready, record.offset)
-        self._ready.sort(reverse=True)
+        heapq.heappush(self.ready, record.offset)
+        self.ready.sort(reverse=True)
 
     patch.setattr(FifoDispatcher, "again", wrong)
 

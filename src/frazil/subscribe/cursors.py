@@ -134,18 +134,35 @@ class Cursors:
             Overloaded: if the journal's queue is full.
         """
         runtime = self._engine.topic_runtime(topic)
-        journal = runtime.lane.journal
-        if journal.failed is not None:
-            raise journal.closed_error()
         if not changes:
             raise InvalidRequest("no change was given", topic=runtime.name)
         for change in changes:
             self._check_change(runtime, change)
         waiter = Pending() if waiter is None else waiter
-        queue = runtime.lane.queue
-        if not queue.submit(_entry(_control(runtime.state, changes), waiter)):
-            raise queue.overloaded()
+        self.submit(runtime, changes, waiter)
         return waiter
+
+    def submit(self, runtime: TopicRuntime, changes: Sequence[Change], waiter: Waiter) -> None:
+        """Write changes that were checked, as `apply` does.
+
+        Raises:
+            NotFound: if there is no such subscription.
+            Overloaded: if the journal's queue is full.
+        """
+        journal, cursors = runtime.lane.journal, runtime.state.cursors
+        if journal.failed is not None:
+            raise journal.closed_error()
+        if runtime.state.spec.deleted_us:
+            raise NotFound("topic was deleted", topic=runtime.name)
+        for change in changes:
+            if change.name not in cursors:
+                self._check_known(runtime, change.name)
+        payload = encode_changes(changes)
+        control = Control(fmt.KIND_CURSOR, runtime.state.id, payload)
+        size = len(payload) + fmt.FRAME_HEAD_BYTES
+        queue = runtime.lane.queue
+        if not queue.submit((None, None, control, 0, size, waiter, None)):
+            raise queue.overloaded()
 
     def load(self, topic: str) -> dict[str, CursorState]:
         """Return the durable progress of a topic's subscriptions by name, as copies.
@@ -292,9 +309,13 @@ class CursorWriter:
     """Writes the changes of one topic's subscriptions. All methods belong to the loop's thread."""
 
     def __init__(
-        self, topic: str, cursors: Cursors, clock: Clock, loop: asyncio.AbstractEventLoop
+        self,
+        runtime: TopicRuntime,
+        cursors: Cursors,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._topic = topic
+        self._runtime = runtime
         self._cursors = cursors
         self._clock = clock
         self._loop = loop
@@ -341,7 +362,7 @@ class CursorWriter:
         waiter = _FrameWaiter(self._loop, some, self._submit_each)
         try:
             changes = [change for own, _answer in some for change in own]
-            self._cursors.apply(self._topic, changes, waiter)
+            self._cursors.submit(self._runtime, changes, waiter)
         except Overloaded as error:
             if self._loop.time() >= deadline:
                 # Not through the waiter: one by one they would wait as long again.

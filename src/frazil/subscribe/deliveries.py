@@ -354,9 +354,7 @@ class Deliveries:
         found = self._feeds.get(runtime.state.id)
         if found is None or found[0].runtime is not runtime:
             feed = TopicFeed(runtime, self._cache, loop=self._loop, executor=self._executor)
-            writer = CursorWriter(
-                runtime.name, self._engine.cursors, self._engine.clock, self._loop
-            )
+            writer = CursorWriter(runtime, self._engine.cursors, self._engine.clock, self._loop)
             found = self._feeds[runtime.state.id] = (feed, writer)
         return found
 

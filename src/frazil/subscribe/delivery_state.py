@@ -215,33 +215,31 @@ Action = Deliver | DeadLetter | Notice | Change
 class Alarms:
     """At most one alarm per offset, in the order of their times."""
 
-    __slots__ = ("_dues_ms", "_heap")
+    __slots__ = ("_heap", "dues_ms")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
-        self._dues_ms: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._dues_ms)
+        self.dues_ms: dict[int, int] = {}
+        """The alarm of each offset. Only for reading."""
 
     def set(self, offset: int, due_ms: int) -> None:
         """Set or move the alarm of an offset."""
-        self._dues_ms[offset] = due_ms
+        self.dues_ms[offset] = due_ms
         heapq.heappush(self._heap, (due_ms, offset))
         # Entries of cleared or moved alarms stay in the heap until their time: they must not
         # accumulate.
-        if len(self._heap) > 64 + 2 * len(self._dues_ms):
-            self._heap = [(due_ms, offset) for offset, due_ms in self._dues_ms.items()]
+        if len(self._heap) > 64 + 2 * len(self.dues_ms):
+            self._heap = [(due_ms, offset) for offset, due_ms in self.dues_ms.items()]
             heapq.heapify(self._heap)
 
     def clear(self, offset: int) -> None:
         """Remove the alarm of an offset, if it has one."""
-        self._dues_ms.pop(offset, None)
+        self.dues_ms.pop(offset, None)
 
     def first_ms(self) -> int | None:
         """Return the time of the next alarm."""
         heap = self._heap
-        while heap and self._dues_ms.get(heap[0][1]) != heap[0][0]:
+        while heap and self.dues_ms.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
@@ -250,6 +248,6 @@ class Alarms:
         rung = set()
         while (first_ms := self.first_ms()) is not None and first_ms <= now_ms:
             offset = heapq.heappop(self._heap)[1]
-            del self._dues_ms[offset]
+            del self.dues_ms[offset]
             rung.add(offset)
         return sorted(rung)

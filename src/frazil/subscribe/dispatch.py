@@ -88,6 +88,7 @@ class Dispatch:
         self.held_bytes = 0
         """The bytes of the values that are kept for a first delivery."""
         self._policy = policy or FailurePolicy()
+        self._attempts_max = self._policy.attempts_max
         self._limits = limits or Limits()
         self._actions: list[Action] = []
         self._records: dict[int, DeliveryRecord] = {}
@@ -103,6 +104,7 @@ class Dispatch:
         """Records that go out before anything new, and are not ready for it yet."""
         self._gaps: list[tuple[int, int]] = []
         self._alarms = Alarms()
+        self._is_cursor_full = self.cursor.is_full
         self._timeout_ms: int | None = None
         """No delivery times out before this; None while nothing is in flight."""
         self._members: dict[int, Member] = {}
@@ -222,7 +224,7 @@ class Dispatch:
         """Whether a record that was never delivered could go out now, if one were fed."""
         if self._blocked and not self._is_by_key:
             return False
-        if self._unacked and self.cursor.is_full:
+        if self._unacked and self._is_cursor_full:
             return False
         messages, size_bytes = self._window()
         if messages <= 0 or size_bytes <= 0:
@@ -231,6 +233,13 @@ class Dispatch:
             if member.messages > 0 and member.size_bytes > 0:
                 return True
         return False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a poll has nothing to do before the next input or due time."""
+        if self._actions or self._alarms.dues_ms or self._is_by_key:
+            return False
+        return not self._schedule.waiting and not self._schedule.ready
 
     def is_with(self, consumer_id: int, offset: int) -> bool:
         """Return whether a record is in flight to this consumer and its ack is not under way."""
@@ -277,6 +286,7 @@ class Dispatch:
             self._gaps += gaps_of(offsets, first=first, end=offset_end)
             for gap in self._gaps:
                 self.cursor.ack_range(*gap)
+            self._is_cursor_full = self.cursor.is_full
             # What expired needs no attempt.
             for offset in [each for each in self._attempts if each in self.cursor]:
                 del self._attempts[offset]
@@ -442,7 +452,7 @@ class Dispatch:
 
         A consumer that leaves fails no record for good: the last attempt is repeated.
         """
-        policy, attempts_max = self._policy, self._policy.attempts_max
+        policy, attempts_max = self._policy, self._attempts_max
         counted, dropped = Change(cause), Change(Cause.DROP)
         reason = reason[:REASON_CHARACTERS_MAX] or REASONS.get(cause, "nacked")
         for record in records:
@@ -468,7 +478,7 @@ class Dispatch:
     def _arrange(self, record: DeliveryRecord, now_ms: int) -> None:
         """Decide what comes next for a record whose attempt is durable."""
         self._returning.discard(record.offset)
-        if record.attempt > self._policy.attempts_max:
+        if record.attempt > self._attempts_max:
             self._exhausted(record, now_ms)
         elif record.due_ms <= now_ms:
             self._make_ready(record)
@@ -530,6 +540,7 @@ class Dispatch:
             return
         for first, end in change.ranges:
             self.cursor.ack_range(first, end)
+        self._is_cursor_full = self.cursor.is_full
         for record in change.records:
             del self._records[record.offset]
             if record.state is UNREAD:
@@ -612,10 +623,11 @@ class Dispatch:
     ) -> None:
         """Set another policy, and other limits; blocked records are judged by it anew."""
         self._policy = policy
+        self._attempts_max = policy.attempts_max
         self._limits = limits or self._limits
         self._timeout_ms = now_ms if policy.ack_timeout_ms else None
         for record in sorted(self._blocked.values(), key=lambda each: each.offset):
-            if policy.poison is not Poison.BLOCK or record.attempt <= policy.attempts_max:
+            if policy.poison is not Poison.BLOCK or record.attempt <= self._attempts_max:
                 self._unblock(record)
                 record.due_ms = now_ms
                 self._arrange(record, now_ms)
@@ -652,6 +664,8 @@ class Dispatch:
 
     def due_ms(self) -> int | None:
         """Return when `poll` is due although nothing comes in."""
+        if not self._alarms.dues_ms and not self._is_by_key:
+            return self._timeout_ms
         dues = (self._alarms.first_ms(), self._timeout_ms, self._schedule.due_ms())
         return min([due for due in dues if due is not None], default=None)
 
@@ -682,7 +696,7 @@ class Dispatch:
                 record.state, record.counting = State.COUNTING, recount
                 _count(recount, record)
             elif self._policy.poison is not Poison.DEAD_LETTER or (
-                record.attempt <= self._policy.attempts_max
+                record.attempt <= self._attempts_max
             ):
                 # The policy changed meanwhile.
                 record.due_ms = now_ms
@@ -700,7 +714,8 @@ class Dispatch:
 
         Changes among the actions are to be journalled like those of `ack`.
         """
-        if self._timeout_ms is not None or self._alarms:
+        timeout_ms = self._timeout_ms
+        if self._alarms.dues_ms or (timeout_ms is not None and now_ms >= timeout_ms):
             self._ring(now_ms)
         if self._is_by_key:
             skipped = self._schedule.skip(now_ms)
@@ -709,8 +724,10 @@ class Dispatch:
                     if record.state is HELD:
                         self._leave_queue(record)
                 self._settle_owed(skipped, Cause.SKIP)
-        self._assign(now_ms)
-        self._report_pause()
+        if self._schedule.waiting or self._schedule.ready:
+            self._assign(now_ms)
+        if self._is_by_key or self._blocked or self._is_cursor_full or self._paused:
+            self._report_pause()
         actions, self._actions = self._actions, []
         return actions
 
@@ -737,14 +754,15 @@ class Dispatch:
             # first and in order, so nothing goes before its attempts are durable.
             return
         schedule = self._schedule
-        self._deliver_ready(now_ms)
-        while not self._unacked or not self.cursor.is_full:
+        if schedule.ready:
+            self._deliver_ready(now_ms)
+        while schedule.waiting and not (self._unacked and self._is_cursor_full):
             messages, size_bytes = self._window()
             hands, special = schedule.assign_new(
                 messages=messages,
                 size_bytes=size_bytes,
                 now_ms=now_ms,
-                attempts_max=self._policy.attempts_max,
+                attempts_max=self._attempts_max,
             )
             for member, records in hands:
                 self._unacked += len(records)
@@ -814,7 +832,7 @@ class Dispatch:
                 return "waiting keys"
         elif self._blocked:
             return "blocked"
-        return "ranges" if self.cursor.is_full else None
+        return "ranges" if self._is_cursor_full else None
 
     def _report_pause(self) -> None:
         paused = self._why_paused()

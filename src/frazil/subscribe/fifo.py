@@ -26,20 +26,22 @@ class FifoDispatcher:
     def __init__(self, records: dict[int, DeliveryRecord], *, is_shared: bool) -> None:
         self._is_shared = is_shared
         self._records = records
-        self._queue: deque[DeliveryRecord] = deque()
-        self._ready: list[int] = []
+        self.waiting: deque[DeliveryRecord] = deque()
+        """Records that were never delivered."""
+        self.ready: list[int] = []
+        """A heap of offsets to deliver again."""
         self._members: list[Member] = []
         self._turn = 0
 
     @property
     def held(self) -> int:
         """How many records were read and not yet delivered."""
-        return len(self._queue)
+        return len(self.waiting)
 
     def room(self, *, held_max: int, unacked: int) -> int:
         """Return how many more records may be fed: held ones lie above all gaps of the cursor."""
         del unacked
-        return held_max - len(self._queue)
+        return held_max - len(self.waiting)
 
     @property
     def active(self) -> Member | None:
@@ -72,11 +74,11 @@ class FifoDispatcher:
 
     def feed(self, records: Sequence[DeliveryRecord]) -> None:
         """Take records in, with higher offsets than all before."""
-        self._queue.extend(records)
+        self.waiting.extend(records)
 
     def again(self, record: DeliveryRecord) -> None:
         """Queue a READY record for another delivery."""
-        heapq.heappush(self._ready, record.offset)
+        heapq.heappush(self.ready, record.offset)
 
     def settled(self, records: Sequence[DeliveryRecord]) -> None:
         """Do nothing: settled records are dropped when they reach the front of the queue."""
@@ -92,7 +94,7 @@ class FifoDispatcher:
 
     def assign_ready(self) -> Hands:
         """Deal out READY records, lowest offset first."""
-        ready, hands = self._ready, dict[Member, list[DeliveryRecord]]()
+        ready, hands = self.ready, dict[Member, list[DeliveryRecord]]()
         while ready:
             record = self._records.get(ready[0])
             # An entry may be stale: the record was acked meanwhile, or is queued twice.
@@ -115,7 +117,7 @@ class FifoDispatcher:
         The second value is the next record if it cannot simply be delivered: its ack is under way,
         or it failed or waits since before a restart.
         """
-        queue, hands = self._queue, dict[Member, list[DeliveryRecord]]()
+        queue, hands = self.waiting, dict[Member, list[DeliveryRecord]]()
         only = self._members[0] if self._members and not self._is_shared else None
         special = None
         while queue and messages > 0 and size_bytes > 0:

@@ -35,7 +35,9 @@ class KeySharedDispatcher:
         self._records = records
         self._owners = KeyOwners(limits.keys_max)
         self._members: dict[str, Member] = {}
-        self._queues: dict[str, deque[DeliveryRecord]] = {}
+        self.ready = True
+        """There may always be something to deliver again."""
+        self.waiting: dict[str, deque[DeliveryRecord]] = {}
         """The unsettled records of each key, the one in flight first."""
         self.held = 0
         """How many records were read and not yet delivered."""
@@ -93,7 +95,7 @@ class KeySharedDispatcher:
 
     def feed(self, records: Sequence[DeliveryRecord]) -> None:
         """Take records in, with higher offsets than all before."""
-        queues = self._queues
+        queues = self.waiting
         self.held += len(records)
         for record in records:
             queue = queues.get(record.key)
@@ -111,7 +113,7 @@ class KeySharedDispatcher:
         """Offer the next record of each settled record's key."""
         for record in records:
             # One settled out of its turn goes when it is first of its key.
-            queue = self._queues.get(record.key)
+            queue = self.waiting.get(record.key)
             if queue is not None and queue[0] is record:
                 self.held -= record.state is PASSED
                 queue.popleft()
@@ -121,7 +123,7 @@ class KeySharedDispatcher:
                 if queue:
                     self._offer(record.key)
                 else:
-                    del self._queues[record.key]
+                    del self.waiting[record.key]
                     self._unmatched.pop(record.key, None)
 
     def assign_ready(self) -> Hands:
@@ -181,7 +183,7 @@ class KeySharedDispatcher:
 
     def _is_next(self, record: DeliveryRecord) -> bool:
         """Whether a queued offset is still the first of its key and not delivered."""
-        return record.state is HELD and self._queues[record.key][0] is record
+        return record.state is HELD and self.waiting[record.key][0] is record
 
     def skip(self, now_ms: int) -> list[DeliveryRecord]:
         """Return the records of unmatched keys that are to be settled without a delivery."""
@@ -189,7 +191,7 @@ class KeySharedDispatcher:
             return []
         skipped: list[DeliveryRecord] = []
         for key in list(self._unmatched):
-            queue = self._queues[key]
+            queue = self.waiting[key]
             if any(record.settling is not None for record in queue):
                 # The result of that ack must be known first.
                 self._skip_ms = now_ms + self._retry_ms
@@ -199,7 +201,7 @@ class KeySharedDispatcher:
             self.held -= sum(record.state is not READY for record in queue)
             skipped += unsettled
             # The last one keeps later records of the key waiting until the skip is durable.
-            self._queues[key] = deque(unsettled[-1:])
+            self.waiting[key] = deque(unsettled[-1:])
         return skipped
 
     def due_ms(self) -> int | None:
@@ -208,7 +210,7 @@ class KeySharedDispatcher:
 
     def _offer(self, key: str) -> None:
         """Queue the first record of a key for the key's owner, unless it is in flight."""
-        queue = self._queues.get(key)
+        queue = self.waiting.get(key)
         if queue is None:
             return
         record = queue[0]

@@ -34,42 +34,38 @@ class Outbox:
         self._subscription = subscription
         self._feed = feed
         self._loop = loop
-        self._waiting: deque[_Delivery] = deque()
+        self.waiting: deque[_Delivery] = deque()
+        """While it is not empty a new delivery must not overtake those in it."""
         self._reading: object = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether deliveries wait: a new one must not overtake them."""
-        return bool(self._waiting)
 
     def add(
         self, offsets: list[int], records: list[Record | None], attempts: list[int] | None
     ) -> None:
         """Deliver these; a record that is None is read again first."""
-        self._waiting.append(_Delivery(offsets, records, attempts))
+        self.waiting.append(_Delivery(offsets, records, attempts))
         if self._reading is None:
             self._drain()
 
     def withdraw(self, offsets: Sequence[int]) -> None:
         """Remove records whose acks are under way: refused, they are delivered anew."""
         gone = set(offsets)
-        for delivery in self._waiting:
+        for delivery in self.waiting:
             delivery.withdraw(gone)
 
     def clear(self) -> None:
         """Drop the deliveries that wait: they will be made anew."""
-        self._waiting.clear()
+        self.waiting.clear()
         self._reading = None
 
     def _drain(self) -> None:
-        while self._waiting:
-            delivery = self._waiting[0]
+        while self.waiting:
+            delivery = self.waiting[0]
             missing = delivery.complete(self._feed)
             if missing is not None:
                 self._reading = reading = object()
                 self._feed.request(missing, partial(self._read, reading, missing))
                 return
-            self._waiting.popleft()
+            self.waiting.popleft()
             self._send(delivery)
 
     def _send(self, delivery: _Delivery) -> None:
@@ -91,7 +87,7 @@ class Outbox:
         elif found.offset <= offset < found.offset_next:
             self._reading = None
             # At once: the next read may evict it from the cache.
-            self._leave_out(self._waiting[0].fill(found))
+            self._leave_out(self.waiting[0].fill(found))
         else:
             # It is moving from one tier to the next.
             self._loop.call_later(RETRY_S, self._look_again, reading)
@@ -99,7 +95,7 @@ class Outbox:
         self._drain()
 
     def _cannot_read(self, offset: int, error: FrazilError) -> None:
-        if offset not in self._waiting[0].offsets:
+        if offset not in self.waiting[0].offsets:
             # It was withdrawn meanwhile.
             return
         if isinstance(error, NotFound) and self._subscription.is_given_up(offset):
@@ -109,21 +105,21 @@ class Outbox:
 
     def _leave_out(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self._waiting[0].leave_out(offset)
+            self.waiting[0].leave_out(offset)
             self._subscription.gone(offset)
 
     def _put_off(self, offset: int, error: FrazilError) -> None:
         """Leave a record out for now, and where order counts all after it."""
-        delivery = self._waiting[0]
+        delivery = self.waiting[0]
         if not self._subscription.keeps_order:
             delivery.leave_out(offset)
             self._subscription.put_off(self._consumer, [offset], error)
             return
         rest = delivery.cut(offset)
-        self._waiting.popleft()
-        for later in self._waiting:
+        self.waiting.popleft()
+        for later in self.waiting:
             rest += later.offsets
-        self._waiting.clear()
+        self.waiting.clear()
         self._send(delivery)
         self._subscription.put_off(self._consumer, rest, error)
 

@@ -362,7 +362,11 @@ class Subscription:
         offsets, self._acks = self._acks, []
         calls, self._ack_calls = list(self._ack_calls.items()), {}
         self.counts.acked += len(offsets)
-        self._answer_after(self._dispatch.ack(offsets, head=self.feed.head), calls)
+        change = self._dispatch.ack(offsets, head=self.feed.head)
+        if change is not None and not change.after:
+            self._journal(change, calls)
+        else:
+            self._answer_after(change, calls)
 
     def _answer_after(self, change: Change | None, calls: Calls) -> None:
         """Answer calls when a change, and those it repeats, are durable; at once if None."""
@@ -391,11 +395,13 @@ class Subscription:
     ) -> None:
         """Apply the journal's answer to a change, then answer its calls."""
         if error is None:
-            self._dispatch.confirmed(change, now_ms=self._now_ms())
+            now_ms = int(self._time() * 1000 + 0.001)
+            self._dispatch.confirmed(change, now_ms=now_ms)
             if self._has_keepers:
                 self._revoke(change.offsets)
-            if change.is_settling:
-                self._dead_letters.forget(change.offsets)
+            if not change.attempts:
+                if self._dead_letters.error is not None:
+                    self._dead_letters.forget(change.offsets)
                 if self._unread is not None and self._unread[0] in change.offsets:
                     self._unread = None
         else:
@@ -405,16 +411,18 @@ class Subscription:
             answer(given, error)
         if self._repeats:
             self._answer_repeats()
-        self._write_ended()
-        self._schedule()
-
-    def _write_ended(self) -> None:
         self._under_way -= 1
-        if not self._under_way:
-            quiet, self._quiet = self._quiet, []
-            for each in quiet:
-                if not each.done():
-                    each.set_result(None)
+        if self._quiet and not self._under_way:
+            self._end_rest()
+        if error is not None or not (self._is_following and self._dispatch.is_idle):
+            self._schedule()
+
+    def _end_rest(self) -> None:
+        """Wake the calls that wait until the journal has answered everything."""
+        quiet, self._quiet = self._quiet, []
+        for each in quiet:
+            if not each.done():
+                each.set_result(None)
 
     def _answer_repeats(self) -> None:
         waiting, self._repeats = self._repeats, []
@@ -447,7 +455,7 @@ class Subscription:
         if self._has_keepers:
             self._spare_unseen(now_ms)
         for _ in range(TURNS_MAX):
-            is_filled = dispatch.is_hungry and self._fill()
+            is_filled = not self._is_following and dispatch.is_hungry and self._fill()
             for action in dispatch.poll(now_ms):
                 if type(action) is Deliver:
                     self._deliver(action)
@@ -494,7 +502,7 @@ class Subscription:
         self.counts.delivered += len(action.offsets)
         if action.attempts is not None:
             self.counts.redelivered += sum(number > 1 for number in action.attempts)
-        if None in action.values or found.outbox.is_busy:
+        if found.outbox.waiting or None in action.values:
             self._dispatch.unsent(action.consumer_id, action.offsets)
             found.outbox.add(action.offsets, action.values, action.attempts)
         else:
@@ -738,6 +746,7 @@ class Subscription:
         if dispatch is not None:
             dispatch.keep_keys(self._dispatch)
             self._dispatch = dispatch
+            self._is_following = False
             self.epoch += 1
             # Acks that came meanwhile are of records that are delivered again.
             calls, self._ack_calls, self._acks = list(self._ack_calls.items()), {}, []
