@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 import frazil
-from frazil.serve.danube.admin_needs import AdminNeeds
-from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
+from frazil.serve.danube.admin import BrokerFacts, admin_routes
+from frazil.serve.danube.admin_calls import AdminNeeds
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.routes import Services
 from frazil.serve.danube.services import RPCS

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from frazil.serve.danube.admin_acts import Acts
-from frazil.serve.danube.admin_needs import AdminNeeds
-from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
+from frazil.serve.danube.admin import BrokerFacts, admin_routes
+from frazil.serve.danube.admin_calls import Acts, AdminNeeds
 from frazil.serve.danube.consumer_ids import ConsumerIds
 from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.discovery import Discovery
