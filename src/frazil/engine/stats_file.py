@@ -21,7 +21,7 @@ NAME = "stats.json"
 def write_told(engine: Registry) -> None:
     """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
     files, directory = engine.file_system, engine.paths.run
-    stats = facts.engine_stats(engine, engine.lanes, engine.runtimes)
+    stats = facts.engine_stats(engine, engine.runtimes)
     told = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
     replace_told(files, directory, NAME, msgspec.json.encode(told, enc_hook=str))
 

@@ -189,7 +189,7 @@ class TopicFeed:
 
     def woken(self) -> None:
         """Pass news on to the loop; called after the publishers were answered."""
-        state, journal = self.runtime.state, self.runtime.lane.journal
+        state, journal = self.runtime.state, self.runtime.log.journal
         is_over = state.spec.deleted_us or journal.closed or journal.failed is not None
         if state.visible == self._visible and not is_over:
             # It was a control frame, such as an ack.
@@ -305,7 +305,7 @@ class TopicFeed:
 
     def end_error(self) -> FrazilError | None:
         """Return why nothing more will come, None while the topic lives."""
-        journal = self.runtime.lane.journal
+        journal = self.runtime.log.journal
         if journal.closed or journal.failed is not None:
             return journal.closed_error()
         if self.runtime.state.spec.deleted_us:
@@ -333,7 +333,7 @@ class TopicFeed:
 
     def _read_log(self, offset: int) -> Chunk | None:
         """Read recent records from the log alone: they are in the page cache."""
-        source, topic = self.runtime.lane.source, self.runtime.state.id
+        source, topic = self.runtime.log.source, self.runtime.state.id
         if self.end_error() is not None:
             return None
         try:

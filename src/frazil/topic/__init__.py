@@ -61,7 +61,6 @@ from frazil.topic.indexing import (
     open_stores,
 )
 from frazil.topic.instance import Instance
-from frazil.topic.lanes import LaneRuntime
 from frazil.topic.namespaces import has_namespace_for
 from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
 from frazil.topic.reading import AsyncReader, Reader, Start, start_offset
@@ -117,7 +116,6 @@ __all__ = [
     "Image",
     "Indexer",
     "Instance",
-    "LaneRuntime",
     "MemoryFacts",
     "MemoryLimits",
     "MessageCodec",

@@ -103,8 +103,7 @@ def shared_schemas(copies: Iterable[Mapping[int, bytes]]) -> dict[int, bytes]:
         for version, data in copy.items():
             if whole.setdefault(version, data) != data:
                 raise CorruptionError(
-                    "one version of the columns differs between the parts of a topic or between "
-                    "its lane and the journal",
+                    "one version of the columns differs between the parts of a topic",
                     version=version,
                 )
     return dict(sorted(whole.items()))

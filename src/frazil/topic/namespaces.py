@@ -28,7 +28,7 @@ def has_namespace_for(engine: Instance, topic: str) -> bool:
     namespace = full_topic_name(topic).split("/", 2)[1]
     if namespace in engine.settings.serve.namespaces_at_boot:
         return True
-    values = engine.main.journal.state.values
+    values = engine.log.journal.state.values
     if (int(StateTag.NAMESPACE), namespace) in values:
         return True
     names = [*(runtime.name for runtime in engine.runtimes), *list(engine.unusable)]

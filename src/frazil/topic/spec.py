@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from frazil.schema import Change, IngestLimits
 
 _SYNC_MODES: Final = ("none", "periodic", "commit")
-_LANES: Final = ("shared", "dedicated")
 _ON_FULL: Final = ("block", "expire")
 _UNKNOWN_KEY: Final = ("ignore", "error", "insert")
 NAMESPACE_OF_SQL: Final = "information_schema"
@@ -217,8 +216,6 @@ def check_options(options: Mapping[str, object], settings: Settings) -> dict[str
             continue
         if key == "sync":
             clean[key] = _one_of(key, value, _SYNC_MODES)
-        elif key == "lane":
-            clean[key] = _one_of(key, value, _LANES)
         elif key == "on_full":
             clean[key] = _one_of(key, value, _ON_FULL)
         elif key == "retention_age":

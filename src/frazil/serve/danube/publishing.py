@@ -207,7 +207,7 @@ class Publisher:
         self._open.clear()
         by_queue: dict[Any, list[_Batch]] = {}
         for batch in batches:
-            by_queue.setdefault(batch.runtime.lane.queue, []).append(batch)
+            by_queue.setdefault(batch.runtime.log.queue, []).append(batch)
         for queue, some in by_queue.items():
             try:
                 is_taken = queue.submit_all([batch.entry() for batch in some])
@@ -239,7 +239,7 @@ def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, 
 
 
 async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: Publishing) -> None:
-    queue = runtime.lane.queue
+    queue = runtime.log.queue
     loop = asyncio.get_running_loop()
     try:
         await wait_admitted_async(runtime)

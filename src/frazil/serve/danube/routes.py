@@ -113,7 +113,7 @@ class Services:
             acts=self.acts,
         )
         # Of the journal, so that it is the same one after a restart.
-        identity = int.from_bytes(self._engine.main.journal.journal_id[:8], "big")
+        identity = int.from_bytes(self._engine.log.journal.journal_id[:8], "big")
         facts = BrokerFacts(
             broker_id=str(identity),
             url=self._addresses["advertised_url"],
