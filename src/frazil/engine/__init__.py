@@ -39,7 +39,7 @@ from frazil.engine.subscribing_requests import (
     encode_call,
 )
 from frazil.engine.topic import Topic
-from frazil.subscribe.inbox import Delivery
+from frazil.subscribe import Delivery
 
 __all__ = [
     "AsyncDelivery",
