@@ -1,7 +1,7 @@
 """Try an object store as uploads and readers use it, and say which setting is to blame.
 
 Everything is tried with objects of its own below `doctor/` in the root, which are removed again.
-Nothing is tried twice: who runs this wants to know now.
+Nothing is retried: the answer is wanted now.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Upkeep:
         self._threads = threads
         self._scrubbed: dict[str, float] = {}
         self._lanes_seen: set[int] = set()
-        """Directories without a topic that were emptied, or told of, already."""
+        """Directories without a topic that were emptied or reported already."""
         self._space_lock = threading.Lock()
         clock = engine.clock
         self.space = SpaceGuard(engine.file_system, engine.paths.root, self._settings)
@@ -160,7 +160,7 @@ class Upkeep:
                 runtime.refusal = error
             elif runtime.refusal == error:
                 runtime.refusal = None
-        # Last: who sees that publishing stopped or resumed finds every topic in line with it.
+        # Last: a caller that sees this flag finds every topic in line with it.
         self.publishing_stopped = self.space.blocked
 
     def free(self) -> None:

@@ -107,7 +107,7 @@ class Instance:
         self._check_open()
 
     def visible_ends(self, runtimes: Sequence[TopicRuntime]) -> list[int]:
-        """Return the offsets behind what readers of topics may see, all of one instant."""
+        """Return the ends of what readers of topics may see, all at one instant."""
         while True:
             before = [lane.journal.shown for lane in self.lanes]
             ends = [runtime.state.visible for runtime in runtimes]

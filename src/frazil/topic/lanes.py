@@ -82,7 +82,7 @@ class LaneRuntime:
         self.source = LogSource(journal)
         self.pinning = threading.Lock()
         """Held while a reader pins records, and while segments are freed that nobody has pinned."""
-        self.heeds_pins = True
+        self.respect_pins = True
         """False when the disk tier has all that is freed: readers then go on there."""
         self.queue: Any = (
             Committer(journal, settings, name=f"frazil-{name}") if threads else InlineQueue(journal)
@@ -108,7 +108,7 @@ class LaneRuntime:
     def _free(self, count: int) -> list[Segment]:
         journal = self.journal
         with self.pinning:
-            if self.heeds_pins and any(
+            if self.respect_pins and any(
                 self._is_pinned(segment) for segment in journal.segments[:count]
             ):
                 return []
