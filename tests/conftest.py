@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Verbosity, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.simulated_fs import SimulatedCrash
+from tests.support.tier_limits import set_tier_limits
 
 # Random on purpose: a run that always tries the same examples finds nothing new. The blob that
 # hypothesis prints repeats a failure, so nothing is lost by it.
@@ -35,6 +36,13 @@ WITH_SERVERS = ("tests/contract/test_object_store.py", "tests/contract/test_meta
 
 PROCESSES = "tests/integration/serve/test_protocol_"
 """Tests of these files share a process, that of most files with all others of them."""
+
+
+@pytest.fixture(autouse=True)
+def _default_tier_limits():
+    """Set the constants of the tiers back after a test that made them smaller."""
+    yield
+    set_tier_limits()
 
 
 class FewSessions(LoadScopeScheduling):

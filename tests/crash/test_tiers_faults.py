@@ -22,7 +22,7 @@ ERRORS = (errno.EIO, errno.ENOSPC) if EXHAUSTIVE else (errno.EIO,)
 DENSE = 1 << 30 if EXHAUSTIVE else 2
 STRIDE = 37
 """Every call up to `DENSE` fails, beyond it one in so many."""
-PLACES = ("/disk", "/marks")
+PLACES = ("/disk",)
 
 
 class FaultyScene(Scene):

@@ -7,12 +7,12 @@ import numpy as np
 from frazil.model import OP_DELETE
 from frazil.tiers import (
     OP_MASK,
+    DeletionVectors,
     DiskDirectory,
     DiskTier,
     KeyedState,
     KeyIndex,
     SetWriter,
-    Superseded,
     Tiers,
     TopicTiers,
     topic_tiers,
@@ -114,7 +114,7 @@ def miss_means_absent(monkeypatch):
 
 def index_stale_after_eviction(monkeypatch):
     """What supersedes rows of evicted chunks is forgotten with the chunks."""
-    monkeypatch.setattr(Superseded, "evicted", lambda self, chunks: None)
+    monkeypatch.setattr(DeletionVectors, "evicted", lambda self, chunks: None)
 
 
 def marks_not_computed(monkeypatch):

@@ -6,6 +6,7 @@ import copy
 from random import Random
 
 from frazil.errors import CorruptionError, Unavailable
+from frazil.tiers import merge_once
 from tests.crash.checker import require
 from tests.property.tiers_model import Ask, Column, TopicModel
 from tests.property.tiers_world import DEFAULTS, LOG, TierWorld
@@ -18,7 +19,7 @@ KEYS = 9
 def scene_settings():
     """Small row groups and segments, and a log that lets go of what is in files after a minute."""
     log = {**LOG, "segment_bytes_max": 4096}
-    disk = {"row_group_rows": 6, "log_keep_s": 60.0}
+    disk = {"log_keep_s": 60.0}
     return DEFAULTS.model_copy(
         update={
             "log": DEFAULTS.log.model_copy(update=log),
@@ -41,6 +42,7 @@ class Scene(TierWorld):
     def __init__(self, *, freed=False, expires=False, sets=5):
         super().__init__(Random(1), 1)
         self.settings = scene_settings()
+        self.tier_limits = {"row_group_rows": 6}
         self.open()
         columns = [Column(1, "id", "long"), Column(2, "a", "int"), Column(3, "b", "string")]
         keyed = TopicModel(KEYED, columns, key=(1,))
@@ -162,7 +164,7 @@ def flush(scene):
 
 def merge(scene):
     for topic in scene.engine.tiers.topics:
-        topic.disk.merge_once(topic.id)
+        merge_once(topic.disk, topic.id)
 
 
 def evict(scene):
@@ -196,8 +198,8 @@ def rebuild(scene):
     """A page of a file is damaged; whoever meets that has the set written again."""
     path = scene.files(".parquet")[0]
     scene.disk.corrupt(path, lambda data: data.__setitem__(60, data[60] ^ 1))
-    scene.clock.advance(2 * scene.settings.disk.scrub_interval_s)
-    scene.engine.tiers.disk.scrub_once()
+    scene.clock.advance(2 * scene.engine.tiers.disk.limits.scrub_interval_s)
+    scene.engine.tiers.disk.damage.scrub_once()
 
 
 MOVES = (flush, merge, evict, everything, free, expire, restart, rebuild)

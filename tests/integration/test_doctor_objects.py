@@ -90,32 +90,32 @@ def test_a_store_that_works_passes_every_step(seaweed):
 
 
 WRONG = {
-    "access key": ({"objects.s3.access_key": "nobody"}, "objects.s3.access_key", "list", 2),
-    "secret key": ({"objects.s3.secret_key": "wrong"}, "objects.s3.secret_key", "list", 2),
-    "rights": ({"objects.s3.access_key": READER_KEY}, "objects.s3.access_key", "write", 2),
+    "access key": ({"objects.access_key": "nobody"}, "objects.access_key", "list", 2),
+    "secret key": ({"objects.secret_key": "wrong"}, "objects.secret_key", "list", 2),
+    "rights": ({"objects.access_key": READER_KEY}, "objects.access_key", "write", 2),
     "bucket": ({"objects.root": "s3://no-such-bucket/x"}, "objects.root", "list", 2),
     "scheme": ({"objects.root": "gcs://frazil-test/x"}, "objects.root", "settings", 2),
-    "no tls": ({"objects.s3.allow_http": False}, "objects.s3.allow_http", "settings", 2),
-    "no url": ({"objects.s3.endpoint": "127.0.0.1:9000"}, "objects.s3.endpoint", "settings", 2),
+    "no tls": ({"objects.allow_http": False}, "objects.allow_http", "settings", 2),
+    "no url": ({"objects.endpoint": "127.0.0.1:9000"}, "objects.endpoint", "settings", 2),
     "no server": (
-        {"objects.s3.endpoint": f"http://127.0.0.1:{free_port()}"},
-        "objects.s3.endpoint",
+        {"objects.endpoint": f"http://127.0.0.1:{free_port()}"},
+        "objects.endpoint",
         "list",
         5,
     ),
     "no host": (
-        {"objects.s3.endpoint": "http://no-such-host.invalid"},
-        "objects.s3.endpoint",
+        {"objects.endpoint": "http://no-such-host.invalid"},
+        "objects.endpoint",
         "list",
         5,
     ),
     "no variable": (
-        {"objects.s3.access_key": "${FRAZIL_TEST_NO_SUCH}"},
-        "objects.s3.access_key",
+        {"objects.access_key": "${FRAZIL_TEST_NO_SUCH}"},
+        "objects.access_key",
         "settings",
         2,
     ),
-    "profile": ({"objects.s3.profile": "no-such-profile"}, "objects.s3.profile", "settings", 2),
+    "profile": ({"objects.profile": "no-such-profile"}, "objects.profile", "settings", 2),
 }
 
 
@@ -137,7 +137,7 @@ def test_a_wrong_setting_is_named(seaweed, what):
 def test_a_secret_is_not_in_what_is_said(seaweed):
     """The command prints neither the key nor the secret that it used."""
     overrides = seaweed.settings(
-        **{"objects.s3.access_key": "AKIDSESAME", "objects.s3.secret_key": "open-sesame"}
+        **{"objects.access_key": "AKIDSESAME", "objects.secret_key": "open-sesame"}
     )
     for words in ((), ("--output", "json")):
         _, text = run(overrides, *words)
@@ -152,21 +152,21 @@ def test_a_paused_server_is_told_in_time(seaweed):
     finally:
         seaweed.resume()
     assert code == 5
-    assert said["steps"][-1]["setting"] == "objects.s3.endpoint"
+    assert said["steps"][-1]["setting"] == "objects.endpoint"
 
 
 def test_credentials_of_the_environment_are_used(seaweed, monkeypatch):
     """Without keys in the settings those of the environment are taken, references too."""
     given = seaweed.settings()
-    access, secret = given["objects.s3.access_key"], given["objects.s3.secret_key"]
+    access, secret = given["objects.access_key"], given["objects.secret_key"]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     for key, value in (("", ""), ("${AWS_ACCESS_KEY_ID}", "${AWS_SECRET_ACCESS_KEY}")):
-        code, said = judged({**given, "objects.s3.access_key": key, "objects.s3.secret_key": value})
+        code, said = judged({**given, "objects.access_key": key, "objects.secret_key": value})
         assert (code, said["ok"]) == (0, True)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    code, said = judged({**given, "objects.s3.access_key": "", "objects.s3.secret_key": ""})
-    assert said["steps"][-1]["setting"] == "objects.s3.secret_key"
+    code, said = judged({**given, "objects.access_key": "", "objects.secret_key": ""})
+    assert said["steps"][-1]["setting"] == "objects.secret_key"
     # Keys of the settings are not mixed with a token that belongs to others.
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of somebody else")
     assert judged(given)[0] == 0
@@ -174,11 +174,9 @@ def test_credentials_of_the_environment_are_used(seaweed, monkeypatch):
 
 def test_without_any_credentials_it_is_said(seaweed):
     """Neither settings, environment nor machine have a key: the setting is named."""
-    code, said = judged(
-        seaweed.settings(**{"objects.s3.access_key": "", "objects.s3.secret_key": ""})
-    )
+    code, said = judged(seaweed.settings(**{"objects.access_key": "", "objects.secret_key": ""}))
     assert code == 5
-    assert said["steps"][-1]["setting"] == "objects.s3.access_key"
+    assert said["steps"][-1]["setting"] == "objects.access_key"
 
 
 def test_anonymous_requests_are_refused_by_a_store_that_asks(seaweed):
@@ -186,14 +184,14 @@ def test_anonymous_requests_are_refused_by_a_store_that_asks(seaweed):
     code, said = judged(
         seaweed.settings(
             **{
-                "objects.s3.access_key": "",
-                "objects.s3.secret_key": "",
-                "objects.s3.anonymous": True,
+                "objects.access_key": "",
+                "objects.secret_key": "",
+                "objects.anonymous": True,
             }
         )
     )
     assert code == 2
-    assert said["steps"][-1]["setting"] == "objects.s3.access_key"
+    assert said["steps"][-1]["setting"] == "objects.access_key"
 
 
 def test_a_profile_and_a_role_are_used(moto, tmp_path, monkeypatch):
@@ -204,27 +202,27 @@ def test_a_profile_and_a_role_are_used(moto, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto.endpoint)
     given = {
-        "objects.s3.access_key": "",
-        "objects.s3.secret_key": "",
-        "objects.s3.profile": "uploads",
+        "objects.access_key": "",
+        "objects.secret_key": "",
+        "objects.profile": "uploads",
     }
     assert judged(moto.settings(**given))[0] == 0
-    role = {"objects.s3.role_arn": "arn:aws:iam::123456789012:role/uploads"}
+    role = {"objects.role_arn": "arn:aws:iam::123456789012:role/uploads"}
     code, said = judged(moto.settings(**given, **role))
     assert (code, said["ok"]) == (0, True)
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{free_port()}")
     code, said = judged(moto.settings(**given, **role))
     assert code != 0
-    assert said["steps"][-1]["setting"] == "objects.s3.role_arn"
+    assert said["steps"][-1]["setting"] == "objects.role_arn"
 
 
 AZURE = {
-    "key": ({"objects.azblob.account_key": "d3Jvbmc="}, "objects.azblob.account_key", 2),
-    "no key": ({"objects.azblob.account_key": "***"}, "objects.azblob.account_key", 2),
+    "key": ({"objects.account_key": "d3Jvbmc="}, "objects.account_key", 2),
+    "no key": ({"objects.account_key": "***"}, "objects.account_key", 2),
     "container": ({"objects.root": "azblob://no-such-container/x"}, "objects.root", 2),
     "server": (
-        {"objects.azblob.endpoint": f"http://127.0.0.1:{free_port()}/devstoreaccount1"},
-        "objects.azblob.endpoint",
+        {"objects.endpoint": f"http://127.0.0.1:{free_port()}/devstoreaccount1"},
+        "objects.endpoint",
         5,
     ),
 }
@@ -247,18 +245,18 @@ def test_azure_passes_every_step(azurite):
 GCS = {
     "bucket": ({"objects.root": "gcs://no-such-bucket/x"}, "objects.root", 2),
     "server": (
-        {"objects.gcs.endpoint": f"http://127.0.0.1:{free_port()}"},
-        "objects.gcs.endpoint",
+        {"objects.endpoint": f"http://127.0.0.1:{free_port()}"},
+        "objects.endpoint",
         5,
     ),
     "key": (
-        {"objects.gcs.anonymous": False, "objects.gcs.credentials_json": "{}"},
-        "objects.gcs.credentials_json",
+        {"objects.anonymous": False, "objects.credentials": "{}"},
+        "objects.credentials",
         2,
     ),
     "key file": (
-        {"objects.gcs.anonymous": False, "objects.gcs.credentials_path": "no-such-file"},
-        "objects.gcs.credentials_path",
+        {"objects.anonymous": False, "objects.credentials": "no-such-file"},
+        "objects.credentials",
         2,
     ),
 }

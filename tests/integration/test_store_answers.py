@@ -71,10 +71,10 @@ def opened(port):
     overrides = {
         "objects.store": "s3",
         "objects.root": "bucket/root",
-        "objects.s3.endpoint": f"http://127.0.0.1:{port}",
-        "objects.s3.access_key": "any",
-        "objects.s3.secret_key": "any",
-        "objects.s3.allow_http": True,
+        "objects.endpoint": f"http://127.0.0.1:{port}",
+        "objects.access_key": "any",
+        "objects.secret_key": "any",
+        "objects.allow_http": True,
     }
     return open_store(settings_of(overrides))
 
@@ -153,16 +153,16 @@ def test_trouble_is_asked_once_and_told_truly(answer, unknown, throttled):
 @pytest.mark.parametrize(
     ("answer", "setting"),
     [
-        (error(403, "InvalidAccessKeyId"), "objects.s3.access_key"),
-        (error(403, "SignatureDoesNotMatch"), "objects.s3.secret_key"),
-        (error(403, "AccessDenied"), "objects.s3.access_key"),
-        (error(403, "RequestTimeTooSkewed"), "objects.s3.access_key"),
-        (error(400, "ExpiredToken"), "objects.s3.session_token"),
-        (error(400, "AuthorizationHeaderMalformed"), "objects.s3.region"),
-        (error(301, "PermanentRedirect"), "objects.s3.region"),
+        (error(403, "InvalidAccessKeyId"), "objects.access_key"),
+        (error(403, "SignatureDoesNotMatch"), "objects.secret_key"),
+        (error(403, "AccessDenied"), "objects.access_key"),
+        (error(403, "RequestTimeTooSkewed"), "objects.access_key"),
+        (error(400, "ExpiredToken"), "objects.session_token"),
+        (error(400, "AuthorizationHeaderMalformed"), "objects.region"),
+        (error(301, "PermanentRedirect"), "objects.region"),
         (error(404, "NoSuchBucket"), "objects.root"),
-        (error(400, "InvalidRequest"), "objects.s3.endpoint"),
-        (error(405, "MethodNotAllowed"), "objects.s3.endpoint"),
+        (error(400, "InvalidRequest"), "objects.endpoint"),
+        (error(405, "MethodNotAllowed"), "objects.endpoint"),
     ],
     ids=lambda given: given if isinstance(given, str) else given[2].split(b"<")[2][5:].decode(),
 )
@@ -180,7 +180,7 @@ def test_a_write_that_was_never_sent_is_not_unknown():
     with contextlib.closing(opened(port)) as store, pytest.raises(Unavailable) as caught:
         store.put("k", b"12345")
     assert "outcome" not in caught.value.details
-    assert caught.value.details["setting"] == "objects.s3.endpoint"
+    assert caught.value.details["setting"] == "objects.endpoint"
 
 
 PIECES = [bytes(PIECE_BYTES_MAX), b"end"]
@@ -301,8 +301,8 @@ def test_credentials_of_the_machine_are_used(monkeypatch):
         {
             "objects.store": "s3",
             "objects.root": "bucket",
-            "objects.s3.endpoint": place,
-            "objects.s3.allow_http": True,
+            "objects.endpoint": place,
+            "objects.allow_http": True,
         }
     )
     try:
@@ -333,11 +333,11 @@ def test_the_bucket_is_in_the_path_or_in_the_name(path_style, monkeypatch):
         {
             "objects.store": "s3",
             "objects.root": "bucket/root",
-            "objects.s3.endpoint": "http://store.invalid",
-            "objects.s3.access_key": "any",
-            "objects.s3.secret_key": "any",
-            "objects.s3.allow_http": True,
-            "objects.s3.path_style": path_style,
+            "objects.endpoint": "http://store.invalid",
+            "objects.access_key": "any",
+            "objects.secret_key": "any",
+            "objects.allow_http": True,
+            "objects.path_style": path_style,
         }
     )
     try:
@@ -379,10 +379,10 @@ def test_every_body_goes_with_its_hash():
         {
             "objects.store": "s3",
             "objects.root": "bucket",
-            "objects.s3.endpoint": f"http://127.0.0.1:{server.server_port}",
-            "objects.s3.access_key": "any",
-            "objects.s3.secret_key": "any",
-            "objects.s3.allow_http": True,
+            "objects.endpoint": f"http://127.0.0.1:{server.server_port}",
+            "objects.access_key": "any",
+            "objects.secret_key": "any",
+            "objects.allow_http": True,
         }
     )
     try:

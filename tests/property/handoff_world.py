@@ -20,6 +20,7 @@ from tests.property.tiers_world import LOG, let_go
 from tests.support import SimulatedClock, SimulatedFileSystem
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.simulated_store import SimulatedStore
+from tests.support.tier_limits import set_tier_limits
 
 TOPICS = ("/default/a", "/default/b")
 STEPS = 120
@@ -40,9 +41,6 @@ def settings_of(chance):
     }
     disk = {
         "bytes_max": chance.choice((1, 20_000, 100 << 20)),
-        "file_bytes": 8 << 10,
-        "small_file_bytes": 4 << 10,
-        "row_group_rows": chance.choice((3, 50)),
         "log_keep_s": chance.choice((0.0, 5.0)),
     }
     memory = {"enabled": chance.random() < 0.8, "retention_s": 1.0, "flush_offsets": 40}
@@ -130,6 +128,11 @@ class World:
     def __init__(self, seed):
         self.chance = random.Random(seed)
         self.settings = settings_of(self.chance)
+        self.tier_limits = {
+            "file_bytes": 8 << 10,
+            "small_file_bytes": 4 << 10,
+            "row_group_rows": self.chance.choice((3, 50)),
+        }
         self.index_bytes = self.chance.choice((200, 1_000, 1 << 20))
         self.ahead_bytes = self.chance.choice((64 << 10, 1 << 20))
         self.clock = SimulatedClock(seed)
@@ -146,6 +149,7 @@ class World:
     # -- life --------------------------------------------------------------------------------------
 
     def open(self):
+        set_tier_limits(**self.tier_limits)
         source = partial(ObjectsSource, ahead_bytes=self.ahead_bytes)
         with (
             patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from frazil.errors import FrazilError
+from frazil.tiers import merge_once
 from tests.crash.checker import require
 from tests.property.tiers_calls import Calls
 from tests.property.tiers_model import WIDER, Column, TopicModel
@@ -262,7 +263,7 @@ class Life:
         for each in self.world.engine.tiers.topics:
             if self.random.random() < 0.3:
                 self._arm(12)
-            while each.disk.merge_once(each.id):
+            while merge_once(each.disk, each.id):
                 self.merges += 1
 
     def _arm(self, points):

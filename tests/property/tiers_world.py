@@ -14,6 +14,7 @@ from frazil.errors import FrazilError
 from frazil.schema import positions_of
 from tests.crash.checker import require
 from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.tier_limits import set_tier_limits
 
 ROOT = "/data"
 METADATA = f"{ROOT}/meta.db"
@@ -36,19 +37,11 @@ def settings_of(random):
     """Sizes so small that a short life meets every limit; each life has its own."""
     memory = {
         "budget_bytes": 64 << 20,
-        "index_share": random.choice((0.25, 2e-5, 5e-6)),
-        "merge_rows": random.choice((4, 16, 64 << 10)),
         "flush_changes": random.choice((10, 40, 10_000)),
         "flush_offsets": random.choice((15, 100_000)),
         "retention_s": random.choice((1.0, 900.0)),
     }
-    disk = {
-        "row_group_rows": random.choice((3, 20, 64 << 10)),
-        "file_bytes": random.choice((8 << 10, 128 << 20)),
-        "small_file_bytes": random.choice((4 << 10, 64 << 20)),
-        "open_files_max": random.choice((1, 4, 64)),
-        "log_keep_s": random.choice((0.0, 60.0)),
-    }
+    disk = {"log_keep_s": random.choice((0.0, 60.0))}
     log = {**LOG, "segment_bytes_max": random.choice((4096, 16 << 10))}
     return DEFAULTS.model_copy(
         update={
@@ -61,12 +54,25 @@ def settings_of(random):
     )
 
 
+def tier_limits_of(random):
+    """Constants of the tiers so small that a short life meets every limit."""
+    return {
+        "index_share": random.choice((0.25, 2e-5, 5e-6)),
+        "merge_rows": random.choice((4, 16, 64 << 10)),
+        "row_group_rows": random.choice((3, 20, 64 << 10)),
+        "file_bytes": random.choice((8 << 10, 128 << 20)),
+        "small_file_bytes": random.choice((4 << 10, 64 << 20)),
+        "open_files_max": random.choice((1, 4, 64)),
+    }
+
+
 class TierWorld:
     """The engine, its disk, its clock and the models."""
 
     def __init__(self, random, seed=0):
         self.random = random
         self.settings = settings_of(random)
+        self.tier_limits = tier_limits_of(random)
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.models = {}
@@ -82,6 +88,7 @@ class TierWorld:
 
     def open(self):
         """Open the engine on the current disk."""
+        set_tier_limits(**self.tier_limits)
         self.engine = Engine(self.settings, file_system=self.disk, clock=self.clock, threads=False)
 
     def close(self):
@@ -199,10 +206,10 @@ class TierWorld:
     def check_files(self, model):
         """The files alone give every record that was flushed, as the log does."""
         disk, topic = self.engine.tiers.disk, self.topic(model).runtime.state.id
-        held = disk.range(topic)
+        held = disk.history.range(topic)
         found, offset = {}, held.first
         while offset < held.end:
-            piece = disk.read(
+            piece = disk.history.read(
                 topic, offset=offset, bytes_max=self.random.choice((1, 4096, 1 << 20))
             )
             for batch in piece.batches:

@@ -71,9 +71,9 @@ class AzuriteServer(Server):
         return {
             "objects.store": "azblob",
             "objects.root": f"azblob://{CONTAINER}/root",
-            "objects.azblob.endpoint": self.endpoint,
-            "objects.azblob.account_name": ACCOUNT,
-            "objects.azblob.account_key": KEY,
-            "objects.azblob.allow_http": True,
+            "objects.endpoint": self.endpoint,
+            "objects.account_name": ACCOUNT,
+            "objects.account_key": KEY,
+            "objects.allow_http": True,
             **changes,
         }

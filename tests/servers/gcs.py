@@ -44,8 +44,8 @@ class GcsServer(Server):
         return {
             "objects.store": "gcs",
             "objects.root": f"gcs://{BUCKET}/root",
-            "objects.gcs.endpoint": self.endpoint,
-            "objects.gcs.anonymous": True,
-            "objects.gcs.allow_http": True,
+            "objects.endpoint": self.endpoint,
+            "objects.anonymous": True,
+            "objects.allow_http": True,
             **changes,
         }

@@ -46,9 +46,9 @@ class MotoServer(Server):
         return {
             "objects.store": "s3",
             "objects.root": f"s3://{BUCKET}/root",
-            "objects.s3.endpoint": self.endpoint,
-            "objects.s3.access_key": "any",
-            "objects.s3.secret_key": "any",
-            "objects.s3.allow_http": True,
+            "objects.endpoint": self.endpoint,
+            "objects.access_key": "any",
+            "objects.secret_key": "any",
+            "objects.allow_http": True,
             **changes,
         }

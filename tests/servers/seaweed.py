@@ -88,9 +88,9 @@ class SeaweedServer(Server):
         return {
             "objects.store": "s3",
             "objects.root": f"s3://{BUCKET}/root",
-            "objects.s3.endpoint": self.endpoint,
-            "objects.s3.access_key": ACCESS_KEY,
-            "objects.s3.secret_key": SECRET_KEY,
-            "objects.s3.allow_http": True,
+            "objects.endpoint": self.endpoint,
+            "objects.access_key": ACCESS_KEY,
+            "objects.secret_key": SECRET_KEY,
+            "objects.allow_http": True,
             **changes,
         }

@@ -58,7 +58,6 @@ BROAD_EXCEPTS = {
     "subscribe/burials.py": "the top of a letter's task: a bug is told, the record stays",
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
-    "tiers/tiering.py": "the top of the tiers' threads: a topic's bug is told, the others go on",
     "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
     "serve/http.py": "the top of a request: a bug in a page is that request's status, no more",

@@ -111,10 +111,6 @@ class Publisher:
         self._use(self.engine.create_topic(self.name, columns, exist_ok=True))
         self.created = True
 
-    def _limits(self) -> IngestLimits:
-        topics = self.engine.settings.topics
-        return IngestLimits(columns_max=topics.columns_max, nesting_max=topics.nesting_max)
-
     # -- text ------------------------------------------------------------------------------------
 
     def rows(self, file: str, lines: Iterator[Line], text_format: TextFormat) -> None:
@@ -137,7 +133,7 @@ class Publisher:
         faults = [Reject(file, line.number, line.error, line.raw) for line in lines if line.error]
         whole = [line for line in lines if not line.error]
         if self.topic is None and whole and not (faults and self.options.on_error == "stop"):
-            self._create(_schema_of(whole, text_format, self._limits()))
+            self._create(_schema_of(whole, text_format, IngestLimits()))
         if self.topic is None or not whole:
             self._reject_all(faults, len(whole))
             return
@@ -184,7 +180,7 @@ class Publisher:
         row = 1
         for batch in batches:
             if self.topic is None:
-                self._create(declare_schema(batch.schema, limits=self._limits()))
+                self._create(declare_schema(batch.schema, limits=IngestLimits()))
             try:
                 self._append(batch, self._any_part().to_batches, self._append_arrow)
             except InvalidRequest:

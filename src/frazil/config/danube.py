@@ -134,27 +134,26 @@ _WAL_CLOUD: Final = {
 
 _BY_BACKEND: Final[Mapping[str, Mapping[str, Rule]]] = {
     "s3": {
-        "region": _same("objects.s3.region"),
-        "endpoint": _endpoint("objects.s3"),
-        "access_key": _same("objects.s3.access_key"),
-        "secret_key": _same("objects.s3.secret_key"),
-        "profile": _same("objects.s3.profile"),
-        "role_arn": _same("objects.s3.role_arn"),
-        "session_token": _same("objects.s3.session_token"),
-        "anonymous": _same("objects.s3.anonymous"),
-        "virtual_host_style": _not("objects.s3.path_style"),
+        "region": _same("objects.region"),
+        "endpoint": _endpoint("objects"),
+        "access_key": _same("objects.access_key"),
+        "secret_key": _same("objects.secret_key"),
+        "profile": _same("objects.profile"),
+        "role_arn": _same("objects.role_arn"),
+        "session_token": _same("objects.session_token"),
+        "anonymous": _same("objects.anonymous"),
+        "virtual_host_style": _not("objects.path_style"),
     },
     "gcs": {
-        "project": _same("objects.gcs.project"),
-        "credentials_json": _same("objects.gcs.credentials_json"),
-        "credentials_path": _same("objects.gcs.credentials_path"),
-        "endpoint": _endpoint("objects.gcs"),
-        "anonymous": _same("objects.gcs.anonymous"),
+        "credentials_json": _same("objects.credentials"),
+        "credentials_path": _same("objects.credentials"),
+        "endpoint": _endpoint("objects"),
+        "anonymous": _same("objects.anonymous"),
     },
     "azblob": {
-        "account_name": _same("objects.azblob.account_name"),
-        "account_key": _same("objects.azblob.account_key"),
-        "endpoint": _endpoint("objects.azblob"),
+        "account_name": _same("objects.account_name"),
+        "account_key": _same("objects.account_key"),
+        "endpoint": _endpoint("objects"),
     },
     "fs": {},
     "memory": {},
@@ -200,16 +199,15 @@ DROPPED: Final[Mapping[str, str]] = {
     f"{WAL_CLOUD}.wal.cache_capacity": (
         "counts messages of each topic; memory.budget_bytes bounds the bytes of all topics"
     ),
+    f"{WAL_CLOUD}.cloud.project": "a bucket is found without its project",
     f"{WAL_CLOUD}.uploader.root_prefix": (
         "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
         "metadata.etcd.prefix"
     ),
     f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
-    f"{ICEBERG}.reader.max_concurrent_reads": (
-        "requests to a store are bounded together by objects.requests_max"
-    ),
+    f"{ICEBERG}.reader.max_concurrent_reads": ("requests to a store are bounded together, at 16"),
     f"{ICEBERG}.reader.prefetch_size": (
-        "counts files; objects.reader_ahead_bytes bounds what is fetched ahead in bytes"
+        "counts files; reads ahead are bounded in bytes, at 16 MiB"
     ),
 }
 """The keys that nothing in Frazil is like, with the reason."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from pydantic import Field
-
 from frazil.config.values import (
     DAY,
     GIB,
@@ -28,60 +26,11 @@ from frazil.config.values import (
     setting,
 )
 
-__all__ = [
-    "ObjectsAzureSettings",
-    "ObjectsGcsSettings",
-    "ObjectsS3Settings",
-    "ObjectsSettings",
-    "StoreKind",
-]
+__all__ = ["ObjectsSettings", "StoreKind"]
 
 StoreKind = Literal["none", "s3", "gcs", "azblob", "fs", "memory"]
 
 _NO_SECRET: Final = SecretText("")
-
-
-class ObjectsS3Settings(Section):
-    """S3 and what speaks its protocol."""
-
-    endpoint: str = setting("", "The server's URL; empty is Amazon's of the region.")
-    region: str = setting("", "The bucket's region; empty is the environment's, else us-east-1.")
-    path_style: Switch = setting(
-        True, "The bucket stands in the path of requests, not in the name of the host."
-    )
-    access_key: SecretText = setting(
-        _NO_SECRET, "The access key; empty takes credentials of the environment or machine."
-    )
-    secret_key: SecretText = setting(_NO_SECRET, "The secret of the access key.")
-    session_token: SecretText = setting(_NO_SECRET, "The token of temporary credentials.")
-    profile: str = setting("", "Credentials are those of this profile; needs boto3.")
-    role_arn: str = setting("", "This role is assumed with the credentials; needs boto3.")
-    anonymous: Switch = setting(False, "Requests are not signed.")
-    allow_http: Switch = setting(False, "An endpoint without TLS may be used.")
-
-
-class ObjectsGcsSettings(Section):
-    """Google Cloud Storage."""
-
-    project: str = setting("", "The project of the bucket; the store needs none to find it.")
-    credentials_json: SecretText = setting(
-        _NO_SECRET, "The key of a service account, as JSON; empty takes the machine's."
-    )
-    credentials_path: str = setting("", "The file that has such a key.")
-    endpoint: str = setting("", "Another server's URL, such as an emulator's.")
-    anonymous: Switch = setting(False, "Requests are not signed.")
-    allow_http: Switch = setting(False, "An endpoint without TLS may be used.")
-
-
-class ObjectsAzureSettings(Section):
-    """Azure Blob Storage."""
-
-    account_name: str = setting("", "The storage account.")
-    account_key: SecretText = setting(
-        _NO_SECRET, "The account's key; empty takes credentials of the environment or machine."
-    )
-    endpoint: str = setting("", "The server's URL with the account; empty is Azure's.")
-    allow_http: Switch = setting(False, "An endpoint without TLS may be used.")
 
 
 class ObjectsSettings(Section):
@@ -92,10 +41,27 @@ class ObjectsSettings(Section):
         "", "Where in the store: bucket or container with a prefix, or a directory."
     )
     default: Switch = setting(True, "Topics are uploaded unless they say otherwise.")
-    s3: ObjectsS3Settings = Field(default=ObjectsS3Settings(), description="The store s3.")
-    gcs: ObjectsGcsSettings = Field(default=ObjectsGcsSettings(), description="The store gcs.")
-    azblob: ObjectsAzureSettings = Field(
-        default=ObjectsAzureSettings(), description="The store azblob."
+    endpoint: str = setting("", "The server's URL; empty is that of Amazon, Google or Azure.")
+    allow_http: Switch = setting(False, "An endpoint without TLS may be used.")
+    anonymous: Switch = setting(False, "Requests to S3 or Google are not signed.")
+    region: str = setting("", "The bucket's region on S3; empty is the environment's or us-east-1.")
+    path_style: Switch = setting(
+        True, "The bucket is in the path of S3 requests, not in the name of the host."
+    )
+    access_key: SecretText = setting(
+        _NO_SECRET, "S3's access key; empty takes credentials of the environment or machine."
+    )
+    secret_key: SecretText = setting(_NO_SECRET, "The secret of the access key.")
+    session_token: SecretText = setting(_NO_SECRET, "The token of temporary S3 credentials.")
+    profile: str = setting("", "S3 credentials are those of this profile; needs boto3.")
+    role_arn: str = setting("", "This role is assumed with the credentials; needs boto3.")
+    credentials: SecretText = setting(
+        _NO_SECRET,
+        "Google's key of a service account, as JSON or its file; empty is the machine's.",
+    )
+    account_name: str = setting("", "Azure's storage account.")
+    account_key: SecretText = setting(
+        _NO_SECRET, "The account's key; empty takes credentials of the environment or machine."
     )
     request_timeout_s: Seconds = setting(
         30.0, "A request to the store must be answered after this time.", low=0.01, high=HOUR

@@ -162,19 +162,6 @@ class TopicSettings(Section):
     key_bytes_max: Bytes = setting(
         KIB, "The key of a message may have this many bytes.", low=0, high=MIB
     )
-    attributes_max: Count = setting(
-        64, "A message may have so many attributes.", low=0, high=10_000
-    )
-    attributes_bytes_max: Bytes = setting(
-        32 * KIB, "The attributes of a message may have so many bytes together.", low=0, high=MIB
-    )
-    columns_max: Count = setting(
-        1000, "A table topic may have so many columns.", low=1, high=10_000
-    )
-    nesting_max: Count = setting(8, "Columns may be nested so deeply.", low=1, high=64)
-    future_time_max_s: Seconds = setting(
-        HOUR, "A publish time may be so far ahead of this machine's clock.", low=0, high=365 * DAY
-    )
     delete_grace_s: Seconds = setting(
         DAY, "The data of a deleted topic is kept so long.", low=0, high=365 * DAY
     )
@@ -232,10 +219,10 @@ class MetadataSettings(Section):
 
 
 class MemorySettings(Section):
-    """The memory tier: its budget, the zones of back-pressure, when it flushes to disk."""
+    """The memory tier: its budget, and when it flushes to disk."""
 
     enabled: Switch = setting(
-        True, "Records are kept in memory and moved to files; without it the log serves alone."
+        True, "Records are kept in memory and moved to files; otherwise the log serves alone."
     )
     budget_bytes: Bytes = setting(
         2 * GIB,
@@ -246,42 +233,11 @@ class MemorySettings(Section):
     retention_s: Seconds = setting(
         15 * MINUTE, "Flushed records stay in memory for so long if there is room.", low=1, high=DAY
     )
-    index_share: Ratio = setting(
-        0.25, "Indexes of keys take at most this share of the budget.", low=0, high=1
-    )
-    marks_share: Ratio = setting(
-        0.25,
-        "Marks of superseded rows in files take about this share of the budget; beyond it the "
-        "keyed topics with most of them are stopped.",
-        low=0,
-        high=1,
-    )
-    yellow_ratio: Ratio = setting(
-        0.6, "Publishes are delayed from this use of the budget on.", low=0.01, high=1
-    )
-    red_ratio: Ratio = setting(
-        0.8,
-        "Publishes wait and everything is flushed from this use of the budget on.",
-        low=0.01,
-        high=1,
-    )
-    hysteresis_ratio: Ratio = setting(
-        0.05, "A zone is left when use is so far below the mark that entered it.", low=0, high=0.5
-    )
-    delay_ms_per_point: Count = setting(
-        5, "A publish is delayed by this for each point of use above yellow.", low=0, high=1000
-    )
     wait_s: Seconds = setting(
         5.0, "A publish waits so long for the end of red before it is refused.", low=0, high=HOUR
     )
-    rss_check_s: Seconds = setting(
-        0.1, "How often the use of memory is looked at.", low=0.01, high=MINUTE
-    )
     rss_base_bytes: Bytes = setting(
-        512 * MIB, "The process may use this much beside the budget.", low=0, high=TIB
-    )
-    flush_usage_ratio: Ratio = setting(
-        0.8, "A topic is flushed above this use of the budget.", low=0, high=1
+        512 * MIB, "The process may use this much in addition to the budget.", low=0, high=TIB
     )
     flush_partition_bytes: Bytes = setting(
         128 * MIB, "A topic is flushed when a partition has so much to flush.", low=1, high=TIB
@@ -295,41 +251,19 @@ class MemorySettings(Section):
     flush_changes: Count = setting(
         10_000, "A topic is flushed above so many changes to flush.", low=1, high=1 << 40
     )
-    merge_rows: Count = setting(
-        64 * KIB, "Small batches are merged up to so many rows.", low=1, high=16 * MIB
-    )
 
 
 class DiskSettings(Section):
-    """The disk tier: the shape of its files, its cap, when the lake is to take them."""
+    """The disk tier: its cap, and when its files are committed to the lake."""
 
     bytes_max: Bytes = setting(
         100 * 10**9, "Files take at most this many bytes.", low=MIB, high=1 << 60
-    )
-    row_group_rows: Count = setting(
-        64 * KIB, "A row group of a file has at most so many rows.", low=1, high=16 * MIB
-    )
-    file_bytes: Bytes = setting(
-        128 * MIB, "Small files are merged into files of about this size.", low=KIB, high=64 * GIB
-    )
-    small_file_bytes: Bytes = setting(
-        64 * MIB, "A file below this size is small.", low=1, high=64 * GIB
-    )
-    zstd_level: Count = setting(1, "How hard the pages of files are compressed.", low=1, high=22)
-    writer_bytes_max: Bytes = setting(
-        64 * MIB, "The writer of a file holds at most this much.", low=KIB, high=16 * GIB
-    )
-    open_files_max: Count = setting(
-        64, "So many files are kept open for readers.", low=1, high=100_000
     )
     log_keep_s: Seconds = setting(
         MINUTE,
         "The log keeps flushed records so long, so that a damaged file can be written again.",
         low=0,
         high=365 * DAY,
-    )
-    scrub_interval_s: Seconds = setting(
-        DAY, "Each file is read and verified this often.", low=1, high=3650 * DAY
     )
     commit_partition_bytes: Bytes = setting(
         128 * MIB, "A commit is due when a partition has so much staged.", low=1, high=TIB
@@ -407,25 +341,16 @@ class LakeSettings(Section):
 
 
 class QuerySettings(Section):
-    """SQL: what queries may use together and each."""
+    """SQL: what queries may use together."""
 
     threads: Count = setting(0, "Queries use so many threads; 0 is one a core.", low=0, high=1024)
     memory_bytes: Bytes = setting(
         512 * MIB, "Queries use at most this much memory together.", low=MIB, high=16 * TIB
     )
-    memory_each_bytes: Bytes = setting(
-        0, "One query uses at most this much memory; 0 is what others leave.", low=0, high=16 * TIB
-    )
     timeout_s: Seconds = setting(
         MINUTE, "A query is cancelled after this time.", low=0.001, high=DAY
     )
     concurrency_max: Count = setting(4, "So many queries run at once.", low=1, high=1000)
-    wait_s: Seconds = setting(
-        5.0, "A query waits so long for its turn before it is refused.", low=0, high=HOUR
-    )
-    result_bytes_ahead: Bytes = setting(
-        64 * MIB, "A result is read ahead of its reader by so much.", low=KIB, high=64 * GIB
-    )
 
 
 class TelemetrySettings(Section):

@@ -326,11 +326,6 @@ class _Rule(NamedTuple):
     wrong: Callable[[Settings], bool]
 
 
-def _parts(ratio: float) -> int:
-    """Return a ratio in millionths: the difference of two is then exact (0.8 - 0.6 is 0.2)."""
-    return round(ratio * 1_000_000)
-
-
 def _exposed_unsafely(name: str) -> Callable[[Settings], bool]:
     """Return the test of one of the broker's addresses."""
     return lambda s: getattr(s.serve, name) in s.serve.exposed and not s.secured
@@ -379,58 +374,10 @@ _RULES: Final = (
         lambda s: s.topics.key_bytes_max > s.topics.message_bytes_max,
     ),
     _Rule(
-        "yellow must begin below red",
-        "memory.yellow_ratio",
-        "memory.red_ratio",
-        lambda s: _parts(s.memory.yellow_ratio) >= _parts(s.memory.red_ratio),
-    ),
-    _Rule(
-        "red must be left within yellow, so hysteresis is less than the gap between them",
-        "memory.hysteresis_ratio",
-        "memory.red_ratio",
-        lambda s: (
-            _parts(s.memory.hysteresis_ratio)
-            >= _parts(s.memory.red_ratio) - _parts(s.memory.yellow_ratio)
-        ),
-    ),
-    _Rule(
-        "yellow must be left before memory is empty, so hysteresis is less than its mark",
-        "memory.hysteresis_ratio",
-        "memory.yellow_ratio",
-        lambda s: _parts(s.memory.hysteresis_ratio) >= _parts(s.memory.yellow_ratio),
-    ),
-    _Rule(
-        "a full index must not keep memory in yellow",
-        "memory.index_share",
-        "memory.yellow_ratio",
-        lambda s: (
-            _parts(s.memory.index_share)
-            >= _parts(s.memory.yellow_ratio) - _parts(s.memory.hysteresis_ratio)
-        ),
-    ),
-    _Rule(
         "the budget must hold the largest write",
         "memory.budget_bytes",
         "log.write_bytes_max",
         lambda s: s.memory.budget_bytes < s.log.write_bytes_max,
-    ),
-    _Rule(
-        "merged files must not be small ones, or they are merged for ever",
-        "disk.small_file_bytes",
-        "disk.file_bytes",
-        lambda s: s.disk.small_file_bytes >= s.disk.file_bytes,
-    ),
-    _Rule(
-        "the cap must hold one file",
-        "disk.file_bytes",
-        "disk.bytes_max",
-        lambda s: s.disk.file_bytes > s.disk.bytes_max,
-    ),
-    _Rule(
-        "as many queries as run at once must fit into the memory of all",
-        "query.memory_each_bytes",
-        "query.memory_bytes",
-        lambda s: s.query.memory_each_bytes * s.query.concurrency_max > s.query.memory_bytes,
     ),
     _Rule(
         "a store needs a place: a bucket or container, a directory, or a name",
@@ -440,30 +387,21 @@ _RULES: Final = (
     ),
     _Rule(
         "an access key and its secret are set together",
-        "objects.s3.access_key",
-        "objects.s3.secret_key",
-        lambda s: bool(s.objects.s3.access_key) != bool(s.objects.s3.secret_key),
+        "objects.access_key",
+        "objects.secret_key",
+        lambda s: bool(s.objects.access_key) != bool(s.objects.secret_key),
     ),
     _Rule(
         "requests are signed or anonymous, not both",
-        "objects.s3.anonymous",
-        "objects.s3.access_key",
-        lambda s: s.objects.s3.anonymous and bool(s.objects.s3.access_key),
-    ),
-    _Rule(
-        "the key of a service account is given once, as JSON or as a file",
-        "objects.gcs.credentials_json",
-        "objects.gcs.credentials_path",
-        lambda s: bool(s.objects.gcs.credentials_json) and bool(s.objects.gcs.credentials_path),
+        "objects.anonymous",
+        "objects.access_key",
+        lambda s: s.objects.anonymous and bool(s.objects.access_key),
     ),
     _Rule(
         "requests are signed or anonymous, not both",
-        "objects.gcs.anonymous",
-        "objects.gcs.credentials_path",
-        lambda s: (
-            s.objects.gcs.anonymous
-            and bool(s.objects.gcs.credentials_path or s.objects.gcs.credentials_json)
-        ),
+        "objects.anonymous",
+        "objects.credentials",
+        lambda s: s.objects.anonymous and bool(s.objects.credentials),
     ),
     _Rule(
         "the warehouse must have a name without zero bytes",

@@ -512,7 +512,7 @@ class AsyncEngine:
     async def query(self, sql: str, params: Any = None, **options: Any) -> Result:
         """Run one read statement of SQL over all topics; see `Engine.query`.
 
-        Cancelling the task stops the query. A result of more than `query.result_bytes_ahead` is
+        Cancelling the task stops the query. A result of more than 64 MiB is
         read on as its rows are asked for: do that in a thread.
         """
         queries = await asyncio.to_thread(self.engine.queries)

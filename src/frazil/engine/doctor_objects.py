@@ -29,9 +29,9 @@ PROBE_BYTES: Final = 4096
 _ADVICE: Final = {
     "objects.store": "choose a store that has create-only puts, or a newer version of it",
     "objects.root": "name a bucket, container or directory that is there and may be written",
-    "objects.s3.region": "set the bucket's region",
-    "objects.s3.role_arn": "name a role that these credentials may assume",
-    "objects.s3.profile": "name a profile of the files of AWS",
+    "objects.region": "set the bucket's region",
+    "objects.role_arn": "name a role that these credentials may assume",
+    "objects.profile": "name a profile of the files of AWS",
 }
 _ADVICE_ENDINGS: Final = {
     "endpoint": "check the URL, and that the server runs and can be reached from here",
@@ -41,8 +41,7 @@ _ADVICE_ENDINGS: Final = {
     "session_token": "set the token that belongs to the access key, a fresh one",
     "account_key": "set a key of the account",
     "account_name": "name the account",
-    "credentials_path": "name the key file of an account that may list, read, write and delete",
-    "credentials_json": "give the key of an account that may list, read, write and delete",
+    "credentials": "give the key of an account that may list, read, write and delete",
 }
 
 

@@ -597,7 +597,7 @@ class Engine(Registry):
         self._check_open()
         tiers = self.tiers
         # In a forked child the files, and the threads that move records, are the parent's.
-        tiers.disk.rows.check_owner()
+        tiers.disk.catalog.check_owner()
         with self._control:
             if self._query_engine is None:
                 made = self._query_engine = self._new_query_engine()
@@ -619,16 +619,13 @@ class Engine(Registry):
             temp_directory=spill_path,
             threads=query.threads,
             memory_bytes=query.memory_bytes,
-            memory_each_bytes=query.memory_each_bytes,
             concurrency_max=query.concurrency_max,
-            wait_s=query.wait_s,
             timeout_s=query.timeout_s,
         )
         return QueryEngine(
             EngineSources(self),
             limits,
             clock=self.clock,
-            result_bytes_ahead=query.result_bytes_ahead,
             admit=self._admit_query,
         )
 

@@ -155,7 +155,7 @@ class Registry(Instance):
             if self.settings.memory.enabled:
                 self._tiers = Tiers(self, stores.local, threads=self._threads)
                 self.tiers.write_stats = partial(write_stats_file, self)
-                self._sources.append(self.tiers.disk)
+                self._sources.append(self.tiers.disk.history)
                 for topic_id, end in self.tiers.open(
                     suspect=bool(stores.warnings) or not stores.local.revision()
                 ).items():
@@ -527,9 +527,4 @@ def _limits(settings: Settings) -> IngestLimits:
     return IngestLimits(
         message_bytes_max=topics.message_bytes_max,
         key_bytes_max=topics.key_bytes_max,
-        attributes_max=topics.attributes_max,
-        attributes_bytes_max=topics.attributes_bytes_max,
-        columns_max=topics.columns_max,
-        nesting_max=topics.nesting_max,
-        future_time_max_us=int(topics.future_time_max_s * 1_000_000),
     )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from frazil.fs import FileSystem
     from frazil.log import Segment, TopicState
     from frazil.model import TopicSpec
-    from frazil.tiers import Breath
     from frazil.topic import LaneRuntime, TopicRuntime
 
 __all__ = []
@@ -320,10 +319,10 @@ def _lane(lane: LaneRuntime, *, tiered: bool) -> dict[str, Any]:
 NAME = "stats.json"
 
 
-def write_stats_file(engine: Registry, breath: Breath) -> None:
+def write_stats_file(engine: Registry) -> None:
     """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
     files, directory = engine.file_system, engine.paths.run
-    stats = engine_stats(engine, engine.lanes, breath.between(engine.runtimes))
+    stats = engine_stats(engine, engine.lanes, engine.runtimes)
     told = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
     replace_run_file(files, directory, NAME, msgspec.json.encode(told, enc_hook=str))
 

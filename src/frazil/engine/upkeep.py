@@ -315,14 +315,14 @@ class Upkeep:
         if tiers is None:
             size, _oldest = held_bytes(state, journal.segments, released)
         else:
-            size = tiers.files.held_bytes(runtime)
+            size = tiers.retention.held_bytes(runtime)
         if size <= bytes_max:
             self._unblock(runtime)
         elif on_full_of(spec, self._settings) == "expire":
             if tiers is None:
                 self._expire(runtime, self._quota_end(runtime, bytes_max, released))
             else:
-                self._expire(runtime, tiers.files.quota_end(runtime, bytes_max))
+                self._expire(runtime, tiers.retention.quota_end(runtime, bytes_max))
         elif runtime.refusal is None:
             runtime.refusal = _QuotaStop(spec.name, size, bytes_max)
 
@@ -357,7 +357,7 @@ class Upkeep:
                 moved = msgspec.msgpack.encode((STATE_HOLD, name, target))
                 lane.control(Control(fmt.KIND_STATE, state.id, moved))
         if runtime.tiers is not None:
-            self._engine.tiers.files.expire(runtime.tiers, target)
+            self._engine.tiers.retention.expire(runtime.tiers, target)
 
     def scrub(self) -> None:
         """Read one sealed segment that was not read for long and compare it with its hash (F3)."""

@@ -12,13 +12,19 @@ from frazil.lazy import lazy_names
 
 if TYPE_CHECKING:
     from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict
-    from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges, encode_ranges
     from frazil.lake.doctor import Check, examine
     from frazil.lake.expiry import expirable
-    from frazil.lake.iceberg import Reference, Snapshot, TableMetadata
+    from frazil.lake.iceberg import (
+        ADOPTED,
+        SKIPPED,
+        Reference,
+        Snapshot,
+        TableMetadata,
+        decode_ranges,
+        encode_ranges,
+    )
     from frazil.lake.jars import Jar, jars_directory, jars_of, kinds_for, prepare, take_jars
     from frazil.lake.java import cache_directory, find_java
-    from frazil.lake.names import check_lake_name, table_of
     from frazil.lake.options import check_lake_columns, check_lake_topic, lake_missing
     from frazil.lake.originals import decode_original
     from frazil.lake.plan import (
@@ -33,7 +39,15 @@ if TYPE_CHECKING:
     from frazil.lake.plans import LakePlans
     from frazil.lake.runtime import Lake
     from frazil.lake.session import CATALOG_NAME, build_session, session_conf
-    from frazil.lake.table import TOPIC_ID, RejectRatio, TableState, end_key, ends_of
+    from frazil.lake.table import (
+        TOPIC_ID,
+        RejectRatio,
+        TableState,
+        check_lake_name,
+        end_key,
+        ends_of,
+        table_of,
+    )
     from frazil.lake.topics import COUNTS
     from frazil.lake.types import check_lake_schema, iceberg_schema
     from frazil.lake.verify import PartFacts, Problem, StagedRows, VerifyRequest, VerifyResult
@@ -112,14 +126,19 @@ __all__ = [
 
 _MODULES = {
     "frazil.lake.commit": ("CommitRequest", "CommitResult", "STEPS", "Verdict"),
-    "frazil.lake.declared": ("ADOPTED", "SKIPPED", "decode_ranges", "encode_ranges"),
     "frazil.lake.doctor": ("Check", "examine"),
     "frazil.lake.expiry": ("expirable",),
-    "frazil.lake.worker_jobs": ("Failpoints", "VARIABLE"),
-    "frazil.lake.iceberg": ("Reference", "Snapshot", "TableMetadata"),
+    "frazil.lake.iceberg": (
+        "ADOPTED",
+        "Reference",
+        "SKIPPED",
+        "Snapshot",
+        "TableMetadata",
+        "decode_ranges",
+        "encode_ranges",
+    ),
     "frazil.lake.jars": ("Jar", "jars_directory", "jars_of", "kinds_for", "prepare", "take_jars"),
     "frazil.lake.java": ("cache_directory", "find_java"),
-    "frazil.lake.names": ("check_lake_name", "table_of"),
     "frazil.lake.options": ("check_lake_columns", "check_lake_topic", "lake_missing"),
     "frazil.lake.originals": ("decode_original",),
     "frazil.lake.plan": (
@@ -134,19 +153,22 @@ _MODULES = {
     "frazil.lake.plans": ("LakePlans",),
     "frazil.lake.runtime": ("Lake",),
     "frazil.lake.session": ("CATALOG_NAME", "build_session", "session_conf"),
-    "frazil.lake.table": ("TOPIC_ID", "RejectRatio", "TableState", "end_key", "ends_of"),
+    "frazil.lake.table": (
+        "RejectRatio",
+        "TOPIC_ID",
+        "TableState",
+        "check_lake_name",
+        "end_key",
+        "ends_of",
+        "table_of",
+    ),
     "frazil.lake.topics": ("COUNTS",),
     "frazil.lake.types": ("check_lake_schema", "iceberg_schema"),
-    "frazil.lake.verify": (
-        "PartFacts",
-        "Problem",
-        "StagedRows",
-        "VerifyRequest",
-        "VerifyResult",
-    ),
+    "frazil.lake.verify": ("PartFacts", "Problem", "StagedRows", "VerifyRequest", "VerifyResult"),
     "frazil.lake.watermark": ("Known", "MISSING_RANGE", "ROLLED_BACK", "decide", "watermarks"),
     "frazil.lake.wire": ("Answer", "Request", "receive", "send"),
     "frazil.lake.worker_client": ("Launched",),
+    "frazil.lake.worker_jobs": ("Failpoints", "VARIABLE"),
 }
 
 if not TYPE_CHECKING:  # Checkers see the imports above, and no other names.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os.path
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pyiceberg.io import load_file_io
 from pyiceberg.manifest import ManifestEntryStatus, ManifestFile, read_manifest_list
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from frazil.lake.plan import TableName
     from frazil.lake.watermark import Choice
 
-__all__ = ["Synced", "make_durable", "settled_ends"]
+__all__ = ["make_durable", "settled_ends"]
 
 LOOKS_MAX: Final = 5
 PATHS: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path")
@@ -44,13 +44,6 @@ _UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that cannot sync this kind of file at all."""
 _UNREADABLE: Final = (ValueError, EOFError, LookupError, TypeError, AssertionError)
 """What PyIceberg raises for an Avro file that is none."""
-
-
-class Synced(NamedTuple):
-    """What was synced."""
-
-    files: int = 0
-    directories: int = 0
 
 
 def settled_ends(remembered: Ends, choice: Choice, chosen: Ends) -> Ends:
@@ -66,7 +59,7 @@ def settled_ends(remembered: Ends, choice: Choice, chosen: Ends) -> Ends:
 
 def make_durable(
     catalog: Catalog, table: TableName, settled: Ends, *, file_system: FileSystem
-) -> Synced:
+) -> None:
     """Sync what the snapshots of `main` added above the watermarks that are settled.
 
     Raises:
@@ -80,7 +73,7 @@ def make_durable(
         with readable(table):
             found, everything = _unsettled(metadata, settled)
         if not found or _local(metadata.location) is None:
-            return Synced()
+            return
         roots = [metadata.location, *(metadata.properties.get(key, "") for key in PATHS)]
         sync = _Sync(table, file_system, {path for each in roots if (path := _local(each))})
         with calls("sync the table's files", table=table):
@@ -88,12 +81,12 @@ def make_durable(
             sync.file(loaded.location, None)
             for snapshot in found:
                 sync.snapshot(io, snapshot, everything=everything)
-            synced = sync.directories()
+            sync.directories()
         owner = metadata.properties.get(TOPIC_ID)
         own = {each.snapshot_id for each in found if each.summary.get(TOPIC_ID) == owner}
         wrong = {sid: why for sid, why in sync.wrong.items() if sid in own}
         if not wrong:
-            return synced
+            return
         # A snapshot that was expired meanwhile took its files along.
         now = parse_metadata(load(catalog, table).metadata, table)
         known = {each.snapshot_id for each in now.snapshots}
@@ -198,7 +191,7 @@ class _Sync:
         self._done.add(path)
         return True
 
-    def directories(self) -> Synced:
+    def directories(self) -> None:
         """Sync the directories of the files, and those above them that are the table's."""
         found: set[str] = set()
         for path in self._done:
@@ -213,7 +206,6 @@ class _Sync:
                 self._synced(path, partial(self._file_system.sync_directory, path))
             except FileNotFoundError:
                 continue
-        return Synced(len(self._done), len(found))
 
     def _synced(self, path: str, sync: Callable[[], None]) -> None:
         try:

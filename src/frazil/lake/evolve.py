@@ -31,8 +31,7 @@ from pyiceberg.types import (
 
 from frazil.errors import CommitUnknown, Conflict, InvalidRequest, Unavailable
 from frazil.lake.connection import calls
-from frazil.lake.names import fold_name
-from frazil.lake.table import SCHEMA_VERSION, TOPIC_ID
+from frazil.lake.table import SCHEMA_VERSION, TOPIC_ID, fold_name
 from frazil.lake.types import iceberg_schema, iceberg_type, topic_column_id
 
 if TYPE_CHECKING:

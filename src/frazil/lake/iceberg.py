@@ -6,20 +6,37 @@ Decoding only these fields is ten times faster than PyIceberg's model for a tabl
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from frazil.errors import CorruptionError
 from frazil.lake.table import OFFSET_END, Ends, ends_of
 from frazil.model import WHOLE
+from frazil.offsets import Range, RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from frazil.lake.plan import TableName
+    from frazil.lake.table import Ends
 
-__all__ = ["MAIN", "Reference", "Snapshot", "TableMetadata", "parse_metadata", "readable"]
+__all__ = [
+    "ADOPTED",
+    "MAIN",
+    "SKIPPED",
+    "Ranges",
+    "Reference",
+    "Snapshot",
+    "TableMetadata",
+    "decode_ranges",
+    "encode_ranges",
+    "parse_metadata",
+    "ranges_between",
+    "readable",
+    "united",
+    "without",
+]
 
 MAIN: Final = "main"
 
@@ -114,3 +131,53 @@ def readable(table: TableName) -> Iterator[None]:
         raise CorruptionError(
             "metadata of the table cannot be read", table=table, reason=error
         ) from error
+
+
+SKIPPED: Final = "frazil.skipped"
+ADOPTED: Final = "frazil.adopted"
+Ranges: TypeAlias = dict[int, RangeSet]
+_ranges_decoder: Final = msgspec.json.Decoder(dict[int, tuple[Range, ...]], strict=False)
+
+
+def united(*sources: Mapping[int, Iterable[Range]]) -> Ranges:
+    """Return the ranges of several sources, by part."""
+    parts = sorted({part for source in sources for part in source})
+    return {
+        part: RangeSet(each for source in sources for each in source.get(part, ()))
+        for part in parts
+    }
+
+
+def without(ranges: Ranges, others: Ranges) -> Ranges:
+    """Return what is left of ranges, by part, without those of others."""
+    return {part: own - others.get(part, ()) for part, own in ranges.items()}
+
+
+def ranges_between(lows: Ends, highs: Ends) -> Ranges:
+    """Return, by part, the range between two ends; parts with nothing between are left out."""
+    return {
+        part: RangeSet([(lows.get(part, 0), high)])
+        for part, high in sorted(highs.items())
+        if high > lows.get(part, 0)
+    }
+
+
+def decode_ranges(properties: Mapping[str, str], key: str) -> Ranges:
+    """Return what a table's property says.
+
+    Raises:
+        CorruptionError: if that cannot be read.
+    """
+    try:
+        found = _ranges_decoder.decode(properties.get(key, "{}"))
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(
+            "the table's declared ranges cannot be read", property=key, reason=error
+        ) from error
+    return {part: RangeSet(ranges) for part, ranges in found.items()}
+
+
+def encode_ranges(known: Ranges, new: Ranges) -> str:
+    """Return the property's text with more ranges in it."""
+    every = united(known, new)
+    return msgspec.json.encode(msgspec.to_builtins(every, str_keys=True)).decode()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from frazil.errors import InvalidRequest
-from frazil.lake.names import check_lake_name
+from frazil.lake.table import check_lake_name
 from frazil.lake.types import check_lake_schema
 
 if TYPE_CHECKING:

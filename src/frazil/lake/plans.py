@@ -83,7 +83,7 @@ class LakePlans:
         pictures = [self._disk.picture(topic) for topic in topics]
         found = [planned_files(picture, plan.parts) for picture in pictures]
         files = [file for some in found for file in some or ()]
-        pin = self._disk.pin_files(files)
+        pin = self._disk.pins.pin(files)
         # Pinned first: what is still registered now stays where it is.
         fresh = [planned_files(self._disk.picture(topic), plan.parts) for topic in topics]
         if None in found or None in fresh:

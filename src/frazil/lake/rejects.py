@@ -3,7 +3,7 @@
 They are rows of the side table, read by PyIceberg without Spark. Rows at or above the main table's
 watermark do not count yet: a commit that is running may have written them. Rows are never removed;
 two properties of the side table say which rejects were replayed and which dropped, as ranges of
-offsets (`frazil.lake.declared`). A range covers the accepted records between two rejects, so that
+offsets (`frazil.lake.iceberg`). A range covers the accepted records between two rejects, so that
 settling all of them is one range.
 
 `replay` publishes a record under an idempotent producer named after the reject and marks it after
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound
 from frazil.lake.connection import calls
-from frazil.lake.declared import decode_ranges, encode_ranges
+from frazil.lake.iceberg import decode_ranges, encode_ranges
 from frazil.lake.originals import ENCODING, decode_original
 from frazil.lake.table import TOPIC_ID
 from frazil.lake.types import OFFSET, PART, TIME, topic_column_id
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
-    from frazil.lake.declared import Ranges
+    from frazil.lake.iceberg import Ranges
     from frazil.lake.runtime import Lake
     from frazil.lake.table import Ends
     from frazil.lake.topics import LakeTopic

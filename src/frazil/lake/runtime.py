@@ -23,9 +23,8 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.adoption import adopt
 from frazil.lake.plans import LakePlans
-from frazil.lake.topics import COUNTS, HOLD, LakeTopic
+from frazil.lake.topics import COUNTS, HOLD, LakeTopic, adopt
 from frazil.lake.watermark import watermarks
 from frazil.lake.worker_client import LakeWorker, error_of, launcher
 from frazil.log import STATE_HOLD, Control, Pending

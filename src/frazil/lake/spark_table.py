@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T  # noqa: N812 - as F
 
     from frazil.fs import FileSystem
-    from frazil.lake.durable import Synced
     from frazil.lake.iceberg import Snapshot, TableMetadata
     from frazil.lake.plan import TableName
     from frazil.lake.table import Ends, Rows, TableState
@@ -92,9 +91,9 @@ class SparkTables:
     def load(self, table: TableName) -> TableState:
         return look(self._catalog, table)
 
-    def make_durable(self, table: TableName, settled: Ends) -> Synced:
+    def make_durable(self, table: TableName, settled: Ends) -> None:
         """Sync what commits above these watermarks have written; see `frazil.lake.durable`."""
-        return make_durable(self._catalog, table, settled, file_system=self._file_system)
+        make_durable(self._catalog, table, settled, file_system=self._file_system)
 
     def cas_append(
         self, table: TableName, rows: Rows, *, sid: int | None, summary: Mapping[str, str]

@@ -24,8 +24,7 @@ from pyiceberg.types import IntegerType, LongType
 
 from frazil.errors import Conflict
 from frazil.lake.connection import calls, load
-from frazil.lake.declared import ADOPTED, decode_ranges, ranges_between
-from frazil.lake.iceberg import parse_metadata, readable
+from frazil.lake.iceberg import ADOPTED, decode_ranges, parse_metadata, ranges_between, readable
 from frazil.lake.table import (
     OFFSET_BEGIN,
     REJECTS_WINDOW,

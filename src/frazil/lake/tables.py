@@ -15,9 +15,9 @@ from frazil.errors import CommitUnknown, Conflict, NotFound, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.lake.binding import bind
 from frazil.lake.connection import calls, connect
-from frazil.lake.declared import ADOPTED, decode_ranges, encode_ranges
 from frazil.lake.durable import make_durable, settled_ends
 from frazil.lake.evolve import evolve
+from frazil.lake.iceberg import ADOPTED, decode_ranges, encode_ranges
 from frazil.lake.table import (
     PROTOCOL,
     PROTOCOL_VERSION,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.lake.connection import CatalogAddress
-    from frazil.lake.declared import Ranges
+    from frazil.lake.iceberg import Ranges
     from frazil.lake.plan import TableName
     from frazil.lake.table import Ends, TableDefinition, TableState
     from frazil.lake.watermark import Known
@@ -156,7 +156,7 @@ class CatalogTables:
         raise Unavailable("others keep changing the table", table=table)
 
     def declare(self, table: TableName, key: str, ranges: Ranges) -> None:
-        """Add ranges, by part, to a property of a table; see `frazil.lake.declared`."""
+        """Add ranges, by part, to a property of a table; see `frazil.lake.iceberg`."""
         self._change(
             "declare offsets",
             table,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
-from frazil.lake.names import fold_name
+from frazil.lake.table import fold_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -313,7 +313,7 @@ def _pinned(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
     disk = lake.tiers.disk
     with contextlib.ExitStack() as stack:
         for runtime in runtimes:
-            stack.enter_context(disk.pin_files(disk.files(runtime.state.id)))
+            stack.enter_context(disk.pins.pin(disk.files(runtime.state.id)))
         yield
 
 

@@ -15,8 +15,15 @@ from pyspark.sql import types as T  # noqa: N812 - as F
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake.connection import load
-from frazil.lake.declared import ADOPTED, SKIPPED, decode_ranges, united, without
-from frazil.lake.iceberg import Snapshot, parse_metadata
+from frazil.lake.iceberg import (
+    ADOPTED,
+    SKIPPED,
+    Snapshot,
+    decode_ranges,
+    parse_metadata,
+    united,
+    without,
+)
 from frazil.lake.java_errors import java_calls
 from frazil.lake.session import CATALOG_NAME
 from frazil.lake.stages.columns import (
@@ -57,7 +64,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from frazil.lake.declared import Ranges
+    from frazil.lake.iceberg import Ranges
     from frazil.lake.plan import PartRange, TableName
     from frazil.lake.table import Ends, TableState
     from frazil.lake.verify import Kind, StagedRows

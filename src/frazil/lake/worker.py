@@ -5,7 +5,7 @@ whatever it was at when it died is looked at and done again by the next one. Its
 the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it, when
 the socket does.
 
-    python -m frazil.lake.worker --socket PATH --epoch N [--config FILE|-]
+    python -m frazil.lake.worker --socket PATH --epoch N
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,7 +52,6 @@ class Worker:
     Args:
         connection: the engine's socket.
         epoch: the number that the engine gave this worker.
-        config: the body of `hello`, if it is known before.
     """
 
     def __init__(
@@ -61,13 +59,11 @@ class Worker:
         connection: socket.socket,
         *,
         epoch: int,
-        config: WorkerConfig | None = None,
         clock: Clock | None = None,
         file_system: FileSystem | None = None,
     ) -> None:
         self._connection = connection
         self._epoch = epoch
-        self._config = config
         self._clock = clock or SystemClock()
         self._file_system = file_system or RealFileSystem()
         self._halt = Failpoints(os.environ, self._file_system)
@@ -180,9 +176,11 @@ class Worker:
             event("lake_engine_gone", epoch=self._epoch)
 
     def _launched(self, request: Request) -> Spark:
-        config = self._config or _config_of(request.body)
-        settings = config.to_settings()
-        keep_log(settings.data_dir, self._file_system)
+        try:
+            config = msgspec.convert(request.body, learnt(WorkerConfig))
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest("hello cannot be read", reason=error) from error
+        keep_log(config.data_dir, self._file_system)
         self.answer(Answer(request.id, "progress", {"step": STARTING}))
         self._launching = True
         try:
@@ -216,39 +214,20 @@ class Worker:
                 os._exit(EXIT_LOST)
 
 
-def _config_of(body: dict[str, Any]) -> WorkerConfig:
-    try:
-        return msgspec.convert(body, learnt(WorkerConfig))
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest("greeting of the lake worker cannot be read", reason=error) from error
-
-
-def _read_config(path: str, file_system: FileSystem) -> WorkerConfig:
-    if path == "-":
-        return msgspec.json.decode(sys.stdin.buffer.read(), type=learnt(WorkerConfig))
-    file = file_system.open(path, "read")
-    try:
-        return msgspec.json.decode(file.read_at(0, file.size()), type=learnt(WorkerConfig))
-    finally:
-        file.close()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until its engine is gone."""
     parser = argparse.ArgumentParser(prog="frazil.lake.worker", description=__doc__)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument("--config", default="")
     given = parser.parse_args(arguments)
     if os.getpgid(0) != os.getpid():
         # A group of its own: the JVM belongs to it, and both end together.
         os.setpgid(0, 0)
     step_back()
     file_system = RealFileSystem()
-    config = _read_config(given.config, file_system) if given.config else None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(given.socket)
-    worker = Worker(connection, epoch=given.epoch, config=config, file_system=file_system)
+    worker = Worker(connection, epoch=given.epoch, file_system=file_system)
     signal.signal(signal.SIGTERM, lambda _number, _frame: worker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = worker.run()

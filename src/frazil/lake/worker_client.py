@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from frazil.errors import CODES, Closed, FrazilError, InvalidRequest, Unavailable
 from frazil.lake.wire import Answer, Request, receive, send
@@ -70,21 +70,32 @@ def error_of(answer: Answer) -> FrazilError:
     return _BY_CODE.get(answer.error, Unavailable)(answer.message or "the worker failed", **facts)
 
 
-class WorkerProcess(Protocol):
-    """The worker's process, as far as it must be watched and ended."""
+class WorkerProcess:
+    """A child in a group of its own: a signal for the terminal does not reach it."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
 
     @property
     def pid(self) -> int:
         """Return its number."""
+        return self._child.pid
 
     def poll(self) -> int | None:
         """Return its exit code, None while it runs."""
+        return self._child.poll()
 
     def terminate(self) -> None:
         """Ask it to end."""
+        self._child.terminate()
 
     def kill(self) -> None:
         """End it and all that it started."""
+        # The group: Java is a child of the worker, and must not outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(1.0)
 
 
 class Launched(NamedTuple):
@@ -407,30 +418,6 @@ ACCEPT_S: Final = 0.2
 WORKER_COMMAND: Final = ("-m", "frazil.lake.worker")
 
 
-class _Process:
-    """A child in a group of its own: a signal for the terminal does not reach it."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def poll(self) -> int | None:
-        return self._child.poll()
-
-    def terminate(self) -> None:
-        self._child.terminate()
-
-    def kill(self) -> None:
-        # The group: Java is a child of the worker, and must not outlive it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(1.0)
-
-
 def launcher(
     paths: DataDirectory, file_system: FileSystem, *, command: Sequence[str] = WORKER_COMMAND
 ) -> Callable[[int], Launched]:
@@ -483,7 +470,7 @@ def _bind(listener: socket.socket, path: str) -> None:
         os.close(descriptor)
 
 
-def _spawn(paths: DataDirectory, file_system: FileSystem, command: Sequence[str]) -> _Process:
+def _spawn(paths: DataDirectory, file_system: FileSystem, command: Sequence[str]) -> WorkerProcess:
     log = f"{paths.logs}/{LOG}"
     found = file_system.stat(log)
     if found is not None and found.size > LOG_BYTES_MAX:
@@ -503,10 +490,10 @@ def _spawn(paths: DataDirectory, file_system: FileSystem, command: Sequence[str]
         )
     finally:
         os.close(output)
-    return _Process(child)
+    return WorkerProcess(child)
 
 
-def _accept(listener: socket.socket, process: _Process, timeout_s: float) -> socket.socket:
+def _accept(listener: socket.socket, process: WorkerProcess, timeout_s: float) -> socket.socket:
     """Wait until the worker has connected; the directory's rights keep others out."""
     listener.settimeout(ACCEPT_S)
     try:

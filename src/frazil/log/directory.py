@@ -27,7 +27,6 @@ class DataDirectory:
         self.journal = f"{self.root}/journal"
         self.lanes = f"{self.root}/lanes"
         self.disk = f"{self.root}/disk"
-        self.marks = f"{self.root}/marks"
         self.run = f"{self.root}/run"
         self.logs = f"{self.root}/logs"
         self.warehouse = f"{self.root}/warehouse"

@@ -37,14 +37,14 @@ _NO_BUCKET: Final = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
 _NO_BUCKET_WORDS: Final = ("bucket does not exist", "container does not exist")
 
 _BLAMED: Final = {
-    "InvalidAccessKeyId": ("store does not know the access key", "objects.s3.access_key"),
-    "SignatureDoesNotMatch": ("store refuses the signature", "objects.s3.secret_key"),
-    "ExpiredToken": ("credentials have expired", "objects.s3.session_token"),
-    "InvalidToken": ("store refuses the token", "objects.s3.session_token"),
-    "AuthorizationHeaderMalformed": ("store is in another region", "objects.s3.region"),
-    "PermanentRedirect": ("bucket is in another region", "objects.s3.region"),
-    "RequestTimeTooSkewed": ("the clock of this machine is wrong", "objects.s3.access_key"),
-    "AuthenticationFailed": ("store refuses the account's key", "objects.azblob.account_key"),
+    "InvalidAccessKeyId": ("store does not know the access key", "objects.access_key"),
+    "SignatureDoesNotMatch": ("store refuses the signature", "objects.secret_key"),
+    "ExpiredToken": ("credentials have expired", "objects.session_token"),
+    "InvalidToken": ("store refuses the token", "objects.session_token"),
+    "AuthorizationHeaderMalformed": ("store is in another region", "objects.region"),
+    "PermanentRedirect": ("bucket is in another region", "objects.region"),
+    "RequestTimeTooSkewed": ("the clock of this machine is wrong", "objects.access_key"),
+    "AuthenticationFailed": ("store refuses the account's key", "objects.account_key"),
 }
 """What the codes of stores say, and the setting that each of them blames."""
 
@@ -88,7 +88,7 @@ def failure_of(
         message, setting = _BLAMED[code]
         return InvalidRequest(message, setting=setting, **facts)
     if "incorrectly configured region" in text:
-        return InvalidRequest("bucket is in another region", setting="objects.s3.region", **facts)
+        return InvalidRequest("bucket is in another region", setting="objects.region", **facts)
     if status in {"401", "403"} or "Permission denied" in text or "PermissionDenied" in text:
         return InvalidRequest("store does not allow this", setting=credentials, **facts)
     return _by_status(text, status, kind=kind, verb=verb, facts=facts)
@@ -96,7 +96,7 @@ def failure_of(
 
 def _unopened(text: str, kind: str, credentials: str) -> FrazilError:
     """Return the error of a client that could not be made: a setting has no sense to it."""
-    setting = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
+    setting = "objects.root" if kind in {"fs", "memory"} else "objects.endpoint"
     words = ("redential", "Access Key", "service account", "pem file")
     if any(each in text for each in words):
         setting = credentials
@@ -121,7 +121,7 @@ def _by_status(
 ) -> FrazilError:
     """Return the error of a store that gave no code that is known here."""
     writes = {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
-    endpoint = "objects.root" if kind in {"fs", "memory"} else f"objects.{kind}.endpoint"
+    endpoint = "objects.root" if kind in {"fs", "memory"} else "objects.endpoint"
     if status == "503":
         return Unavailable(
             "store asks for patience", **facts, retry_after_ms=THROTTLED_MS, **writes
@@ -131,7 +131,7 @@ def _by_status(
     if status:
         return InvalidRequest("store refuses the request", setting=endpoint, **facts)
     if "BadScheme" in text:
-        setting = f"objects.{kind}.allow_http"
+        setting = "objects.allow_http"
         return InvalidRequest("endpoint has no TLS", setting=setting, **facts)
     if _first(_CONNECTION, text) == "Connect":
         # Nothing was sent, so nothing can have happened.

@@ -101,24 +101,23 @@ def place_of(settings: ObjectsSettings) -> Place:
 
 
 def credentials_setting(settings: ObjectsSettings) -> str:
-    """Return the setting that the store's credentials come from, or would: the one to blame."""
+    """Return the setting of the store's credentials, to name in errors."""
     if settings.store == "s3":
-        used = "role_arn" if settings.s3.role_arn else "profile" if settings.s3.profile else ""
-        return f"objects.s3.{used or 'access_key'}"
-    if settings.store == "gcs":
-        used = "credentials_json" if settings.gcs.credentials_json else "credentials_path"
-        return f"objects.gcs.{used}"
-    return "objects.azblob.account_key" if settings.store == "azblob" else _ROOT
+        used = "role_arn" if settings.role_arn else "profile" if settings.profile else "access_key"
+        return f"objects.{used}"
+    return {"gcs": "objects.credentials", "azblob": "objects.account_key"}.get(
+        settings.store, _ROOT
+    )
 
 
-def endpoint_of(given: str, *, setting: str, allow_http: bool) -> str:
-    """Return the URL of a store's section, with references looked up; empty if there is none.
+def endpoint_of(settings: ObjectsSettings) -> str:
+    """Return the URL of the store's server, with references looked up; empty if there is none.
 
     Raises:
         InvalidRequest: if it is no URL of a server, or has no TLS and may not be without.
     """
-    name = f"objects.{setting}.endpoint"
-    text = resolve(given, setting=name).strip().rstrip("/")
+    name = "objects.endpoint"
+    text = resolve(settings.endpoint, setting=name).strip().rstrip("/")
     if not text:
         return ""
     try:
@@ -130,10 +129,10 @@ def endpoint_of(given: str, *, setting: str, allow_http: bool) -> str:
         raise InvalidRequest("endpoint must be http(s)://host[:port]", setting=name)
     if parts.query or parts.fragment:
         raise InvalidRequest("endpoint must have no ? or #", setting=name)
-    if parts.scheme == "http" and not allow_http:
+    if parts.scheme == "http" and not settings.allow_http:
         raise InvalidRequest(
             "endpoint has no TLS: use https, or set allow_http",
-            setting=f"objects.{setting}.allow_http",
+            setting="objects.allow_http",
             endpoint=text,
         )
     return text
@@ -444,9 +443,9 @@ def _meta(found: Any) -> ObjectMeta:
 # -- clients of each kind -----------------------------------------------------------------------
 
 
-def _options(settings: ObjectsSettings, *, allow_http: bool) -> ClientConfig:
+def _options(settings: ObjectsSettings) -> ClientConfig:
     return {
-        "allow_http": allow_http,
+        "allow_http": settings.allow_http,
         "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT_S),
         "timeout": dt.timedelta(seconds=settings.request_timeout_s),
     }
@@ -481,7 +480,7 @@ def _check_environment() -> None:
         if not _is_word(os.environ.get(name, "")):
             raise InvalidRequest(
                 "variable has a space, a line's end or a letter that no request can have",
-                setting="objects.s3.region" if "REGION" in name else "objects.s3.access_key",
+                setting="objects.region" if "REGION" in name else "objects.access_key",
                 variable=name,
             )
 
@@ -489,24 +488,25 @@ def _check_environment() -> None:
 def _s3(settings: ObjectsSettings, place: Place) -> Client:
     from obstore.store import S3Store
 
-    given = settings.s3
-    config: dict[str, Any] = {"virtual_hosted_style_request": not given.path_style}
-    endpoint = endpoint_of(given.endpoint, setting="s3", allow_http=given.allow_http)
+    config: dict[str, Any] = {"virtual_hosted_style_request": not settings.path_style}
+    endpoint = endpoint_of(settings)
     if endpoint:
         scheme, _, host = endpoint.partition("://")
-        config["endpoint"] = endpoint if given.path_style else f"{scheme}://{place.bucket}.{host}"
-    region = _word(given.region, "s3.region")
+        config["endpoint"] = (
+            endpoint if settings.path_style else f"{scheme}://{place.bucket}.{host}"
+        )
+    region = _word(settings.region, "region")
     if region:
         config["region"] = region
     elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
         config["region"] = "us-east-1"
-    if given.anonymous:
+    if settings.anonymous:
         config["skip_signature"] = True
     return S3Store(
         place.bucket,
         prefix=place.prefix or None,
         config=config,  # type: ignore[arg-type]  # built key by key
-        client_options=_options(settings, allow_http=given.allow_http),
+        client_options=_options(settings),
         retry_config=_NO_RETRIES,
         credential_provider=_s3_credentials(settings),
     )
@@ -518,13 +518,12 @@ def _s3_credentials(settings: ObjectsSettings) -> Any:
     Keys that are written out do not go through the client's own settings: there they would be
     mixed with a token of the environment that belongs to other keys.
     """
-    given = settings.s3
-    access_key = _word(given.access_key, "s3.access_key")
-    secret_key = _word(given.secret_key, "s3.secret_key")
-    token = _word(given.session_token, "s3.session_token")
-    profile = _text(given.profile, "s3.profile")
-    role = _text(given.role_arn, "s3.role_arn")
-    if given.anonymous:
+    access_key = _word(settings.access_key, "access_key")
+    secret_key = _word(settings.secret_key, "secret_key")
+    token = _word(settings.session_token, "session_token")
+    profile = _text(settings.profile, "profile")
+    role = _text(settings.role_arn, "role_arn")
+    if settings.anonymous:
         return None
     if profile or role:
         return _boto_credentials(
@@ -554,7 +553,7 @@ def _boto_credentials(
         InvalidRequest: if boto3 is not installed or there is no such profile; the function raises
             it if the role cannot be assumed.
     """
-    setting = "objects.s3.role_arn" if role else "objects.s3.profile"
+    setting = "objects.role_arn" if role else "objects.profile"
     try:
         import boto3
         import botocore.exceptions
@@ -572,7 +571,7 @@ def _boto_credentials(
         own = session.get_credentials()
     except botocore.exceptions.BotoCoreError as error:
         raise InvalidRequest(
-            "credentials of the profile cannot be had", setting="objects.s3.profile", reason=error
+            "credentials of the profile cannot be had", setting="objects.profile", reason=error
         ) from error
     if own is None:
         raise InvalidRequest("there are no credentials to start from", setting=setting)
@@ -588,7 +587,7 @@ def _boto_credentials(
             found = answer.assume_role(RoleArn=role, RoleSessionName=SESSION_NAME)["Credentials"]
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
             raise InvalidRequest(
-                "role cannot be assumed", setting="objects.s3.role_arn", reason=error
+                "role cannot be assumed", setting="objects.role_arn", reason=error
             ) from error
         return _credential(
             found["AccessKeyId"],
@@ -614,25 +613,22 @@ def _credential(
 def _gcs(settings: ObjectsSettings, place: Place) -> Client:
     from obstore.store import GCSStore
 
-    given = settings.gcs
     config: dict[str, Any] = {}
-    endpoint = endpoint_of(given.endpoint, setting="gcs", allow_http=given.allow_http)
+    endpoint = endpoint_of(settings)
     if endpoint:
         config["base_url"] = endpoint
-    key = _text(given.credentials_json, "gcs.credentials_json")
-    path = _text(given.credentials_path, "gcs.credentials_path")
-    if key:
-        config["service_account_key"] = key
-    elif path:
-        config["service_account"] = path
-    if given.anonymous:
+    credentials = _text(settings.credentials, "credentials").strip()
+    if credentials:
+        is_json = credentials.startswith("{")
+        config["service_account_key" if is_json else "service_account"] = credentials
+    if settings.anonymous:
         # Some requests of the client ask the machine for a token in spite of the first.
         config |= {"skip_signature": True, "service_account_key": _NOBODY}
     return GCSStore(
         place.bucket,
         prefix=place.prefix or None,
         config=config,  # type: ignore[arg-type]  # built key by key
-        client_options=_options(settings, allow_http=given.allow_http),
+        client_options=_options(settings),
         retry_config=_NO_RETRIES,
     )
 
@@ -640,20 +636,19 @@ def _gcs(settings: ObjectsSettings, place: Place) -> Client:
 def _azblob(settings: ObjectsSettings, place: Place) -> Client:
     from obstore.store import AzureStore
 
-    given = settings.azblob
     config: dict[str, Any] = {}
     for name in ("account_name", "account_key"):
-        value = _word(getattr(given, name), f"azblob.{name}")
+        value = _word(getattr(settings, name), name)
         if value:
             config[name] = value
-    endpoint = endpoint_of(given.endpoint, setting="azblob", allow_http=given.allow_http)
+    endpoint = endpoint_of(settings)
     if endpoint:
         config["endpoint"] = endpoint
     return AzureStore(
         place.bucket,
         prefix=place.prefix or None,
         config=config,  # type: ignore[arg-type]  # built key by key
-        client_options=_options(settings, allow_http=given.allow_http),
+        client_options=_options(settings),
         retry_config=_NO_RETRIES,
     )
 

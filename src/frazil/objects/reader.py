@@ -28,7 +28,7 @@ from frazil.log import format as fmt
 from frazil.model import OffsetRange
 from frazil.objects.format import HEADER_BYTES
 from frazil.telemetry import warn
-from frazil.tiers import BytesCache, HistoryPin
+from frazil.tiers import HistoryPin, LruCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -258,7 +258,7 @@ class Fetcher:
         self.ahead_bytes_max = ahead_bytes
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
-        self._kept: BytesCache[bytes] = BytesCache(ahead_bytes)
+        self._kept: LruCache[bytes] = LruCache(ahead_bytes)
         self._ahead: OrderedDict[ByteRange, _Ahead] = OrderedDict()
         self._under_way: dict[ByteRange, Future[bytes]] = {}
         self._lock = threading.Lock()
@@ -333,7 +333,7 @@ class Fetcher:
             self.ahead_bytes = 0
         for future in waiting:
             future.cancel()
-        self._kept.clear()
+        self._kept.forget()
         if pool is not None:
             # Without waiting: with a store that is down this would take all its retries.
             pool.shutdown(wait=False, cancel_futures=True)

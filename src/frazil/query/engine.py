@@ -99,8 +99,7 @@ def _interrupted(_message: str) -> FrazilError:
 
 def _out_of_memory(message: str) -> FrazilError:
     return Overloaded(
-        "query needs more memory than query.memory_bytes, or query.memory_each_bytes, allows; read "
-        "less or raise it",
+        "query needs more memory than query.memory_bytes allows; read less or raise it",
         retry_after_ms=RETRY_AFTER_MS,
         cause=message,
     )

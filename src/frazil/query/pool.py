@@ -31,7 +31,6 @@ __all__ = [
     "check_timeout",
     "connect_locked",
     "quoted_text",
-    "spill_directory",
 ]
 
 DUCKDB_VERSION: Final = "1.5.5"
@@ -117,8 +116,12 @@ _CLOSE_S: Final = 10.0
 """Closing waits so long for queries that do not end when they are interrupted."""
 
 
+WAIT_S: Final = 5.0
+"""How long a query waits for a slot, or for an offset that it must see."""
+
+
 class PoolLimits(NamedTuple):
-    """What queries may use: together, and each (`timeout_s`, and `memory_each_bytes` unless 0).
+    """What queries may use: together, and each (`timeout_s`).
 
     Names are those of the settings.
     """
@@ -128,9 +131,8 @@ class PoolLimits(NamedTuple):
     temp_bytes_max: int = 10 * 10**9
     threads: int = 0
     memory_bytes: int = 512 * 1024 * 1024
-    memory_each_bytes: int = 0
     concurrency_max: int = 4
-    wait_s: float = 5.0
+    wait_s: float = WAIT_S
     timeout_s: float = 60.0
 
 
@@ -159,11 +161,6 @@ def check_timeout(timeout_s: object) -> None:
         )
 
 
-def spill_directory(directory: str, number: int) -> str:
-    """Return where one of several instances spills: their files have the same names."""
-    return f"{directory}-{number}" if directory else ""
-
-
 class Lease:
     """The right of one query to run, once it has a connection. Ends with `Pool.release`."""
 
@@ -173,8 +170,6 @@ class Lease:
         self.begun = begun
         self.deadline = begun + timeout_s
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self.instance: duckdb.DuckDBPyConnection | None = None
-        """The instance that no other query has meanwhile, if each has its own."""
         self.stopped: FrazilError | None = None
         self.on_stop: Callable[[], None] | None = None
         self._lock = threading.Lock()
@@ -235,8 +230,7 @@ class Pool:
         self._wake: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._entered: dict[int, Lease] = {}
         self._running: dict[int, tuple[Lease, float]] = {}
-        self._instances: list[duckdb.DuckDBPyConnection] = []
-        self._idle: list[duckdb.DuckDBPyConnection] = []
+        self._instance: duckdb.DuckDBPyConnection | None = None
         self._watch: threading.Thread | None = None
         self._next_id = 1
         self._wakes_at = 0.0
@@ -285,7 +279,7 @@ class Pool:
                 unread = sum(each.on_stop is not None for each, _ in self._running.values())
             raise Overloaded(
                 "too many queries run at once, run it again later or raise query.concurrency_max; "
-                "a result beyond query.result_bytes_ahead counts until it is read or closed",
+                "a result that is read in pieces counts until it is read or closed",
                 concurrency_max=limits.concurrency_max,
                 results_unread=unread,
                 retry_after_ms=int(limits.wait_s * 1_000) or 100,
@@ -305,9 +299,6 @@ class Pool:
             with self._lock:
                 self._entered.pop(lease.id, None)
                 self._running.pop(lease.id, None)
-                if lease.instance is not None:
-                    # The one used last is the next: it knows the files.
-                    self._idle.append(lease.instance)
             if lease.admitted:
                 self._slots.release()
 
@@ -344,12 +335,11 @@ class Pool:
             self._closed = True
         self.cancel(None, "the engine closes")
         with self._lock:
-            watch, instances = self._watch, self._instances
-            self._instances, self._idle = [], []
+            watch, instance, self._instance = self._watch, self._instance, None
         if watch is not None:
             self._wake.put(None)
             watch.join(_CLOSE_S)
-        for instance in instances:
+        if instance is not None:
             instance.close()
 
     def _check_open(self) -> None:
@@ -358,49 +348,26 @@ class Pool:
 
     def _admit(self, lease: Lease) -> None:
         self._check_open()
-        instance = self._instance_of(lease)
+        if self._instance is None:
+            limits = self._limits
+            self._instance = connect_locked(
+                threads=limits.threads,
+                memory_bytes=limits.memory_bytes,
+                directories=limits.directories,
+                temp_directory=limits.temp_directory,
+                temp_bytes_max=limits.temp_bytes_max,
+            )
         if self._watch is None:
             self._watch = threading.Thread(
                 target=self._watch_deadlines, name="frazil-query-watch", daemon=True
             )
             self._watch.start()
-        lease.admit(instance.cursor())
+        lease.admit(self._instance.cursor())
         self._entered.pop(lease.id, None)
         self._running[lease.id] = (lease, lease.deadline)
         if lease.deadline < self._wakes_at:
             # To wake the watch for each query would cost more than most queries do.
             self._wake.put(None)
-
-    def _instance_of(self, lease: Lease) -> duckdb.DuckDBPyConnection:
-        """Return the instance that a query runs in, which it gives back if it is its own."""
-        limits = self._limits
-        if not limits.memory_each_bytes:
-            if not self._instances:
-                self._instances.append(
-                    self._connect(limits.memory_bytes, limits.temp_directory, limits.temp_bytes_max)
-                )
-            return self._instances[0]
-        if not self._idle:
-            made = self._connect(
-                limits.memory_each_bytes,
-                spill_directory(limits.temp_directory, len(self._instances)),
-                limits.temp_bytes_max // limits.concurrency_max,
-            )
-            self._instances.append(made)
-            self._idle.append(made)
-        lease.instance = self._idle.pop()
-        return lease.instance
-
-    def _connect(
-        self, memory_bytes: int, temp_directory: str, temp_bytes_max: int
-    ) -> duckdb.DuckDBPyConnection:
-        return connect_locked(
-            threads=self._limits.threads,
-            memory_bytes=memory_bytes,
-            directories=self._limits.directories,
-            temp_directory=temp_directory,
-            temp_bytes_max=temp_bytes_max,
-        )
 
     def _watch_deadlines(self) -> None:
         """Stop queries whose time is over, until the pool is closed and none runs."""

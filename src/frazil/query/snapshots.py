@@ -13,6 +13,7 @@ import pyarrow.types as pt
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.model import full_topic_name
+from frazil.query.pool import WAIT_S
 from frazil.query.views import ChunkView, TopicInfo
 from frazil.schema import part_of_values
 from frazil.tiers import STEP_ROWS, open_parquet, whole_chunk
@@ -70,10 +71,10 @@ class EngineSnapshot:
         chunks, self.cut, self._dead = tiers.repairing(self._take)
         self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]
         disk = tiers.disk
-        with disk.changing():
+        with disk.catalog.changing:
             # Retired files go after this lock: what is pinned under it stays.
             files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
-            self._pin = disk.pin_files(files)
+            self._pin = disk.pins.pin(files)
         self.files: Sequence[FileView] = [FileView(file) for file in files]
 
     def _settle(self) -> None:
@@ -111,11 +112,11 @@ class EngineSnapshot:
 
     def _check(self, file: DiskFile) -> None:
         disk = self._tiers.disk
-        disk.note_use((file,))
-        fault = disk.verify(file)
+        disk.readers.note_use((file,))
+        fault = disk.damage.verify(file)
         if not fault:
             return
-        rebuilt = disk.damaged(file, fault)
+        rebuilt = disk.damage.report(file, fault)
         if rebuilt:
             raise Unavailable(
                 "a damaged file was just written again, run the query again",
@@ -228,9 +229,9 @@ class EngineSources:
         return found
 
     def wait(self, requests: Sequence[Request], min_offset: Any) -> None:
-        """Wait until topics have offsets, for `query.wait_s` at most."""
+        """Wait until topics have offsets, for 5 s at most."""
         runtimes = [runtime for _request, runtime in self._asked(requests)]
-        wait_for(runtimes, min_offset, timeout_s=self._engine.settings.query.wait_s)
+        wait_for(runtimes, min_offset, timeout_s=WAIT_S)
 
     def snapshot(
         self,
@@ -249,7 +250,7 @@ class EngineSources:
             _tiers_of(runtime).ensure_loaded()
         runtimes = [runtime for _request, runtime in asked]
         if min_offset is not None:
-            wait_for(runtimes, min_offset, timeout_s=engine.settings.query.wait_s)
+            wait_for(runtimes, min_offset, timeout_s=WAIT_S)
         moments = {} if as_of_offset is None else moments_of(runtimes, as_of_offset)
         ends = engine.visible_ends(runtimes)
         taken: list[tuple[TopicName, EngineSnapshot]] = []
@@ -282,7 +283,7 @@ class EngineSources:
         """Return the newest row of each key."""
         runtimes = self._engine.parts_of("/" + "/".join(topic))
         if min_offset is not None:
-            wait_for(runtimes, min_offset, timeout_s=self._engine.settings.query.wait_s)
+            wait_for(runtimes, min_offset, timeout_s=WAIT_S)
         if runtimes[0].state.spec.part_of:
             return self._lookup_in_parts(runtimes, keys)
         return _lookup_of(runtimes[0]).get_rows(keys)

@@ -1,32 +1,32 @@
-"""The tiers above the log: memory, then files on disk; when data moves, and who must wait."""
+"""The tiers above the log: memory, then files on disk; when data moves between them."""
 
 from __future__ import annotations
 
-from frazil.tiers.breathing import Breath
 from frazil.tiers.chunk import Chunk
-from frazil.tiers.disk.cache import BytesCache
-from frazil.tiers.disk.catalog import Span, TopicFiles, TopicMarks
-from frazil.tiers.disk.directory import DiskDirectory
-from frazil.tiers.disk.file import DiskFile, FileLabel, Member, file_schema, user_schema
-from frazil.tiers.disk.history import DiskHistory, StoredRows
-from frazil.tiers.disk.parquet_file import RowsWriter, open_parquet, read_facts
+from frazil.tiers.disk.catalog import DiskCatalog, DiskDirectory, Span, TopicFiles, TopicMarks
+from frazil.tiers.disk.format import (
+    DiskFile,
+    FileLabel,
+    Member,
+    SentRun,
+    file_schema,
+    user_schema,
+)
+from frazil.tiers.disk.parquet import RowsWriter, open_parquet, read_facts
 from frazil.tiers.disk.pins import FilesPin, HistoryPin
-from frazil.tiers.disk.rows import FileGone
-from frazil.tiers.disk.runs import SentRun
+from frazil.tiers.disk.reader import DiskHistory, FileGone, LruCache, StoredRows
 from frazil.tiers.disk.tier import DiskTier
-from frazil.tiers.disk.write import SetWriter
+from frazil.tiers.disk.writer import SetWriter, merge_once
 from frazil.tiers.flush import flush_set
-from frazil.tiers.keyed_limits import on_full_of, quota_of
-from frazil.tiers.keys.fold import STEP_ROWS, KeyedState
-from frazil.tiers.keys.key_index import OP_MASK, KeyIndex
+from frazil.tiers.keys.deletion_vectors import DeletionVectors
+from frazil.tiers.keys.fold import STEP_ROWS, KeyedState, whole_chunk
+from frazil.tiers.keys.index import OP_MASK, KeyIndex
 from frazil.tiers.keys.lookup import KeyLookup
-from frazil.tiers.keys.superseded import Superseded
-from frazil.tiers.keys.whole_rows import whole_chunk
-from frazil.tiers.objects_options import check_objects_option, has_objects
 from frazil.tiers.partitions import Partitioner
 from frazil.tiers.pressure import RETRY_AFTER_MS
-from frazil.tiers.tiering import Tiers
-from frazil.tiers.topic_tiers import TopicTiers
+from frazil.tiers.retention import on_full_of, quota_of
+from frazil.tiers.runtime import Tiers
+from frazil.tiers.topic_tiers import TopicTiers, check_objects_option, has_objects
 from frazil.tiers.zones import RED
 
 __all__ = [
@@ -34,9 +34,9 @@ __all__ = [
     "RED",
     "RETRY_AFTER_MS",
     "STEP_ROWS",
-    "Breath",
-    "BytesCache",
     "Chunk",
+    "DeletionVectors",
+    "DiskCatalog",
     "DiskDirectory",
     "DiskFile",
     "DiskHistory",
@@ -48,6 +48,7 @@ __all__ = [
     "KeyIndex",
     "KeyLookup",
     "KeyedState",
+    "LruCache",
     "Member",
     "Partitioner",
     "RowsWriter",
@@ -55,7 +56,6 @@ __all__ = [
     "SetWriter",
     "Span",
     "StoredRows",
-    "Superseded",
     "Tiers",
     "TopicFiles",
     "TopicMarks",
@@ -64,6 +64,7 @@ __all__ = [
     "file_schema",
     "flush_set",
     "has_objects",
+    "merge_once",
     "on_full_of",
     "open_parquet",
     "quota_of",

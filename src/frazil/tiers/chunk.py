@@ -1,30 +1,31 @@
 """A chunk: consecutive records of one topic in memory, as one Arrow batch.
 
-Everything but two things in a chunk is fixed when it is made: the marks of rows that later changes
-of their keys supersede, and what is computed once on demand. A row's mark is the offset of the
-change that supersedes it. A reader at snapshot S sees a row whose mark is S or later, so that marks
-set behind its back never change what it sees.
+A chunk is immutable but for `dead`, the offsets of the changes that supersede its rows, `bases`,
+and values that are computed once on demand. A reader at snapshot S sees a row whose superseding
+change is S or later, so that later entries never change what it sees.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.log import OFFSET_FIELD, TIME_FIELD
+from frazil.errors import CorruptionError
+from frazil.log import OFFSET_FIELD, SMALL_RECORDS_MAX, TIME_FIELD, UNDECODABLE, Frame
+from frazil.log import format as fmt
 from frazil.model import OP_DELETE, OP_UPSERT
 from frazil.schema import KeyMap
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from frazil.log import Batch
+    from frazil.log import Batch, TailEntry, TopicState
     from frazil.schema import KeyShape
 
     Offsets = npt.NDArray[np.int64]
@@ -36,27 +37,33 @@ __all__ = [
     "Chunk",
     "batch_with_system",
     "chunk_of",
+    "chunk_of_entry",
     "chunk_of_history",
+    "first_chunk",
     "join_chunks",
 ]
 
 ALIVE: Final = (1 << 63) - 1
-"""The mark of a row that no later change supersedes."""
+"""The entry of a row in `dead` that no later change supersedes."""
 CHUNK_BYTES: Final = 1500
-"""What a chunk takes beside the buffers of its batch."""
+"""The bytes of a chunk beside the buffers of its batch."""
 _SYSTEM: Final = ("_op", "_present")
+RUN_RECORDS_MAX: Final = 4096
+"""So many records of small frames are decoded together."""
+_new = tuple.__new__
 
 
 class Chunk:
     """Records `[offset, offset + count)` under one schema version.
 
     `batch` has the topic's columns, followed by `_op` and `_present` if the topic has a key.
-    `dead` is None while no row is superseded. `nbytes` grows with what is made later.
+    `dead` is None while no row is superseded. `nbytes` grows with values that are computed later.
     """
 
     __slots__ = (
         "_cache",
         "bases",
+        "bases_version",
         "batch",
         "changes",
         "count",
@@ -64,7 +71,6 @@ class Chunk:
         "keyed",
         "nbytes",
         "offset",
-        "stood",
         "time_counts",
         "time_us",
         "version",
@@ -90,12 +96,11 @@ class Chunk:
         self.time_counts = time_counts
         self.time_us = time_us
         self.changes = changes
-        """How many of the records came as changes of a key rather than as rows."""
+        """The number of records that were published as changes of a key rather than as rows."""
         self.dead = dead
         self.bases = bases
-        """The offset of the row that each partial change stands on, -1 for none; None if all are."""
-        self.stood = 0
-        """How often `bases` changed."""
+        """The offset of the row that each partial change builds on, -1 for none; None for all none."""
+        self.bases_version = 0
         self.keyed = tuple(batch.schema.names[-2:]) == _SYSTEM
         self.nbytes = nbytes + sum(marks.nbytes for marks in (dead, bases) if marks is not None)
         self._cache: dict[Any, Any] = {}
@@ -105,12 +110,12 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Return the offset behind the last record."""
+        """Return the offset after the last record."""
         return self.offset + self.count
 
     @property
     def width(self) -> int:
-        """Return how many columns of the topic the batch has; the system's follow them."""
+        """Return the number of the topic's columns in the batch; system columns follow them."""
         return int(self.batch.num_columns) - (2 if self.keyed else 0)
 
     @property
@@ -137,13 +142,13 @@ class Chunk:
         if len(self.time_us) == 1:
             return int(self.time_us[0])
         ends: Offsets = self.cached("time_ends", lambda: np.cumsum(self.time_counts))
-        # numpy's own search lets other threads run first, which takes a look-up milliseconds.
+        # numpy's own search releases the GIL, which costs a look-up milliseconds.
         return int(self.time_us[bisect_right(ends, row)])
 
     def cached(self, name: object, make: Callable[[], Any]) -> Any:
-        """Return what `make` gave when it was first asked for under this name.
+        """Return the value of `make`, computed once under this name.
 
-        An array that has memory of its own counts from then on.
+        An array with memory of its own counts in `nbytes` from then on.
         """
         found = self._cache.get(name)
         if found is None:
@@ -154,14 +159,14 @@ class Chunk:
         return found
 
     def image(self, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-        """Return what `make` gave since `bases` changed last."""
-        stood = self.stood
+        """Return the value of `make`, computed once after each change of `bases`."""
+        version = self.bases_version
         known: tuple[int, pa.RecordBatch] | None = self._cache.get("image")
-        if known is None or known[0] != stood:
-            # What is told while it is made is about rows that nobody looks at yet.
+        if known is None or known[0] != version:
+            # Bases that are set meanwhile belong to rows that nobody reads yet.
             made = make()
             self.nbytes += made.nbytes - (0 if known is None else known[1].nbytes)
-            known = self._cache["image"] = (stood, made)
+            known = self._cache["image"] = (version, made)
         return known[1]
 
     # -- keys and changes ------------------------------------------------------------------------
@@ -176,7 +181,7 @@ class Chunk:
 
     @property
     def partial(self) -> Flags | None:
-        """Tell which records name some columns only; None if all are whole."""
+        """Return which records name some columns only; None if all are whole."""
         present = self.batch.column(self.width + 1)
         if present.null_count == self.count:
             return None
@@ -191,7 +196,7 @@ class Chunk:
         return int(self.cached("deletes", lambda: (int((self.ops == OP_DELETE).sum()),))[0])
 
     def key_map(self, shape: KeyShape) -> KeyMap:
-        """Return the rows by the hash of their key, built when first asked for."""
+        """Return the rows by the hash of their key, built on first use."""
         found: KeyMap | None = self._cache.get("key_map")
         if found is None:
             found = self._cache["key_map"] = KeyMap.build(shape.hashes(self.batch))
@@ -199,27 +204,27 @@ class Chunk:
         return found
 
     def mark(self, rows: Offsets | Sequence[int], by: Offsets | Sequence[int]) -> None:
-        """Say which changes supersede rows; the caller holds the topic's lock."""
+        """Set the changes that supersede rows; the caller holds the topic's lock."""
         dead = self.dead
         if dead is None:
             dead = np.full(self.count, ALIVE, np.int64)
             dead[rows] = by
-            # Readers look without the lock: they get the array when it is complete.
+            # Published only when it is complete: readers do not take the lock.
             self.dead = dead
             self.nbytes += dead.nbytes
         else:
             dead[rows] = by
 
-    def stand(self, rows: Offsets | Sequence[int], bases: Offsets | Sequence[int]) -> None:
-        """Say which rows partial changes stand on; the caller holds the topic's lock."""
+    def set_bases(self, rows: Offsets | Sequence[int], bases: Offsets | Sequence[int]) -> None:
+        """Set the rows that partial changes build on; the caller holds the topic's lock."""
         if self.bases is None:
             self.bases = np.full(self.count, -1, np.int64)
             self.nbytes += self.bases.nbytes
         self.bases[rows] = bases
-        self.stood += 1
+        self.bases_version += 1
 
     def take_marks(self, parts: Sequence[Chunk]) -> None:
-        """Take over the marks of the chunks that were joined into this one, as they are now."""
+        """Take over `dead` and `bases` of the chunks joined into this one, as they are now."""
         for marks in (self.dead, self.bases):
             self.nbytes -= 0 if marks is None else marks.nbytes
         self.dead, self.bases = _joined_dead(parts), _joined_bases(parts)
@@ -227,7 +232,7 @@ class Chunk:
             self.nbytes += 0 if marks is None else marks.nbytes
 
     def live(self, end: int) -> Flags | None:
-        """Tell which rows are their key's state at snapshot `end`; None if all are."""
+        """Return which rows are their key's state at snapshot `end`; None if all are."""
         flags: Flags | None = None
         if self.end > end:
             flags = np.arange(self.offset, self.end) < end
@@ -263,9 +268,9 @@ class Chunk:
         return pair
 
     def slice(self, start: int, count: int) -> Chunk:
-        """Return part of the chunk; it shares the buffers and the marks set so far.
+        """Return part of the chunk; it shares the buffers and the entries set so far.
 
-        Its bytes and changes are a share of the whole's.
+        Its bytes and changes are a share of the whole chunk's.
         """
         count = min(count, self.count - start)
         if count == self.count:
@@ -310,12 +315,12 @@ def chunk_of(
 
 
 def chunk_of_history(batch: Batch, *, version: int) -> Chunk:
-    """Make a chunk of a batch that was read back; what came as a change is judged by its fields."""
+    """Make a chunk of a batch that was read back; a record counts as a change by its fields."""
     chunk = chunk_of(batch.data, offset=batch.offset, version=version, times=batch.times, nbytes=0)
     if chunk.keyed:
-        told = chunk.ops != OP_UPSERT
+        changes = chunk.ops != OP_UPSERT
         partial = chunk.partial
-        chunk.changes = int((told if partial is None else told | partial).sum())
+        chunk.changes = int((changes if partial is None else changes | partial).sum())
     return chunk
 
 
@@ -380,3 +385,133 @@ def _coalesced(counts: Offsets, us: Offsets) -> tuple[Offsets, Offsets]:
         return counts, us
     starts = np.flatnonzero(np.concatenate(([True], us[1:] != us[:-1])))
     return np.add.reduceat(counts, starts), us[starts]
+
+
+def first_chunk(
+    state: TopicState, tail: Sequence[TailEntry], *, end: int, rows_max: int, bytes_max: int
+) -> tuple[Chunk, int]:
+    """Return the first tail entries below `end` as a chunk, and their number: at least one.
+
+    They are joined here, so that each is copied once.
+
+    Raises:
+        CorruptionError: if the first one cannot be decoded.
+    """
+    batches: list[pa.RecordBatch] = []
+    stop = rows = size = version = 0
+    while stop < len(tail) and tail[stop].offset < end:
+        run = _small_run(tail, stop, end)
+        if batches:
+            rows += sum([entry[1] for entry in run])
+            size += sum([entry[7] for entry in run])
+            before = tail[stop - 1]
+            is_next = before.offset + before.count == run[0].offset
+            if not is_next or rows > rows_max or size > bytes_max:
+                break
+        try:
+            found = _decode_run(state, run) if len(run) > 1 else None
+            if found is None:
+                run = run[:1]
+                found = _decode_entry(state, run[0])
+        except CorruptionError:
+            if not batches:
+                raise
+            break
+        if batches and found[1] != version:
+            # The schema has changed meanwhile.
+            break
+        if not batches:
+            rows, size = sum([entry[1] for entry in run]), sum([entry[7] for entry in run])
+        version = found[1]
+        batches.append(found[0])
+        stop += len(run)
+    return _chunk_of_entries(batches, tail[:stop], version), stop
+
+
+def chunk_of_entry(state: TopicState, entry: TailEntry) -> Chunk:
+    """Return the chunk of one entry.
+
+    Raises:
+        CorruptionError: if it cannot be decoded.
+    """
+    batch, version = _decode_entry(state, entry)
+    return _chunk_of_entries([batch], [entry], version)
+
+
+def _chunk_of_entries(
+    batches: list[pa.RecordBatch], entries: Sequence[TailEntry], version: int
+) -> Chunk:
+    return chunk_of(
+        batches[0] if len(batches) == 1 else pa.concat_batches(batches),
+        offset=entries[0].offset,
+        version=version,
+        times=[(entry[1], entry[2]) for entry in entries],
+        # A batch that was not copied keeps its whole frame alive.
+        nbytes=entries[0].size if len(entries) == 1 else 0,
+        changes=sum([entry[1] for entry in entries if entry[5] & fmt.FLAG_OP]),
+    )
+
+
+def _decode_run(state: TopicState, run: list[TailEntry]) -> tuple[pa.RecordBatch, int] | None:
+    codec = state.codec
+    frames = [_frame(entry) for entry in run]
+    batch: pa.RecordBatch | None = None
+    version = -1
+    while version != codec.version:
+        # The schema may change meanwhile; a batch has the version that it was decoded to.
+        version = codec.version
+        try:
+            batch = codec.decode_small(frames)
+        except UNDECODABLE:
+            # Decoded one by one, the damaged one is found.
+            return None
+    return None if batch is None else (batch, version)
+
+
+def _decode_entry(state: TopicState, entry: TailEntry) -> tuple[pa.RecordBatch, int]:
+    codec = state.codec
+    frame = _frame(entry)
+    version = -1
+    while version != codec.version:
+        version = codec.version
+        try:
+            batch = codec.decode(frame)
+        except UNDECODABLE as error:
+            raise CorruptionError(
+                "records in memory cannot be decoded, run `frazil doctor`",
+                topic=state.spec.name,
+                offset_first=entry.offset,
+                offset_next=entry.offset + entry.count,
+                lsn=entry.lsn,
+                reason=error,
+            ) from error
+    return batch, version
+
+
+def _frame(entry: TailEntry) -> Frame:
+    offset, count, time_us, lsn, kind, flags, version, size, data, _ = entry
+    fields = (offset, 0, 0, kind, b"", flags, 0, 0, count, version, lsn, 0, 0, size, time_us, 0, 0)
+    # The constructors would cost more than everything else here; decoders take any buffer.
+    return _new(Frame, (_new(fmt.FrameHead, fields), data, 0))
+
+
+def _small_run(tail: Sequence[TailEntry], start: int, end: int) -> list[TailEntry]:
+    """Return the entries from `start` on to decode together: small, alike and without a gap."""
+    first = tail[start]
+    kind, flags, version = first.kind, first.flags, first.version
+    if kind != fmt.KIND_ROWS:
+        return [first]
+    count_max = 1 if flags & fmt.FLAG_PLAIN else SMALL_RECORDS_MAX
+    run: list[TailEntry] = []
+    records, offset = 0, first.offset
+    for entry in islice(tail, start, None):
+        if entry[0] != offset or entry[1] > count_max or offset >= end:
+            break
+        if entry[4] != kind or entry[5] != flags or entry[6] != version:
+            break
+        records += entry[1]
+        if records > RUN_RECORDS_MAX:
+            break
+        offset += entry[1]
+        run.append(entry)
+    return run or [first]

@@ -8,9 +8,9 @@ import numpy as np
 
 from frazil.errors import InvalidRequest
 from frazil.schema import ID_KEYS
-from frazil.tiers.disk.file import ids_of, user_schema
-from frazil.tiers.disk.rows import offsets_of
-from frazil.tiers.disk.write import SetWriter, unavailable
+from frazil.tiers.disk.format import ids_of, user_schema
+from frazil.tiers.disk.reader import offsets_of
+from frazil.tiers.disk.writer import SetWriter, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from frazil.log import SpecialRange
     from frazil.schema import KeyShape
     from frazil.tiers.chunk import Chunk
-    from frazil.tiers.disk.file import DiskFile
-    from frazil.tiers.disk.runs import SentRun
-    from frazil.tiers.disk.tier import DiskTier, TierSettings
+    from frazil.tiers.disk.format import DiskFile, SentRun
+    from frazil.tiers.disk.tier import DiskTier
     from frazil.tiers.partitions import Partitioner
 
 __all__ = ["cut_set", "flush_set"]
 
 SET_BYTES_MAX: Final = 512 << 20
-"""A flush set takes about this much; more becomes several sets, each with its own registration."""
+"""A flush set has about so many bytes; more become several sets."""
 
 
 def cut_set(chunks: Sequence[Chunk], first: int, target: int) -> tuple[int, list[Chunk]]:
-    """Choose chunks for one set: all of them, or so many that the set stays small enough."""
+    """Choose chunks for one set: all of them, or as many as a set may take."""
     chosen: list[Chunk] = []
     size = 0
     for chunk in chunks:
@@ -58,10 +57,8 @@ def flush_set(
     end: int,
     batches: Iterable[pa.RecordBatch],
     gaps: Sequence[SpecialRange] = (),
-    deltas: npt.NDArray[np.int64] | None = None,
     runs: Sequence[SentRun] = (),
     clock: Clock | None = None,
-    settings: TierSettings | None = None,
     throttle: Callable[[int], None] | None = None,
     replaces: Sequence[DiskFile] = (),
 ) -> tuple[DiskFile, ...]:
@@ -70,17 +67,15 @@ def flush_set(
     `batches` have the columns `_offset`, `_time`, for changes `_op` and `_present`, then those of
     `schema`, in the order of offsets; every offset of the range is a row or lies in one of `gaps`.
     `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
-    `deltas` are the sorted offsets of changes whose base row is in files already, `runs` tell who
-    sent the records. `throttle` is
-    told of the bytes as they are written and may wait. `clock` and `settings` (the section
-    `disk`) are the tier's own where they are None.
+    `runs` are the producers of the records. `throttle` is called with the bytes as they are
+    written and may wait. `clock` is the tier's own by default.
 
     Raises:
         InvalidRequest: rows are missing, twice, out of order or of other columns. Nothing
             happened.
         Conflict: the range is not the next one. Nothing happened.
         Unavailable: the disk failed; nothing is registered. With `outcome="unknown"` the metadata
-            store failed; the next start tells what happened.
+            store failed; the next start finds the outcome.
         Closed: a directory could not be synced before; open the engine again.
     """
     if keyed != (shape is not None):
@@ -95,10 +90,8 @@ def flush_set(
         first=first,
         end=end,
         gaps=gaps,
-        deltas=deltas,
         runs=runs,
         clock=clock,
-        settings=settings,
         throttle=throttle,
     )
     try:
@@ -129,7 +122,7 @@ def _write(
 def _checked_columns(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Refuse batches of other columns: by place alone their values would get to the wrong ones."""
+    """Refuse batches of other columns: columns are written by position."""
     ids, names = ids_of(schema), schema.names
     for batch in batches:
         columns = user_schema(batch.schema)
@@ -151,7 +144,7 @@ def _check_whole(rows: int, gaps: Sequence[SpecialRange], first: int, end: int) 
 
 
 def _checked(offsets: npt.NDArray[np.int64], following: int, end: int) -> int:
-    """Return the offset behind a batch, or refuse one that goes back or out of its range."""
+    """Return the offset after a batch; refuse one out of order or of its range."""
     low, high = int(offsets[0]), int(offsets[-1])
     if low < following or high >= end or not bool((np.diff(offsets) > 0).all()):
         raise InvalidRequest(

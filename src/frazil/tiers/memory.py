@@ -1,20 +1,24 @@
-"""The memory tier of one topic: what was written, at once; as Arrow chunks, when somebody looks.
+"""The memory tier of one topic: the newest records, decoded to Arrow chunks on demand.
 
-The journal's thread only appends a tuple for each frame it wrote. Decoding, joining and everything
-else is done under `lock` by whoever needs it: a query, a lookup, a flush, the background worker.
+The journal's thread only appends a tuple for each frame it wrote. Queries, lookups, flushes and the
+background worker decode and join them under `lock`.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.log import TailEntry
 from frazil.log import format as fmt
-from frazil.tiers.chunk import Chunk, chunk_of_history, join_chunks
-from frazil.tiers.tail_chunks import chunk_of_entry, first_chunk
+from frazil.tiers.chunk import (
+    Chunk,
+    chunk_of_entry,
+    chunk_of_history,
+    first_chunk,
+    join_chunks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,31 +29,31 @@ if TYPE_CHECKING:
 __all__ = ["TailEntry", "TopicMemory", "Unflushed"]
 
 ENTRY_BYTES: Final = 280
-"""What an entry takes beside its payload."""
+"""The bytes of an entry beside its payload."""
 RECORD_BYTES: Final = 300
-"""What a validated record takes beside its values, which take about twice their packed form."""
+"""The bytes of a validated record beside its values, which take about twice their packed form."""
+MERGE_ROWS: Final = 64 << 10
+"""Small chunks are joined up to so many rows."""
 FOLD_ROWS: Final = 4096
 FOLD_BYTES: Final = 4 << 20
 FOLD_AGE_US: Final = 10_000_000
-"""A tail with so many records or bytes, or so old, does not wait for more."""
+"""A tail with so many records or bytes, or so old, is decoded without waiting for more."""
 READ_US: Final = 60_000_000
-"""So long after somebody looked at a topic the next one may come."""
+"""A topic that was read in this time is decoded as records come."""
 JOIN_AT_ONCE_ROWS: Final = 8192
-"""Chunks are joined while they are made up to this size; larger ones in the background."""
+"""New chunks are joined up to this size at once; larger ones in the background."""
 JOIN_BYTES_MAX: Final = 4 << 20
-"""Chunks of so many bytes are not joined any more: scans gain nothing, and every join is a copy."""
-
-_offset_of = itemgetter(0)
+"""Chunks of so many bytes are no longer joined: scans gain nothing, and every join is a copy."""
 
 
 class Unflushed(NamedTuple):
-    """What lies in memory from an offset on."""
+    """What memory holds from an offset on."""
 
     bytes: int
     records: int
     changes: int
     time_us: int | None
-    """When the oldest of it was appended; None if there is nothing."""
+    """The append time of the oldest record; None without one."""
 
 
 class _Held(NamedTuple):
@@ -62,10 +66,9 @@ class _Held(NamedTuple):
 class TopicMemory:
     """The newest records of one topic.
 
-    Everything in `[start, visible)` is in `chunks` and, behind them, in `tail`, gaps apart.
+    Everything in `[start, visible)` but gaps is in `chunks` and, after them, in `tail`.
     `append` is for the journal's thread alone; all else may be called from any thread.
-    `on_settled` and `on_evict` are called under the lock: when entries of the tail have become
-    chunks, and with the chunks that are about to go.
+    `on_evict` is called under the lock with the chunks that are about to go.
     """
 
     def __init__(
@@ -73,25 +76,20 @@ class TopicMemory:
         state: TopicState,
         *,
         clock: Clock,
-        merge_rows: int,
-        index_bytes_max: Callable[[], int] | None = None,
+        merge_rows: int | None = None,
     ) -> None:
         self.state = state
         self.clock = clock
-        self.merge_rows = merge_rows
-        self.index_bytes_max = index_bytes_max
+        self.merge_rows = merge_rows or MERGE_ROWS
         self.lock = threading.RLock()
         self.tail: list[TailEntry] = []
         self.start: int = state.next
-        self.on_settled: Callable[[], None] | None = None
         self.on_evict: Callable[[Sequence[Chunk]], None] | None = None
         self._held = _Held((), [])
-        self._told = -1
-        """How far `on_settled` knows what has become chunks."""
         self._read_us = -READ_US
         self._chunk_bytes: int | None = 0
-        # Each counter has one writer, so that no addition is lost: the journal's thread for what
-        # came in, the holder of the lock for what went on.
+        # Each counter has one writer, so that no addition is lost: the journal's thread for
+        # entries appended, the holder of the lock for entries removed.
         self._payload_in = self._payload_out = 0
         self._records_in = self._records_out = 0
         self._changes_in = self._changes_out = 0
@@ -99,7 +97,7 @@ class TopicMemory:
     # -- the journal's side ------------------------------------------------------------------------
 
     def append(self, entry: TailEntry) -> None:
-        """Take written records; nobody looks at them before `visible` passes them."""
+        """Take written records; they are read only once `visible` has passed them."""
         self._payload_in += entry[7]
         if entry[9] is not None:
             self._records_in += entry[1]
@@ -122,27 +120,27 @@ class TopicMemory:
 
     @property
     def tail_bytes(self) -> int:
-        """Return the bytes of what is not decoded yet."""
+        """Return the bytes of the entries that are not decoded yet."""
         payload = self._payload_in - self._payload_out
         records = self._records_in - self._records_out
-        # Validated records hold their values and their packed form beside the frame's payload.
+        # Validated records keep their values and their packed form as well as the payload.
         held = 3 * payload + RECORD_BYTES * records if records else payload
         return held + ENTRY_BYTES * len(self.tail)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all that is held."""
+        """Return the bytes of everything in memory."""
         known = self._chunk_bytes
         if known is None:
             known = self._chunk_bytes = sum(chunk.nbytes for chunk in self._held.chunks)
         return known + self.tail_bytes
 
     def note_read(self) -> None:
-        """Take note that somebody looks at all of it: from now on it is folded as it comes."""
+        """Note a scan: for a while the background decodes records as they come."""
         self._read_us = self.clock.now_us()
 
     def is_foldable(self) -> bool:
-        """Tell whether the background should fold the tail, or wait for more of it."""
+        """Tell whether the background should decode the tail, or wait for more of it."""
         tail = self.tail
         if not tail:
             return False
@@ -155,7 +153,7 @@ class TopicMemory:
         )
 
     def recount(self) -> None:
-        """Take note that chunks have grown: by marks, or by a map of their keys."""
+        """Note that chunks have grown: by deletion vectors, or by a map of their keys."""
         self._chunk_bytes = None
 
     def chunk_at(self, offset: int) -> Chunk | None:
@@ -168,7 +166,7 @@ class TopicMemory:
         return chunk if offset < chunk.end else None
 
     def unflushed(self, from_offset: int) -> Unflushed:
-        """Say how much lies in memory from an offset on, and how old it is."""
+        """Return how much memory holds from an offset on, and how old it is."""
         with self.lock:
             size, changes = self.tail_bytes, self._changes_in - self._changes_out
             records = sum([entry[1] for entry in self.tail])
@@ -183,16 +181,6 @@ class TopicMemory:
                 oldest = part.time_first
             return Unflushed(size, records, changes, oldest)
 
-    def older_than(self, age_us: int) -> int:
-        """Return the offset below which all records in chunks were appended so long ago."""
-        limit = self.clock.now_us() - age_us
-        end = self.start
-        for chunk in self._held.chunks:
-            if chunk.time_bounds[1] > limit:
-                break
-            end = chunk.end
-        return end
-
     # -- tail to chunks ----------------------------------------------------------------------------
 
     def load(
@@ -200,8 +188,8 @@ class TopicMemory:
     ) -> None:
         """Take records that were read back after a restart: in order, before all of the tail.
 
-        `start` is the first offset that is held from now on, where a gap comes first. `version` is
-        that of the columns the batches have, the current one where it is None.
+        `start` is the first offset that is held from now on, if a gap comes first. `version` is
+        the version of the batches' columns, the current one if it is None.
         """
         with self.lock:
             version = self.state.codec.version if version is None else version
@@ -229,25 +217,19 @@ class TopicMemory:
         With a budget at least one run of entries is done, then no more than so many rows.
 
         Raises:
-            CorruptionError: if an entry cannot be decoded; what lies before it is settled.
+            CorruptionError: if an entry cannot be decoded; the entries before it are settled.
         """
         with self.lock:
             tail, rows = self.tail, 0
             end = min(end, self.state.visible)
             rows_max = JOIN_AT_ONCE_ROWS if budget_rows is None else budget_rows
-            try:
-                while tail and tail[0].offset < end and (budget_rows is None or rows < budget_rows):
-                    rows += self._settle_some(end, rows_max)
-            finally:
-                settled = self.settled
-                if self.on_settled is not None and self._told != settled:
-                    self.on_settled()
-                    self._told = settled
+            while tail and tail[0].offset < end and (budget_rows is None or rows < budget_rows):
+                rows += self._settle_some(end, rows_max)
 
     def snapshot(self, end: int) -> tuple[Chunk, ...]:
         """Return the records of `[start, end)`; those of a keyed topic are folded before.
 
-        What is set or joined later does not change what the caller sees at `end`.
+        Later deletion-vector entries and joins do not change what the caller sees at `end`.
         """
         with self.lock:
             self.settle(end)
@@ -259,7 +241,7 @@ class TopicMemory:
             return (*held.chunks[: number - 1], last.slice(0, end - last.offset))
 
     def evict(self, below: int) -> int:
-        """Drop the chunks that lie below an offset as a whole; return the bytes that became free."""
+        """Drop the chunks that are whole below an offset; return the bytes freed."""
         with self.lock:
             self.settle(below)
             chunks = self._held.chunks
@@ -272,12 +254,9 @@ class TopicMemory:
                 first = min(first, self.tail[0].offset)
             if gone and self.on_evict is not None:
                 self.on_evict(gone)
-            # Rows below the new start are looked for elsewhere, but not above what was asked for.
-            start, held = max(self.start, min(first, below)), _held(chunks[stop:])
-            # Nothing is called in between, so that nothing comes between.
-            self.start = start
-            self._held = held
-            self._chunk_bytes = None
+            # Rows below the start are searched in files, which have nothing above `below`.
+            self.start = max(self.start, min(first, below))
+            self._swap(chunks[stop:])
             return sum(chunk.nbytes for chunk in gone)
 
     def merge_small(self) -> bool:
@@ -304,15 +283,11 @@ class TopicMemory:
         return True
 
     def _swap(self, chunks: Sequence[Chunk]) -> None:
-        self._held = _held(chunks)
+        self._held = _Held(tuple(chunks), [chunk.offset for chunk in chunks])
         self._chunk_bytes = None
 
     def _settle_some(self, end: int, rows_max: int) -> int:
         tail = self.tail
-        if self._held.chunks and tail[0].offset < self.settled:
-            # Somebody was interrupted between the chunk and here.
-            self._drop(bisect_left(tail, self.settled, key=_offset_of))
-            return 0
         rows_at_once = min(JOIN_AT_ONCE_ROWS, self.merge_rows)
         made, entries = first_chunk(
             self.state,
@@ -329,16 +304,12 @@ class TopicMemory:
         return made.count
 
     def _drop(self, count: int) -> None:
-        """Let the first entries of the tail go, which are chunks by now."""
+        """Remove the first entries of the tail, which are chunks by now."""
         run = self.tail[:count]
-        payload = sum([entry[7] for entry in run])
-        records = sum([entry[1] for entry in run if entry[9] is not None])
-        changes = sum([entry[1] for entry in run if entry[5] & fmt.FLAG_OP])
-        # Nothing is called from here on, so that nothing comes between.
         del self.tail[:count]
-        self._payload_out += payload
-        self._records_out += records
-        self._changes_out += changes
+        self._payload_out += sum([entry[7] for entry in run])
+        self._records_out += sum([entry[1] for entry in run if entry[9] is not None])
+        self._changes_out += sum([entry[1] for entry in run if entry[5] & fmt.FLAG_OP])
 
     def decoded(self, entry: TailEntry) -> Chunk:
         """Return the chunk of one entry of the tail, which stays as it is; needs no lock.
@@ -347,10 +318,6 @@ class TopicMemory:
             CorruptionError: if it cannot be decoded.
         """
         return chunk_of_entry(self.state, entry)
-
-
-def _held(chunks: Sequence[Chunk]) -> _Held:
-    return _Held(tuple(chunks), [chunk.offset for chunk in chunks])
 
 
 def _joinable(one: Chunk, other: Chunk) -> bool:

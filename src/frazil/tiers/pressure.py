@@ -1,7 +1,7 @@
-"""Back-pressure: how full memory is, and how long a publish waits for that.
+"""Back-pressure: the use of memory, and how long a publish waits for it.
 
-Use of the budget is what the sources count, or what the process holds beyond its base if that is
-more: counting misses the overhead of the allocator, and the resident size shows it. Three zones
+Use of the budget is the sum of the sources, or the resident size beyond the process's base if that
+is more: sources miss the overhead of the allocator. Three zones
 follow, with hysteresis: green admits at once, yellow delays each publish, red lets publishes wait
 and refuses them at a deadline. Only `admit` ever waits: flushes, reads, acks and commits do not
 ask. The numbers are in docs/internals/tiers.md.
@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 RECOUNT_S: Final = 0.01
-"""A publish outside green counts again what the last count is older than."""
+"""A publish outside green counts again if the last count is older."""
 RECLAIM_S: Final = 1.0
-"""The allocators are asked for unused memory at most this often: they take their time."""
+"""The allocators are asked for unused memory at most this often, because that is slow."""
 RETRY_AFTER_MS: Final = 1000
 
 
@@ -55,7 +55,7 @@ class PressureFacts(NamedTuple):
     rss_base_bytes: int
     sources: dict[str, int]
     entries: dict[str, int]
-    """How often each zone was entered; the green of the start does not count."""
+    """How often each zone was entered after the start."""
     delay_ms: float
     delays: int
     delayed_s: float
@@ -65,8 +65,8 @@ class PressureFacts(NamedTuple):
 
 
 def rss_bytes() -> int:
-    """Return the resident size of this process; 0, which counts for nothing, if it is unknown."""
-    # Opened each time: behind a fork an open file would still tell of the parent.
+    """Return the resident size of this process, 0 if it is unknown."""
+    # Opened each time: after a fork an open file would still show the parent.
     try:
         file = RealFileSystem().open("/proc/self/statm", "read")
     except OSError:
@@ -78,25 +78,26 @@ def rss_bytes() -> int:
 
 
 def release_unused() -> None:
-    """Give memory that the allocators keep for later back to the operating system."""
+    """Return unused memory of the allocators to the operating system."""
     pa.default_memory_pool().release_unused()
-    # Only the C library of GNU has it; elsewhere freed memory goes back by itself.
+    # Only glibc has it; other C libraries return freed memory by themselves.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class Pressure:
-    """The zone of an engine, and the door that publishes go through. Any thread may call it.
+    """The zone of an engine, and the admission of publishes. Any thread may call it.
 
-    `level` is read without a lock: a publisher calls `admit` only if it is not zero. A journal's
-    thread calls `grew` between writing and syncing: it only counts and sets the zone there. What
-    `on_red` was given runs in a thread that calls `refresh`.
+    `level` is read without a lock: a publisher calls `admit` only if it is not zero. The journal's
+    thread calls `grew` between writing and syncing, which only counts and sets the zone. Callbacks
+    of `on_red` run in a thread that calls `refresh`.
 
     Args:
         rss: reads the resident size.
         wait: waits for an event, so that a simulation can let its own time pass.
-        reclaim: gives memory back that is held but not used.
+        reclaim: returns unused memory to the operating system.
+        wake: wakes the thread that calls `refresh`, when red is entered.
     """
 
     def __init__(
@@ -107,22 +108,24 @@ class Pressure:
         rss: Callable[[], int] = rss_bytes,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
         reclaim: Callable[[], None] = release_unused,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.level = GREEN
-        self.zones = Zones.of(settings)
+        self.zones = Zones(settings.budget_bytes)
         self._clock = clock
         self._wait_s = settings.wait_s
         self._rss = rss
         self._wait = wait
         self._reclaim = reclaim
+        self._wake = wake
         self._resident_bytes = rss()
-        # What the process held before is the program's around the engine, not the engine's.
+        # The program around the engine holds what the process held before.
         self._base_bytes = max(settings.rss_base_bytes, self._resident_bytes)
         self._sources: tuple[tuple[str, Callable[[], int]], ...] = ()
         self._counted_max: dict[str, int | None] = {}
         self._on_red: tuple[Callable[[], None], ...] = ()
-        self.red_untold = False
-        """Red was entered and nobody was called back yet: `refresh` is due at once."""
+        self.red_pending = False
+        """Red was entered and its callbacks were not called yet: `refresh` is due at once."""
         self._measuring = threading.Lock()
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
@@ -144,13 +147,13 @@ class Pressure:
     # -- measuring -------------------------------------------------------------------------------
 
     def add_source(self, name: str, read: Callable[[], int], *, share: float = 1.0) -> None:
-        """Count what `read` returns, in bytes; it is called often, from any thread.
+        """Count the bytes that `read` returns; it is called often, from any thread.
 
         Args:
-            name: what it is shown under.
+            name: the source's name in `stats`.
             read: returns the bytes.
-            share: the source counts up to this share of the budget only. For what no flush and no
-                eviction gives back: if it counted in full, it would keep memory red for good.
+            share: the source counts up to this share of the budget only. For memory that no flush
+                and no eviction frees: counted in full, it could keep memory red for good.
         """
         assert all(name != known for known, _read in self._sources), name
         self._sources = (*self._sources, (name, read))
@@ -159,33 +162,33 @@ class Pressure:
     def on_red(self, callback: Callable[[], None]) -> None:
         """Call back each time red is entered, e.g. to flush everything or to cancel queries.
 
-        The calls are made by the next `refresh`, never by a publish or a journal.
+        The next `refresh` makes the calls, never a publish or a journal.
         """
         self._on_red = (*self._on_red, callback)
 
     def refresh(self) -> None:
-        """Count all sources, read the resident size, and change the zone if it is time.
+        """Count all sources, read the resident size, and change the zone if necessary.
 
-        The background calls it every `memory.rss_check_s`, when memory was freed, and when red was
-        entered: it calls back those who want to know. It counts nothing while another thread does.
+        The background calls it ten times a second, when memory was freed, and when red was entered,
+        for the callbacks. It counts nothing while another thread does.
         """
         self._measure(resident=True)
-        if self.red_untold:
-            self._tell_red()
+        if self.red_pending:
+            self._call_back()
 
     def recount(self) -> None:
-        """Do the same with the resident size of the last `refresh`, which is cheaper."""
+        """Do the same with the last resident size, which is cheaper."""
         self._measure(resident=False)
 
     def grew(self, size: int) -> None:
-        """Note that `size` bytes came; only when they may lead into the next zone is it counted."""
-        # Threads may overwrite each other here: the next refresh puts it right.
+        """Note `size` new bytes; they are counted only if they may lead into the next zone."""
+        # Threads may overwrite each other here: the next refresh corrects it.
         self._room_bytes -= size
         if self._room_bytes <= 0:
             self.recount()
 
     def _measure(self, *, resident: bool) -> None:
-        # Never waited for: whoever measures may call a source that waits for this very thread.
+        # Never waited for: a source may wait for this very thread.
         if not self._measuring.acquire(blocking=False):
             return
         try:
@@ -202,7 +205,7 @@ class Pressure:
             wake()
 
     def _size(self, name: str, read: Callable[[], int]) -> int:
-        """Return a source's bytes; the last ones known if it fails, as the journal must go on."""
+        """Return a source's bytes; its last known ones if it fails, as the journal must go on."""
         try:
             size = read()
         except Exception as error:  # noqa: BLE001 - a source's bug must not end the journal
@@ -217,18 +220,18 @@ class Pressure:
         limit = self._counted_max[name]
         return size if limit is None else min(size, limit)
 
-    def _tell_red(self) -> None:
-        """Call back those who want to know of red, if it still lasts."""
+    def _call_back(self) -> None:
+        """Call the callbacks of red, if it still lasts."""
         with self._lock:
-            told, self.red_untold = self.red_untold and self.level == RED, False
-        for callback in self._on_red if told else ():
+            lasts, self.red_pending = self.red_pending and self.level == RED, False
+        for callback in self._on_red if lasts else ():
             try:
                 callback()
             except Exception as error:  # noqa: BLE001 - one that fails must not keep the others
                 warn("pressure_callback_failed", error=error)
 
     def _reclaim_if_it_helps(self, accounted: int) -> None:
-        """Take back what allocators keep, before it alone makes publishers wait."""
+        """Free unused memory of the allocators, before it alone makes publishers wait."""
         used = self._used(accounted)
         counted_level = self.zones.level(self.level, accounted)
         now = self._clock.monotonic()
@@ -253,8 +256,10 @@ class Pressure:
             if after == before:
                 return ()
             self.level = after
-            self.red_untold = after == RED
+            self.red_pending = after == RED
             self._entries[after] += 1
+            if after == RED:
+                self._wake()
             waiters = self._take_waiters() if after != RED else ()
         event(
             "pressure_zone",
@@ -267,9 +272,9 @@ class Pressure:
         return waiters
 
     def _used(self, accounted: int) -> int:
-        """Return what counts: what the tiers know of, or twice that if the process has grown so.
+        """Return the use: the sources, or up to twice that if the process has grown so.
 
-        What a program around the engine takes for itself is not the tiers' to give back.
+        Memory of the program around the engine is not the tiers' to free.
         """
         beyond = self._resident_bytes - self._base_bytes - self._uncounted_bytes
         return max(accounted, min(beyond, 2 * accounted))
@@ -381,7 +386,7 @@ class Pressure:
         )
 
     def close(self) -> None:
-        """Let everybody through from now on: the queue behind the door refuses them."""
+        """Admit all publishes from now on: the closed queue refuses them."""
         with self._lock:
             self._closed = True
             self.level = GREEN
@@ -389,7 +394,7 @@ class Pressure:
         for wake in waiters:
             wake()
 
-    # -- what is shown ---------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------
 
     @property
     def zone(self) -> str:
@@ -434,7 +439,7 @@ class Pressure:
 
 def _waker(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> Callable[[], None]:
     def wake() -> None:
-        # A closed loop has nobody left who waits.
+        # Nothing waits in a closed loop.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(ended.set)
 

@@ -1,4 +1,4 @@
-"""One topic in memory and on disk: loading, flushing, evicting, looking keys up."""
+"""One topic in memory and on disk: loading, flushing, evicting, repairing."""
 
 from __future__ import annotations
 
@@ -9,44 +9,52 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from frazil.errors import Closed, Conflict, CorruptionError, NotFound, Unavailable
-from frazil.log import RANGE_GAP, RANGE_LOST, SpecialRange
+from frazil.errors import (
+    Closed,
+    Conflict,
+    CorruptionError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from frazil.log import RANGE_GAP, RANGE_LOST, SpecialRange, logged_runs
 from frazil.schema import KeyShape, plan_read
 from frazil.telemetry import event
 from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
+from frazil.tiers.disk.format import SentRun, kept_runs
 from frazil.tiers.flush import cut_set, flush_set
-from frazil.tiers.keys.fold import KeyedState
+from frazil.tiers.keys.deletion_vectors import KeyRows
+from frazil.tiers.keys.fold import KeyedState, whole_chunk
 from frazil.tiers.keys.lookup import KeyLookup
-from frazil.tiers.keys.marks import load_marks
-from frazil.tiers.keys.whole_rows import whole_chunk
 from frazil.tiers.memory import TopicMemory
-from frazil.tiers.objects_options import runs_to_keep
 from frazil.tiers.partitions import Partitioner
 from frazil.topic import MemoryFacts, change_schema, check_watch, plan_change_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from frazil.config import Settings
+    from frazil.model import TopicSpec
     from frazil.tiers.chunk import Chunk
     from frazil.tiers.disk.catalog import Span
-    from frazil.tiers.disk.file import DiskFile
-    from frazil.tiers.tiering import Tiers
+    from frazil.tiers.disk.format import DiskFile
+    from frazil.tiers.runtime import Tiers
     from frazil.topic import TopicRuntime
 
 T = TypeVar("T")
 
 LOAD_BYTES: Final = 8 << 20
 LOAD_SHARE: Final = 8
-"""While the log is loaded, memory has about this part of the budget, and files get the rest."""
+"""While the log is loaded, memory holds about this part of the budget; the rest is flushed."""
 REBUILDS_MAX: Final = 3
-"""So often a set is begun again because the topic's columns changed while it was written."""
+"""A rewrite is restarted so often when the topic's columns change meanwhile."""
 WATCH_S: Final = 0.02
 SLICE_ROWS: Final = 2048
 SLICE_PAUSE_S: Final = 0.0002
 
 
 class TopicTiers:
-    """What the tiers above the log hold of one topic, and how it moves on."""
+    """One topic in the tiers above the log, and its moves between them."""
 
     def __init__(self, tiers: Tiers, runtime: TopicRuntime) -> None:
         self._tiers = tiers
@@ -54,29 +62,25 @@ class TopicTiers:
         self.state = runtime.state
         self.id = runtime.state.id
         self.keyed_topic = bool(runtime.state.spec.primary_key)
-        settings = tiers.settings
         self.disk = tiers.disk
         self.clock = tiers.clock
-        self.marks_directory = tiers.marks_directory
-        self.memory = TopicMemory(
-            self.state, clock=tiers.clock, merge_rows=settings.memory.merge_rows
-        )
+        self.memory = TopicMemory(self.state, clock=tiers.clock)
         flushed = self.flushed
         self.memory.start = max(flushed, self.state.start) if flushed else self.state.start
         self._load_end = self.state.durable
-        """Records below it, and not flushed, are still to be loaded from the log."""
+        """Unflushed records below it are loaded from the log after a start."""
         self._load_at = self.memory.start
         self._holes: list[SpecialRange] = []
-        """Ranges that neither the log nor a file has, though nobody declared them."""
+        """Undeclared ranges that neither the log nor a file holds."""
         if flushed and self.memory.start > flushed:
             self._holes.append(self._hole(flushed, self.memory.start))
         self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
         self._moving = threading.RLock()
-        """Held while records are loaded, flushed or written again; taken before memory's lock."""
-        # Conditions can tell whether this thread has their lock.
+        """Held while records are loaded, flushed or rewritten; taken before memory's lock."""
+        # A condition knows whether the calling thread owns its lock.
         self._owned = (threading.Condition(self._moving), threading.Condition(self.memory.lock))
         self._between_slices = threading.Event()
-        self._marked = False
+        self._has_vectors = False
         self.fired: Counter[str] = Counter()
         self.fired_last: str = ""
         self.flushes = 0
@@ -90,7 +94,7 @@ class TopicTiers:
         self._schemas: dict[int, pa.Schema] = {}
         self._shapes: dict[int, KeyShape] = {}
         self._partitioners: dict[int, Partitioner] = {}
-        # From here on the journal hands over what it writes.
+        # From here on the journal appends what it writes.
         self.state.memory = self.memory
 
     # -- facts -----------------------------------------------------------------------------------
@@ -102,7 +106,7 @@ class TopicTiers:
 
     @property
     def flushed(self) -> int:
-        """Return the offset below which the disk tier has everything."""
+        """Return the offset below which everything is in files."""
         return self.disk.flushed(self.id)
 
     def shape(self, version: int, schema: pa.Schema) -> KeyShape:
@@ -113,7 +117,7 @@ class TopicTiers:
         return shape
 
     def facts(self, usage_ratio: float, now_us: int) -> MemoryFacts:
-        """Return what the signals judge."""
+        """Return the facts that the signals judge."""
         flushed = self.flushed
         unflushed = self.memory.unflushed(flushed)
         partition_bytes = unflushed.bytes
@@ -155,18 +159,18 @@ class TopicTiers:
         return found
 
     def partitioner(self, version: int, schema: pa.Schema) -> Partitioner:
-        """Return what splits batches of one version of the columns into partitions."""
+        """Return the partitioner of one version of the columns."""
         found = self._partitioners.get(version)
         if found is None:
             found = self._partitioners[version] = Partitioner(schema, self.state.spec.partition_by)
         return found
 
     def _hole(self, first: int, end: int) -> SpecialRange:
-        """Return what to tell of offsets that the log has freed and no file has.
+        """Return the range of offsets that the log has freed and no file holds.
 
-        They are a gap only if nothing says that there were files of them.
+        It is a gap only if no trace of files with these offsets is left.
         """
-        names = self.disk.damage.left_over(self.id, self._tiers.quarantine)
+        names = self.disk.damage.left_over(self.id)
         if self._tiers.suspect or any(name.first < end and name.end > first for name in names):
             return SpecialRange(first, end, RANGE_LOST, "their files are lost or cannot be read")
         reason = "freed by the log's own retention while the tiers were off"
@@ -175,18 +179,18 @@ class TopicTiers:
     # -- loading after a start -------------------------------------------------------------------
 
     def ensure_loaded(self) -> None:
-        """Have everything in memory that the disk tier does not have; once after each start."""
+        """Load everything into memory that no file holds; once after each start."""
         if not self.loaded:
             self.repairing(self._load)
 
     def _load(self) -> None:
         while not self._moving.acquire(timeout=WATCH_S):
-            # Another thread loads: the query that this one works for need not wait for the end.
+            # Another thread loads; a cancelled query does not wait for its end.
             check_watch()
         try:
-            if self.keyed is not None and not self._marked:
-                load_marks(self)
-                self._marked = True
+            if self.keyed is not None and not self._has_vectors:
+                # Before anything is folded on top of the rows in files.
+                self._rebuild_vectors(self.keyed)
             while not self.loaded:
                 check_watch()
                 self._load_some()
@@ -194,8 +198,59 @@ class TopicTiers:
         finally:
             self._moving.release()
 
+    def _rebuild_vectors(self, keyed: KeyedState) -> None:
+        if self.flushed:
+            started = self.clock.monotonic()
+            keyed.rebuild_disk_dead(self._key_rows)
+            seconds = self.clock.monotonic() - started
+            event("deletion_vectors_computed", topic=self.name, seconds=seconds)
+        self._has_vectors = True
+
+    def _key_rows(self) -> Iterator[KeyRows]:
+        """Yield offset, key and operation of every row in files.
+
+        Raises:
+            Unavailable: a damaged file was written again; call once more.
+            CorruptionError: a damaged file cannot be written again.
+            FrazilError: the query that needs the rows is cancelled; partial results do no harm.
+        """
+        disk = self.disk
+        with disk.catalog.changing:
+            # Under this lock no file is removed before it is pinned.
+            files = [file for file in disk.files(self.id) if file.rows]
+            pin = disk.pins.pin(files)
+        with pin:
+            for file in files:
+                try:
+                    yield from self._key_rows_of(file)
+                except CorruptionError as error:
+                    if not disk.damage.report(file, error.details.get("reason", error)):
+                        raise
+                    raise Unavailable(
+                        "a damaged file was just written again, try again",
+                        topic=self.name,
+                        file=file.name,
+                    ) from error
+
+    def _key_rows_of(self, file: DiskFile) -> Iterator[KeyRows]:
+        readers = self.disk.readers
+        names = KeyShape(self.schema_of(file.schema), self.state.spec.primary_key).names
+        for number in range(readers.reader(file).groups):
+            check_watch()
+            batch = readers.read(file, number, ("_offset", "_op", "_present", *names))
+            present = batch.column("_present")
+            partial = None
+            if present.null_count < len(present):
+                partial = present.is_valid().to_numpy(zero_copy_only=False)
+            yield KeyRows(
+                batch.column("_offset").to_numpy(zero_copy_only=False),
+                batch.select(list(names)),
+                batch.column("_op").to_numpy(zero_copy_only=False),
+                partial,
+            )
+
     def _make_room(self) -> None:
-        """Flush and let go what was loaded so far, if it is more than memory should have of it."""
+        """Flush and evict what was loaded so far, if it exceeds its share of memory."""
         budget = self._tiers.settings.memory.budget_bytes
         if self.memory.bytes <= budget // LOAD_SHARE:
             return
@@ -205,16 +260,12 @@ class TopicTiers:
         except (Closed, Unavailable):
             if self.broken() or self.memory.bytes > budget:
                 raise
-            # There is room for the rest, and what was loaded can be read though no file takes it.
+            # There is room for the rest, and loaded records are readable without a file.
             return
         self.memory.evict(self.flushed)
 
     def _load_some(self) -> None:
         """Load the next piece of the log."""
-        chunks = self.memory.chunks
-        if chunks and chunks[-1].end <= self._load_end:
-            # Who loaded before may have been interrupted before this was noted.
-            self._load_at = max(self._load_at, chunks[-1].end)
         if self._load_at >= self._load_end:
             self.loaded = True
             return
@@ -227,28 +278,28 @@ class TopicTiers:
             self._pass_damage(error)
             return
         except NotFound:
-            # A gap at the beginning is let go by the log as soon as nothing lies before it.
+            # The log frees a leading gap as soon as no record precedes it.
             start = self.runtime.lane.source.range(self.id).first
             if start <= self._load_at:
                 raise
             self._load_at = start
             return
-        # What was written since the start has come from the journal already, perhaps in one batch
-        # with what was there before.
+        # The journal has appended everything written since the start already, perhaps in one batch
+        # with older records.
         end = self._load_end
         batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
         if version != self.state.codec.version:
-            # Nobody can tell which of the two versions these batches have: read them again.
+            # These batches may have either of the two versions: read them again.
             return
         self.memory.load(batches, start=self.memory.start, version=version)
         if piece.offset_next <= self._load_at:
-            # Nothing is left but offsets that were declared as a gap.
+            # Only declared gaps are left.
             self._load_at = self._load_end
         else:
             self._load_at = piece.offset_next
 
     def _pass_damage(self, error: CorruptionError) -> None:
-        """Go on behind records that the log has lost; files will say that they are lost, too."""
+        """Continue after records that the log has lost; files record the loss, too."""
         following = error.details.get("offset_next")
         if not isinstance(following, int) or following <= self._load_at:
             raise error
@@ -260,10 +311,9 @@ class TopicTiers:
     # -- memory → disk ---------------------------------------------------------------------------
 
     def flush(self, end: int | None = None, *, reason: str = "asked") -> int:
-        """Move everything durable below `end` to the disk tier; return how far it got.
+        """Move everything durable below `end` to the disk tier; return the new flushed offset.
 
-        On return the records are in registered, synced files, or an error says why not and
-        nothing has changed.
+        On return the records are in registered, synced files. On an error nothing has changed.
         """
         return self.repairing(partial(self._flush, end, reason))
 
@@ -278,10 +328,10 @@ class TopicTiers:
             return self.flushed
 
     def _flush_set(self, target: int) -> bool:
-        # A topic that was never flushed begins where its log does.
+        # The first flush of a topic begins at the start of its log.
         first = self.flushed or self.memory.start
         if first >= target:
-            # Everything was let go before any of it was flushed.
+            # Everything has expired unflushed.
             return False
         folded = self._settle_ahead(target)
         with self.memory.lock:
@@ -293,9 +343,6 @@ class TopicTiers:
                 if chunk.end > first
             ]
             end, chosen = cut_set(chunks, first, target)
-            deltas = None
-            if self.keyed is not None and folded:
-                deltas = self.keyed.deltas_between(first, end)
         # Taken after the chunks: none of them is of a newer version than these columns.
         columns = self.runtime.codec.columns
         files = flush_set(
@@ -310,8 +357,7 @@ class TopicTiers:
             end=end,
             batches=self._rows(chosen, first, end, columns),
             gaps=self._gaps(first, end) + self._gap_freed(first, end, chosen),
-            deltas=deltas,
-            runs=runs_to_keep(self.runtime, first, end),
+            runs=self._sent_runs(first, end),
             throttle=self._tiers.throttle,
         )
         self.flushes += 1
@@ -321,12 +367,30 @@ class TopicTiers:
         self._tiers.note_flushed(self, end)
         return True
 
+    def _sent_runs(self, first: int, end: int) -> list[SentRun]:
+        """Return the producers' runs of `[first, end)` in the log, for topics that are uploaded."""
+        journal = self.runtime.lane.journal
+        spec = self.state.spec
+        if not has_objects(spec, self.runtime.settings) or not journal.state.producer_id_last:
+            return []
+        found = logged_runs(journal.segments, self.id, first=first, end=end)
+        try:
+            return kept_runs(
+                [
+                    SentRun(offset, run.records, run.producer, run.epoch, run.sequence)
+                    for offset, run in found
+                ]
+            )
+        except OSError as error:
+            raise Unavailable(
+                "the log cannot be read, try again", topic=self.name, error=error
+            ) from error
+
     def _settle_ahead(self, target: int) -> bool:
-        """Fold and decode a slice at a time: who waits for the topic's lock gets it in between.
+        """Fold and decode a slice at a time, releasing the topic's lock in between.
 
         Returns:
-            False if a file that cannot be rebuilt keeps the changes from being folded. They are
-            flushed all the same, without a word on which of them supersede rows in files.
+            False if a damaged file prevents the fold. The changes are flushed all the same.
         """
         memory, keyed = self.memory, self.keyed
         folded = True
@@ -344,7 +408,7 @@ class TopicTiers:
             if now == before:
                 return folded
             if now[0] < target or (keyed is not None and now[1] < target):
-                # Else the lock is taken again before any other thread has woken up.
+                # Without a pause this thread takes the lock again before another one wakes up.
                 self._between_slices.wait(SLICE_PAUSE_S)
 
     def _rows(
@@ -358,7 +422,7 @@ class TopicTiers:
                 yield self.file_rows(chunk.slice(start, count), columns)
 
     def file_rows(self, chunk: Chunk, columns: Any) -> pa.RecordBatch:
-        """Return a chunk's records as files hold them, under the current columns."""
+        """Return a chunk's records in the layout of files, under the current columns."""
         if chunk.version != columns.version:
             batch = self.convert(chunk.version, chunk.batch, columns)
             times = chunk.times
@@ -368,16 +432,16 @@ class TopicTiers:
         return batch_with_system(chunk)
 
     def _file_schema(self, columns: Any) -> pa.Schema:
-        """Return the topic's columns of a file: of changes, which may lack all but the key."""
+        """Return the topic's columns of a file; changes may lack all but the key."""
         if not self.keyed_topic:
             schema: pa.Schema = columns.schema
             return schema
         return pa.schema(list(columns.keyed.schema)[:-2], metadata=columns.schema.metadata)
 
     def convert(self, version: int, batch: pa.RecordBatch, columns: Any) -> pa.RecordBatch:
-        """Return a batch that was written under another version of the columns.
+        """Convert a batch from the version of its columns to the current one.
 
-        A keyed topic's may end with operation and bitmap.
+        A keyed topic's batch may end with operation and bitmap.
         """
         if version == columns.version or self.runtime.is_message:
             return batch
@@ -392,10 +456,10 @@ class TopicTiers:
         return pa.RecordBatch.from_arrays(read.columns, schema=pa.schema(fields))
 
     def row_batch(self, offset: int) -> pa.RecordBatch:
-        """Return the record at an offset as files hold it, under the current columns.
+        """Return the record at an offset in the layout of files, under the current columns.
 
         Raises:
-            NotFound: if no tier has it any more.
+            NotFound: if no tier holds it any more.
         """
         columns = self.runtime.codec.columns
         with self.memory.lock:
@@ -404,7 +468,7 @@ class TopicTiers:
             chunk = None if chunk is None else whole_chunk(chunk, self.keyed)
         if chunk is not None:
             return self.file_rows(chunk.slice(offset - chunk.offset, 1), columns)
-        found = self.disk.row_at(self.id, offset)
+        found = self.disk.lookup.row_at(self.id, offset)
         if found is None:
             raise NotFound("offset is no longer held", topic=self.name, offset=offset)
         return found
@@ -412,7 +476,7 @@ class TopicTiers:
     # -- damaged files ---------------------------------------------------------------------------
 
     def busy(self) -> bool:
-        """Tell whether this thread has a lock of the topic's: then it must not rebuild a file."""
+        """Tell whether this thread holds a lock of the topic; then it must not rebuild a file."""
         return any(_is_owned(condition) for condition in self._owned)
 
     def broken(self) -> dict[str, str]:
@@ -421,14 +485,14 @@ class TopicTiers:
         return {name: reason for (topic, name), reason in found.items() if topic == self.id}
 
     def repair(self) -> None:
-        """Write damaged sets again, as far as the log has them; the caller has no lock."""
+        """Rewrite damaged sets from the log as far as it has them; the caller holds no lock."""
         for name, reason in self.broken().items():
             file = self.disk.picture(self.id).by_name.get(name)
             if file is not None:
-                self.disk.damaged(file, reason)
+                self.disk.damage.report(file, reason)
 
     def repairing(self, call: Callable[[], T]) -> T:
-        """Call; if that meets a damaged file, write it again without locks and call once more."""
+        """Call; on a damaged file rewrite it without locks and call once more."""
         try:
             return call()
         except Unavailable:
@@ -438,7 +502,7 @@ class TopicTiers:
             return call()
 
     def releasable(self, end: int) -> int:
-        """Return up to where the log may let go: not what a damaged set is rebuilt from."""
+        """Return the offset below which the log may free records: it keeps those of damaged sets."""
         broken = self.broken()
         if not broken:
             return end
@@ -451,7 +515,7 @@ class TopicTiers:
         return min([end, *firsts])
 
     def rebuild(self, file: DiskFile) -> bool:
-        """Write the set of a damaged file again from the log; False if the log has it no more."""
+        """Rewrite the set of a damaged file from the log; False if the log lacks its range."""
         span = self.disk.set_of(file)
         held = self.runtime.lane.source.range(self.id)
         if span is None or span.first < held.first or span.end > held.end:
@@ -481,7 +545,7 @@ class TopicTiers:
             end=span.end,
             batches=self._logged_rows(span.first, span.end, columns),
             gaps=self._gaps(span.first, span.end),
-            runs=runs_to_keep(self.runtime, span.first, span.end),
+            runs=self._sent_runs(span.first, span.end),
             replaces=span.files,
         )
 
@@ -507,35 +571,35 @@ class TopicTiers:
         ]
 
     def gap_behind(self) -> int | None:
-        """Return the end of the declared gap right behind what was flushed, None without one."""
+        """Return the end of the declared gap at the flushed offset, None without one."""
         flushed = self.flushed
         ends = [each.end for each in self.state.ranges if each.first <= flushed < each.end]
         return ends[0] if flushed and ends else None
 
     def _gap_freed(self, first: int, end: int, chunks: Sequence[Chunk]) -> list[SpecialRange]:
-        """Return the declared gap that the log has let go together with the records before it."""
+        """Return the declared gap that the log has freed together with the records before it."""
         end = min(end, self.state.start, chunks[0].offset if chunks else end)
         if first >= end or self._gaps(first, end):
             return []
         return [SpecialRange(first, end, RANGE_GAP, "declared gap, freed by the log")]
 
     def settle(self, rows_max: int) -> None:
-        """Decode, join and fold some of what was written; for the background."""
+        """Decode, join and fold some new records; for the background thread."""
         memory, keyed = self.memory, self.keyed
         end = self.state.visible
         try:
             if keyed is not None:
                 keyed.fold(end, budget_rows=rows_max)
-                # Keys of what is not folded are looked for in the tail.
+                # Look-ups search the keys of the unfolded tail, which decoding would empty.
                 end = keyed.folded_to
         finally:
-            # Though a damaged file may keep changes from being folded.
+            # Also if a damaged file prevents the fold.
             if memory.tail:
                 memory.settle(end, budget_rows=rows_max)
                 memory.merge_small()
 
     def note_fired(self, reasons: Sequence[str]) -> None:
-        """Count the signals that made this topic move."""
+        """Count the signals that caused a flush."""
         self.fired.update(reasons)
         self.fired_last = ", ".join(reasons)
 
@@ -568,17 +632,36 @@ class TopicTiers:
         }
         if self.keyed is not None:
             found["index"] = {
-                "keys": self.keyed.index_keys,
-                "bytes": self.keyed.index_bytes,
+                "keys": len(self.keyed.index),
+                "bytes": self.keyed.index.bytes,
                 "complete": self.keyed.complete,
-                "evictions": self.keyed.evictions,
+                "evictions": self.keyed.index.evictions,
             }
             found["routes"] = dict(self.keyed.routes)
         return found
 
 
+def has_objects(spec: TopicSpec, settings: Settings) -> bool:
+    """Tell whether a topic's records are uploaded to the object store."""
+    if settings.objects.store == "none" or spec.partitions or spec.deleted_us:
+        return False
+    return settings.objects.default if spec.objects is None else spec.objects
+
+
+def check_objects_option(name: str, options: Mapping[str, object], settings: Settings) -> None:
+    """Refuse the option `objects` where there is no object store.
+
+    Raises:
+        InvalidRequest: set `objects.store`.
+    """
+    if options.get("objects") and settings.objects.store == "none":
+        raise InvalidRequest(
+            "a topic with objects needs an object store, set objects.store", topic=name
+        )
+
+
 def _is_owned(condition: threading.Condition) -> bool:
-    """Tell whether this thread has a condition's lock."""
+    """Tell whether this thread owns a condition's lock."""
     try:
         condition.notify(0)
     except RuntimeError:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from frazil.config import MemorySettings
-
-__all__ = ["GREEN", "RED", "YELLOW", "ZONES", "Zones"]
+__all__ = ["GREEN", "HYSTERESIS_RATIO", "RED", "YELLOW", "YELLOW_RATIO", "ZONES", "Zones"]
 
 GREEN: Final = 0
 YELLOW: Final = 1
@@ -15,27 +12,24 @@ RED: Final = 2
 ZONES: Final = ("green", "yellow", "red")
 
 MILLION: Final = 1_000_000
+YELLOW_RATIO: Final = 0.6
+"""Publishes are delayed from this use of the budget on."""
+RED_RATIO: Final = 0.8
+"""Publishes wait and everything is flushed from this use of the budget on."""
+HYSTERESIS_RATIO: Final = 0.05
+"""A zone is left when use is this far below the mark that entered it."""
+DELAY_MS_PER_POINT: Final = 5
+"""A publish is delayed by this for each point of use above yellow."""
 
 
 class Zones(NamedTuple):
     """The rules of the zones, in whole numbers: the marks are millionths of the budget."""
 
     budget_bytes: int
-    yellow: int
-    red: int
-    hysteresis: int
-    delay_ms_per_point: int
-
-    @classmethod
-    def of(cls, settings: MemorySettings) -> Self:
-        """Read the rules from the settings."""
-        return cls(
-            settings.budget_bytes,
-            round(settings.yellow_ratio * MILLION),
-            round(settings.red_ratio * MILLION),
-            round(settings.hysteresis_ratio * MILLION),
-            settings.delay_ms_per_point,
-        )
+    yellow: int = round(YELLOW_RATIO * MILLION)
+    red: int = round(RED_RATIO * MILLION)
+    hysteresis: int = round(HYSTERESIS_RATIO * MILLION)
+    delay_ms_per_point: int = DELAY_MS_PER_POINT
 
     def level(self, before: int, used_bytes: int) -> int:
         """Return the zone that follows `before`: entered at its mark, left below it only."""
@@ -60,7 +54,7 @@ class Zones(NamedTuple):
         return above * self.delay_ms_per_point / (self.budget_bytes * (MILLION // 100) * 1000)
 
     def room_bytes(self, level: int, used_bytes: int) -> int:
-        """Return how many bytes more lead into the next zone; red has none behind it."""
+        """Return how many bytes more lead into the next zone; red has no next one."""
         if level == RED:
             return self.budget_bytes
         mark = self.yellow if level == GREEN else self.red

@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 
+FLUSH_USAGE_RATIO: Final = 0.8
+"""Every topic is flushed above this use of the budget, where the red zone begins."""
 _INTERVAL: Final = "flush_interval"
 """The limit that is a setting of the lake's writer."""
 
@@ -60,7 +62,6 @@ class MemoryFacts(NamedTuple):
 class MemoryLimits(NamedTuple):
     """The limits of a topic for memory to disk, named like the settings."""
 
-    flush_usage_ratio: float
     flush_partition_bytes: int
     flush_age_s: float
     flush_offsets: int
@@ -112,7 +113,7 @@ def memory_signals(facts: MemoryFacts, limits: MemoryLimits) -> tuple[Fired, ...
         return ()
     size = facts.partition_bytes_max
     return (
-        *_above("memory", facts.usage_ratio, limits.flush_usage_ratio),
+        *_above("memory", facts.usage_ratio, FLUSH_USAGE_RATIO),
         *_reached("partition", size, limits.flush_partition_bytes),
         *_above("age", facts.age_s, limits.flush_age_s),
         *_above("offsets", facts.offsets_unflushed, limits.flush_offsets),

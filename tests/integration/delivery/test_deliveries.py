@@ -247,7 +247,7 @@ def test_nothing_is_missed_or_doubled_while_records_move(tmp_path, seed):
         assert slow.payloads == expected
         assert slow.got == list(range(200))
 
-    run(tmp_path, work, disk={"small_file_bytes": 50_000, "log_keep_s": 0})
+    run(tmp_path, work, disk={"log_keep_s": 0})
 
 
 def test_a_nacked_record_comes_again_with_its_number(tmp_path):

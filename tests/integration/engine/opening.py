@@ -7,6 +7,7 @@ from frazil.config import ProducerSettings, Settings, TopicSettings
 from frazil.config.sections import DiskSettings, LogSettings, MemorySettings
 from frazil.engine import Engine
 from frazil.fs import RealFileSystem
+from tests.support.tier_limits import set_tier_limits
 
 LOG = {
     "segment_bytes_max": 256 << 10,
@@ -20,8 +21,10 @@ LOG_ALONE = {"enabled": False}
 """For `memory=`: neither memory nor files, the log keeps and serves everything itself."""
 
 
-def small_settings(path, *, topics=None, producers=None, memory=None, disk=None, **log):
-    """Return settings for a directory; `log` changes what `LOG` says."""
+def small_settings(path, *, topics=None, producers=None, memory=None, disk=None, tiers=None, **log):
+    """Return settings for a directory; `tiers` are constants of the tiers, `log` changes `LOG`."""
+    if tiers:
+        set_tier_limits(**tiers)
     return Settings(data_dir=str(path)).model_copy(
         update={
             "log": LogSettings(**{**LOG, **log}),

@@ -52,7 +52,7 @@ def test_a_publish_goes_on_when_room_is_made(tmp_path, way, partitions):
     with open_small(tmp_path, memory={"wait_s": 20.0}) as engine:
         topic = full(engine, primary_key="id", partitions=partitions)
         before = engine.stats()["message_count"]
-        timer = threading.Timer(0.1, engine.tiers.files.check_cap)
+        timer = threading.Timer(0.1, engine.tiers.retention.check_cap)
         timer.start()
         WAYS[way](engine, topic)
         timer.join()

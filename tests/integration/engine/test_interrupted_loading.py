@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
+from tests.unit.tiers.test_interrupts import interrupted
 
 from tests.integration.engine.tier_world import World
-from tests.unit.tiers.test_interrupts import interrupted
 
 STRIDE = 4
 PLACES = ("topic_tiers.py", "memory.py", "marks.py", "fold.py")

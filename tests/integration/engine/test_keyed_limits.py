@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 
-import msgspec
 import pytest
 
 from frazil.errors import InvalidRequest, Overloaded
-from frazil.tiers import keyed_limits
-from frazil.topic import topic_control
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import World, noise
 
@@ -82,7 +79,9 @@ def test_the_parts_of_a_keyed_topic_share_its_quota(opened):
     topic = keyed(world, partitions=2, retention_bytes=QUOTA)
     with pytest.raises(Overloaded):
         fill(world, topic, 100, keys=50)
-    sizes = [world.db.tiers.disk.held_bytes(part.state.id, 0) for part in world.db.parts_of("k")]
+    sizes = [
+        world.db.tiers.disk.space.held_bytes(part.state.id, 0) for part in world.db.parts_of("k")
+    ]
     assert all(0 < size < QUOTA for size in sizes)
     assert all(part.refusal is not None for part in world.db.parts_of("k"))
 
@@ -145,52 +144,23 @@ def test_options_that_would_expire_rows_are_refused(opened, options):
     world.db.create_topic("t", COLUMNS, **options)
 
 
-def test_a_stored_topic_with_such_options_opens_and_is_told_once(opened, monkeypatch):
-    """They do nothing: all rows stay and the quota blocks; one warning names the topic."""
-    told = []
-    monkeypatch.setattr(keyed_limits, "warn", lambda name, **facts: told.append((name, facts)))
-    world = opened()
-    topic = keyed(world, retention_bytes=QUOTA)
-    spec = msgspec.structs.replace(topic.runtime.state.spec, on_full="expire", retention_us=1)
-    topic.runtime.lane.control(topic_control(spec))
-    world.db.close()
-    world.open()
-    topic = world.db.topic("k")
-    assert topic.runtime.state.spec.on_full == "expire"
-    with pytest.raises(Overloaded):
-        fill(world, topic, 100)
-    world.round(10)
-    assert topic.describe()["on_full"] == "block"
-    assert topic.describe()["watermarks"]["start"] == 0
-    warnings = [facts for name, facts in told if name == "keyed_topic_expires_nothing"]
-    assert [facts["topic"] for facts in warnings] == ["/default/k"]
+# -- deletion vectors ----------------------------------------------------------------------------
 
 
-# -- marks ---------------------------------------------------------------------------------------
-
-
-def test_the_topic_with_most_marks_stops_when_they_fill_their_share(opened):
+def test_the_topic_with_the_largest_deletion_vector_stops_at_the_limit(opened):
     """Superseded rows in files are bounded; a keyed topic with few of them goes on."""
-    world = opened(memory={"budget_bytes": 16 << 20, "marks_share": 0.005})
+    world = opened(memory={"budget_bytes": 16 << 20}, tiers={"vectors_share": 0.01})
     topic, other = keyed(world), keyed(world, "few")
     other.upsert(id=1, v=b"x")
-    with pytest.raises(Overloaded, match=r"memory\.marks_share") as caught:
+    with pytest.raises(Overloaded, match="deletion vector") as caught:
         for _ in range(100):
             topic.append_many([{"id": n % 10, "v": b""} for n in range(1000)])
             world.db.tiers.flush()
             world.db.tiers.evict()
             world.round(2)
-    limit = int((16 << 20) * 0.005)
+    limit = int((16 << 20) * 0.01)
     assert caught.value.details["bytes_max"] == limit
     assert limit < caught.value.details["bytes"] < 2 * limit
     assert other.upsert(id=1, v=b"y").offset == 1
     sources = world.db.stats()["tiers"]["pressure"]["sources"]
-    assert sources["marks"] == caught.value.details["bytes"]
-
-
-def test_marks_count_whole_in_the_budget_up_to_their_bound(opened):
-    """With the defaults what marks may have is what counts; a full index leaves no room for red."""
-    settings = opened().db.settings.memory
-    assert keyed_limits.marks_counted(settings) == settings.marks_share
-    crowded = settings.model_copy(update={"index_share": 0.5})
-    assert 0 <= keyed_limits.marks_counted(crowded) < 0.05
+    assert sources["deletion_vectors"] == caught.value.details["bytes"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.tiers import merge_once
 from tests.integration.engine.tier_world import World
 
 KEYS = 8
@@ -12,7 +13,7 @@ KEYS = 8
 @pytest.fixture
 def world():
     """An engine with a keyed topic in four small files, whose index holds nothing."""
-    world = World(memory={"index_share": 0.0}, disk={"open_files_max": 1, "row_group_rows": 3})
+    world = World(tiers={"index_share": 0.0, "open_files_max": 1, "row_group_rows": 3})
     topic = world.db.create_topic("t", {"id": "long", "v": "long"}, primary_key="id")
     for number in range(4):
         topic.append_many([{"id": key, "v": number} for key in range(number, KEYS)])
@@ -25,17 +26,17 @@ def world():
 
 def merging(disk, topic_id):
     """Let files be merged right after keys were found in them, once."""
-    find_many, merged = disk.find_many, []
+    find_many, merged = disk.lookup.find_many, []
 
     def found(*args):
         places = find_many(*args)
         if places and not merged:
-            merged.append(disk.merge_once(topic_id))
+            merged.append(merge_once(disk, topic_id))
             # What is still open or decoded would hide that the file is gone.
             disk.readers.close()
         return places
 
-    disk.find_many = found
+    disk.lookup.find_many = found
     return merged
 
 

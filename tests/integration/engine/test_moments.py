@@ -92,7 +92,7 @@ def test_what_is_no_longer_held_cannot_be_seen(tmp_path, key):
             clock.advance(10)
 
         in_sets(engine, topic, 6, tick)
-        engine.tiers.files.expire(topic.runtime.tiers, 3)
+        engine.tiers.retention.expire(topic.runtime.tiers, 3)
         assert engine.query(COUNT, as_of_offset=5).rows() == [(2,)]
         stats = engine.topic_stats("t")
         assert (stats["start"], stats["message_count"]) == (3, 3)

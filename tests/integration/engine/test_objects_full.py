@@ -36,7 +36,7 @@ def test_the_cap_of_files_stops_publishing_until_the_store_is_back(tmp_path):
             sent.append(payload)
             if len(sent) % 40 == 0:
                 forget_log(db, [topic])
-                db.tiers.files.check_cap()
+                db.tiers.retention.check_cap()
             return False
 
         wait_until(is_full)
@@ -46,7 +46,7 @@ def test_the_cap_of_files_stops_publishing_until_the_store_is_back(tmp_path):
         wait_until(lambda: topic.runtime.refusal is None, "publishing did not go on")
         sent.append(b"again")
         topic.append(b"again", ack="uploaded")
-        assert db.tiers.disk.usage() <= 1 << 20
+        assert db.tiers.disk.space.usage() <= 1 << 20
         assert payloads_of(topic) == sent
         assert [row["payload"] for row in uploaded_rows(db, topic)] == sent
 

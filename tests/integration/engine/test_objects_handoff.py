@@ -29,8 +29,6 @@ SMALL = {
     "topics.message_bytes_max": "128KiB",
     "disk.log_keep_s": 0,
     "disk.bytes_max": "1MiB",
-    "disk.file_bytes": "256KiB",
-    "disk.small_file_bytes": "64KiB",
     "memory.retention_s": 1,
     "memory.flush_offsets": 3_000,
     "objects.interval_s": 0.05,

@@ -128,9 +128,9 @@ def test_files_that_are_uploaded_make_room(tmp_path):
                 forget_log(db, [topic])
         db.objects.flush()
         db.objects.move_holds()
-        db.tiers.files.check_cap()
+        db.tiers.retention.check_cap()
         assert db.tiers.disk.start(topic.runtime.state.id) > 0
-        assert db.tiers.disk.usage() <= 1 << 20
+        assert db.tiers.disk.space.usage() <= 1 << 20
         assert payloads_of(topic) == payloads
         assert payloads_of(topic, 17) == payloads[17:]
         assert topic.append(b"more").offset == 300
@@ -152,8 +152,8 @@ def test_rows_of_keys_stay_at_hand(tmp_path):
         db.objects.flush()
         db.objects.move_holds()
         assert db.objects.uploaded(topic.runtime.state.id) == 300
-        assert db.tiers.disk.usage() > 1 << 20
-        db.tiers.files.check_cap()
+        assert db.tiers.disk.space.usage() > 1 << 20
+        db.tiers.retention.check_cap()
         assert db.tiers.disk.start(topic.runtime.state.id) == 0
         assert topic.get(7)["text"] == texts[7]
 
@@ -172,7 +172,7 @@ def test_nothing_goes_before_it_is_uploaded(tmp_path):
         wait_until(lambda: topic.describe()["holds"] == {"objects": 10})
         forget_log(db, [topic])
         db.objects.move_holds()
-        db.tiers.files.retain()
+        db.tiers.retention.retain()
         assert topic.describe()["holds"] == {"objects": 10}
         assert topic.describe()["watermarks"]["start"] == 10
         for change in (
@@ -184,7 +184,7 @@ def test_nothing_goes_before_it_is_uploaded(tmp_path):
         give_back(tmp_path)
         db.objects.flush()
         wait_until(lambda: topic.describe()["holds"] == {"objects": 50})
-        db.tiers.files.retain()
+        db.tiers.retention.retain()
         assert topic.describe()["watermarks"]["start"] == 50
         assert payloads_of(topic) == [b"%d" % number for number in range(50)]
 
@@ -245,7 +245,7 @@ def test_objects_go_by_their_own_retention(tmp_path):
         db.objects.flush()
         forget_log(db, [topic, kept])
         wait_until(lambda: topic.describe()["holds"] == {"objects": 1})
-        db.tiers.files.retain()
+        db.tiers.retention.retain()
         before = set(stored(tmp_path))
         db.objects.retention.run()
         assert db.objects.catalog.topic(topic_id).start == 1
@@ -292,7 +292,7 @@ def test_a_time_in_the_past_is_found_in_objects(tmp_path):
         forget_log(db, [topic])
         db.objects.flush()
         db.objects.move_holds()
-        db.tiers.files.check_cap()
+        db.tiers.retention.check_cap()
         assert db.tiers.disk.start(topic.runtime.state.id) == 100
         assert [row["_offset"] for row in rows_of(topic, middle)] == list(range(31, 100))
 

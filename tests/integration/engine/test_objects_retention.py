@@ -34,7 +34,7 @@ def only_in_objects(db, name, **options):
         assert db.objects.upload(db.objects.topics[topic_id])
     db.objects.move_holds()
     forget_log(db, [topic])
-    db.tiers.files.retain()
+    db.tiers.retention.retain()
     assert len(registered(db, topic_id)) == COUNT
     return topic
 

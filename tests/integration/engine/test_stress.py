@@ -17,7 +17,8 @@ TIERS = {
     "alone": {"memory": LOG_ALONE},
     "files": {
         "memory": {"flush_offsets": 500, "retention_s": 1.0},
-        "disk": {"log_keep_s": 0.0, "file_bytes": 100_000, "small_file_bytes": 50_000},
+        "disk": {"log_keep_s": 0.0},
+        "tiers": {"file_bytes": 100_000, "small_file_bytes": 50_000},
     },
 }
 

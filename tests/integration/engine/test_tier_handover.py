@@ -8,6 +8,7 @@ import random
 import pytest
 
 from frazil.errors import Conflict
+from frazil.tiers import merge_once
 from tests.integration.engine.opening import open_small, payloads_of, rotate, rows_of
 from tests.integration.engine.test_failures import wait_until
 from tests.integration.engine.tier_world import World, noise
@@ -31,7 +32,7 @@ def opened():
 def test_readers_go_on_whatever_moves_under_them(opened, seed):
     """Appends, flushes, merges, evictions and freed segments in any order give one stream."""
     chance = random.Random(seed)
-    world = opened(disk={"small_file_bytes": 50_000, "file_bytes": 60_000, "log_keep_s": 1})
+    world = opened(disk={"log_keep_s": 1}, tiers={"small_file_bytes": 50_000, "file_bytes": 60_000})
     lane = chance.choice(["shared", "dedicated"])
     topic = world.db.create_topic("t", lane=lane)
     identity = topic.runtime.state.id
@@ -66,7 +67,7 @@ def test_readers_go_on_whatever_moves_under_them(opened, seed):
         step,
         lambda: world.db.tiers.flush("t"),
         lambda: world.db.tiers.evict("t"),
-        lambda: world.db.tiers.disk.merge_once(identity),
+        lambda: merge_once(world.db.tiers.disk, identity),
         lambda: rotate(world.db, journal),
         lambda: world.round(2),
     ]
@@ -209,7 +210,7 @@ def test_a_producers_repeat_is_known_after_its_records_went_to_files(opened):
 
 def test_a_hold_may_be_set_on_what_only_files_have(opened):
     """A hold reaches as far back as any tier does, and keeps files from then on."""
-    world = opened(retention_age_s=0.0, disk={"small_file_bytes": 1})
+    world = opened(retention_age_s=0.0, tiers={"small_file_bytes": 1})
     topic = world.db.create_topic("t")
     topic.hold("first", 0)
     for number in range(3):

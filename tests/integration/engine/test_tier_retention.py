@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import NotFound, Overloaded
-from frazil.tiers.disk import upkeep as disk_upkeep
 from tests.integration.engine.opening import column_of, payloads_of, rotate
 from tests.integration.engine.tier_world import KEEP_S, World, noise
 
@@ -174,7 +173,7 @@ def test_files_go_by_bytes(opened):
     records = fill(world, topic, 6, size=30_000)
     fill(world, other, 6, size=30_000)
     world.move()
-    held = world.db.tiers.disk.held_bytes(topic.runtime.state.id, 0)
+    held = world.db.tiers.disk.space.held_bytes(topic.runtime.state.id, 0)
     assert 100_000 <= held < 150_000
     assert 0 < start_of(topic) < 6
     assert payloads_of(topic) == records[start_of(topic) :]
@@ -304,7 +303,7 @@ def test_a_full_quota_may_expire_files(opened):
     hold = topic.describe()["holds"]["slow"]
     assert 0 < hold < 6
     assert start_of(topic) == hold
-    assert world.db.tiers.disk.held_bytes(topic.runtime.state.id, 0) <= 100_000
+    assert world.db.tiers.disk.space.held_bytes(topic.runtime.state.id, 0) <= 100_000
     assert payloads_of(topic) == records[hold:]
     assert topic.append(b"y").offset == 6
     assert topic.stats()["message_count"] == 7 - hold
@@ -335,13 +334,13 @@ def test_a_reader_passes_what_a_quota_expired_under_it_and_nothing_more(opened):
 
 def test_expired_rows_of_a_keyed_topic_are_gone_everywhere(opened):
     """Look-ups, SQL and readers agree on rows whose files were let go."""
-    world = opened(disk={"small_file_bytes": 1})
+    world = opened(tiers={"small_file_bytes": 1})
     topic = world.db.create_topic("t", {"id": "long", "data": "binary"}, primary_key="id")
     for number in range(6):
         topic.upsert(id=number, data=noise(number, 30_000))
         world.db.tiers.flush()
     world.move()
-    world.db.tiers.files.expire(topic.runtime.tiers, 2)
+    world.db.tiers.retention.expire(topic.runtime.tiers, 2)
     left = list(range(2, 6))
     assert column_of(topic, "id") == left
     assert [n for n in range(6) if topic.get(n) is not None] == left
@@ -353,7 +352,7 @@ def test_expired_rows_of_a_keyed_topic_are_gone_everywhere(opened):
 
 def full_world(opened):
     """Return a world whose files are more than the cap, its topic and what it published."""
-    world = opened(disk={"bytes_max": CAP, "small_file_bytes": 1})
+    world = opened(disk={"bytes_max": CAP}, tiers={"small_file_bytes": 1})
     topic = world.db.create_topic("t")
     records = []
     for number in range(5):
@@ -391,7 +390,7 @@ def test_a_full_cap_evicts_what_is_committed_and_nothing_else(opened):
     world.db.tiers.disk.set_committed(topic.runtime.state.id, 12)
     world.round(1)
     assert start_of(topic) == 4
-    assert world.db.tiers.disk.usage() <= CAP
+    assert world.db.tiers.disk.space.usage() <= CAP
     assert payloads_of(topic) == records[4:]
     assert topic.append(b"x").offset == 20
     for seed in range(5, 9):
@@ -437,37 +436,6 @@ def test_files_of_a_deleted_topic_go_after_the_grace(opened):
     paths = [path for path in world.disk.paths() if f"/disk/{topic.runtime.state.id:08x}/" in path]
     assert paths == []
     assert len(payloads_of(other)) == 3
-
-
-@pytest.mark.parametrize("cut_off", [False, True])
-def test_marks_of_a_deleted_topic_go_with_its_files(opened, monkeypatch, cut_off):
-    """What a clean end has kept of a topic goes when its files go, or at the next start."""
-    world = opened(topics={"delete_grace_s": 7200.0})
-    kept = {}
-    for name in ("gone", "other"):
-        topic = world.db.create_topic(name, {"id": "long", "n": "long"}, primary_key="id")
-        kept[name] = f"/data/marks/{topic.runtime.state.id:08x}"
-        for n in range(2):
-            topic.upsert(id=1, n=n)
-            world.db.tiers.flush()
-    world.db.close()
-    world.open()
-    assert {path for path in world.disk.paths() if "/marks/" in path} == set(kept.values())
-    world.db.delete_topic("gone")
-    if cut_off:
-        # The process ends before the marks are gone, with another one that was half written.
-        with monkeypatch.context() as patched:
-            patched.setattr(disk_upkeep, "remove_marks", lambda *_arguments, **_keep: False)
-            world.round(7300)
-        assert kept["gone"] in world.disk.paths()
-        world.disk.open(f"{kept['gone']}.tmp", "create").close()
-        world.db.close()
-        world.open()
-        world.round(1)
-    else:
-        world.round(7300)
-    assert {path for path in world.disk.paths() if "/marks/" in path} == {kept["other"]}
-    assert world.db.topic("other").get(1) == {"id": 1, "n": 1}
 
 
 def test_a_topic_of_the_same_name_has_nothing_of_the_deleted_one(opened):

@@ -67,7 +67,7 @@ def test_a_read_goes_over_files_of_several_schema_versions(place):
     place.engine.tiers.flush()
     found, offset = [], 0
     while offset < 40:
-        piece = place.engine.tiers.disk.read(
+        piece = place.engine.tiers.disk.history.read(
             topic.runtime.state.id, offset=offset, bytes_max=1 << 20
         )
         found += [record for batch in piece.batches for record in batch.records()]

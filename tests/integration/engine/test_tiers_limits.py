@@ -72,7 +72,7 @@ def test_a_child_that_drops_its_copy_of_a_snapshot_removes_nothing(tmp_path, way
         db.tiers.flush()
         db.tiers.evict()
         held = [EngineSnapshot(topic.runtime.tiers, 50, state=True)]
-        db.tiers.disk.expire(topic.runtime.state.id, 50)
+        db.tiers.disk.space.expire(topic.runtime.state.id, 50)
         names = parquet_files(tmp_path)
         assert names
 
@@ -82,7 +82,7 @@ def test_a_child_that_drops_its_copy_of_a_snapshot_removes_nothing(tmp_path, way
                 snapshot.close()
             del snapshot
             gc.collect()
-            db.tiers.disk.usage()
+            db.tiers.disk.space.usage()
             return True
 
         assert in_child(drop)
@@ -105,9 +105,9 @@ def test_a_child_moves_nothing_of_its_parents_engine(tmp_path):
         ]
         for call in calls:
             assert in_child(lambda call=call: refused(call))
-        topic_id = topic.runtime.state.id
-        disk = db.tiers.disk
-        assert in_child(lambda: refused(lambda: disk.rows.change(topic_id, disk.picture(0).marks)))
+        picture = db.tiers.disk.picture(topic.runtime.state.id)
+        change = db.tiers.disk.catalog.change
+        assert in_child(lambda: refused(lambda: change(picture, picture.marks)))
         assert in_child(lambda: db.close() is None)
         assert parquet_files(tmp_path) == []
         assert db.tiers.flush() == {"/default/t": 1}
@@ -118,24 +118,24 @@ def test_a_child_moves_nothing_of_its_parents_engine(tmp_path):
 # -- memory --------------------------------------------------------------------------------------
 
 
-def test_marks_that_nothing_frees_do_not_stop_other_topics(tmp_path):
+def test_a_deletion_vector_that_nothing_frees_does_not_stop_other_topics(tmp_path):
     """A topic with more superseded rows in files than the budget could hold stops nobody."""
     memory = {"budget_bytes": 16 << 20, "wait_s": 0.5, "rss_base_bytes": 8 << 30}
     with open_small(tmp_path, memory=memory) as db:
         keyed = db.create_topic("t", {"k": "int64"}, primary_key="k")
         other = db.create_topic("z", {"k": "int64"})
         keyed.append_arrow(pa.table({"k": [1]}))
-        marks = keyed.runtime.tiers.keyed._superseded.files
+        vector = keyed.runtime.tiers.keyed.vectors.files
         db.tiers.flush()
         db.tiers.evict()
         count = 2_500_000
         with keyed.runtime.tiers.memory.lock:
-            marks.add(np.arange(count) + (1 << 30), np.arange(count) + (1 << 31))
-        assert len(marks) == count
+            vector.add(np.arange(count) + (1 << 30), np.arange(count) + (1 << 31))
+        assert len(vector) == count
         pressure = db.tiers.pressure
         pressure.refresh()
         found = pressure.snapshot()
-        assert found.sources["marks"] > found.budget_bytes
+        assert found.sources["deletion_vectors"] > found.budget_bytes
         assert found.zone == "green"
         assert other.append(k=1).offset == 0
 

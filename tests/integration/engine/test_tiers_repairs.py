@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.tiers import flush_set, topic_tiers
+from frazil.tiers import flush_set, merge_once, topic_tiers
 from tests.crash.engine_world import many_lives
 from tests.integration.engine.opening import (
     LOG_ALONE,
@@ -147,7 +147,7 @@ def test_a_keyed_topic_whose_file_is_lost_is_used_as_if_it_were_there(opened, us
 
 def test_scrubbing_asks_again_for_what_is_damaged_already(opened):
     """A file known as damaged is rebuilt by a later scrub, or taken for good if it is again."""
-    world = opened(disk={"scrub_interval_s": 3600.0})
+    world = opened(tiers={"scrub_interval_s": 3600.0})
     topic = world.db.create_topic("plain", {"n": "long"})
     topic.append(n=1)
     world.db.tiers.flush()
@@ -155,12 +155,12 @@ def test_scrubbing_asks_again_for_what_is_damaged_already(opened):
     [file] = disk.files(topic.runtime.state.id)
     disk.damage.note_damage(file.topic, file.name, "said by a test")
     world.clock.advance(3601)
-    assert disk.scrub_once() == 0
+    assert disk.damage.scrub_once() == 0
     assert disk.damage.damaged() == {}
     spoil(world, disk.path(file))
     disk.damage.note_damage(file.topic, file.name, "said by a test")
     world.clock.advance(3601)
-    assert disk.scrub_once() == 1
+    assert disk.damage.scrub_once() == 1
     assert disk.damage.damaged() == {}
     assert disk.files(file.topic) != (file,)
 
@@ -189,7 +189,7 @@ def watch_rebuilds(tiers):
 
 def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
     """The fold of a flush finds a base row's file damaged; it is rebuilt and the flush goes on."""
-    world = opened()
+    world = opened(tiers={"index_share": 0.0})
     topic = keyed_topic(world)
     world.db.close()
     db = world.open()
@@ -210,7 +210,7 @@ def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
 
 def test_a_query_that_meets_a_damaged_file_is_answered_at_once(opened):
     """The fold of a query finds a base row's file damaged: it is rebuilt and the query goes on."""
-    world = opened()
+    world = opened(tiers={"index_share": 0.0})
     keyed_topic(world)
     world.db.close()
     db = world.open()
@@ -227,7 +227,7 @@ def test_a_query_that_meets_a_damaged_file_is_answered_at_once(opened):
 
 def test_one_topics_lost_file_keeps_no_other_from_moving(opened):
     """With a file that nobody can rebuild, its topic is still flushed, and others do all."""
-    world = opened(memory={"retention_s": 1.0, "flush_offsets": 10})
+    world = opened(memory={"retention_s": 1.0, "flush_offsets": 10}, tiers={"index_share": 0.0})
     keyed_topic(world)
     other = world.db.create_topic("other", {"n": "long"})
     world.db.close()
@@ -263,8 +263,8 @@ def test_a_damaged_file_is_left_out_of_merges(opened):
     topic.runtime.tiers.rebuild = lambda _file: False
     broken = disk.files(number)[3]
     spoil(world, disk.path(broken))
-    disk.damaged(broken, "said by a test")
-    while disk.merge_once(number):
+    disk.damage.report(broken, "said by a test")
+    while merge_once(disk, number):
         pass
     assert [(file.set_first, file.set_end) for file in disk.files(number)][-2:] == [(3, 4), (4, 12)]
 
@@ -317,7 +317,7 @@ def test_columns_that_change_while_a_file_is_rebuilt_get_no_others_values(opened
     [file] = disk.files(number)
     spoil(world, disk.path(file))
     alter_after_a_read(world, topic, monkeypatch)
-    assert disk.damaged(file, "said by a test")
+    assert disk.damage.report(file, "said by a test")
     assert [each.schema for each in disk.files(number)] == [2]
     assert world.db.query("SELECT k, c FROM plain").rows() == [(n, None) for n in range(10)]
 
@@ -512,16 +512,16 @@ def test_a_key_is_looked_up_while_its_file_expires(opened, monkeypatch):
         world.db.tiers.flush()
     world.db.tiers.evict()
     assert topic.get(0) == {"k": 0, "v": 0}
-    disk, seen = world.db.tiers.disk, []
-    expire = disk.expire
+    space, seen = world.db.tiers.disk.space, []
+    expire = space.expire
 
     def expiring(*arguments):
         freed = expire(*arguments)
         seen.append(topic.get_many([0, 1]))
         return freed
 
-    monkeypatch.setattr(disk, "expire", expiring)
-    world.db.tiers.files.expire(topic.runtime.tiers, 1)
+    monkeypatch.setattr(space, "expire", expiring)
+    world.db.tiers.retention.expire(topic.runtime.tiers, 1)
     assert seen == [[None, {"k": 1, "v": 1}]]
     assert topic.get_many([0, 1]) == seen[0]
 
@@ -535,7 +535,7 @@ def test_an_expired_row_is_no_base_for_an_update(opened, policy):
     for k in range(2):
         topic.upsert(k=k, a=k, b=k)
         world.db.tiers.flush()
-    world.db.tiers.files.expire(topic.runtime.tiers, 1)
+    world.db.tiers.retention.expire(topic.runtime.tiers, 1)
     if policy == "error":
         with pytest.raises(NotFound):
             topic.update(0, {"a": 7})

@@ -358,7 +358,7 @@ PRODUCING = [
         "1.2",
         SEND,
         "record that cannot be taken",
-        lambda s: after(s.has_producer(), s.record(attributes={str(n): "" for n in range(4)})),
+        lambda s: after(s.has_producer(), s.record(attributes={str(n): "" for n in range(65)})),
         Fails(CODES.PERMISSION_DENIED, "Unable to publish the message: …"),
     ),
     *(

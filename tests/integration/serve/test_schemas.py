@@ -100,7 +100,7 @@ def test_versions_follow_the_rules_of_their_subject(tmp_path):
     assert gone == (True, "Deleted version 2 for subject user")
 
 
-def test_what_others_wrote_about_a_schema_is_told(tmp_path):
+def test_notes_times_and_modes_of_a_schema_are_returned(tmp_path):
     """Notes, time in seconds and mode come back, in replies and in lists."""
 
     async def scene(w):
@@ -325,7 +325,7 @@ def test_enforcement_refuses_with_the_reason_and_writes_nothing(tmp_path):
         plain = await w.producer(name="plain")
         await w.enforce(payload=False)
         texts = [await failure(plain.send(b"{}"))]
-        await good.send(b"not looked at")
+        await good.send(b"not checked")
         await w.enforce(payload=True)
         texts += [
             await failure(plain.send(b'{"name": "a"}')),
@@ -337,7 +337,7 @@ def test_enforcement_refuses_with_the_reason_and_writes_nothing(tmp_path):
         return identity, texts, w.rows()
 
     identity, texts, rows = in_world(tmp_path, scene)
-    assert [payload for payload, _, _ in rows] == [b"not looked at", b'{"name": "a", "age": 3}']
+    assert [payload for payload, _, _ in rows] == [b"not checked", b'{"name": "a", "age": 3}']
     start = f"Unable to publish the message: schema validation failed for topic '{TOPIC}': "
     assert {code for code, _ in texts} == {"PERMISSION_DENIED"}
     assert all(text.startswith(start) for _, text in texts)
@@ -356,7 +356,7 @@ def test_enforcement_refuses_with_the_reason_and_writes_nothing(tmp_path):
         (SchemaType.NUMBER, b"-", struct.pack(">q", 7), b"seven"),
     ],
 )
-def test_payloads_of_every_type_are_looked_at(tmp_path, kind, definition, right, wrong):
+def test_payloads_of_every_type_are_checked(tmp_path, kind, definition, right, wrong):
     """A payload that its schema does not describe is refused, one that fits is written."""
 
     async def scene(w):
@@ -373,7 +373,7 @@ def test_payloads_of_every_type_are_looked_at(tmp_path, kind, definition, right,
 
 
 def test_a_warning_takes_the_record_and_is_counted(tmp_path, caplog):
-    """Under warn everything is written and told once; under none nothing is looked at."""
+    """Under warn every record is written and one warning logged; under none no record is checked."""
 
     async def scene(w):
         await w.register("user", USER)
@@ -382,16 +382,18 @@ def test_a_warning_takes_the_record_and_is_counted(tmp_path, caplog):
         await w.registry.update_topic_validation_policy(TOPIC, "warn", True)
         for payload in (b"one", b"two"):
             await producer.send(payload)
-        told = [each.facts for each in caplog.records if each.message == "schema_mismatch_taken"]
+        warnings = [
+            each.facts for each in caplog.records if each.message == "schema_mismatch_taken"
+        ]
         await w.registry.update_topic_validation_policy(TOPIC, "none", True)
         await producer.send(b"three")
         stats = w.schemas.checks.stats()
-        return w.rows(), stats["warned_total"], told
+        return w.rows(), stats["warned_total"], warnings
 
-    rows, warned, told = in_world(tmp_path, scene)
+    rows, warned, warnings = in_world(tmp_path, scene)
     assert [payload for payload, _, _ in rows] == [b"one", b"two", b"three"]
     assert warned == 2
-    assert told == [{"topic": TOPIC, "records": 1}]
+    assert warnings == [{"topic": TOPIC, "records": 1}]
 
 
 def test_checked_records_keep_their_order(tmp_path):
@@ -413,7 +415,7 @@ def test_checked_records_keep_their_order(tmp_path):
     assert rows == [payload for payload in sent if payload != b"no number"]
 
 
-def test_an_administrator_changes_what_a_topic_asks_for(tmp_path):
+def test_an_administrator_changes_the_schema_of_a_topic(tmp_path):
     """Another subject is set for a topic and for all parts of one; a used subject stays."""
 
     async def scene(w):
@@ -440,8 +442,8 @@ def test_an_administrator_changes_what_a_topic_asks_for(tmp_path):
     in_world(tmp_path, scene)
 
 
-def test_a_deleted_topic_is_forgotten(tmp_path):
-    """A new topic of its name asks for nothing, and its subject can go."""
+def test_a_deleted_topic_loses_its_schema_settings(tmp_path):
+    """A new topic of its name has no schema, and the subject can be deleted."""
 
     async def scene(w):
         await w.register("user", USER)
@@ -481,13 +483,13 @@ def test_schemas_survive_a_restart(tmp_path, lost):
         fresh = await w.register("new", b"-", SchemaType.STRING)
         return fresh, await w.ask("GetLatestSchema", subject="user")
 
-    identity, told = in_world(tmp_path, before)
+    identity, stored = in_world(tmp_path, before)
     if lost:
         for file in tmp_path.glob("meta.db*"):
             file.unlink()
     fresh, again = in_world(tmp_path, after)
-    assert told == again
-    assert told.compatibility_mode == "full"
+    assert stored == again
+    assert again.compatibility_mode == "full"
     assert fresh == identity + 2
 
 

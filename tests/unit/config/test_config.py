@@ -57,7 +57,6 @@ def test_the_defaults_are_what_the_design_says():
     assert settings.metadata.backend == "sqlite"
     assert settings.memory.enabled
     assert settings.memory.budget_bytes == 2 << 30
-    assert (settings.memory.yellow_ratio, settings.memory.red_ratio) == (0.6, 0.8)
     assert settings.memory.flush_offsets == 100_000
     assert settings.disk.bytes_max == 100_000_000_000
     assert settings.disk.commit_bytes == 1_000_000_000
@@ -214,42 +213,26 @@ def test_a_wrong_choice_names_the_nearest():
         ),
         ({"log.queue_bytes_max": "9MiB"}, "log.queue_bytes_max", "log.write_bytes_max"),
         ({"objects.store": "s3"}, "objects.root", "objects.store"),
-        ({"objects.s3.access_key": "k"}, "objects.s3.access_key", "objects.s3.secret_key"),
+        ({"objects.access_key": "k"}, "objects.access_key", "objects.secret_key"),
         (
             {
-                "objects.s3.access_key": "k",
-                "objects.s3.secret_key": "s",
-                "objects.s3.anonymous": True,
+                "objects.access_key": "k",
+                "objects.secret_key": "s",
+                "objects.anonymous": True,
             },
-            "objects.s3.anonymous",
-            "objects.s3.access_key",
+            "objects.anonymous",
+            "objects.access_key",
         ),
         (
-            {"objects.gcs.credentials_json": "{}", "objects.gcs.anonymous": True},
-            "objects.gcs.anonymous",
-            "objects.gcs.credentials_path",
-        ),
-        (
-            {"objects.gcs.credentials_json": "{}", "objects.gcs.credentials_path": "key.json"},
-            "objects.gcs.credentials_json",
-            "objects.gcs.credentials_path",
+            {"objects.credentials": "{}", "objects.anonymous": True},
+            "objects.anonymous",
+            "objects.credentials",
         ),
         ({"topics.message_bytes_max": "11MiB"}, "topics.message_bytes_max", "log.write_bytes_max"),
         ({"log.sync_interval_s": 0}, "log.sync_interval_s", "log.sync"),
         ({"log.prefill_bytes": "200MiB"}, "log.prefill_bytes", "log.segment_bytes_max"),
         ({"topics.message_bytes_max": 100}, "topics.key_bytes_max", "topics.message_bytes_max"),
-        ({"memory.yellow_ratio": 0.8}, "memory.yellow_ratio", "memory.red_ratio"),
-        ({"memory.hysteresis_ratio": 0.2}, "memory.hysteresis_ratio", "memory.red_ratio"),
-        (
-            {"memory.yellow_ratio": 0.1, "memory.hysteresis_ratio": 0.1},
-            "memory.hysteresis_ratio",
-            "memory.yellow_ratio",
-        ),
-        ({"memory.index_share": 0.55}, "memory.index_share", "memory.yellow_ratio"),
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),
-        ({"disk.small_file_bytes": "128MiB"}, "disk.small_file_bytes", "disk.file_bytes"),
-        ({"disk.bytes_max": "127MiB"}, "disk.file_bytes", "disk.bytes_max"),
-        ({"query.memory_each_bytes": "129MiB"}, "query.memory_each_bytes", "query.memory_bytes"),
     ],
 )
 def test_contradictions_are_refused_with_both_keys(changes, key, against):
@@ -299,19 +282,10 @@ def test_a_segment_that_just_holds_the_largest_write_is_allowed():
     assert settings.log.segment_bytes_max == 11 << 20
 
 
-def test_zones_and_files_may_touch_their_limits():
-    """One step inside each relation of the tiers' settings is no contradiction."""
-    settings = load(
-        memory__yellow_ratio=0.79,
-        memory__hysteresis_ratio=0.009,
-        memory__index_share=0.78,
-        memory__budget_bytes="10MiB",
-        disk__small_file_bytes=(1 << 20) - 1,
-        disk__file_bytes="1MiB",
-        disk__bytes_max="1MiB",
-    )
+def test_the_budget_may_be_as_large_as_a_write():
+    """A budget of exactly the largest write is no contradiction."""
+    settings = load(memory__budget_bytes="10MiB", disk__bytes_max="1MiB")
     assert settings.memory.budget_bytes == settings.log.write_bytes_max
-    assert settings.disk.file_bytes == settings.disk.bytes_max
 
 
 def test_a_tree_built_by_hand_is_checked_too():

@@ -128,7 +128,7 @@ def test_references_stay_references(tmp_path):
         "  wal: {dir: '${ROOM}/wal', rotation: {max_bytes: '${SEGMENT}', max_hours: '${AGE}'}}\n"
         "  cloud: {backend: s3, root: 's3://${BUCKET}/x', access_key: '${K}', secret_key: '${S}'}\n"
     )
-    assert yaml.safe_load(found.text)["objects"]["s3"]["secret_key"] == "${S}"
+    assert yaml.safe_load(found.text)["objects"]["secret_key"] == "${S}"
     path = tmp_path / "frazil.yaml"
     path.write_text(found.text, encoding="utf-8")
     environment = {"ROOM": "/srv", "SEGMENT": "64MiB"}

@@ -13,12 +13,12 @@ from frazil.config.values import HIDDEN, SecretText, resolve
 from frazil.errors import InvalidRequest
 
 SECRETS = [info.path for info in describe() if info.kind == "secret"]
-PAIR = {"objects.s3.access_key": "AKIA-open-sesame", "objects.s3.secret_key": "open-sesame"}
+PAIR = {"objects.access_key": "AKIA-open-sesame", "objects.secret_key": "open-sesame"}
 
 
 def test_every_key_that_opens_a_store_is_a_secret():
     """No credential can be declared as a plain text by mistake."""
-    words = ("access_key", "secret_key", "session_token", "account_key", "credentials_json")
+    words = ("access_key", "secret_key", "session_token", "account_key", "objects.credentials")
     named = {info.path for info in describe() if info.path.endswith(words)}
     assert named
     assert named <= set(SECRETS)
@@ -38,7 +38,7 @@ def test_config_show_has_stars_for_a_secret(output):
     assert "sesame" not in done.output
     assert HIDDEN in done.output
     if output == "json":
-        shown = json.loads(done.output)["objects.s3.secret_key"]
+        shown = json.loads(done.output)["objects.secret_key"]
         assert shown == {"value": HIDDEN, "origin": "flag"}
 
 
@@ -48,10 +48,10 @@ def test_no_text_of_the_tree_has_a_secret():
     texts = [repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())]
     texts.append(str(settings.values()))
     with pytest.raises(InvalidRequest) as caught:
-        load_settings(environment={}, overrides={"objects.s3.secret_key": "open-sesame"})
+        load_settings(environment={}, overrides={"objects.secret_key": "open-sesame"})
     texts.append(str(caught.value))
     assert [text for text in texts if "sesame" in text] == []
-    assert settings.objects.s3.secret_key.get_secret_value() == "open-sesame"
+    assert settings.objects.secret_key.get_secret_value() == "open-sesame"
 
 
 @pytest.mark.parametrize("path", SECRETS)
@@ -66,16 +66,14 @@ def test_a_wrong_value_of_a_secret_is_not_repeated(path):
 def test_a_reference_is_shown_and_looked_up_when_it_is_used():
     """`${NAME}` stays in the tree; what it stands for is found by resolve alone."""
     reference = "${STORE_KEY}"
-    overrides = {"objects.s3.access_key": reference, "objects.s3.secret_key": reference}
+    overrides = {"objects.access_key": reference, "objects.secret_key": reference}
     settings = load_settings(environment={"STORE_KEY": "hush"}, overrides=overrides)
-    key = settings.objects.s3.access_key
+    key = settings.objects.access_key
     assert str(key) == reference
-    assert (
-        resolve(key, setting="objects.s3.access_key", environment={"STORE_KEY": "hush"}) == "hush"
-    )
+    assert resolve(key, setting="objects.access_key", environment={"STORE_KEY": "hush"}) == "hush"
     with pytest.raises(InvalidRequest, match="not set") as caught:
-        resolve(key, setting="objects.s3.access_key", environment={})
-    assert caught.value.details == {"setting": "objects.s3.access_key", "variable": "STORE_KEY"}
+        resolve(key, setting="objects.access_key", environment={})
+    assert caught.value.details == {"setting": "objects.access_key", "variable": "STORE_KEY"}
 
 
 @pytest.mark.parametrize(

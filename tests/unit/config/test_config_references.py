@@ -56,10 +56,10 @@ def test_secrets_stay_references(settings_file, monkeypatch):
     monkeypatch.setenv("RIVER_BUCKET", "bucket")
     file = settings_file(
         "objects:\n  store: s3\n  root: s3://${RIVER_BUCKET}\n"
-        "  s3: {access_key: '${RIVER_SECRET}', secret_key: '${RIVER_SECRET}'}\n"
+        "  access_key: ${RIVER_SECRET}\n  secret_key: ${RIVER_SECRET}\n"
     )
     settings = load_settings(file=file)
-    assert settings.objects.s3.secret_key.get_secret_value() == "${RIVER_SECRET}"
+    assert settings.objects.secret_key.get_secret_value() == "${RIVER_SECRET}"
     assert settings.objects.root == "s3://${RIVER_BUCKET}"
     for output in ("table", "json"):
         shown = CliRunner().invoke(app, ["show", "-c", file, "-o", output])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.lake.declared import (
+from frazil.lake.iceberg import (
     SKIPPED,
     decode_ranges,
     encode_ranges,

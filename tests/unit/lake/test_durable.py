@@ -59,10 +59,9 @@ class World:
     def sync(self, settled, *faults, file_system=None):
         """Sync the table; return the files and the directories that were synced, in order."""
         seam = file_system or FaultyFileSystem(RealFileSystem(), faults)
-        made = make_durable(self.catalog, TABLE, settled, file_system=seam)
+        make_durable(self.catalog, TABLE, settled, file_system=seam)
         files = [call.path for call in seam.trace if call.verb == "sync"]
         directories = [call.path for call in seam.trace if call.verb == "sync_directory"]
-        assert made == (len(files), len(directories))
         return files, directories
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import InvalidRequest
-from frazil.lake.names import check_lake_name, fold_name, table_of
 from frazil.lake.plan import TableName
+from frazil.lake.table import check_lake_name, fold_name, table_of
 from frazil.model import full_topic_name
 
 NAMES = st.from_regex(r"[A-Za-z0-9_äßİıñ-]{1,12}", fullmatch=True).filter(

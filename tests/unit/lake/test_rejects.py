@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.lake.declared import decode_ranges, encode_ranges
+from frazil.lake.iceberg import decode_ranges, encode_ranges
 from frazil.lake.rejects import RejectKey, settled_ranges
 
 KEYS = st.builds(RejectKey, st.sampled_from([0, 3]), st.integers(0, 9))

@@ -96,28 +96,27 @@ def test_references_in_a_root_are_looked_up(monkeypatch):
 def test_an_endpoint_that_is_none_is_refused_without_repeating_it(text):
     """What no client could ask is refused before one is made; a password in it is not shown."""
     with pytest.raises(InvalidRequest) as caught:
-        endpoint_of(text, setting="s3", allow_http=True)
-    assert caught.value.details == {"setting": "objects.s3.endpoint"}
+        endpoint_of(settings(endpoint=text, allow_http=True))
+    assert caught.value.details == {"setting": "objects.endpoint"}
 
 
 def test_an_endpoint_without_tls_has_to_be_allowed():
     """Http is refused unless it is allowed; a slash at the end is nothing."""
-    assert endpoint_of("http://host:1/", setting="gcs", allow_http=True) == "http://host:1"
-    assert endpoint_of("https://host", setting="gcs", allow_http=False) == "https://host"
+    assert endpoint_of(settings(endpoint="http://host:1/", allow_http=True)) == "http://host:1"
+    assert endpoint_of(settings(endpoint="https://host")) == "https://host"
     with pytest.raises(InvalidRequest) as caught:
-        endpoint_of("http://host:1", setting="gcs", allow_http=False)
-    assert caught.value.details["setting"] == "objects.gcs.allow_http"
+        endpoint_of(settings(endpoint="http://host:1"))
+    assert caught.value.details["setting"] == "objects.allow_http"
 
 
 @pytest.mark.parametrize(
     ("changes", "setting"),
     [
-        ({"store": "s3"}, "objects.s3.access_key"),
-        ({"store": "s3", "s3.profile": "p"}, "objects.s3.profile"),
-        ({"store": "s3", "s3.profile": "p", "s3.role_arn": "r"}, "objects.s3.role_arn"),
-        ({"store": "gcs"}, "objects.gcs.credentials_path"),
-        ({"store": "gcs", "gcs.credentials_json": "{}"}, "objects.gcs.credentials_json"),
-        ({"store": "azblob"}, "objects.azblob.account_key"),
+        ({"store": "s3"}, "objects.access_key"),
+        ({"store": "s3", "profile": "p"}, "objects.profile"),
+        ({"store": "s3", "profile": "p", "role_arn": "r"}, "objects.role_arn"),
+        ({"store": "gcs"}, "objects.credentials"),
+        ({"store": "azblob"}, "objects.account_key"),
         ({"store": "fs"}, "objects.root"),
     ],
 )
@@ -138,8 +137,8 @@ def test_without_boto_it_is_said_what_to_install(monkeypatch, name):
     """Profiles and roles name boto3 and their setting where it is missing."""
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InvalidRequest, match="pip install boto3") as caught:
-        open_store(settings(store="s3", root="b", **{f"s3.{name}": "x"}))
-    assert caught.value.details["setting"] == f"objects.s3.{name}"
+        open_store(settings(store="s3", root="b", **{name: "x"}))
+    assert caught.value.details["setting"] == f"objects.{name}"
 
 
 def test_a_closed_store_says_so():
@@ -242,24 +241,25 @@ def test_a_failed_sync_is_unknown(opened, verb):
 @pytest.mark.parametrize(
     "name",
     [
-        *("s3.access_key", "s3.secret_key", "s3.session_token", "s3.region"),
-        *("azblob.account_name", "azblob.account_key"),
+        *("access_key", "secret_key", "session_token", "region"),
+        *("account_name", "account_key"),
     ],
 )
 @pytest.mark.parametrize("end", ["\n", " ", "\0", "é"])
 def test_a_word_that_no_request_can_have_is_refused(name, end, monkeypatch):
     """A secret with the end of its line is told at once, with its setting and without its value."""
     monkeypatch.setenv("OF_A_FILE", f"hidden-{end}" if end != "\0" else "hidden-\x7f")
-    given = {"s3.access_key": "key", "s3.secret_key": "key", name: "${OF_A_FILE}"}
+    given = {"access_key": "key", "secret_key": "key", name: "${OF_A_FILE}"}
+    store = "azblob" if name.startswith("account") else "s3"
     with pytest.raises(InvalidRequest) as caught:
-        open_store(settings(store=name.partition(".")[0], root="bucket", **given))
+        open_store(settings(store=store, root="bucket", **given))
     assert caught.value.details["setting"] == f"objects.{name}"
     assert "hidden" not in f"{caught.value} {caught.value.details}"
 
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [("AWS_ACCESS_KEY_ID", "objects.s3.access_key"), ("AWS_REGION", "objects.s3.region")],
+    [("AWS_ACCESS_KEY_ID", "objects.access_key"), ("AWS_REGION", "objects.region")],
 )
 def test_a_variable_that_no_request_can_have_is_refused(name, setting, monkeypatch):
     """Credentials of the environment are looked at as well, if they are used."""
@@ -273,8 +273,8 @@ def test_a_variable_that_no_request_can_have_is_refused(name, setting, monkeypat
 def test_a_panic_of_the_client_is_trouble_like_any_other(monkeypatch):
     """A bug of the client must not end a thread: a panic is no `Exception`."""
     monkeypatch.setattr(obstores, "_is_word", lambda _text: True)
-    own = {"s3.endpoint": "http://127.0.0.1:1", "s3.allow_http": True}
-    keys = {"s3.access_key": "a\n", "s3.secret_key": "b"}
+    own = {"endpoint": "http://127.0.0.1:1", "allow_http": True}
+    keys = {"access_key": "a\n", "secret_key": "b"}
     store = open_store(settings(store="s3", root="bucket", **own, **keys))
     large = [b"x" * (8 << 20), b"y"]
     for call in (
@@ -293,6 +293,6 @@ def test_a_key_of_an_account_that_is_none_is_blamed():
     """What is wrong inside the JSON of a service account is the fault of its setting."""
     wrong = '{"private_key": "hidden", "client_email": "x", "private_key_id": "y"}'
     with pytest.raises(InvalidRequest) as caught:
-        open_store(settings(store="gcs", root="bucket", **{"gcs.credentials_json": wrong}))
-    assert caught.value.details["setting"] == "objects.gcs.credentials_json"
+        open_store(settings(store="gcs", root="bucket", credentials=wrong))
+    assert caught.value.details["setting"] == "objects.credentials"
     assert "hidden" not in str(caught.value)

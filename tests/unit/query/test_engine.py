@@ -134,44 +134,10 @@ def test_too_much_memory_is_an_overload(shared, tmp_path):
     engine.close()
 
 
-def test_one_query_gets_no_more_memory_than_its_own_part(shared):
-    """What all may have together is enough for a query, and what each may have is not."""
-    sql = "SELECT len(list(i)) FROM range(4000000) t(i), events"
-    limits = {"memory_bytes": 256 << 20, "concurrency_max": 2}
-    together = shared.engine(**limits)
-    assert together.query(sql).rows() == [(4_000_000,)]
-    together.close()
-    each = shared.engine(memory_each_bytes=64 << 20, **limits)
-    with pytest.raises(Overloaded, match=r"memory_each_bytes"):
-        each.query(sql)
-    assert each.query("SELECT id FROM events").rows() == [(1,)]
-    each.close()
-    with pytest.raises(Closed):
-        each.query("SELECT id FROM events")
-
-
-def test_instances_of_single_queries_are_used_again_and_never_shared(shared):
-    """As many as run at once are made, whatever number of queries comes one after another."""
-    engine = shared.engine(memory_each_bytes=32 << 20, concurrency_max=2, wait_s=20)
-    pool = engine._pool
-    for _ in range(5):
-        engine.query("SELECT count(*) FROM events")
-    first, second = pool.acquire("a"), pool.acquire("b")
-    assert first.instance is not second.instance
-    pool.release(first)
-    third = pool.acquire("c")
-    assert third.instance is first.instance
-    assert len(pool._instances) == 2
-    for lease in (second, third):
-        pool.release(lease)
-    engine.close()
-
-
-@pytest.mark.parametrize("limit", ["memory_bytes", "memory_each_bytes"])
-def test_what_does_not_fit_is_spilled_to_the_given_directory(shared, tmp_path, limit):
+def test_what_does_not_fit_is_spilled_to_the_given_directory(shared, tmp_path):
     """With a directory for it a sort larger than memory ends, and leaves no file."""
     spill = tmp_path / "spill"
-    engine = shared.engine(temp_directory=str(spill), **{limit: 48 << 20})
+    engine = shared.engine(temp_directory=str(spill), memory_bytes=48 << 20)
     sql = "SELECT md5(i::VARCHAR) m FROM range(1500000) t(i) ORDER BY m OFFSET 1499999"
     assert len(engine.query(sql).rows()) == 1
     engine.close()

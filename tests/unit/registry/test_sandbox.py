@@ -102,6 +102,9 @@ LIST = {
     "name": "L",
     "fields": [{"name": "n", "type": ["null", "L"], "default": None}],
 }
+BRANCH = {"type": "array", "items": {"$ref": "#/$defs/a"}}
+ALTERNATIVES = {"$defs": {"a": {"anyOf": [BRANCH, BRANCH]}}, "$ref": "#/$defs/a"}
+"""Each level of a payload that does not fit in the end doubles the work."""
 ENDLESS_ARRAY = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x0f\x00"
 PAYLOADS = {
     "an exponential pattern": ({"pattern": "^(a|a)*(?=b)$"}, b'"' + b"a" * 100_000 + b'c"'),
@@ -111,11 +114,7 @@ PAYLOADS = {
     ),
     "deep JSON": ({"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}},
                   b"[" * 1_000_000),
-    "choices in choices": (
-        {"$defs": {"a": {"anyOf": [{"items": {"$ref": "#/$defs/a"}, "minItems": 9}] * 9}},
-         "$ref": "#/$defs/a"},
-        nested(b"[", b"]", 200),
-    ),
+    "choices in choices": (ALTERNATIVES, nested(b"[", b"]", 60).replace(b"[]", b"[1]")),
     "a huge number": ({"multipleOf": 3}, b"9" * 1_000_000),
     "items without bytes": ("avro", {"type": "array", "items": "null"}, ENDLESS_ARRAY),
     "a long nested record": ("avro", LIST, b"\2" * 5_000_000 + b"\0"),
@@ -173,15 +172,36 @@ def test_a_large_message_passes_both_ways():
     run(scene)
 
 
-def test_memory_is_limited_by_the_kernel(monkeypatch):
-    """A payload of 60 million values ends the worker, not the machine's memory."""
+def overrun_codes(caplog):
+    return [
+        each.facts["code"] for each in caplog.records if each.message == "schema_worker_overran"
+    ]
+
+
+def test_cpu_time_is_limited_by_the_kernel(caplog):
+    """A payload that takes no memory, but time without end, ends the worker by its timer."""
 
     async def scene(sandbox):
-        payload = b"[" + b"[]," * 20_000_000 + b"1]"
-        assert await check(sandbox, "json_schema", b"true", payload) == [TOO_MUCH_WORK]
+        _, payload = PAYLOADS["choices in choices"]
+        schema = json.dumps(ALTERNATIVES).encode()
+        assert await check(sandbox, "json_schema", schema, payload) == [TOO_MUCH_WORK]
         await assert_answers(sandbox)
 
     run(scene)
+    assert overrun_codes(caplog) == [-signal.SIGPROF]
+
+
+def test_memory_is_limited_by_the_kernel(caplog):
+    """A text that takes four times its bytes when it is read ends the worker, long before its time."""
+
+    async def scene(sandbox):
+        text = '"\U0001f600'.encode() + b"x" * (112 << 20) + b'"'
+        with pytest.raises(InvalidRequest, match="too much work or memory"):
+            await sandbox.fingerprint("json_schema", text)
+        await assert_answers(sandbox)
+
+    run(scene)
+    assert overrun_codes(caplog) == [1]
 
 
 def test_too_much_to_compare_is_a_reason():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
-from frazil.config.sections import DiskSettings
 from frazil.log import SpecialRange
 from frazil.metadata import MemoryStore
 from frazil.model import OP_DELETE, OP_UPSERT, PartitionField
 from frazil.schema import KeyShape
-from frazil.tiers.disk.tier import DiskTier
+from frazil.tiers.disk.tier import DiskLimits, DiskTier
 from frazil.tiers.flush import flush_set
 from frazil.tiers.partitions import Partitioner
 from tests.support import FaultyFileSystem, SimulatedClock, SimulatedCrash, SimulatedFileSystem
@@ -120,7 +118,7 @@ class World:
             ROOT,
             self.store,
             clock=self.clock,
-            settings=DiskSettings(**self.limits),
+            limits=DiskLimits(**self.limits),
             quarantine=QUARANTINE,
         )
 
@@ -136,9 +134,7 @@ class World:
         world.tier.open(**options)
         return world
 
-    def flush(
-        self, first, end, *, gaps=(), size=64, tier=None, deltas=None, topic=TOPIC, **options
-    ):
+    def flush(self, first, end, *, gaps=(), size=64, tier=None, topic=TOPIC, **options):
         """Flush `[first, end)` in batches of `size` rows."""
         special = [SpecialRange(low, high, kind, "why") for low, high, kind in gaps]
         empty = {each for low, high, _ in gaps for each in range(low, high)}
@@ -158,9 +154,7 @@ class World:
                 for at in range(0, len(offsets), size)
             ),
             gaps=special,
-            deltas=None if deltas is None else np.array(deltas, np.int64),
             clock=self.clock,
-            settings=self.tier.settings,
             **options,
         )
 
@@ -174,11 +168,11 @@ class World:
     def history(self, first=None, *, bytes_max=2000, tier=None):
         """Return all rows from `first` on, and the gaps met."""
         tier = tier or self.tier
-        found = tier.range(TOPIC)
+        found = tier.history.range(TOPIC)
         at = found.first if first is None else first
         rows, gaps = [], []
         while at < found.end:
-            piece = tier.read(TOPIC, offset=at, bytes_max=bytes_max)
+            piece = tier.history.read(TOPIC, offset=at, bytes_max=bytes_max)
             assert piece.offset_next > at
             for batch in piece.batches:
                 gaps += [(gap.first, gap.end) for gap in batch.gaps]

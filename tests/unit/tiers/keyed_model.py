@@ -8,7 +8,7 @@ import pyarrow as pa
 from frazil.log import Batch
 from frazil.model import OP_DELETE, OP_UPDATE
 from frazil.tiers.chunk import batch_with_system
-from frazil.tiers.keys.dead_marks import KeyRows
+from frazil.tiers.keys.deletion_vectors import KeyRows
 from frazil.tiers.keys.fold import Found, KeyedState
 from frazil.tiers.memory import TopicMemory
 from tests.unit.tiers.memory_topic import TableTopic
@@ -49,22 +49,6 @@ class Model:
                 found, there = (offset, op), op != OP_DELETE
         return found
 
-    def bases(self, end):
-        """Return {offset of a change: offset of the live row that it supersedes}."""
-        state, bases = {}, {}
-        for offset, key, op, _, partial in self.changes:
-            if offset >= end:
-                break
-            if partial and op == OP_UPDATE and key not in state:
-                continue
-            if key in state:
-                bases[offset] = state[key]
-            if op == OP_DELETE:
-                state.pop(key, None)
-            else:
-                state[key] = offset
-        return bases
-
 
 class Files:
     """What was evicted from memory: one batch after another, as files would hold them."""
@@ -80,8 +64,7 @@ class Files:
         for batch in self.batches:
             yield from batch.to_pylist()
 
-    def find_many(self, keys, hashes, before):
-        assert len(hashes) == len(keys)
+    def find_many(self, keys, before):
         self.asked += len(keys)
         wanted, found = set(keys), {}
         for row in self.rows():
@@ -163,9 +146,16 @@ class KeyedTopic:
         memory.evict(below)
         self.state.on_flushed(memory.start)
 
-    def restart(self, *, rebuild):
-        """Lose memory; read back what is not in files, and get the marks of files back."""
-        old, marks = self.topic.memory, self.state.export_disk_dead()
+    def row(self, key, before=None):
+        """Return the newest image of a key; a `Found` if only files have it, None if it is absent."""
+        found = self.state.newest(key, before)
+        if found is None or found.op == OP_DELETE:
+            return None
+        return self.state.image_at(found.offset) or found
+
+    def restart(self):
+        """Lose memory; load what is not in files, and compute the deletion vector of files."""
+        old = self.topic.memory
         start = old.start
         batches = [
             Batch(chunk.batch, offset=chunk.offset, times=chunk.times)
@@ -176,12 +166,7 @@ class KeyedTopic:
         self.topic.memory = memory
         self.state = self._fold_of(memory)
         self.state.on_flushed(start)
-        if rebuild:
-            self.state.rebuild_disk_dead(self.files.key_rows)
-        else:
-            # Marks that a change in memory made are made again by folding it.
-            kept = marks[1] < start
-            self.state.load_disk_dead(marks[0][kept], marks[1][kept])
+        self.state.rebuild_disk_dead(self.files.key_rows)
 
     def visible(self, end):
         """Return {key: (offset, row)} as a query at snapshot `end` would see it."""

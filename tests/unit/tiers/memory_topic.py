@@ -24,9 +24,7 @@ class Topic:
         state.next = state.visible = state.durable = start
         self.lsn = 0
         self.time_us = 1_000_000
-        self.memory = TopicMemory(
-            state, clock=SystemClock(), merge_rows=merge_rows, index_bytes_max=lambda: 1 << 30
-        )
+        self.memory = TopicMemory(state, clock=SystemClock(), merge_rows=merge_rows)
 
     def write(self, payload, count, *, version=0, records=None, visible=True):
         """Append one frame; return its first offset."""

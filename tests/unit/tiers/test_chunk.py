@@ -88,7 +88,7 @@ def test_joined_chunks_have_all_rows_marks_and_times():
     """Joining copies the rows and carries marks and bases over, of chunks with and without."""
     one, other = keyed([1, 2], offset=4), keyed([3], [OP_UPDATE], [b"\x03"], offset=6)
     one.mark([1], [30])
-    other.stand([0], [2])
+    other.set_bases([0], [2])
     joined = join_chunks([one, other])
     assert joined.batch.column("id").to_pylist() == [1, 2, 3]
     assert joined.dead.tolist() == [ALIVE, 30, ALIVE]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.tiers.disk.file import FileLabel, parse_name
-from frazil.tiers.disk.parquet_file import read_facts
+from frazil.tiers.disk.format import FileLabel, parse_name
+from frazil.tiers.disk.parquet import read_facts
 from tests.unit.tiers.disk_world import BY_COUNTRY, ROOT, SHAPE, TOPIC, World
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "disk-1"
@@ -31,8 +31,8 @@ def test_the_pinned_directory_reads_as_it_was_written():
 def test_the_pinned_maps_of_keys_are_believed():
     """Keys are found by the pinned maps, none of which is built again."""
     world = golden()
-    assert world.tier.find(TOPIC, "key 3", SHAPE).offset == 53
-    assert world.tier.find(TOPIC, "absent", SHAPE) is None
+    found = world.tier.lookup.find_many(TOPIC, ["key 3", "absent"], SHAPE)
+    assert {key: each.offset for key, each in found.items()} == {"key 3": 53}
     assert world.tier.lookup.maps_built == 0
 
 

@@ -10,8 +10,9 @@ import pytest
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.log import RANGE_GAP, RANGE_LOST, ChainedHistory
 from frazil.schema import bitmap_of
-from frazil.tiers.disk import history as disk_history
+from frazil.tiers.disk import reader as disk_history
 from frazil.tiers.disk.reader import RowsFile
+from frazil.tiers.disk.writer import merge_once
 from tests.support import Fault, FaultyFileSystem
 from tests.unit.tiers import disk_world
 from tests.unit.tiers.disk_world import (
@@ -50,7 +51,7 @@ def test_any_offset_and_any_size_will_do(kind, bytes_max):
     for first in (0, 1, 15, 16, 69, 70, 99):
         rows, _ = world.history(first, bytes_max=bytes_max)
         assert rows == [world.expected(each) for each in range(first, 100)]
-    piece = world.tier.read(TOPIC, offset=0, bytes_max=bytes_max)
+    piece = world.tier.history.read(TOPIC, offset=0, bytes_max=bytes_max)
     assert sum(batch.data.nbytes for batch in piece.batches[1:]) <= bytes_max
     if bytes_max == 1:
         assert piece.offset_next == 1
@@ -82,7 +83,7 @@ def test_wide_rows_are_decoded_once(monkeypatch):
     world.flush(0, 150, size=4)
     at = 0
     while at < 150:
-        at = world.tier.read(TOPIC, offset=at, bytes_max=len(WIDE)).offset_next
+        at = world.tier.history.read(TOPIC, offset=at, bytes_max=len(WIDE)).offset_next
     assert len(decoded) > 1
     assert decoded == sorted(set(decoded))
 
@@ -92,33 +93,33 @@ def test_below_the_range_is_not_found():
     world = opened()
     world.flush(0, 20)
     world.flush(20, 40)
-    world.tier.expire(TOPIC, 20)
+    world.tier.space.expire(TOPIC, 20)
     with pytest.raises(NotFound) as caught:
-        world.tier.read(TOPIC, offset=19, bytes_max=100)
+        world.tier.history.read(TOPIC, offset=19, bytes_max=100)
     assert caught.value.details["offset_first"] == 20
-    assert ChainedHistory([world.tier]).range(TOPIC).first == 20
+    assert ChainedHistory([world.tier.history]).range(TOPIC).first == 20
 
 
 def test_at_the_end_nothing_is_there_yet():
     """At the flushed mark and for an unknown topic a read is empty and stays where it is."""
     world = opened()
     world.flush(0, 20)
-    assert world.tier.read(TOPIC, offset=20, bytes_max=100) == ([], 20, ())
-    assert world.tier.read(99, offset=0, bytes_max=100) == ([], 0, ())
-    assert world.tier.range(99).end == 0
+    assert world.tier.history.read(TOPIC, offset=20, bytes_max=100) == ([], 20, ())
+    assert world.tier.history.read(99, offset=0, bytes_max=100) == ([], 0, ())
+    assert world.tier.history.range(99).end == 0
 
 
 def test_gaps_are_told_as_the_log_tells_them():
     """A gap is told before the batch behind it, cut to where the reader stands."""
     world = opened()
     world.flush(0, 30, gaps=[(10, 15, RANGE_GAP), (15, 18, RANGE_GAP), (28, 30, RANGE_GAP)])
-    piece = world.tier.read(TOPIC, offset=5, bytes_max=1 << 20)
+    piece = world.tier.history.read(TOPIC, offset=5, bytes_max=1 << 20)
     assert (piece.offset_next, piece.gaps) == (10, ())
-    piece = world.tier.read(TOPIC, offset=12, bytes_max=1 << 20)
+    piece = world.tier.history.read(TOPIC, offset=12, bytes_max=1 << 20)
     (batch,) = piece.batches
     assert [(gap.first, gap.end) for gap in batch.gaps] == [(12, 15), (15, 18)]
     assert (batch.offset, piece.offset_next) == (18, 28)
-    piece = world.tier.read(TOPIC, offset=28, bytes_max=1 << 20)
+    piece = world.tier.history.read(TOPIC, offset=28, bytes_max=1 << 20)
     assert (piece.batches, piece.offset_next) == ([], 30)
     assert [(gap.first, gap.end) for gap in piece.gaps] == [(28, 30)]
 
@@ -127,11 +128,11 @@ def test_a_gap_before_lost_records_is_told_first():
     """A gap that ends where records were lost is told; the next read is refused."""
     world = opened()
     world.flush(0, 30, gaps=[(10, 15, RANGE_GAP), (15, 18, RANGE_LOST)])
-    piece = world.tier.read(TOPIC, offset=10, bytes_max=100)
+    piece = world.tier.history.read(TOPIC, offset=10, bytes_max=100)
     assert piece.offset_next == 15
     assert len(piece.gaps) == 1
     with pytest.raises(CorruptionError):
-        world.tier.read(TOPIC, offset=15, bytes_max=100)
+        world.tier.history.read(TOPIC, offset=15, bytes_max=100)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,10 +142,10 @@ def test_time_finds_the_first_offset(kind):
     world.flush(0, 70)
     world.flush(70, 100)
     for offset in range(0, 100, 10):
-        assert world.tier.offset_at(TOPIC, time_us=time_of(offset)) == offset
-        assert world.tier.offset_at(TOPIC, time_us=time_of(offset) - 1) == offset
-    assert world.tier.offset_at(TOPIC, time_us=time_of(99) + 1) is None
-    assert world.tier.offset_at(99, time_us=0) is None
+        assert world.tier.history.offset_at(TOPIC, time_us=time_of(offset)) == offset
+        assert world.tier.history.offset_at(TOPIC, time_us=time_of(offset) - 1) == offset
+    assert world.tier.history.offset_at(TOPIC, time_us=time_of(99) + 1) is None
+    assert world.tier.history.offset_at(99, time_us=0) is None
 
 
 def test_old_files_are_read_under_the_current_columns():
@@ -166,7 +167,7 @@ def test_old_files_are_read_under_the_current_columns():
         columns = [extra, batch.column("n"), batch.column("id")]
         return pa.RecordBatch.from_arrays(columns, schema=current)
 
-    world.tier.convert = convert
+    world.tier.readers.convert = convert
     rows, _ = world.history()
     assert set(seen[0][2]) == set(SCHEMA.names)
     assert seen[0][:2] == (TOPIC, 1)
@@ -204,7 +205,7 @@ def test_a_flipped_bit_is_refused_with_its_range(kind):
     at = 0
     while at < 90:
         try:
-            piece = world.tier.read(TOPIC, offset=at, bytes_max=300)
+            piece = world.tier.history.read(TOPIC, offset=at, bytes_max=300)
         except CorruptionError as error:
             facts = error.details
             assert facts["offset_first"] == at
@@ -235,7 +236,7 @@ def test_every_flip_is_noticed_or_harmless(kind):
             path, lambda data, p=place, b=bit: data.__setitem__(p, data[p] ^ 1 << b)
         )
         tier = world.reopened().tier
-        assert tier.verify(file) != ""
+        assert tier.damage.verify(file) != ""
         try:
             rows, _ = world.history(tier=tier)
             assert rows == [world.expected(each) for each in range(60)]
@@ -259,7 +260,7 @@ def test_no_byte_of_a_footer_may_change():
             path, lambda data, p=place, b=bit: data.__setitem__(p, data[p] ^ 1 << b)
         )
         with pytest.raises(CorruptionError):
-            world.reopened().tier.read(TOPIC, offset=0, bytes_max=100)
+            world.reopened().tier.history.read(TOPIC, offset=0, bytes_max=100)
         world.files.write_bytes(path, good)
 
 
@@ -278,9 +279,9 @@ def test_a_damaged_file_is_rebuilt_from_the_log(kind, by):
         world.flush(span.first, span.end, replaces=span.files)
         return True
 
-    world.tier.on_damage = rebuild
+    world.tier.damage.on_damage = rebuild
     if by == "time":
-        assert world.tier.offset_at(TOPIC, time_us=time_of(30)) == 30
+        assert world.tier.history.offset_at(TOPIC, time_us=time_of(30)) == 30
     world.check_history(0, 80)
     aside = [path for path in world.files.paths() if "quarantine" in path]
     assert [path for path in aside if path.endswith(broken.name)]
@@ -295,14 +296,14 @@ def test_a_file_that_cannot_be_rebuilt_stays():
     (file,) = world.flush(0, 20)
     damage_group(world, file, 0)
     asked = []
-    world.tier.on_damage = lambda topic, each: asked.append((topic, each.name)) or False
+    world.tier.damage.on_damage = lambda topic, each: asked.append((topic, each.name)) or False
     for _ in range(3):
         with pytest.raises(CorruptionError):
-            world.tier.read(TOPIC, offset=0, bytes_max=100)
+            world.tier.history.read(TOPIC, offset=0, bytes_max=100)
     assert asked == [(TOPIC, file.name)]
     world.clock.advance(61_000_000)
     with pytest.raises(CorruptionError):
-        world.tier.read(TOPIC, offset=0, bytes_max=100)
+        world.tier.history.read(TOPIC, offset=0, bytes_max=100)
     assert len(asked) == 2
     assert world.tier.path(file) in world.files.paths()
 
@@ -314,7 +315,7 @@ def test_trouble_with_the_disk_is_not_damage():
     asked = []
     for nth in range(1, 6):
         tier = world.new_tier(FaultyFileSystem(world.files, [Fault("read_at", nth)]))
-        tier.on_damage = lambda topic, file: asked.append(file) or False
+        tier.damage.on_damage = lambda topic, file: asked.append(file) or False
         tier.open()
         with pytest.raises(Unavailable):
             for _ in range(6):
@@ -331,10 +332,10 @@ def test_readers_follow_files_that_move():
         world.flush(first, first + 20)
     rows, at = [], 0
     while at < 200:
-        piece = world.tier.read(TOPIC, offset=at, bytes_max=100)
+        piece = world.tier.history.read(TOPIC, offset=at, bytes_max=100)
         rows += rows_of(piece.batches[0])
         at = piece.offset_next
         if at % 16 == 0:
-            world.tier.merge_once(TOPIC)
+            merge_once(world.tier, TOPIC)
     assert rows == [world.expected(each) for each in range(200)]
     assert len(world.tier.files(TOPIC)) < 10

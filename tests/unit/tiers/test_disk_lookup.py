@@ -38,17 +38,23 @@ def newest(key, before):
     return max((each for each in range(min(before, 150)) if row(each)["id"] == key), default=None)
 
 
+def find(tier, key, before=None, shape=SHAPE):
+    """Return the newest change of one key."""
+    return tier.lookup.find_many(TOPIC, [key], shape, before).get(key)
+
+
 def check_find(world, key, before=None):
     """Assert that a key is found as in the model."""
     expected = newest(key, 150 if before is None else before)
-    found = world.tier.find(TOPIC, key, SHAPE, before)
+    found = find(world.tier, key, before)
     if expected is None:
         assert found is None
         return
     assert (found.offset, found.op) == (expected, op_of(expected))
-    (values,) = found.row.drop_columns(["_time"]).to_pylist()
+    row = world.tier.lookup.row_at(TOPIC, found.offset)
+    (values,) = row.drop_columns(["_time"]).to_pylist()
     wanted = world.expected(expected)
-    assert wanted.pop("_time_us") == found.row.column("_time").cast(pa.int64())[0].as_py()
+    assert wanted.pop("_time_us") == row.column("_time").cast(pa.int64())[0].as_py()
     assert values == wanted
 
 
@@ -67,13 +73,13 @@ def test_many_keys_are_found_at_once(kind):
     world = opened(**kind)
     keys = [f"key {n}" for n in range(10)] + [f"absent {n}" for n in range(30)] + ["key 3"]
     for before in (None, 3, 60, 140):
-        found = world.tier.find_many(TOPIC, keys, SHAPE, before)
+        found = world.tier.lookup.find_many(TOPIC, keys, SHAPE, before)
         limit = 150 if before is None else before
         assert {key: place.offset for key, place in found.items()} == {
             key: newest(key, limit) for key in keys if newest(key, limit) is not None
         }
         for key, place in found.items():
-            rows = world.tier.row_at(TOPIC, place.offset).to_pylist()
+            rows = world.tier.lookup.row_at(TOPIC, place.offset).to_pylist()
             assert (rows[0]["_offset"], rows[0]["id"]) == (place.offset, key)
             assert place.op == op_of(place.offset)
 
@@ -83,11 +89,11 @@ def test_rows_are_found_by_offset(kind):
     """Every offset gives its own row, and an offset that no file has gives none."""
     world = opened(**kind)
     for offset in range(0, 150, 7):
-        (found,) = world.tier.row_at(TOPIC, offset).to_pylist()
+        (found,) = world.tier.lookup.row_at(TOPIC, offset).to_pylist()
         assert (found["_offset"], found["n"]) == (offset, offset)
         assert found["_time"].timestamp() * 1e6 == pytest.approx(time_of(offset))
-    assert world.tier.row_at(TOPIC, 150) is None
-    assert world.tier.row_at(99, 0) is None
+    assert world.tier.lookup.row_at(TOPIC, 150) is None
+    assert world.tier.lookup.row_at(99, 0) is None
 
 
 def keys_paths(world):
@@ -143,8 +149,8 @@ def test_a_map_that_cannot_be_written_serves_from_memory():
         world.files.unlink(path)
     tier = world.new_tier(FaultyFileSystem(world.files, [Fault("write_at", persistent=True)]))
     tier.open()
-    assert tier.find(TOPIC, "key 3", SHAPE).offset == 143
-    assert tier.find(TOPIC, "absent", SHAPE) is None
+    assert find(tier, "key 3").offset == 143
+    assert find(tier, "absent") is None
     assert tier.cache_bytes > 0
 
 
@@ -158,7 +164,7 @@ def test_keys_with_one_hash_are_told_apart(monkeypatch):
     world.flush(0, 150)
     for number in range(12):
         check_find(world, f"key {number}", before=101)
-    found = world.tier.find_many(TOPIC, ["key 2", "absent"], SHAPE)
+    found = world.tier.lookup.find_many(TOPIC, ["key 2", "absent"], SHAPE)
     assert {key: place.offset for key, place in found.items()} == {"key 2": 142}
 
 
@@ -171,8 +177,7 @@ def test_a_renamed_key_column_is_found_in_old_files():
     world = opened()
     fields = [SCHEMA.field(0).with_name("renamed"), *list(SCHEMA)[1:]]
     shape = KeyShape(pa.schema(fields), (1,))
-    assert world.tier.find(TOPIC, "key 3", shape).offset == 143
-    assert world.tier.find_many(TOPIC, ["key 3"], shape)["key 3"].offset == 143
+    assert find(world.tier, "key 3", shape=shape).offset == 143
 
 
 def test_a_damaged_file_is_an_error_not_a_miss():
@@ -182,14 +187,14 @@ def test_a_damaged_file_is_an_error_not_a_miss():
     world.files.corrupt(world.tier.path(file), lambda data: data.__setitem__(-20, data[-20] ^ 1))
     world = world.reopened()
     with pytest.raises(CorruptionError):
-        world.tier.find(TOPIC, "key 3", SHAPE, before=100)
+        find(world.tier, "key 3", before=100)
 
     def rebuild(topic, each):
         span = world.tier.set_of(each)
         world.flush(span.first, span.end, replaces=span.files)
         return True
 
-    world.tier.on_damage = rebuild
+    world.tier.damage.on_damage = rebuild
     world.clock.advance(61_000_000)
     check_find(world, "key 3", before=100)
 
@@ -197,11 +202,11 @@ def test_a_damaged_file_is_an_error_not_a_miss():
 def test_decoded_rows_are_kept_within_bounds():
     """Look-ups keep decoded row groups, which count, and let them go when files go."""
     world = opened()
-    world.tier.find(TOPIC, "key 3", SHAPE)
+    find(world.tier, "key 3")
     kept = world.tier.cache_bytes
     assert kept > 0
     reads = world.files.read_count
-    world.tier.find(TOPIC, "key 3", SHAPE)
+    find(world.tier, "key 3")
     assert world.files.read_count - reads <= 2, "only the block of the map is read again"
     world.tier.close()
     assert world.tier.cache_bytes == 0

@@ -6,10 +6,10 @@ import pytest
 
 from frazil.errors import Unavailable
 from frazil.log import RANGE_GAP
-from frazil.tiers.disk import merge as disk_merge
+from frazil.tiers.disk import writer as disk_merge
 from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
-from frazil.tiers.disk.file import DiskFile, Member
-from frazil.tiers.disk.merge import choose_run
+from frazil.tiers.disk.format import DiskFile, Member
+from frazil.tiers.disk.writer import choose_run, merge_once
 from tests.support import Fault, FaultyFileSystem, SimulatedCrash
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
@@ -28,29 +28,30 @@ def flushed(*, keyed=True, partition_by=BY_COUNTRY, **options):
     world.tier.open()
     for first in (0, 20, 40, 60):
         gaps = [(low, high, RANGE_GAP) for low, high in GAPS if first <= low < first + 20]
-        world.flush(first, first + 20, gaps=gaps, deltas=[first])
+        world.flush(first, first + 20, gaps=gaps)
     return world
 
 
 @pytest.mark.parametrize("partition_by", [(), BY_COUNTRY])
 def test_merged_files_hold_the_same(partition_by):
-    """Rows, gaps, deltas, deletes and keys are the same after merging, in one file a partition."""
+    """Rows, gaps, deletes and keys are the same after merging, in one file a partition."""
     world = flushed(partition_by=partition_by)
     before = world.tier.files(TOPIC)
-    assert world.tier.merge_once(TOPIC)
+    assert merge_once(world.tier, TOPIC)
     after = world.tier.files(TOPIC)
     assert len(after) == (3 if partition_by else 1)
-    for fact in ("rows", "deletes", "partials", "deltas"):
+    for fact in ("rows", "deletes", "partials"):
         assert sum(getattr(file, fact) for file in after) == sum(
             getattr(file, fact) for file in before
         )
     world.check_history(0, 80, gaps=GAPS)
-    assert world.tier.find(TOPIC, "key 3", SHAPE).offset == 73
+    found = world.tier.lookup.find_many(TOPIC, ["key 3"], SHAPE)
+    assert found["key 3"].offset == 73
     assert world.tier.lookup.maps_built == 0
     names = {path.rpartition("/")[2] for path in world.files.paths()}
     assert {file.name for file in after} == {name for name in names if name.endswith(".parquet")}
     assert len(names) == 2 * len(after)
-    assert not world.tier.merge_once(TOPIC)
+    assert not merge_once(world.tier, TOPIC)
     world.reopened().check_history(0, 80, gaps=GAPS)
 
 
@@ -58,15 +59,15 @@ def test_files_in_use_stay_until_they_are_let_go():
     """A pinned file is still there after it was merged away, counts, and goes with its pin."""
     world = flushed()
     old = world.tier.files(TOPIC)
-    pin = world.tier.pin_files(old[:2])
-    assert world.tier.merge_once(TOPIC)
+    pin = world.tier.pins.pin(old[:2])
+    assert merge_once(world.tier, TOPIC)
     paths = world.files.paths()
     assert [world.tier.path(file) in paths for file in old] == [True] * 2 + [False] * 10
     now = sum(file.size for file in world.tier.files(TOPIC))
-    assert world.tier.usage() == now + sum(file.size for file in old[:2])
+    assert world.tier.space.usage() == now + sum(file.size for file in old[:2])
     pin.close()
     pin.close()
-    assert world.tier.usage() == now
+    assert world.tier.space.usage() == now
     assert not {world.tier.path(file) for file in old} & set(world.files.paths())
 
 
@@ -79,9 +80,9 @@ def test_a_crash_at_any_step_of_merging_loses_nothing():
         files, store = whole.files.kill_clone(), whole.store.clone()
         world = whole.reopened(files=files, store=store)
         tier = world.new_tier(CrashingFileSystem(files, point))
-        tier._pictures = dict(world.tier._pictures)
+        tier.catalog._pictures = dict(world.tier.catalog._pictures)
         try:
-            tier.merge_once(TOPIC)
+            merge_once(tier, TOPIC)
         except SimulatedCrash:
             after = world.reopened(files=files.crash_clone(point))
             after.check_history(0, 80, gaps=GAPS)
@@ -105,11 +106,11 @@ def test_an_error_while_merging_changes_nothing(verb, nth):
     before = tier.files(TOPIC)
     assert not faulty.fired
     with pytest.raises(Unavailable):
-        tier.merge_once(TOPIC)
+        merge_once(tier, TOPIC)
     assert tier.files(TOPIC) == before
     assert {path.rpartition(".")[2] for path in world.files.paths()} == {"parquet", "keys"}
     assert len(world.files.paths()) == 2 * len(before)
-    assert tier.merge_once(TOPIC)
+    assert merge_once(tier, TOPIC)
     world.reopened().check_history(0, 80, gaps=GAPS)
 
 
@@ -121,8 +122,8 @@ def test_a_damaged_file_is_not_merged():
         world.tier.path(before[5]), lambda data: data.__setitem__(-30, data[-30] ^ 1)
     )
     reported = []
-    world.tier.on_damage = lambda topic, file: reported.append(file.name) or False
-    assert not world.tier.merge_once(TOPIC)
+    world.tier.damage.on_damage = lambda topic, file: reported.append(file.name) or False
+    assert not merge_once(world.tier, TOPIC)
     assert reported == [before[5].name]
     assert world.tier.files(TOPIC) == before
 
@@ -135,11 +136,11 @@ def test_a_merge_that_comes_too_late_gives_way():
 
     def read(file, number, names=None):
         if not done:
-            done.append(world.tier.expire(TOPIC, 20))
+            done.append(world.tier.space.expire(TOPIC, 20))
         return real(file, number, names)
 
     world.tier.readers.read = read
-    assert not world.tier.merge_once(TOPIC)
+    assert not merge_once(world.tier, TOPIC)
     world.check_history(20, 80, gaps=GAPS)
     assert len(world.tier.files(TOPIC)) == 9
     assert len([path for path in world.files.paths() if path.endswith(".parquet")]) == 9

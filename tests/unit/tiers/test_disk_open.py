@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from frazil.errors import CorruptionError
 from frazil.metadata import Transaction
 from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
-from frazil.tiers.disk.file import DiskFile, Member, SetName, set_name
+from frazil.tiers.disk.format import DiskFile, Member, SetName, set_name
 from frazil.tiers.disk.plan import plan_topic
+from frazil.tiers.disk.writer import merge_once
 from tests.support import SimulatedCrash
 from tests.unit.tiers.disk_world import BY_COUNTRY, QUARANTINE, TOPIC, CrashingFileSystem, World
 
@@ -36,7 +36,7 @@ def test_lost_metadata_is_rebuilt_from_the_directory():
     """Without any metadata the tier is as before: rows, marks, gaps, sizes and facts."""
     world = opened(keyed=True, partition_by=BY_COUNTRY)
     for first in range(0, 200, 40):
-        world.flush(first, first + 40, deltas=[first])
+        world.flush(first, first + 40)
     lost = World(files=world.files, keyed=True, partition_by=BY_COUNTRY)
     assert lost.tier.open() == {TOPIC: 200}
     lost.check_history(0, 200)
@@ -52,7 +52,7 @@ def test_metadata_may_be_from_before_a_merge(kept):
     for first in range(0, 80, 20):
         world.flush(first, first + 20)
         stores.append(world.store.clone())
-    assert world.tier.merge_once(TOPIC)
+    assert merge_once(world.tier, TOPIC)
     stores.append(world.store.clone())
     after = world.reopened(store=stores[kept])
     after.check_history(0, 80)
@@ -65,7 +65,7 @@ def test_a_crash_between_merging_and_unlinking_leaves_no_double():
     for first in range(0, 80, 20):
         world.flush(first, first + 20)
     before = {path: world.files.read_bytes(path) for path in world.files.paths()}
-    assert world.tier.merge_once(TOPIC)
+    assert merge_once(world.tier, TOPIC)
     for path, data in before.items():
         world.files.write_bytes(path, data)
     after = world.reopened()
@@ -79,7 +79,7 @@ def test_expired_sets_do_not_come_back():
     world.flush(0, 20)
     old = {path: world.files.read_bytes(path) for path in world.files.paths()}
     world.flush(20, 40)
-    assert world.tier.expire(TOPIC, 20) > 0
+    assert world.tier.space.expire(TOPIC, 20) > 0
     for path, data in old.items():
         world.files.write_bytes(path, data)
     after = world.reopened()
@@ -97,7 +97,7 @@ def test_a_missing_file_is_told_and_refused():
     after = world.reopened()
     assert "missing" in after.tier.warnings[0]
     with pytest.raises(CorruptionError) as caught:
-        after.tier.read(TOPIC, offset=25, bytes_max=1000)
+        after.tier.history.read(TOPIC, offset=25, bytes_max=1000)
     facts = caught.value.details
     assert (facts["offset_first"], facts["offset_next"]) == (25, 40)
     assert after.history(first=40)[0] == [world.expected(each) for each in range(40, 60)]
@@ -113,7 +113,7 @@ def test_a_hole_without_any_trace_is_told_and_refused():
     lost.tier.open()
     assert lost.tier.warnings
     with pytest.raises(CorruptionError) as caught:
-        lost.tier.read(TOPIC, offset=20, bytes_max=1000)
+        lost.tier.history.read(TOPIC, offset=20, bytes_max=1000)
     assert caught.value.details["offset_next"] == 40
     assert lost.tier.flushed(TOPIC) == 60
 
@@ -211,11 +211,9 @@ def test_a_dropped_topic_stays_dropped():
     """A topic whose removal was cut off is removed by the next start."""
     world = opened()
     world.flush(0, 20)
-    picture = world.tier.picture(TOPIC)
-    marks = msgspec.structs.replace(picture.marks, dropped=True)
-    world.tier.rows.change(TOPIC, marks)
+    world.tier.catalog.drop(TOPIC)
     after = world.reopened()
-    assert after.tier.topics == []
+    assert after.tier.catalog.topics == []
     assert names_on_disk(after) == set()
     assert after.store.list("/disk/") == []
 
@@ -227,7 +225,7 @@ def test_dropping_a_topic_removes_rows_and_files():
     world.tier.drop_topic(TOPIC)
     assert world.files.paths() == []
     assert world.store.list("/disk/") == []
-    assert world.tier.range(TOPIC).end == 0
+    assert world.tier.history.range(TOPIC).end == 0
     world.tier.drop_topic(TOPIC)
 
 
@@ -249,7 +247,7 @@ def test_a_file_that_shrank_is_damaged():
     after = world.reopened()
     assert "instead of" in after.tier.warnings[0]
     with pytest.raises(CorruptionError):
-        after.tier.read(TOPIC, offset=0, bytes_max=1000)
+        after.tier.history.read(TOPIC, offset=0, bytes_max=1000)
 
 
 def test_many_files_are_no_burden():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import CorruptionError
-from frazil.tiers.disk import runs as disk_runs
-from frazil.tiers.disk.runs import SentRun, decode_runs, encode_runs, kept_runs
+from frazil.tiers.disk import format as disk_runs
+from frazil.tiers.disk.format import SentRun, decode_runs, encode_runs, kept_runs
 
 NUMBER = st.integers(0, 2**63 - 1)
 RUNS = st.lists(

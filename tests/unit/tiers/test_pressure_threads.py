@@ -153,7 +153,8 @@ def test_yellow_delays_a_task():
 
 def test_eight_threads_and_a_swinging_use_leave_nobody_behind():
     """Publishers, growth and refreshes in many threads: all come through, all counts agree."""
-    pressure, fill = real(10, wait_s=60.0, delay_ms_per_point=0)
+    pressure, fill = real(10, wait_s=60.0)
+    pressure.zones = pressure.zones._replace(delay_ms_per_point=0)
     admitted = []
     stop = threading.Event()
 

@@ -128,7 +128,6 @@ def test_a_topics_limits_take_the_units_of_the_settings():
         ("flush_age_s", 0),
         ("flush_offsets", 1.5),
         ("flush_offsets", "many"),
-        ("flush_usage_ratio", 1.1),
         ("commit_deletes", True),
         ("commit_bytes", None),
     ],
@@ -168,7 +167,7 @@ def test_the_page_has_every_signal_with_its_default():
     shown = {info.path.rpartition(".")[2]: info.shown(info.default) for info in describe()}
     reasons = [mark[0] for mark in (*MEMORY_MARKS, *DISK_MARKS)]
     assert [reason for reason, _, _, _ in rows] == reasons
-    assert [(limit, default) for _, _, limit, default in rows] == [
+    assert [(limit, default) for _, _, limit, default in rows if limit in shown] == [
         (name, shown[name]) for name in LIMIT_NAMES
     ]
     reached = {reason for reason, word, _, _ in rows if word == "at least"}

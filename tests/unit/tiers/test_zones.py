@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.config import MemorySettings, Settings
 from frazil.tiers.zones import GREEN, RED, YELLOW, ZONES, Zones
 
 MIB = 1 << 20
-THOUSAND = Zones.of(MemorySettings(budget_bytes=MIB))._replace(budget_bytes=1000)
+THOUSAND = Zones(1000)
 """The default marks on a budget of 1000 bytes: 10 bytes are one point."""
 
 LEVELS = st.sampled_from([GREEN, YELLOW, RED])
@@ -20,19 +19,17 @@ LEVELS = st.sampled_from([GREEN, YELLOW, RED])
 
 @st.composite
 def rules(draw):
-    """Zones of any budget and any marks that the settings accept."""
+    """Zones of any budget and any marks that can be entered and left."""
     yellow = draw(st.integers(10, 999))
     red = draw(st.integers(yellow + 1, 1000))
     hysteresis = draw(st.integers(0, min(red - yellow, yellow, 501) - 1))
-    given = {
-        "budget_bytes": draw(st.integers(16 * MIB, 1 << 42)),
-        "yellow_ratio": yellow / 1000,
-        "red_ratio": red / 1000,
-        "hysteresis_ratio": hysteresis / 1000,
-        "index_share": 0.0,
-        "delay_ms_per_point": draw(st.integers(0, 1000)),
-    }
-    return Zones.of(Settings(memory=given).memory)
+    return Zones(
+        draw(st.integers(16 * MIB, 1 << 42)),
+        yellow * 1000,
+        red * 1000,
+        hysteresis * 1000,
+        draw(st.integers(0, 1000)),
+    )
 
 
 @st.composite

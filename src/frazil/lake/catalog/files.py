@@ -79,16 +79,13 @@ def is_inside(location: str, directory: str) -> bool:
 
 @attrs.frozen
 class Warehouse:
-    """The directory that all tables must be below, unless `allow_outside`."""
+    """The directory that all tables must be below."""
 
     location: str
-    allow_outside: bool = False
 
     def check(self, location: str) -> None:
         """Refuse a location outside of the warehouse."""
         path = local_path(location)
-        if self.allow_outside:
-            return
         if not is_inside(path, self.location) or not is_inside(
             os.path.realpath(path), os.path.realpath(local_path(self.location))
         ):

@@ -19,7 +19,6 @@ from frazil.struct_types import learnt
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from frazil.clock import Clock
@@ -46,7 +45,6 @@ class CatalogOptions:
     warehouse: str | None = None
     catalog: str = "frazil"
     port: int = PORT_DEFAULT
-    allow_outside: bool = False
     log_path: str | None = None
 
     def command(self, *, port: int, parent: int) -> list[str]:
@@ -56,7 +54,6 @@ class CatalogOptions:
         command += [] if self.warehouse is None else ["--warehouse", self.warehouse]
         command += ["--catalog", self.catalog, "--port", str(port), "--run", self.run_directory]
         command += ["--token-file", os.path.join(self.run_directory, "catalog.token")]
-        command += ["--allow-outside"] if self.allow_outside else []
         command += [] if self.log_path is None else ["--log", self.log_path]
         return [*command, "--parent", str(parent)]
 
@@ -67,7 +64,6 @@ class CatalogProcess:
     Args:
         options: how it is started.
         clock: for pauses.
-        changed: called with the address of every child that became ready, in the keeper's thread.
     """
 
     def __init__(
@@ -75,11 +71,9 @@ class CatalogProcess:
         options: CatalogOptions,
         *,
         clock: Clock,
-        changed: Callable[[CatalogAddress], None] | None = None,
     ) -> None:
         self._options = options
         self._clock = clock
-        self._changed = changed
         self._condition = threading.Condition()
         self._child: subprocess.Popen[str] | None = None
         self._address: CatalogAddress | None = None
@@ -217,6 +211,4 @@ class CatalogProcess:
         with self._condition:
             self._address = address
             self._condition.notify_all()
-        if self._changed is not None:
-            self._changed(address)
         return int(address.uri.rpartition(":")[2])

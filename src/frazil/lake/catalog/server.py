@@ -88,7 +88,6 @@ class ServerOptions:
     port: int = PORT_DEFAULT
     token: str | None = None
     run_directory: str | None = None
-    allow_outside: bool = False
     parent: int | None = None
 
 
@@ -211,7 +210,7 @@ def _warehouse(options: ServerOptions, stack: ExitStack) -> Warehouse:
         location = stack.enter_context(tempfile.TemporaryDirectory(prefix="frazil-warehouse-"))
     elif ":" not in location:
         location = os.path.abspath(location)
-    return Warehouse(location.rstrip("/"), options.allow_outside)
+    return Warehouse(location.rstrip("/"))
 
 
 def _address(
@@ -282,7 +281,6 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="0 takes any free one")
     parser.add_argument("--token-file", help="made if it is missing; without it no token is asked")
     parser.add_argument("--run", help="directory of the address file")
-    parser.add_argument("--allow-outside", action="store_true", help="tables may be anywhere")
     parser.add_argument("--parent", type=int, help="end with this process and with stdin")
     parser.add_argument("--log", help="file for events; stderr without it")
     given = parser.parse_args(arguments)
@@ -320,7 +318,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             port=given.port,
             token=token_of(given.token_file) if given.token_file else None,
             run_directory=given.run,
-            allow_outside=given.allow_outside,
             parent=given.parent,
         )
         serve(options, listening=listening)

@@ -63,7 +63,6 @@ class Services:
             schemas=self.schemas,
             unreliable=self.unreliable,
             pace=self.deliveries.pace,
-            attributes_max=engine.settings.topics.attributes_max,
         )
         self.consumers = Consumers(
             self.deliveries,

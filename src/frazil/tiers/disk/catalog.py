@@ -1,34 +1,49 @@
-"""Which files a topic has: an immutable picture that readers use, and its rows in the metadata.
+"""The catalog of the disk tier: which files a topic has, in metadata and in its directory.
 
-A picture answers by bisection, so that ten thousand files cost no more than ten. Whoever changes
-the files makes a new picture and swaps it; nobody ever edits one.
+A picture of a topic's files is immutable and answers by bisection, so that ten thousand files cost
+no more than ten. A change makes a new picture and swaps it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import posixpath
+import threading
 from bisect import bisect_left, bisect_right
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from frazil.errors import CorruptionError
+from frazil.errors import Closed, CorruptionError
+from frazil.fs import write_fully
 from frazil.log import forked
 from frazil.metadata import TRANSACTION_BYTES_MAX, Transaction, entries
 from frazil.struct_types import learnt
-from frazil.tiers.disk.file import DiskFile
+from frazil.telemetry import warn
+from frazil.tiers.disk.format import (
+    KEYS_SUFFIX,
+    SUFFIX,
+    TEMPORARY_SUFFIX,
+    DiskFile,
+    keys_name,
+    parse_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from frazil.fs import FileSystem
     from frazil.log import SpecialRange
     from frazil.metadata import MetadataStore
 
-__all__ = ["DiskRows", "TopicFiles", "TopicMarks"]
+__all__ = ["DiskCatalog", "DiskDirectory", "Scanned", "Span", "TopicFiles", "TopicMarks"]
 
 PREFIX: Final = "/disk/"
 MARKS: Final = "state"
 ROWS_BYTES_MAX: Final = TRANSACTION_BYTES_MAX // 2
+_TOPIC_CHARACTERS: Final = 8
 
 
 class TopicMarks(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +65,7 @@ class TopicMarks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Span(NamedTuple):
-    """Files whose sets hang together: they go together, so that no set loses a part."""
+    """Files whose sets overlap; they are removed together, so that no set loses a part."""
 
     first: int
     end: int
@@ -107,7 +122,7 @@ class TopicFiles:
 
     @property
     def flushed(self) -> int:
-        """Return the offset behind the last one that is held."""
+        """Return the offset after the last one that is held."""
         return self.marks.flushed
 
     def changed(
@@ -142,7 +157,7 @@ class TopicFiles:
         return None
 
     def gap_behind(self, offset: int) -> int | None:
-        """Return where the next range without rows starts behind an offset."""
+        """Return the start of the next range without rows after an offset."""
         index = bisect_right(self._gap_firsts, offset)
         return self._gap_firsts[index] if index < len(self.gaps) else None
 
@@ -189,17 +204,34 @@ def _holes(spans: Sequence[Span], marks: TopicMarks) -> Iterator[tuple[int, int]
         yield (reached, marks.flushed)
 
 
-class DiskRows:
-    """The tier's rows in the metadata: `/disk/<topic>/<name>` and `/disk/<topic>/state`."""
+class DiskCatalog:
+    """The pictures of all topics, and their rows `/disk/<topic>/<name>` in the metadata.
+
+    Attributes:
+        changing: the lock under which a picture is read, changed and swapped; never held while
+            rows of files are read or written.
+        failed: why nothing may be changed any more: the files belong to the parent of a fork.
+    """
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._pictures: dict[int, TopicFiles] = {}
+        self.changing = threading.RLock()
         self.failed: BaseException | None = None
-        """Why nothing may be changed any more: the files belong to the process that was forked."""
         forked.watch(self)
 
-    def load(self) -> dict[int, TopicFiles]:
-        """Return all topics as the metadata knows them.
+    def picture(self, topic: int) -> TopicFiles:
+        """Return the files of a topic at this moment; none if it is unknown."""
+        found = self._pictures.get(topic)
+        return found if found is not None else _without_files(topic)
+
+    @property
+    def topics(self) -> list[int]:
+        """Return the topics that the tier knows."""
+        return list(self._pictures)
+
+    def load(self) -> None:
+        """Read all topics from the metadata.
 
         Raises:
             CorruptionError: if a row cannot be decoded.
@@ -219,48 +251,225 @@ class DiskRows:
                 raise CorruptionError(
                     "metadata of the disk tier is damaged", key=entry.key, reason=error
                 ) from error
-        return {
+        self._pictures = {
             topic: TopicFiles(topic, files.get(topic, ()), marks.get(topic, TopicMarks()))
             for topic in files.keys() | marks.keys()
         }
 
     def change(
         self,
-        topic: int,
+        picture: TopicFiles,
         marks: TopicMarks,
         *,
         add: Sequence[DiskFile] = (),
-        remove: Iterable[str] = (),
+        remove: Sequence[DiskFile] = (),
     ) -> None:
-        """Put and delete rows in one transaction; durable on return.
+        """Change a topic's files in one transaction, then in memory; durable on return.
 
         Raises:
             Closed: in a child of the process that opened the tier; the files are its parent's.
         """
-        self.check_owner()
-        values = [msgspec.msgpack.encode(file) for file in add]
-        if sum(map(len, values)) > ROWS_BYTES_MAX:
-            # The footers still have the ranges; only pruning without opening a file is lost.
-            values = [
-                msgspec.msgpack.encode(msgspec.structs.replace(file, columns={})) for file in add
-            ]
-        puts = {_key(topic, file.name): value for file, value in zip(add, values, strict=True)}
-        puts[_key(topic, MARKS)] = msgspec.msgpack.encode(marks)
-        deletes = tuple(_key(topic, name) for name in remove)
-        self._store.commit(Transaction(puts=puts, deletes=deletes))
+        with self.changing:
+            self.check_owner()
+            topic = picture.topic
+            values = [msgspec.msgpack.encode(file) for file in add]
+            if sum(map(len, values)) > ROWS_BYTES_MAX:
+                # The footers still have the ranges; only pruning without opening a file is lost.
+                slim = [msgspec.structs.replace(file, columns={}) for file in add]
+                values = [msgspec.msgpack.encode(file) for file in slim]
+            puts = {_key(topic, file.name): value for file, value in zip(add, values, strict=True)}
+            puts[_key(topic, MARKS)] = msgspec.msgpack.encode(marks)
+            deletes = tuple(_key(topic, file.name) for file in remove)
+            self._store.commit(Transaction(puts=puts, deletes=deletes))
+            self._pictures[topic] = picture.changed(add=add, remove=remove, marks=marks)
 
     def check_owner(self) -> None:
         """Raise `Closed` in a child of the process that opened the tier."""
         if self.failed is not None:
             raise self.failed
 
-    def forget(self, topic: int, names: Sequence[str], *, count: int = 500) -> None:
+    def drop(self, topic: int) -> TopicFiles | None:
+        """Mark a topic as dropped, durably, and forget its picture; return it."""
+        with self.changing:
+            picture = self._pictures.get(topic)
+            if picture is not None:
+                self.change(picture, msgspec.structs.replace(picture.marks, dropped=True))
+                del self._pictures[topic]
+            return picture
+
+    def forget(self, picture: TopicFiles, *, count: int = 500) -> None:
         """Delete the rows of a dropped topic, its marks last."""
         self.check_owner()
-        keys = [_key(topic, name) for name in (*names, MARKS)]
+        keys = [_key(picture.topic, name) for name in (*picture.by_name, MARKS)]
         for first in range(0, len(keys), count):
             self._store.commit(Transaction(deletes=tuple(keys[first : first + count])))
 
 
 def _key(topic: int, name: str) -> str:
     return f"{PREFIX}{topic:08x}/{name}"
+
+
+@lru_cache(maxsize=16_384)
+def _without_files(topic: int) -> TopicFiles:
+    """Return the picture of a topic without files."""
+    return TopicFiles(topic, (), TopicMarks())
+
+
+class Scanned(NamedTuple):
+    """The contents of a topic's directory: the sizes of files and of their maps of keys."""
+
+    files: dict[str, int]
+    keys: dict[str, int]
+    leftovers: list[str]
+    """Temporary files, and maps of keys without their file."""
+
+
+class DiskDirectory:
+    """Paths and names of the tier's files. Any thread may use it.
+
+    A directory whose sync failed is never synced again: the kernel may have dropped unwritten
+    data. Nothing is published any more until the engine is opened again.
+    """
+
+    def __init__(self, file_system: FileSystem, root: str, quarantine: str) -> None:
+        self.file_system = file_system
+        self._root = root
+        self._quarantine = quarantine
+        self._made: set[int] = set()
+        self._failed: OSError | None = None
+
+    def topic_path(self, topic: int) -> str:
+        """Return the directory of a topic."""
+        return posixpath.join(self._root, f"{topic:08x}")
+
+    def path(self, topic: int, name: str) -> str:
+        """Return the path of a file."""
+        return posixpath.join(self.topic_path(topic), name)
+
+    def create(self) -> None:
+        """Create the tier's directory, durably."""
+        self.file_system.make_directory(self._root)
+        self.file_system.sync_directory(posixpath.dirname(self._root))
+
+    def topics(self) -> list[int]:
+        """Return the topics that have a directory."""
+        found: list[int] = []
+        for name in self.file_system.list_directory(self._root):
+            with contextlib.suppress(ValueError):
+                if len(name) == _TOPIC_CHARACTERS:
+                    found.append(int(name, 16))
+        return found
+
+    def scan(self, topic: int) -> Scanned:
+        """Return the contents of a topic's directory."""
+        files: dict[str, int] = {}
+        keys: dict[str, int] = {}
+        leftovers: list[str] = []
+        path = self.topic_path(topic)
+        if self.file_system.stat(path) is None:
+            return Scanned(files, keys, leftovers)
+        self._made.add(topic)
+        for name in self.file_system.list_directory(path):
+            info = self.file_system.stat(posixpath.join(path, name))
+            if name.endswith(TEMPORARY_SUFFIX):
+                leftovers.append(name)
+            elif info is not None and parse_name(name) is not None:
+                files[name] = info.size
+            elif info is not None and name.endswith(KEYS_SUFFIX):
+                keys[name.removesuffix(KEYS_SUFFIX) + SUFFIX] = info.size
+        for name in keys.keys() - files.keys():
+            leftovers.append(keys_name(name))
+            del keys[name]
+        return Scanned(files, keys, leftovers)
+
+    def check(self) -> None:
+        """Refuse changes after a directory could not be synced.
+
+        Raises:
+            Closed: open the engine again.
+        """
+        if self._failed is not None:
+            raise Closed(
+                "a directory of the disk tier could not be synced, open the engine again",
+                cause=self._failed,
+            )
+
+    def make_topic(self, topic: int) -> None:
+        """Create a topic's directory, durably."""
+        self.check()
+        if topic not in self._made:
+            self.file_system.make_directory(self.topic_path(topic))
+            self._sync(self._root)
+            self._made.add(topic)
+
+    def publish(self, topic: int, names: Sequence[str]) -> None:
+        """Give synced temporary files their names; the names are durable on return."""
+        self.check()
+        for name in names:
+            path = self.path(topic, name)
+            self.file_system.rename(path + TEMPORARY_SUFFIX, path)
+        self._sync(self.topic_path(topic))
+
+    def write_keys(self, topic: int, name: str, data: bytes) -> int:
+        """Write a file's map of keys; not synced: it has checksums and is rebuilt if lost."""
+        path = self.path(topic, keys_name(name))
+        temporary = path + TEMPORARY_SUFFIX
+        file = self.file_system.open(temporary, "create")
+        try:
+            write_fully(file, 0, [data])
+        finally:
+            file.close()
+        self.file_system.rename(temporary, path)
+        return len(data)
+
+    def remove(self, topic: int, name: str) -> None:
+        """Remove a file and its map of keys, as far as possible."""
+        for each in (name, keys_name(name)):
+            self.remove_one(topic, each)
+
+    def remove_one(self, topic: int, name: str) -> None:
+        """Remove one name of a topic's directory; on an error it stays until the next start."""
+        try:
+            self.file_system.unlink(self.path(topic, name))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            warn("disk_file_left", topic=topic, file=name, error=error)
+
+    def put_aside(self, topic: int, name: str, reason: str) -> None:
+        """Move a file into quarantine with a note of the reason."""
+        files = self.file_system
+        source = self.path(topic, name)
+        target = posixpath.join(self._quarantine, f"disk-{topic:08x}-{name}")
+        try:
+            if files.stat(source) is None:
+                return
+            files.make_directory(self._quarantine)
+            if files.stat(f"{target}.reason") is None:
+                note = files.open(f"{target}.reason", "create")
+                try:
+                    write_fully(note, 0, [f"{reason}\n".encode()])
+                    note.sync()
+                finally:
+                    note.close()
+            files.rename(source, target)
+        except OSError as error:
+            warn("disk_file_left", topic=topic, file=name, error=error)
+            return
+        self.remove_one(topic, keys_name(name))
+        warn("disk_file_quarantined", topic=topic, file=name, reason=reason)
+
+    def quarantined(self, topic: int) -> list[str]:
+        """Return the names of a topic's files in quarantine."""
+        if self.file_system.stat(self._quarantine) is None:
+            return []
+        prefix = f"disk-{topic:08x}-"
+        names = self.file_system.list_directory(self._quarantine)
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    def _sync(self, path: str) -> None:
+        try:
+            self.file_system.sync_directory(path)
+        except OSError as error:
+            self._failed = error
+            raise

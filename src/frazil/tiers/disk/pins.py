@@ -1,4 +1,4 @@
-"""Files that somebody still uses: they are unlinked only when the last pin on them is gone."""
+"""Pins of files in use: a retired file is unlinked when its last pin is closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Self
 
-    from frazil.tiers.disk.file import DiskFile
+    from frazil.tiers.disk.format import DiskFile
 
 __all__ = ["FilePins", "FilesPin", "HistoryPin"]
 
@@ -25,7 +25,7 @@ class FilesPin:
         self._open = True
 
     def close(self) -> None:
-        """Let the files go; closing twice is fine."""
+        """Unpin the files; closing twice is fine."""
         if self._open:
             self._open = False
             self._pins.unpin(self.files)
@@ -37,21 +37,21 @@ class FilesPin:
         self.close()
 
     def __del__(self) -> None:
-        # The collector comes in the middle of anything, maybe while this thread has the lock of a
-        # cache that removing a file needs: what was forgotten is only noted here.
+        # The garbage collector may run while this thread holds the lock of a cache that removing a
+        # file needs: forgotten files are only noted here.
         if self._open:
             self._open = False
             self._pins.forgotten.append(self.files)
 
 
 class FilePins:
-    """Counts the pins of files and removes retired files when nobody pins them any more.
+    """Counts the pins of files and removes retired files without a pin.
 
     Args:
-        remove: takes a file out of its directory; called without a lock held.
+        remove: removes a file from its directory; called without a lock held.
 
     Attributes:
-        forgotten: the files of pins that nobody closed; `drain` lets them go.
+        forgotten: the files of pins that were never closed; `drain` unpins them.
     """
 
     def __init__(self, remove: Callable[[DiskFile], None]) -> None:
@@ -71,12 +71,12 @@ class FilePins:
         return FilesPin(self, pinned)
 
     def unpin(self, files: Iterable[DiskFile]) -> None:
-        """Let go of files that a pin had; remove those that were retired meanwhile."""
+        """Unpin files; remove those that were retired meanwhile."""
         self._let_go(files)
         self.drain()
 
     def drain(self) -> None:
-        """Let go of what forgotten pins had; called where no lock is held, now and then."""
+        """Unpin the files of forgotten pins; called now and then where no lock is held."""
         while True:
             try:
                 files = self.forgotten.popleft()
@@ -116,12 +116,12 @@ class FilePins:
             self._remove(file)
 
     def pinned(self, file: DiskFile) -> bool:
-        """Tell whether somebody pins a file."""
+        """Tell whether a file is pinned."""
         return bool(self._counts.get((file.topic, file.name)))
 
     @property
     def retired_bytes(self) -> int:
-        """Return the bytes of files that are only there because somebody pins them."""
+        """Return the bytes of files that only a pin keeps."""
         with self._lock:
             return sum(file.size for file in self._retired.values())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
-from frazil.tiers.disk.file import DiskFile, parse_name
+from frazil.tiers.disk.format import DiskFile, parse_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,14 +35,14 @@ class FoundSet(NamedTuple):
 
 @attrs.define
 class OpenPlan:
-    """What becomes of files and rows.
+    """What happens to files and their metadata.
 
     Attributes:
-        adopt: sets that get rows, each with the registered files it takes the place of.
-        unlink: files that hold nothing that is not held by others.
+        adopt: sets to register, each with the registered files that it replaces.
+        unlink: files whose records other files hold.
         quarantine: files that contradict others, with the reason.
-        waiting: unreadable files that stay until the others of their sets are aside: a start that
-            is cut off between the two must meet the set again as it is.
+        waiting: unreadable files that stay until the others of their sets are put aside: a start
+            that is cut off between the two must find the set again as it is.
         forget: registered files whose range others hold.
         damaged: registered files that are gone or have another size, with the reason.
     """
@@ -82,14 +82,14 @@ def plan_topic(
     suspect: bool,
     unreadable: Mapping[str, str] | None = None,
 ) -> OpenPlan:
-    """Decide what becomes of a topic's files.
+    """Decide what to do with a topic's files.
 
     Args:
         known: the topic as the metadata has it.
         sizes: the files in the directory.
-        unknown: those of them that the metadata does not have, as they describe themselves.
-        suspect: the metadata may have lost rows: what looks unfinished is put aside, not removed.
-        unreadable: unknown files that do not describe themselves, with the reason.
+        unknown: files of the directory that the metadata lacks, as their footers describe them.
+        suspect: the metadata may have lost rows: unfinished sets are put aside, not removed.
+        unreadable: unknown files without a readable footer, with the reason.
     """
     plan = OpenPlan()
     damaged_sets = _put_unreadable_aside(plan, unreadable or {}, unknown)
@@ -99,7 +99,7 @@ def plan_topic(
     candidates: list[FoundSet] = []
     for found in sets_of(unknown):
         if _set_key(found.files[0].members[0].name) in damaged_sets:
-            # All its files were there once: it may have been registered, and the log let it go.
+            # All its files existed: it may have been registered, and the log may have freed it.
             _put_aside(plan, found, "a file of its set cannot be read")
         elif found.end <= known.start or held.covers(found):
             plan.unlink += [file.name for file in found.files]
@@ -108,7 +108,7 @@ def plan_topic(
         elif suspect:
             _put_aside(plan, found, "a file of its set is missing")
         else:
-            # Its flush never came to its registration: the log still has the range.
+            # It was never registered: the log still has the range.
             plan.unlink += [file.name for file in found.files]
     _adopt(plan, held, broken, candidates)
     for found in broken.sets:
@@ -153,7 +153,7 @@ def _adopt(plan: OpenPlan, held: _Held, broken: _Held, candidates: Sequence[Foun
         clashing = [*held.overlapping(found), *broken.overlapping(found)]
         if any(each.first < found.first or each.end > found.end for each in clashing):
             continue
-        # A whole set that takes in registered ones was registered itself before metadata was lost.
+        # A whole set that covers registered ones was registered before metadata was lost.
         gone = tuple(file for each in held.overlapping(found) for file in each.files)
         held.replace(found)
         adopted.add(found.id)
@@ -169,7 +169,7 @@ def _adopt(plan: OpenPlan, held: _Held, broken: _Held, candidates: Sequence[Foun
 
 
 def _chain(candidates: Sequence[FoundSet]) -> list[FoundSet]:
-    """Choose sets without overlap: at each place the one from which the others reach furthest."""
+    """Choose sets without overlap: at each offset the one whose successors reach furthest."""
     furthest: dict[int, int] = {}
     reach: dict[str, int] = {}
     for found in sorted(candidates, key=lambda each: -each.first):
@@ -201,7 +201,7 @@ class _Held:
         self._firsts.insert(index, found.first)
 
     def replace(self, found: FoundSet) -> None:
-        """Put a set in the place of those it overlaps."""
+        """Replace the sets that a set overlaps."""
         low, high = self._between(found)
         self.sets[low:high] = [found]
         self._firsts[low:high] = [found.first]

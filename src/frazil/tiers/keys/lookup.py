@@ -1,4 +1,4 @@
-"""Rows by key, wherever they lie: the index, chunks in memory, files."""
+"""Rows by key across the tiers: the index, chunks in memory, files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE
 from frazil.schema.keys import column_id
 from frazil.schema.python_rows import python_rows
-from frazil.tiers.keys.fold import STEP_ROWS
-from frazil.tiers.keys.key_search import Found
+from frazil.tiers.keys.fold import STEP_ROWS, Found
 from frazil.topic import Image, check_watch
 
 if TYPE_CHECKING:
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from frazil.topic import ChangeCodec
 
 KEYS_MAX: Final = 100_000
-"""One call looks at most so many keys up."""
+"""One call looks up at most so many keys."""
 STEP_PAUSE_S: Final = 0.0002
 _EPOCH: Final = pa.scalar(0, pa.timestamp("us", "UTC")).as_py()
-"""In the time zone that Arrow gives to a UTC of its own: all ways to a row give the same."""
+"""With Arrow's own object for UTC, so that every way to a row gives equal times."""
 
 
 class StoredRow(NamedTuple):
-    """A row as it is at some offset: its values, or a batch of one where Python has no form."""
+    """A row at some offset: its values, or a batch of one for values that Python cannot hold."""
 
     offset: int
     time_us: int
@@ -59,14 +58,12 @@ class KeyLookup:
         codec: ChangeCodec = self._tiers.runtime.codec.columns.keyed.changes
         return codec
 
-    # -- for the fold ----------------------------------------------------------------------------
+    # -- for the fold (`OlderTiers`) ---------------------------------------------------------------
 
-    def find_many(self, keys: Sequence[Key], hashes: Any, before: int) -> dict[Key, Found]:
+    def find_many(self, keys: Sequence[Key], before: int) -> dict[Key, Found]:
         """Return the newest change in files of each key that has one, below an offset."""
-        del hashes
         tiers = self._tiers
-        places = tiers.disk.find_many(tiers.id, keys, self._keyed.shape, before)
-        # What a place tells beyond its file: that may be merged away by now.
+        places = tiers.disk.lookup.find_many(tiers.id, keys, self._keyed.shape, before)
         return {key: Found(place.offset, place.op) for key, place in places.items()}
 
     def images(self, offsets: Any) -> pa.RecordBatch:
@@ -75,11 +72,11 @@ class KeyLookup:
         fields = [field.with_nullable(True) for field in list(keyed.schema)[:-2]]
         found: list[pa.RecordBatch] = []
         for offset in offsets.tolist():
-            row = self._tiers.disk.row_at(self._tiers.id, offset)
+            row = self._tiers.disk.lookup.row_at(self._tiers.id, offset)
             found.append(_nothing(fields) if row is None else _under(row, fields))
         return pa.concat_batches(found)
 
-    # -- for users -------------------------------------------------------------------------------
+    # -- for users ---------------------------------------------------------------------------------
 
     def get(self, key: object) -> dict[str, Any] | None:
         """Return the row with a key as a dict, None if there is none."""
@@ -89,7 +86,7 @@ class KeyLookup:
         return None if found is None else _as_dict(found, codec)
 
     def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
-        """Return the rows with these keys, of one moment."""
+        """Return the rows with these keys, of one snapshot."""
         codec = self._codec
         given = list(keys)
         if len(given) > KEYS_MAX:
@@ -127,7 +124,7 @@ class KeyLookup:
         return {field.name: row.get(names.get(column_id(field), "")) for field in schema}
 
     def image(self, keys: Sequence[Key], codec: ChangeCodec) -> list[Image]:
-        """Return the written state of keys, for changes that build on it."""
+        """Return the written state of keys, for changes that build on them."""
         self.refresh()
         images: list[Image] = []
         for key in keys:
@@ -139,20 +136,20 @@ class KeyLookup:
         return images
 
     def has(self, key: Key) -> bool:
-        """Tell whether a visible row has a key, once this was refreshed."""
+        """Tell whether a visible row has a key, after a `refresh`."""
         found = self._newest(key, None)
         return found is not None and found.op != OP_DELETE
 
     def refresh(self) -> int:
-        """Be ready to look everything up that is visible now; return the offset behind it."""
+        """Load what a look-up needs; return the end of what is visible now."""
         tiers = self._tiers
         tiers.ensure_loaded()
         return tiers.state.visible
 
     def fold_to(self, end: int) -> None:
-        """Fold all below an offset, step by step; the caller has no lock of the topic's.
+        """Fold all below an offset, step by step; the caller holds no lock of the topic.
 
-        A query that must stop is left between two steps: who needs the rest goes on from there.
+        A query that is cancelled stops between two steps; the next fold continues from there.
         """
         self._tiers.repairing(partial(self._fold_steps, end))
 
@@ -161,12 +158,12 @@ class KeyLookup:
         check_watch()
         keyed.fold(end, budget_rows=STEP_ROWS)
         while keyed.folded_to < end:
-            # Else the lock is taken again before any other thread has woken up.
+            # Without a pause this thread takes the lock again before another one wakes up.
             self._between_steps.wait(STEP_PAUSE_S)
             check_watch()
             keyed.fold(end, budget_rows=STEP_ROWS)
 
-    # -- rows ------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def stored(
         self, key: Key, codec: ChangeCodec, *, before: int | None = None
@@ -175,15 +172,15 @@ class KeyLookup:
         found = self._newest(key, before)
         if found is None or found.op == OP_DELETE:
             return None
-        # Values that may be finer than Python's are read from Arrow.
+        # Columns with values that Python cannot hold exactly are read from Arrow.
         image = None if codec.exact else self._keyed.image_at(found.offset)
         plain = image is not None and image.version == codec.version
-        if image is not None and plain and image.values is not None:
+        if image is not None and plain:
             return StoredRow(found.offset, image.time_us, codec.as_stored(image.values))
         return self._read(found.offset, codec)
 
     def _newest(self, key: Key, before: int | None) -> Found | None:
-        """Return the newest visible change of a key below an offset; fold only if that needs it."""
+        """Return the newest visible change of a key below an offset; fold only if necessary."""
         keyed, visible = self._keyed, self._tiers.state.visible
         end = visible if before is None else min(before, visible)
         known, found = keyed.latest(key, end)
@@ -193,17 +190,17 @@ class KeyLookup:
         return keyed.newest(key, end)
 
     def _read(self, offset: int, codec: ChangeCodec) -> StoredRow:
-        """Return a row as Arrow holds it: in a chunk, or in a file."""
+        """Return a row from Arrow: of a chunk, or of a file."""
         batch = self._tiers.row_batch(offset)
         time_us = batch.column("_time").cast("int64")[0].as_py()
-        # The columns may have changed since the codec was taken: they are found by their ids.
+        # Found by their ids: the columns may have changed since the codec was taken.
         columns = _under(batch, codec.schema, "_op", "_present")
         values = codec.image(columns, 0)
         return StoredRow(offset, time_us, values, None if values is not None else columns)
 
 
 def _under(batch: pa.RecordBatch, fields: Iterable[pa.Field], *system: str) -> pa.RecordBatch:
-    """Return a batch under columns of another version, and some of the system's behind them."""
+    """Return a batch under columns of another version, followed by some system columns."""
     places = {column_id(field): number for number, field in enumerate(batch.schema)}
     arrays: list[pa.Array] = []
     found: list[pa.Field] = []

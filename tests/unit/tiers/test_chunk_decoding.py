@@ -8,7 +8,7 @@ import pytest
 from frazil.errors import CorruptionError
 from frazil.log import KIND_ROWS, Payload
 from frazil.tiers import memory as memory_module
-from frazil.tiers.tail_chunks import first_chunk
+from frazil.tiers.chunk import first_chunk
 from tests.unit.tiers.memory_topic import TableTopic
 
 

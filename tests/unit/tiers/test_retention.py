@@ -6,18 +6,20 @@ import threading
 
 import pytest
 
-from frazil.config.sections import DiskSettings
 from frazil.engine import Engine
 from frazil.errors import InvalidRequest, NotFound
+from frazil.tiers.disk.tier import DiskLimits
 from tests.crash.engine_world import LOG, SETTINGS
 from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.tier_limits import set_tier_limits
 
 WAIT_S = 10.0
 
 
 def open_simulated():
     """Open an engine without threads whose files go as soon as nothing needs them."""
-    update = {"log": LOG, "disk": DiskSettings(small_file_bytes=1)}
+    set_tier_limits(small_file_bytes=1)
+    update = {"log": LOG}
     return Engine(
         SETTINGS.model_copy(update=update),
         file_system=SimulatedFileSystem(1),
@@ -75,15 +77,15 @@ def meanwhile(owner, name, call):
 def retain(db, topic):
     """Find everything too old."""
     del topic
-    db.tiers.files.retain()
+    db.tiers.retention.retain()
 
 
 def evict(db, topic):
     """Find the cap too small for anything, all of which is committed elsewhere."""
-    db.tiers.disk.settings = db.settings.disk.model_copy(update={"bytes_max": 1})
-    db.settings = db.settings.model_copy(update={"disk": db.tiers.disk.settings})
+    disk = db.settings.disk.model_copy(update={"bytes_max": 1})
+    db.settings = db.settings.model_copy(update={"disk": disk})
     db.tiers.disk.set_committed(topic.runtime.state.id, topic.runtime.state.durable)
-    db.tiers.files.check_cap()
+    db.tiers.retention.check_cap()
 
 
 @pytest.mark.parametrize(("way", "method"), [(retain, "expire"), (evict, "evict")])
@@ -92,7 +94,7 @@ def test_no_hold_is_granted_while_files_go(way, method):
     db = open_simulated()
     topic = db.create_topic("t")
     publish(db, topic)
-    asked = meanwhile(db.tiers.disk, method, lambda: topic.hold("mine", 0))
+    asked = meanwhile(db.tiers.disk.space, method, lambda: topic.hold("mine", 0))
     way(db, topic)
     [call] = asked
     assert call.is_done(WAIT_S)
@@ -110,7 +112,7 @@ def test_no_reader_begins_while_files_go(way, method):
     topic = db.create_topic("t")
     publish(db, topic)
     found = []
-    asked = meanwhile(db.tiers.disk, method, lambda: found.extend(topic.read(0)))
+    asked = meanwhile(db.tiers.disk.space, method, lambda: found.extend(topic.read(0)))
     way(db, topic)
     assert asked[0].is_done(WAIT_S)
     assert isinstance(asked[0].error, NotFound)
@@ -156,14 +158,14 @@ def test_a_topic_made_while_the_cap_is_judged_does_not_disturb_it():
     """The cap is judged over topics as they come and go."""
     db = open_simulated()
     publish(db, db.create_topic("t"))
-    usage = db.tiers.disk.usage
+    usage = db.tiers.disk.space.usage
 
     def usage_meanwhile():
         db.create_topic("u", exist_ok=True)
         return usage()
 
-    db.tiers.disk.usage = usage_meanwhile
-    db.tiers.files.check_cap()
+    db.tiers.disk.space.usage = usage_meanwhile
+    db.tiers.retention.check_cap()
     assert db.topics() == ["/default/t", "/default/u"]
     assert db.topic("u").append(b"x").offset == 0
     db.close()
@@ -176,7 +178,7 @@ def test_a_topic_made_while_the_cap_is_judged_does_not_disturb_it():
 def test_files_are_joined_up_to_a_part_of_what_a_topic_keeps(retention, files_max):
     """However many small files come, few are left, and none is more than a step of retention."""
     db = open_simulated()
-    db.tiers.disk.settings = DiskSettings()
+    db.tiers.disk.limits = DiskLimits()
     db.settings = db.settings.model_copy(
         update={"log": LOG.model_copy(update={"retention_age_s": 1e9, "retention_bytes": 1 << 40})}
     )
@@ -186,8 +188,8 @@ def test_files_are_joined_up_to_a_part_of_what_a_topic_keeps(retention, files_ma
         topic.append(bytes([number]) * 1000)
         db.tiers.flush()
         db.clock.advance(300)
-        db.tiers.files.merge(tiers)
-        db.tiers.files.retain()
+        db.tiers.retention.merge(tiers)
+        db.tiers.retention.retain()
     spans = db.tiers.disk.picture(tiers.id).spans
     assert len(spans) <= files_max
     for span in spans:

@@ -1,8 +1,8 @@
-"""Parquet files through the file seam: writing row by row group, reading, and their facts.
+"""Parquet files through the file seam: writing row group by row group, reading, and their facts.
 
-Everything that pyarrow reads or writes goes through `frazil.fs`, so that crashes and faults of the
-disk can be simulated. Pages carry checksums, which every read verifies; the footer and the whole
-file have checksums of their own, kept outside the file. `docs/internals/disk.md` has the layout.
+All bytes that pyarrow reads or writes go through `frazil.fs`, so that tests can simulate crashes and
+faults of the disk. Pages carry checksums, which every read verifies; the checksums of the footer
+and of the whole file are kept outside the file. `docs/internals/disk.md` has the layout.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import inspect
+import io
 import math
+import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -19,18 +21,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frazil.errors import CorruptionError
+from frazil.fs import read_fully, write_fully
 from frazil.model import OP_DELETE
 from frazil.struct_types import learnt
-from frazil.tiers.disk.seam import SeamSink, SeamSource
-from frazil.tiers.disk.stats import ColumnRange, column_ranges
+from frazil.tiers.disk.format import FileFacts, column_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from frazil.fs import FileSystem
+    from typing_extensions import Buffer
+
+    from frazil.fs import File, FileSystem
 
 __all__ = [
-    "FileFacts",
     "ParquetSettings",
     "RowsWriter",
     "SeamSink",
@@ -40,6 +43,167 @@ __all__ = [
     "read_facts",
     "stored_schema",
 ]
+
+# -- the file seam --------------------------------------------------------------------------------
+
+SINK_BUFFER_BYTES: Final = 1 << 20
+SINK_DIRECT_BYTES: Final = 256 << 10
+CRC_BYTES: Final = 1 << 20
+FOOTER_BYTES_MAX: Final = 256 << 20
+TAIL_BYTES: Final = 8
+_MAGIC: Final = b"PAR1"
+
+
+class SeamSink(io.RawIOBase):
+    """A file to write through the seam, from start to end; counts bytes and their checksum."""
+
+    def __init__(
+        self, file_system: FileSystem, path: str, *, throttle: Callable[[int], None] | None = None
+    ) -> None:
+        super().__init__()
+        self._file: File = file_system.open(path, "create")
+        self._throttle = throttle
+        self._buffer = bytearray()
+        self._written = 0
+        self._dead = False
+        self.crc = 0
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes were written to it."""
+        return self._written + len(self._buffer)
+
+    def write(self, data: Buffer, /) -> int:
+        view = memoryview(data).cast("B")
+        if self._dead:
+            # An aborted Parquet writer still writes its footer.
+            return len(view)
+        if len(view) >= SINK_DIRECT_BYTES:
+            self._flush_buffer()
+            self._put(view)
+        else:
+            # Copied: pyarrow reuses its buffers.
+            self._buffer += view
+            if len(self._buffer) >= SINK_BUFFER_BYTES:
+                self._flush_buffer()
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def writable(self) -> bool:
+        return True
+
+    def finish(self) -> int:
+        """Flush, make the file durable and return the checksum of its footer."""
+        self._flush_buffer()
+        self._file.sync()
+        file = self._file
+        crc = _footer_crc(lambda at, size: read_fully(file, at, size), self._written)
+        self._dead = True
+        self._file.close()
+        return crc
+
+    def abort(self) -> None:
+        """Ignore all further writes; the file stays as it is."""
+        if not self._dead:
+            self._dead = True
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _flush_buffer(self) -> None:
+        if self._buffer:
+            buffer, self._buffer = self._buffer, bytearray()
+            self._put(memoryview(buffer))
+
+    def _put(self, view: memoryview) -> None:
+        write_fully(self._file, self._written, [view])
+        self._written += len(view)
+        self.crc = zlib.crc32(view, self.crc)
+        if self._throttle is not None:
+            self._throttle(len(view))
+
+
+class SeamSource(io.RawIOBase):
+    """A file to read through the seam.
+
+    Attributes:
+        size: its size in bytes.
+        error: the file system's error of a failed read. If a read fails and this is None, the
+            file was read, but its bytes are damaged.
+    """
+
+    def __init__(self, file_system: FileSystem, path: str) -> None:
+        super().__init__()
+        self._file: File = file_system.open(path, "read")
+        self._position = 0
+        self.error: OSError | None = None
+        try:
+            self.size = self._file.size()
+        except OSError:
+            self.release()
+            raise
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            size = max(self.size - self._position, 0)
+        data = self.read_at(self._position, size)
+        self._position += len(data)
+        return data
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return the bytes at a position, fewer only at the end."""
+        try:
+            return read_fully(self._file, position, size)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def crc(self) -> int:
+        """Return the CRC32 of the whole file."""
+        crc = position = 0
+        while data := self.read_at(position, CRC_BYTES):
+            crc = zlib.crc32(data, crc)
+            position += len(data)
+        return crc
+
+    def footer_crc(self) -> int:
+        """Return the CRC32 of a Parquet file's footer with the eight bytes after it.
+
+        Raises:
+            CorruptionError: if the file has no footer.
+        """
+        return _footer_crc(self.read_at, self.size)
+
+    def release(self) -> None:
+        """Close the file; pyarrow never does."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _footer_crc(read_at: Callable[[int, int], bytes], size: int) -> int:
+    tail = read_at(max(size - TAIL_BYTES, 0), TAIL_BYTES)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _MAGIC or not 0 < length <= min(size - TAIL_BYTES, FOOTER_BYTES_MAX):
+        raise CorruptionError("parquet file has no footer", bytes=size)
+    return zlib.crc32(read_at(size - TAIL_BYTES - length, length + TAIL_BYTES))
+
+
+# -- parquet --------------------------------------------------------------------------------------
 
 COUNTS_KEY: Final = "frazil.counts"
 STREAM_BUFFER_BYTES: Final = 1 << 20
@@ -57,32 +221,16 @@ class ParquetSettings(NamedTuple):
 
     row_group_rows: int = 64 * 1024
     row_group_bytes: int = 64 << 20
-    """A row group is ended when its rows take so much memory."""
+    """A row group ends when its rows take so much memory."""
     compression: str = "zstd"
     level: int = 1
     page_bytes: int = 1 << 20
     bloom_ratio: float = 0.01
-    """How often a bloom filter of a key column may say yes to an absent key."""
-
-
-class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished file holds. Times are microseconds; an empty file has no offsets or times."""
-
-    rows: int
-    bytes: int
-    crc: int
-    footer_crc: int
-    offset_first: int = 0
-    offset_last: int = -1
-    time_first: int = 0
-    time_last: int = 0
-    columns: dict[str, ColumnRange] = {}
-    deletes: int = 0
-    partials: int = 0
+    """The rate of false positives of a key column's bloom filter."""
 
 
 class _Counts(msgspec.Struct, frozen=True):
-    """What the writer counted, kept in the footer."""
+    """Counts of the writer, kept in the footer."""
 
     deletes: int = 0
     partials: int = 0
@@ -90,13 +238,13 @@ class _Counts(msgspec.Struct, frozen=True):
 
 
 class RowsWriter:
-    """Writes one Parquet file, row group by row group, never holding more than one of them.
+    """Writes one Parquet file row group by row group; holds at most one of them in memory.
 
-    The file is created with the first row group. Nothing is durable before `finish`; whoever does
-    not reach it calls `abort`.
+    The first row group creates the file. Nothing is durable before `finish`; without it the caller
+    calls `abort`.
 
     Attributes:
-        rows: how many rows it was given.
+        rows: the number of rows written.
         held_bytes: the memory of the rows that are not in the file yet.
     """
 
@@ -140,7 +288,7 @@ class RowsWriter:
         return 0 if self._stream is None else int(self._stream.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows whose columns are those of the schema, in its order."""
+        """Write rows with the columns of the schema, in its order."""
         if not batch.num_rows:
             return
         batch = pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
@@ -155,7 +303,7 @@ class RowsWriter:
             self._write_groups(whole=self.held_bytes >= self._settings.row_group_bytes)
 
     def drain(self) -> None:
-        """Put all rows that are held into the file, as a row group that may be small."""
+        """Write all held rows as a row group, which may be small."""
         self._write_groups(whole=True)
 
     def finish(self, metadata: Mapping[str, str]) -> FileFacts:
@@ -176,7 +324,7 @@ class RowsWriter:
         return _facts(footer, self.schema, counts, size=sink.size, crc=sink.crc, footer_crc=crc)
 
     def abort(self) -> None:
-        """Stop and remove the file, if that is possible."""
+        """Stop and remove the file, if possible."""
         self._pending.clear()
         if self._sink is None:
             return
@@ -198,7 +346,7 @@ class RowsWriter:
                 self._nan.add(name)
 
     def _write_groups(self, *, whole: bool) -> None:
-        """Write full row groups, and with `whole` also what is left over."""
+        """Write full row groups, and with `whole` the rest as well."""
         if not self._pending:
             return
         table = pa.Table.from_batches(self._pending, self.schema)
@@ -215,7 +363,7 @@ class RowsWriter:
         if self._writer is None or self._sink is None:
             repeating = _repeating(self.schema, sample)
             self._sink = SeamSink(self._file_system, self.path, throttle=self._throttle)
-            # A Parquet file is many small writes, and each would be a call into Python.
+            # Buffered: each of the many small writes would be a call into Python.
             plain = pa.PythonFile(self._sink, mode="w")
             self._stream = pa.BufferedOutputStream(plain, STREAM_BUFFER_BYTES)
             self._writer = pq.ParquetWriter(
@@ -228,13 +376,13 @@ class RowsWriter:
 
 
 def _has_nan(column: pa.Array) -> bool:
-    """Tell whether a value is not a number; then their sum is none either, which is found faster."""
+    """Tell whether a value is NaN; then the sum is NaN, which is faster to find."""
     total = pc.sum(column).as_py()
     return total is not None and math.isnan(total) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
 def _repeating(schema: pa.Schema, sample: pa.Table | None) -> list[str]:
-    """Return the columns whose values repeat, so that a dictionary of them is worth its cost."""
+    """Return the columns whose values repeat enough to be worth a dictionary."""
     names = [name for name in schema.names if name not in _PACKED]
     if sample is None or len(sample) < SAMPLE_ROWS_MIN:
         return names
@@ -275,8 +423,8 @@ def _options(
 def _has_bloom(data_type: pa.DataType) -> bool:
     """Tell whether a key column of a type gets a bloom filter.
 
-    The format has none for booleans. For binaries DuckDB does not probe it as Arrow writes it: it
-    would take a file that has the key for one that has not.
+    Parquet has none for booleans. For binaries DuckDB misreads the filter that Arrow writes, and
+    would skip files that have the key.
     """
     return not (pa.types.is_boolean(data_type) or _is_bytes(data_type))
 
@@ -318,11 +466,11 @@ def _facts(
 
 
 def open_parquet(file_system: FileSystem, path: str) -> tuple[pq.ParquetFile, SeamSource]:
-    """Open a file for reads that verify the checksum of each page; the source is to be released.
+    """Open a file for reads that verify page checksums; the caller releases the source.
 
     Raises:
         OSError: if it cannot be read.
-        CorruptionError: if it was read and is no Parquet file.
+        CorruptionError: if it is no whole Parquet file.
     """
     source = SeamSource(file_system, path)
     try:
@@ -336,10 +484,10 @@ def open_parquet(file_system: FileSystem, path: str) -> tuple[pq.ParquetFile, Se
 
 
 def stored_schema(file: pq.ParquetFile) -> pa.Schema:
-    """Return the columns as they were written: Parquet itself forgets some units and names.
+    """Return the columns as they were written: Parquet itself loses some units and names.
 
     Raises:
-        CorruptionError: if the footer does not tell.
+        CorruptionError: if the footer lacks the Arrow schema.
     """
     try:
         text = (file.metadata.metadata or {})[_SCHEMA_KEY]
@@ -353,7 +501,7 @@ def read_facts(file_system: FileSystem, path: str) -> tuple[FileFacts, dict[str,
 
     Raises:
         OSError: if it cannot be read.
-        CorruptionError: if it is no whole file that `RowsWriter` wrote.
+        CorruptionError: if it is no whole file of `RowsWriter`.
     """
     file, source = open_parquet(file_system, path)
     try:

@@ -1,4 +1,4 @@
-"""Look-ups behind the fold: what the tail tells of a key, and when only a fold can tell."""
+"""Look-ups of records that are not folded yet: from the tail's keys, or by a fold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
-from frazil.tiers.keys import tail_keys
+from frazil.tiers.keys import index
 from frazil.tiers.keys.fold import Found
 from tests.unit.tiers.keyed_model import KeyedTopic
 
@@ -28,7 +28,7 @@ def one(world, key, a):
     world.upsert_rows([(key, a, "r")])
 
 
-def test_a_row_behind_the_fold_is_found_without_one():
+def test_an_unfolded_row_is_found_without_a_fold():
     """Each write is seen at once, with its values, though nothing is folded or decoded."""
     world = a_topic()
     for number in range(1, 20):
@@ -37,18 +37,18 @@ def test_a_row_behind_the_fold_is_found_without_one():
         assert world.state.image_at(number).values == (f"k{number % 3}", number, "r")
     assert world.state.latest("never", world.end) == (True, None)
     assert world.state.folded_to == 1
-    assert not world.topic.memory.chunks
+    assert world.topic.memory.settled == 1
 
 
 def test_a_key_that_only_the_index_has_is_found_in_it():
-    """What the tail does not have is what it was when everything was folded last."""
+    """A key without unfolded changes is found in the index."""
     world = a_topic()
     one(world, "k1", 1)
     assert world.state.latest("k0", 2) == (True, Found(0, OP_UPSERT))
 
 
-def test_a_delete_behind_the_fold_hides_the_row():
-    """The newest change counts, be it a delete, or a row after one."""
+def test_an_unfolded_delete_hides_the_row():
+    """The newest change counts: a delete, or a row after a delete."""
     world = a_topic()
     world.change([(OP_DELETE, "k0", {})])
     assert world.state.latest("k0", 2) == (True, Found(1, OP_DELETE))
@@ -101,17 +101,6 @@ def test_a_frame_is_noted_in_parts():
         assert world.state.folded_to == 1
 
 
-def test_the_rest_of_a_frame_that_is_folded_in_part_is_noted():
-    """Of a frame of rows, what is folded already is left out and the rest has its own offsets."""
-    world = a_topic(arrow_min=64)
-    world.upsert_rows([("k0", 1, "r"), ("k1", 2, "r"), ("k0", 3, "r"), ("k1", 4, "r")])
-    world.state.fold(3)
-    for end in range(4, 6):
-        for key in ("k0", "k1"):
-            assert world.state.latest(key, end) == (True, world.model.newest(key, end))
-    assert world.state.folded_to == 3
-
-
 def test_arrow_frames_between_row_frames_are_noted_too():
     """The order of offsets counts, not the form that the records have."""
     world = a_topic(arrow_min=3)
@@ -130,8 +119,8 @@ def test_arrow_frames_between_row_frames_are_noted_too():
     assert state.folded_to == 1
 
 
-def test_what_was_decoded_before_it_was_folded_needs_the_fold():
-    """The tail has it no more; what was noted before is known still."""
+def test_decoded_records_need_the_fold():
+    """Decoded records have left the tail; keys noted before stay known."""
     world = a_topic()
     one(world, "k1", 1)
     assert world.state.latest("k1", 2)[0]
@@ -144,15 +133,15 @@ def test_what_was_decoded_before_it_was_folded_needs_the_fold():
 
 
 def test_before_the_first_fold_nothing_is_known():
-    """Where the fold begins, only the fold tells."""
+    """Without a first fold every answer needs one."""
     world = KeyedTopic()
     one(world, "k0", 0)
     assert world.state.latest("k0", 1) == UNKNOWN
 
 
-def test_too_much_is_left_to_the_fold(monkeypatch):
-    """What is noted stays bounded, whoever folds and however often it is looked at."""
-    monkeypatch.setattr(tail_keys, "CHANGES_MAX", 8)
+def test_more_than_a_bounded_number_of_changes_needs_the_fold(monkeypatch):
+    """The noted keys stay bounded, whatever is folded and looked up."""
+    monkeypatch.setattr(index, "CHANGES_MAX", 8)
     world = a_topic()
     for number in range(1, 60):
         one(world, f"k{number}", number)
@@ -162,11 +151,11 @@ def test_too_much_is_left_to_the_fold(monkeypatch):
             assert found == Found(number, OP_UPSERT)
         elif number % 2:
             world.state.fold(world.end - 3)
-        assert len(world.state._tail_keys._codes) <= 16
+        assert len(world.state._unflushed._codes) <= 16
 
 
 def test_an_expired_row_is_not_found():
-    """What lies below the floor is gone, wherever it is found."""
+    """A row below the floor is absent, wherever it is found."""
     world = a_topic()
     one(world, "k1", 1)
     world.state.expire(2)
@@ -220,7 +209,7 @@ def test_readers_never_miss_a_write_while_others_fold_and_decode(index_bytes):
 
 
 def test_a_key_that_a_complete_index_lacks_is_absent_without_the_lock():
-    """Who folds may have the lock for long: a look-up of an absent key does not wait for it."""
+    """A look-up of an absent key does not wait for a fold that holds the lock."""
     world = a_topic()
     assert world.state.complete
     with ThreadPoolExecutor(1) as pool, world.topic.memory.lock:
@@ -228,7 +217,7 @@ def test_a_key_that_a_complete_index_lacks_is_absent_without_the_lock():
 
 
 def test_a_miss_while_keys_are_moved_waits_for_the_fold():
-    """A key may be out of the index for a moment: only with the lock a miss means something."""
+    """A key may be missing from the index for a moment: a miss is decided under the lock."""
     world = a_topic()
     code = world.state.index.codes.pop("k0")
     world.state.index.moves += 1

@@ -1,0 +1,344 @@
+"""Limits of what the tiers keep: retention, quotas, the cap of the disk tier, deleted topics.
+
+The newest rows of a keyed topic are its state, so neither age nor size lets any of them go: at its
+quota, or when its deletion vector fills memory, that topic alone is stopped. Its publishes wait,
+and are then refused with advice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from frazil.errors import Closed, Overloaded, Unavailable
+from frazil.telemetry import event, warn
+from frazil.tiers.disk.writer import merge_once
+from frazil.tiers.pressure import RETRY_AFTER_MS
+from frazil.tiers.zones import RED
+from frazil.topic import Sequencer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from frazil.config import LogSettings
+    from frazil.errors import FrazilError
+    from frazil.model import OnFull, TopicSpec
+    from frazil.tiers.disk.catalog import Span
+    from frazil.tiers.runtime import Tiers
+    from frazil.tiers.topic_tiers import TopicTiers
+    from frazil.topic import Instance, TopicRuntime
+
+__all__ = ["PublishStop", "Retention", "on_full_of", "quota_of"]
+
+VECTORS_SHARE: Final = 0.25
+"""Deletion vectors take about this share of the budget; at it the largest topics are stopped.
+
+With full key indexes (a quarter as well) that leaves memory green: no flush frees either."""
+STEPS: Final = 8
+"""Files of a topic span at most this part of what it keeps, so that retention works in steps."""
+FOREVER: Final = 1 << 62
+
+
+def on_full_of(spec: TopicSpec, log: LogSettings) -> OnFull:
+    """Return the action at a topic's quota; the rows of a keyed topic never expire."""
+    return "block" if spec.primary_key else spec.on_full or log.on_full
+
+
+def quota_of(spec: TopicSpec, log: LogSettings) -> int:
+    """Return how many bytes a topic may keep."""
+    return log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
+
+
+class PublishStop:
+    """The refusal of a topic's publishes at one kind of limit.
+
+    Attributes:
+        wait_s: publishes wait so long for the end of the stop.
+    """
+
+    def __init__(self, kind: str, error: Callable[[], FrazilError], *, wait_s: float) -> None:
+        self.kind = kind
+        self.wait_s = wait_s
+        self._error = error
+
+    def __call__(self) -> FrazilError:
+        return self._error()
+
+
+class Retention:
+    """Removes files, and stops publishes when none may go. One thread calls it."""
+
+    def __init__(self, engine: Instance, tiers: Tiers) -> None:
+        self._engine = engine
+        self._tiers = tiers
+
+    # -- retention ---------------------------------------------------------------------------------
+
+    def retain(self) -> None:
+        """Remove records that no hold needs and that are beyond their topic's age or size."""
+        for topic in self._tiers.topics:
+            if not topic.keyed_topic and self._tiers.disk.picture(topic.id).spans:
+                # Under these locks no hold is set and no reader begins that needs the records.
+                with self._engine.control_lock, topic.runtime.lane.pinning:
+                    below = self.retained_from(topic)
+                    if below > self._tiers.disk.start(topic.id):
+                        self.expire(topic, below)
+
+    def retained_from(self, topic: TopicTiers) -> int:
+        """Return the offset below which retention removes files."""
+        age_us, bytes_max = self._kept(topic)
+        limit = topic.state.floor
+        pinned = self._tiers.disk.history.pinned(topic.id)
+        if pinned is not None:
+            limit = min(limit, pinned)
+        spans = self._tiers.disk.picture(topic.id).spans
+        later = sum(_size(span) for span in spans)
+        trusted = self._engine.time_trusted()
+        now_us = self._engine.clock.now_us()
+        below = 0
+        for span in spans:
+            later -= _size(span)
+            old = trusted and max(file.time_last for file in span.files) + age_us <= now_us
+            if span.end > limit or not (old or later >= bytes_max):
+                break
+            below = span.end
+        return below
+
+    def _kept(self, topic: TopicTiers) -> tuple[int, int]:
+        """Return for how long, and how many bytes, a topic's records are kept."""
+        spec, log = topic.state.spec, self._engine.settings.log
+        age_us = int(log.retention_age_s * 1e6) if spec.retention_us is None else spec.retention_us
+        return (FOREVER if topic.keyed_topic else age_us), quota_of(spec, log)
+
+    def expire(self, topic: TopicTiers, below: int) -> None:
+        """Remove everything below an offset from all tiers."""
+        if topic.keyed is not None:
+            # Before the files go: otherwise a look-up would find a row that no tier holds.
+            topic.keyed.floor = max(topic.keyed.floor, below)
+        self._tiers.disk.space.expire(topic.id, below)
+        topic.memory.evict(min(below, topic.flushed))
+        if topic.keyed is not None:
+            topic.keyed.expire(below)
+        queue = topic.runtime.queue
+        if isinstance(queue, Sequencer):
+            # Rows that it remembers may be gone: no change may build on them.
+            queue.forget_written()
+
+    def merge(self, topic: TopicTiers) -> bool:
+        """Merge small files of a topic; tell whether there were any.
+
+        Retention removes whole files. So none spans more than a part of what the topic keeps:
+        otherwise a slow topic's one file would never be old, and a quota would take everything.
+        """
+        age_us, bytes_max = self._kept(topic)
+        spans = self._tiers.disk.picture(topic.id).spans
+        names = {file.name for span in spans for file in span.files}
+        for run in _runs(spans, age_us // STEPS, bytes_max // STEPS):
+            own = {file.name for span in run for file in span.files}
+            if len(run) > 1 and merge_once(self._tiers.disk, topic.id, keep=names - own):
+                return True
+        return False
+
+    # -- quotas ------------------------------------------------------------------------------------
+
+    def held_bytes(self, runtime: TopicRuntime) -> int:
+        """Return the bytes that a topic's holds need: of files, and of the log beyond them."""
+        state, disk = runtime.state, self._tiers.disk
+        size = disk.space.held_bytes(state.id, state.floor)
+        first = max(disk.flushed(state.id), state.floor)
+        for segment in runtime.lane.journal.segments:
+            summary = segment.summary(state.id)
+            if summary is not None and summary[1] > first:
+                # Records of a segment that files hold as well are subtracted by their number.
+                begin, end, held = summary[:3]
+                size += held * (end - max(begin, first)) // (end - begin)
+        return size
+
+    def quota_end(self, runtime: TopicRuntime, bytes_max: int) -> int:
+        """Return the offset below which files must go for a topic to be within its quota."""
+        size = self.held_bytes(runtime)
+        end = runtime.state.floor
+        for span in self._tiers.disk.picture(runtime.state.id).spans:
+            if size <= bytes_max:
+                break
+            if span.end > end:
+                size -= _size(span)
+                end = span.end
+        return end
+
+    def vectors_bytes(self) -> int:
+        """Return the bytes of the deletion vectors of all topics."""
+        return sum(map(_vector_bytes, self._tiers.topics))
+
+    def check_keyed(self) -> None:
+        """Stop the keyed topics that are at a limit, and end the stops of others."""
+        settings = self._engine.settings
+        keyed = [topic for topic in self._tiers.topics if topic.keyed_topic]
+        families: dict[int, list[TopicTiers]] = {}
+        for topic in keyed:
+            spec = topic.state.spec
+            families.setdefault(spec.part_of or spec.id, []).append(topic)
+        vectors_max = int(settings.memory.budget_bytes * VECTORS_SHARE)
+        # At the limit, the topics with more than an equal part are stopped.
+        part = vectors_max // max(len(keyed), 1)
+        full = self.vectors_bytes() > vectors_max
+        for parts in families.values():
+            size = sum(self._tiers.disk.space.held_bytes(topic.id, 0) for topic in parts)
+            over = size > quota_of(parts[0].state.spec, settings.log)
+            for topic in parts:
+                large = full and _vector_bytes(topic) > part
+                self._hold(topic, "quota", _quota_error(self._tiers, parts) if over else None)
+                error = _vectors_error(topic, vectors_max) if large and not over else None
+                self._hold(topic, "deletion_vectors", error)
+
+    def _hold(
+        self,
+        topic: TopicTiers,
+        kind: str,
+        error: Callable[[], FrazilError] | None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Stop a topic's publishes for one reason, or end that stop if there is no error."""
+        runtime, current = topic.runtime, topic.runtime.refusal
+        if error is None:
+            if isinstance(current, PublishStop) and current.kind == kind:
+                runtime.refusal = None
+        elif current is None:
+            waits = wait and self._engine.threaded
+            wait_s = self._engine.settings.memory.wait_s if waits else 0.0
+            runtime.refusal = PublishStop(kind, error, wait_s=wait_s)
+            warn("topic_stopped", topic=topic.name, limit=kind, why=str(error()))
+
+    # -- the cap -----------------------------------------------------------------------------------
+
+    def check_cap(self) -> None:
+        """Keep the files below their cap: evict what is safe elsewhere, else stop publishing.
+
+        Keyed topics are checked first, so that one of them stops itself and not all.
+        """
+        self.check_keyed()
+        disk, bytes_max = self._tiers.disk, self._engine.settings.disk.bytes_max
+        before = {topic.id: disk.start(topic.id) for topic in self._tiers.topics}
+        if disk.space.usage() > bytes_max:
+            self._evict(bytes_max)
+        full = disk.space.usage() > bytes_max
+
+        def over_cap() -> FrazilError:
+            return Overloaded(
+                "the disk tier is full of records that are nowhere else; raise disk.bytes_max, "
+                "shorten retention or let the lake or the object store catch up",
+                bytes=disk.space.usage(),
+                bytes_max=bytes_max,
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+        for topic in self._tiers.topics:
+            start = disk.start(topic.id)
+            if start > before.get(topic.id, start):
+                topic.memory.evict(min(start, topic.flushed))
+            self._hold(topic, "cap", over_cap if full else None)
+
+    def check_writable(self) -> None:
+        """Stop publishing when memory is full and no file can be written until a new start."""
+        failure: Closed | None = None
+        if self._tiers.pressure.level == RED:
+            try:
+                self._tiers.disk.directory.check()
+            except Closed as error:
+                failure = error
+
+        def unwritable() -> FrazilError:
+            return Unavailable(
+                "memory is full and the disk tier takes no more files, open the engine again",
+                cause=failure,
+            )
+
+        for topic in self._tiers.topics:
+            self._hold(topic, "unwritable", None if failure is None else unwritable, wait=False)
+
+    def _evict(self, bytes_max: int) -> None:
+        # Under these locks no hold is set and no reader begins that needs the files.
+        with self._engine.control_lock, contextlib.ExitStack() as pinning:
+            for lane in self._engine.lanes:
+                pinning.enter_context(lane.pinning)
+            floors = {topic.id: topic.state.floor for topic in self._tiers.topics}
+            # Look-ups by key need the rows of a keyed topic locally.
+            uploaded = {
+                topic.id: self._engine.objects.uploaded(topic.id)
+                for topic in self._tiers.topics
+                if not topic.keyed_topic
+            }
+            self._tiers.disk.space.evict(bytes_max, floors, uploaded)
+
+    # -- deleted topics ----------------------------------------------------------------------------
+
+    def drop_deleted(self) -> None:
+        """Remove the files of topics that were deleted longer ago than the grace."""
+        engine, disk = self._engine, self._tiers.disk
+        main = engine.main.journal
+        if main.failed is not None or not engine.time_trusted():
+            return
+        grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
+        for topic_id in disk.catalog.topics:
+            state = main.state.topics.get(topic_id)
+            if state is not None:
+                deleted_us = state.spec.deleted_us
+                if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
+                    continue
+            elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
+                # Its definition may be lost, and these files are all that is left of the topic.
+                continue
+            disk.drop_topic(topic_id)
+            event("topic_files_removed", topic_id=topic_id)
+
+
+def _vector_bytes(topic: TopicTiers) -> int:
+    return 0 if topic.keyed is None else topic.keyed.vectors.files.nbytes
+
+
+def _quota_error(tiers: Tiers, parts: Sequence[TopicTiers]) -> Callable[[], FrazilError]:
+    def error() -> FrazilError:
+        return Overloaded(
+            "the topic's quota is full and the rows of a keyed topic never expire; raise its "
+            "retention_bytes, or copy what is needed to another topic and delete this one",
+            topic=parts[0].name,
+            bytes=sum(tiers.disk.space.held_bytes(topic.id, 0) for topic in parts),
+            bytes_max=quota_of(parts[0].state.spec, tiers.settings.log),
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    return error
+
+
+def _vectors_error(topic: TopicTiers, bytes_max: int) -> Callable[[], FrazilError]:
+    def error() -> FrazilError:
+        return Overloaded(
+            "the topic has too many superseded rows in files, and its deletion vector fills its "
+            "share of memory; raise memory.budget_bytes, or copy what is needed to another topic "
+            "and delete this one",
+            topic=topic.name,
+            bytes=_vector_bytes(topic),
+            bytes_max=bytes_max,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    return error
+
+
+def _size(span: Span) -> int:
+    return sum(file.size for file in span.files)
+
+
+def _runs(spans: Sequence[Span], age_us: int, bytes_max: int) -> list[list[Span]]:
+    """Split sets, oldest first, into runs within a time and a number of bytes."""
+    runs: list[list[Span]] = []
+    size = begun_us = 0
+    for span in spans:
+        last_us = max(file.time_last for file in span.files)
+        if not runs or size + _size(span) > bytes_max or last_us - begun_us > age_us:
+            runs.append([])
+            size, begun_us = 0, min(file.time_first for file in span.files)
+        runs[-1].append(span)
+        size += _size(span)
+    return runs
